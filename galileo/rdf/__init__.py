@@ -1,14 +1,13 @@
-"""Exploring results: label sets as RDF, and SPARQL over them."""
+"""RDF: label sets as graphs, SPARQL queries on them, and an HTTP endpoint."""
 
 from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.endpoint import Endpoint
 from galileo.rdf.graphs import FileGraph, LabelGraph, OpenGraph
 from galileo.rdf.incremental_graph import IncrementalGraph
-from galileo.rdf.ontology import ontology
 from galileo.rdf.service import EndpointOptions
 from galileo.rdf.sparql import open_labels, sparql
 from galileo.rdf.sparql_result import SparqlResult
-from galileo.rdf.terms import FEATURE, NS, PREFIXES, VERTEX
+from galileo.rdf.terms import FEATURE, NS, PREFIXES, VERTEX, ontology
 from galileo.rdf.to_rdf import FORMATS, ntriples, serialise, to_graph
 
 __all__ = [

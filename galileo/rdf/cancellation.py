@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class Cancellation:
-    """Stops the queries that it was given to, from any thread; they raise `Cancelled`.
+    """Cancels the queries that have it, from any thread; they raise `Cancelled`.
 
-    It stays cancelled: give each query, or each group of queries that stop together, its own.
+    A cancellation cannot be reset: use one for each query, or for queries that end together.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._acts: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._cancelled = False
 
     @property
@@ -23,21 +23,21 @@ class Cancellation:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Again is harmless."""
+        """Cancels; further calls have no effect."""
         with self._lock:
             self._cancelled = True
-            for act in self._acts:
-                act()
+            for callback in self._callbacks:
+                callback()
 
     @contextmanager
-    def calling(self, act: Callable[[], None]) -> Iterator[None]:
-        """Has `act` called when it is cancelled within the block, or was before."""
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Calls `callback` if this is cancelled within the block or was before."""
         with self._lock:
-            self._acts.append(act)
+            self._callbacks.append(callback)
             if self._cancelled:
-                act()
+                callback()
         try:
             yield
         finally:
             with self._lock:
-                self._acts.remove(act)
+                self._callbacks.remove(callback)

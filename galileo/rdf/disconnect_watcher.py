@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Disconnects:
-    """One thread that watches all connections whose clients wait for an answer."""
+class DisconnectWatcher:
+    """A thread that watches the connections of clients that wait for an answer."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -18,14 +18,16 @@ class Disconnects:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._open = True
-        self._thread = threading.Thread(target=self._look, name="galileo-hang-ups", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="galileo-disconnects", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def calling(self, connection: socket.socket, gone: Callable[[], None]) -> Iterator[None]:
-        """Calls `gone` if the other side ends the connection within the block."""
+    def calling(
+        self, connection: socket.socket, on_disconnect: Callable[[], None]
+    ) -> Iterator[None]:
+        """Calls `on_disconnect` if the client ends the connection within the block."""
         with self._lock:
-            self._selector.register(connection, selectors.EVENT_READ, gone)
+            self._selector.register(connection, selectors.EVENT_READ, on_disconnect)
         self._wake()
         try:
             yield
@@ -45,22 +47,22 @@ class Disconnects:
     def _wake(self) -> None:
         self._waker.send(b"\0")
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while self._open:
             for key, _ in self._selector.select():
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
                 else:
-                    self._met(key)
+                    self._on_readable(key)
 
-    def _met(self, key: selectors.SelectorKey) -> None:
-        """Something came: the end, or the next request, which waits unread."""
+    def _on_readable(self, key: selectors.SelectorKey) -> None:
+        """Handles data on a connection: its end, or the next request, which is left unread."""
         with self._lock:
             if key not in self._selector.get_map().values():
-                return  # The block is over. What is there now came in another one.
+                return  # The block of this connection has ended.
             self._selector.unregister(key.fileobj)
             connection = key.fileobj
-            assert isinstance(connection, socket.socket), "what was registered"
+            assert isinstance(connection, socket.socket), "only sockets are registered"
             if _has_ended(connection):
                 key.data()
 

@@ -1,7 +1,7 @@
 """A SPARQL 1.1 Protocol endpoint over HTTP, for one open graph.
 
-It serves loopback addresses only unless told otherwise, for it knows neither users nor encryption;
-a proxy before it may.
+It has neither authentication nor encryption, so by default it listens on loopback addresses only; a
+proxy in front of it can add both.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from galileo.rdf.protocol import Refused, Request
 from galileo.rdf.service import MISSING_HEADER, EndpointOptions, Service
 
 DROPPED_BYTES_MAX = 16 << 20
-"""Of a body that is too large."""
+"""Bytes that are read and discarded of a body that is too large."""
 PIECE_BYTES = 1 << 16
 _LENGTH = re.compile(r"[0-9]{1,10}")
 
 
 class Endpoint:
-    """Serves a graph over HTTP from the moment it is made until it is closed.
+    """Serves a graph over HTTP from its construction until `close`.
 
     Args:
-        graph: to be asked; it is not closed with the endpoint.
-        options: where, and within which limits.
+        graph: not closed with the endpoint.
+        options: address and limits.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: it cannot listen on the address.
     """
 
     def __init__(self, graph: OpenGraph, options: EndpointOptions | None = None) -> None:
@@ -48,11 +48,11 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Of the endpoint, for clients."""
+        """The URL of the endpoint."""
         return self._server.service.url
 
     def close(self) -> None:
-        """Ends the queries that run, and stops listening."""
+        """Stops listening and cancels running queries."""
         self._server.end()
         self._server.service.stop()
 
@@ -124,7 +124,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
             headers = {"Content-Type": "text/plain; charset=utf-8", **refused.headers}
             self._send(refused.status, f"{refused.text}\n".encode(), headers)
             return
-        except InputError as error:  # an answer that its format cannot hold
+        except InputError as error:  # the format cannot express the answer
             self._send(
                 HTTPStatus.BAD_REQUEST,
                 f"{error.message}\n".encode(),
@@ -142,7 +142,7 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         return Request(self.command, self.path, headers, self._body(headers))
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
-        """What was sent along. What is not read ends the connection, else it were the next."""
+        """Reads the body; closes the connection if it refuses the body, which is left unread."""
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or ("content-length" not in headers and self._posts()):
             self.close_connection = True
@@ -157,12 +157,12 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
             )
         body = self.rfile.read(size)
         if len(body) < size:
-            # A beginning of a query may well be another query.
-            raise ConnectionResetError("the client hung up amid its request")
+            # The beginning of a query can be a valid query.
+            raise ConnectionResetError("the client disconnected within its request")
         return body
 
     def _drop(self, size: int) -> None:
-        """Takes what is sent before anybody listens: closed on it, a client would hear nothing."""
+        """Discards data of a body: a client that cannot send it would not read the response."""
         left = min(size, DROPPED_BYTES_MAX)
         while left and (dropped := self.rfile.read(min(left, PIECE_BYTES))):
             left -= len(dropped)
@@ -173,8 +173,8 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         cors = self.server.service.options.cors
-        given = {**headers, **({"Access-Control-Allow-Origin": cors} if cors else {})}
-        for name, value in given.items():
+        all_headers = {**headers, **({"Access-Control-Allow-Origin": cors} if cors else {})}
+        for name, value in all_headers.items():
             self.send_header(name, value)
         if status != HTTPStatus.NO_CONTENT:
             self.send_header("Content-Length", str(len(body)))

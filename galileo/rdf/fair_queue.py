@@ -1,10 +1,10 @@
-"""A fair queue of queries: one runs at a time, clients of many hosts take turns.
+"""A fair queue of queries: one runs at a time, and hosts take turns.
 
-A place is had from when a query is admitted until its answer is made. Where all are taken, one of
-the host that has the most of them gives way to a host that has fewer, the latest of those that
-wait. The next turn is that of the host whose last one is the longest ago, and within a host that of
-its first query. So a host that asks without end waits for itself, and another for one query of it
-at most.
+A query has a place from its admission until its answer is complete. If all places are taken, a new
+query replaces the latest waiting query of the host with the most places, if that host has more
+than the new query's host will have. The next turn goes to the host whose last turn was the longest
+ago, and within a host to its first query. So a host that sends many queries delays itself, and any
+other host by at most one query.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from galileo.rdf.cancellation import Cancellation
 @dataclass(slots=True, eq=False)
 class _Waiter:
     host: str
-    has_given_way: bool = False
+    is_evicted: bool = False
 
 
 class FairQueue:
-    """Safe to use by all threads.
+    """A thread-safe queue.
 
     Args:
         places_max: queries that run or wait.
@@ -37,11 +37,11 @@ class FairQueue:
         self._places_max = places_max
         self._changed = threading.Condition()
         self._waiting: list[_Waiter] = []
-        """In the order in which they came."""
+        """In order of arrival."""
         self._running: _Waiter | None = None
         self._count = 0
         self._last_turns: dict[str, int] = {}
-        """Of hosts with a place: the number of their last turn."""
+        """The number of the last turn of each host that has a place."""
 
     def __len__(self) -> int:
         """Queries that run or wait."""
@@ -49,17 +49,17 @@ class FairQueue:
 
     @contextlib.contextmanager
     def acquire(self, host: str, *, until: float, cancel: Cancellation) -> Iterator[None]:
-        """A turn, for the block.
+        """Waits for a turn and holds it for the block.
 
         Args:
             host: of the client.
-            until: when it has to be had, by the monotonic clock.
-            cancel: ends the waiting.
+            until: deadline for the turn, by the monotonic clock.
+            cancel: ends the wait.
 
         Raises:
-            Overloaded: there was no place, or it was given to another host.
-            DeadlineExceeded: the turn did not come.
-            Cancelled: it was not wanted any more.
+            Overloaded: there was no place, or another host got it.
+            DeadlineExceeded: the turn did not come in time.
+            Cancelled: by `cancel`.
         """
         place = self._admit(host)
         try:
@@ -70,7 +70,7 @@ class FairQueue:
             self._leave(place)
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """Returns after that time at the latest."""
+        """Waits until no query runs or waits, or the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: not len(self), timeout_s)
 
@@ -78,11 +78,11 @@ class FairQueue:
         with self._changed:
             place = _Waiter(host)
             if len(self) >= self._places_max:
-                gone = self._select_victim(host)
-                if gone is None:
+                victim = self._select_victim(host)
+                if victim is None:
                     raise _too_many(self._places_max)
-                gone.has_given_way = True
-                self._waiting.remove(gone)
+                victim.is_evicted = True
+                self._waiting.remove(victim)
                 self._changed.notify_all()
             self._waiting.append(place)
             return place
@@ -90,24 +90,24 @@ class FairQueue:
     def _select_victim(self, host: str) -> _Waiter | None:
         """The latest query of the host with the most, if that has more than `host` will have."""
         counts = self._counts()
-        behind = [one for one in reversed(self._waiting) if counts[one.host] > counts[host] + 1]
-        return max(behind, key=lambda one: counts[one.host], default=None)
+        candidates = [w for w in reversed(self._waiting) if counts[w.host] > counts[host] + 1]
+        return max(candidates, key=lambda waiter: counts[waiter.host], default=None)
 
     def _counts(self) -> Counter[str]:
         running = [self._running] if self._running is not None else []
-        return Counter(one.host for one in (*self._waiting, *running))
+        return Counter(waiter.host for waiter in (*self._waiting, *running))
 
     def _wait(self, place: _Waiter, *, until: float, cancel: Cancellation) -> None:
         with self._changed:
             while not (self._running is None and self._next() is place):
                 left_s = until - time.monotonic()
-                if place.has_given_way:
+                if place.is_evicted:
                     raise _too_many(self._places_max)
                 if cancel.cancelled:
                     raise Cancelled("the query was cancelled")
                 if left_s <= 0:
                     raise DeadlineExceeded(
-                        "others asked before, and the query's time was over when its turn came"
+                        "the query waited for other queries longer than its time limit; try again"
                     )
                 self._changed.wait(left_s)
             self._waiting.remove(place)
@@ -116,7 +116,7 @@ class FairQueue:
             self._last_turns[place.host] = self._count
 
     def _next(self) -> _Waiter | None:
-        return min(self._waiting, key=lambda one: self._last_turns.get(one.host, 0), default=None)
+        return min(self._waiting, key=lambda w: self._last_turns.get(w.host, 0), default=None)
 
     def _leave(self, place: _Waiter) -> None:
         with self._changed:
@@ -134,4 +134,4 @@ class FairQueue:
 
 
 def _too_many(places_max: int) -> Overloaded:
-    return Overloaded(f"{places_max} queries run or wait already; come back")
+    return Overloaded(f"{places_max} queries run or wait already; try again later")

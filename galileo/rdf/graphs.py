@@ -1,4 +1,4 @@
-"""Graphs that answer SPARQL: what is open, asked, cancelled and closed."""
+"""Graphs that answer SPARQL queries: of labels, of files, of any triples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Schema, nearest_name
 from galileo.rdf import lazy_imports, sparql_lexer, to_rdf
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, Limits
 from galileo.rdf.sparql_result import SparqlResult
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ ROWS_MAX = 1_000_000
 PIECE_TRIPLES = 100_000
 
 SUFFIXES = {".nt": "nt", ".ttl": "turtle", ".rdf": "xml", ".jsonld": "json-ld"}
-"""Of files, and which of `convert.FORMATS` they hold."""
+"""File suffixes, with their formats of `to_rdf.FORMATS`."""
 
 Self = TypeVar("Self", bound="OpenGraph")
 
 
 class OpenGraph:
-    """A graph that answers queries in a process of its own; safe to share between threads.
+    """A graph that answers queries in a process of its own; thread-safe.
 
-    The process starts at the first query. Close the graph, or use it in a `with` block, to end
-    it; that of an unreferenced graph is ended as well.
+    The process starts at the first query. It ends with `close`, with the `with` block, or when the
+    graph is garbage-collected.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OpenGraph:
     ) -> None:
         self._triples = triples
         self._engine = Engine(triples, memory_bytes_max=memory_bytes_max)
-        self._cancelling = Cancellation()
+        self._cancellation = Cancellation()
         self._lock = threading.Lock()
 
     def sparql(
@@ -66,25 +66,25 @@ class OpenGraph:
             cancel: stops this query from another thread.
         """
         limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
-        stops = [self._cancelling, *([cancel] if cancel else [])]
-        answer = self._engine.query(text, limits, cancels=stops)
+        cancels = [self._cancellation, *([cancel] if cancel else [])]
+        answer = self._engine.query(text, limits, cancels=cancels)
         if (schema := self._schema()) is not None:
             _warn_of_features(text, schema)
         return SparqlResult(answer, self.source_labels())
 
     def serialise(self, *, format: str = "turtle") -> bytes:
         """All triples in a syntax of `galileo.rdf.FORMATS`."""
-        return to_rdf.written(b"".join(self._triples()), format=format)
+        return to_rdf.convert(b"".join(self._triples()), format=format)
 
     def load(self) -> None:
         """Starts the process and loads the graph now, rather than at the first query."""
         self._engine.load()
 
     def cancel(self) -> None:
-        """Stops all queries that run or wait; they raise `Cancelled`. The graph stays open."""
+        """Cancels all queries that run or wait; they raise `Cancelled`. The graph stays open."""
         with self._lock:
-            stopped, self._cancelling = self._cancelling, Cancellation()
-        stopped.cancel()
+            previous, self._cancellation = self._cancellation, Cancellation()
+        previous.cancel()
 
     def close(self) -> None:
         self._engine.close()
@@ -101,21 +101,21 @@ class OpenGraph:
         self.close()
 
     def source_labels(self) -> LabelSet | None:
-        """The labels that it is a view of, if it is one of labels."""
+        """The labels of the graph; None if it is not made of labels."""
         return None
 
     def _schema(self) -> Schema | None:
-        """Of the labels that it is a view of, if it is one of labels."""
+        """The schema of the labels; None if it is not made of labels."""
         return None
 
 
 class LabelGraph(OpenGraph):
-    """The RDF view of one label set: `sparql` under limits, `rdf` for everything else.
+    """The RDF view of one label set: `sparql` with limits, `rdf` as a graph of rdflib.
 
     Both are built at first use.
 
     Attributes:
-        labels: what it is a view of.
+        labels: of the graph.
     """
 
     def __init__(self, labels: LabelSet, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
@@ -124,7 +124,7 @@ class LabelGraph(OpenGraph):
         self._graph: Graph | None = None
 
     def rdf(self) -> Graph:
-        """The graph, the same one at every call; changes to it do not reach `sparql`."""
+        """The same graph at each call; changes to it do not affect `sparql`."""
         if self._graph is None:
             self._graph = to_rdf.to_graph(self.labels)
         return self._graph
@@ -143,7 +143,7 @@ class FileGraph(OpenGraph):
         path: of N-Triples (.nt), Turtle (.ttl), RDF/XML (.rdf) or JSON-LD (.jsonld).
 
     Raises:
-        InputError: there is no such file, or its name says nothing of these.
+        InputError: there is no such file, or it has another suffix.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -158,7 +158,7 @@ class FileGraph(OpenGraph):
 
 
 def _warn_of_features(text: str, schema: Schema) -> None:
-    """Warns of names in the namespace of features that are no indexed feature of the dataset."""
+    """Warns of names with the prefix `f:` that are no indexed feature of the dataset."""
     names = [feature.name for feature in schema.indexed]
     with suppress(sparql_lexer.Unlexable):
         for name in sparql_lexer.names_of(text, prefix="f"):
@@ -175,20 +175,20 @@ def _warn_of_features(text: str, schema: Schema) -> None:
 
 def _pieces(path: Path) -> Iterator[bytes]:
     """The triples of a file as N-Triples, checked by a strict parser."""
-    waiting: list[ox.Triple] = []
+    triples: list[ox.Triple] = []
     try:
         form = to_rdf.rdf_format(SUFFIXES[path.suffix.lower()])
         for quad in ox.parse(path=str(path), format=form):
-            waiting.append(quad.triple)
-            if len(waiting) == PIECE_TRIPLES:
-                yield _lines(waiting)
-                waiting = []
+            triples.append(quad.triple)
+            if len(triples) == PIECE_TRIPLES:
+                yield _lines(triples)
+                triples = []
     except (SyntaxError, OSError) as error:
-        raise InputError(f"expected RDF in {path}, got what does not parse: {error}") from error
-    yield _lines(waiting)
+        raise InputError(f"{path} does not parse as RDF: {error}") from error
+    yield _lines(triples)
 
 
 def _lines(triples: list[ox.Triple]) -> bytes:
     data = ox.serialize(triples, format=ox.RdfFormat.N_TRIPLES)
-    assert data is not None, "serialize returns the bytes where no output is named"
+    assert data is not None, "serialize returns bytes without an output"
     return data

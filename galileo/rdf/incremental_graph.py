@@ -1,9 +1,8 @@
-"""The RDF graph of a growing result: new labels are added without building the graph anew.
+"""The RDF graph of a growing result: adds new labels without building the graph anew.
 
-A vertex's IRI is its path, and a triple says nothing that depends on other labels. So the graph
-of two label sets together is the union of their graphs, and what new labels add can be made of
-them alone. Vertices that they share with what is there are the same triples once more, which a
-graph holds once.
+The IRI of a vertex is its path, and no triple depends on other labels. So the graph of two label
+sets is the union of their graphs, and new labels add only their own triples. Triples of shared
+vertices are added again, which a graph stores once.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.rdf import to_rdf
-from galileo.rdf.engine import MEMORY_BYTES_MAX
 from galileo.rdf.graphs import OpenGraph
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX
 
 LABELS_MAX = 500_000
-"""Labels of a growing graph; at about 10 KB each they fit what the worker may take."""
+"""At about 10 KB a label, they fit the memory limit of the worker."""
 PARTS_MAX = 32
-"""Label sets that are kept side by side before they are put together."""
+"""Label sets that are kept before they are concatenated."""
 
 
 class IncrementalGraph(OpenGraph):
-    """The RDF view of all labels that were added, asked between additions or while they come.
+    """The RDF view of all labels that were added so far.
 
     Args:
         schema: of the dataset.
-        labels_max: how many labels it holds; more are refused.
-        memory_bytes_max: address space of each process that works for it.
+        labels_max: labels in total; more are refused.
+        memory_bytes_max: address space of each process of its worker.
 
     Attributes:
-        missing: partitions that the labels lack which were added last.
+        missing: partitions that the labels added last lack.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class IncrementalGraph(OpenGraph):
         self._adding = threading.Lock()
 
     def __len__(self) -> int:
-        """Labels held."""
+        """Number of labels."""
         return sum(map(len, self._parts))
 
     @property
@@ -66,13 +65,13 @@ class IncrementalGraph(OpenGraph):
         return LabelSet(self.schema, whole.table, missing=self.missing)
 
     def add(self, labels: LabelSet) -> int:
-        """Adds labels; returns how many were new.
+        """Adds labels; returns the number of new ones.
 
-        A query that runs sees none of them, the next one sees all.
+        A running query sees none of them, the next one all.
 
         Raises:
-            InputError: they are of another dataset, or more than `labels_max` in all; then
-                nothing is added.
+            InputError: they are of another dataset, or more than `labels_max` in total; then
+                none is added.
         """
         if labels.schema != self.schema:
             raise InputError(
@@ -88,28 +87,28 @@ class IncrementalGraph(OpenGraph):
                     f"expected a result of at most {self.labels_max:,} labels, got "
                     f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max"
                 )
-            self._keep(fresh)
-            # If this fails the process is gone, and the next query starts one with all parts.
+            self._append(fresh)
+            # If this fails, the next query starts a process and loads all parts.
             self._engine.grow(to_rdf.ntriples(fresh))
             return len(fresh)
 
     def _unseen(self, labels: LabelSet) -> LabelSet:
-        """Those that are not held: beyond all commits seen, or, where they are not, looked for."""
+        """The labels that are not in the graph: of later commits, or with unknown identities."""
         is_new = self._reached.past(labels.partitions, labels.sequences)
         if is_new.all():
             return labels
         old = _identities(labels.where(~is_new))
-        held = np.concatenate([_identities(part) for part in self._parts])
-        is_new[~is_new] = ~np.isin(old, held)
+        known = np.concatenate([_identities(part) for part in self._parts])
+        is_new[~is_new] = ~np.isin(old, known)
         return labels.where(is_new)
 
-    def _keep(self, fresh: LabelSet) -> None:
+    def _append(self, fresh: LabelSet) -> None:
         parts = [*self._parts, LabelSet(fresh.schema, fresh.table)]
         if len(parts) > PARTS_MAX:
             whole = LabelSet.concat(self.schema, parts)
             parts = [LabelSet(self.schema, whole.table.combine_chunks())]
         self._parts = parts
-        self._reached = _furthest(self._reached, fresh)
+        self._reached = _advance(self._reached, fresh)
 
     def source_labels(self) -> LabelSet | None:
         return self.labels
@@ -125,9 +124,9 @@ def _identities(labels: LabelSet) -> npt.NDArray[np.void]:
     return packed.view(np.dtype((np.void, 24))).ravel()
 
 
-def _furthest(reached: Cursor, labels: LabelSet) -> Cursor:
-    """The last commit of each partition, of what was reached and of some labels."""
-    found = pa.table({"partition": labels.partitions, "sequence": labels.sequences})
-    last = found.group_by("partition").aggregate([("sequence", "max")]).to_pylist()
-    after = {one["partition"]: one["sequence_max"] for one in last}
+def _advance(reached: Cursor, labels: LabelSet) -> Cursor:
+    """The cursor, moved to the last commit of each partition in labels."""
+    commits = pa.table({"partition": labels.partitions, "sequence": labels.sequences})
+    last = commits.group_by("partition").aggregate([("sequence", "max")]).to_pylist()
+    after = {row["partition"]: row["sequence_max"] for row in last}
     return Cursor({**reached, **{p: max(s, reached.get(p, 0)) for p, s in after.items()}})

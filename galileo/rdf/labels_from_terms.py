@@ -1,4 +1,4 @@
-"""Finds the labels that the RDF terms of a result name."""
+"""Finds the labels that the RDF terms of a result identify."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from galileo.model.times import TIME_MAX_US, iso
 from galileo.rdf import terms, to_rdf
 
 BLOCKS_MAX = 10_000
-"""Blocks of a sub-query, which names each by its cell and time."""
+"""Blocks of a sub-query, which has the cell and time of each."""
 
 Mask = npt.NDArray[np.bool_]
 
 
-def labels_named(labels: LabelSet, columns: Mapping[str, pa.Array]) -> LabelSet:
-    """The labels that the terms of the one column that names any stand for.
+def find_labels(labels: LabelSet, columns: Mapping[str, pa.Array]) -> LabelSet:
+    """The labels that the terms of a column identify.
 
     Args:
-        labels: what the graph was made of.
+        labels: of the graph.
         columns: IRIs and texts of one or several variables; null where unbound.
 
     Raises:
-        InputError: none of several columns names labels, or more than one does.
+        InputError: none of several columns identifies labels, or more than one does.
     """
-    masks = {name: _named(labels, column) for name, column in columns.items()}
-    naming = [name for name, mask in masks.items() if mask.any()]
+    masks = {name: _find(labels, column) for name, column in columns.items()}
+    matching = [name for name, mask in masks.items() if mask.any()]
     unbound = all(column.null_count == len(column) for column in columns.values())
-    if len(naming) == 1 or unbound or len(columns) == 1:
-        chosen = naming or list(columns)
-        return labels.where(masks[chosen[0]] if chosen else np.zeros(len(labels), dtype=np.bool_))
-    which = f"{naming} do; say which" if naming else f"none of {list(columns)} does"
-    raise InputError(f"expected one variable whose terms name labels, {which}")
+    if len(matching) == 1 or unbound or len(columns) == 1:
+        names = matching or list(columns)
+        return labels.where(masks[names[0]] if names else np.zeros(len(labels), dtype=np.bool_))
+    which = f"{matching} do; name one" if matching else f"none of {list(columns)} does"
+    raise InputError(f"expected one variable whose terms identify labels; {which}")
 
 
 def block_ids(labels: LabelSet) -> list[str]:
@@ -48,33 +48,31 @@ def block_ids(labels: LabelSet) -> list[str]:
 
 
 def sub_query(labels: LabelSet) -> str:
-    """CQL2 JSON for the blocks of labels, and what their own query asks for."""
+    """CQL2 JSON for the blocks of labels, combined with the query of the labels."""
     cells, buckets = labels.geohashes(), labels.buckets
-    found = pa.table({"cell": cells, "bucket": pa.array(buckets)})
-    groups = found.group_by(["bucket", "cell"]).aggregate([])
+    blocks = pa.table({"cell": cells, "bucket": pa.array(buckets)})
+    groups = blocks.group_by(["bucket", "cell"]).aggregate([])
     if not 1 <= groups.num_rows <= BLOCKS_MAX:
-        raise InputError(
-            f"expected an answer that names 1 to {BLOCKS_MAX:,} blocks, got {groups.num_rows:,}"
-        )
+        raise InputError(f"expected labels of 1 to {BLOCKS_MAX:,} blocks, got {groups.num_rows:,}")
     width = labels.schema.time_bucket_us
     times = groups.group_by("bucket").aggregate([("cell", "list")]).sort_by("bucket").to_pylist()
     by_cells: dict[tuple[str, ...], list[int]] = {}
     for time in times:
         by_cells.setdefault(tuple(sorted(time["cell_list"])), []).append(time["bucket"])
     places = [_blocks(cells, starts, width) for cells, starts in by_cells.items()]
-    tree = _joined("or", places)
-    return json.dumps(_joined("and", [tree, json.loads(labels.query)]) if labels.query else tree)
+    tree = _combine("or", places)
+    return json.dumps(_combine("and", [tree, json.loads(labels.query)]) if labels.query else tree)
 
 
 def _blocks(cells: tuple[str, ...], starts: list[int], width_us: int) -> Any:
-    """Cells at the same times; buckets that follow each other are one span."""
+    """A condition for cells at the same times; consecutive buckets are one span."""
     spans = [_span(first, last + width_us) for first, last in _runs(starts, width_us)]
     place = {"op": "in", "args": [{"property": "geohash"}, list(cells)]}
-    return _joined("and", [place, _joined("or", spans)])
+    return _combine("and", [place, _combine("or", spans)])
 
 
 def _runs(starts: list[int], width_us: int) -> Iterator[tuple[int, int]]:
-    """First and last of ascending starts that follow each other."""
+    """First and last of each run of consecutive starts."""
     edges = np.flatnonzero(np.diff(starts) != width_us)
     firsts = np.concatenate([[0], edges + 1]).tolist()
     lasts = np.concatenate([edges, [len(starts) - 1]]).astype(int).tolist()
@@ -84,35 +82,35 @@ def _runs(starts: list[int], width_us: int) -> Iterator[tuple[int, int]]:
 def _span(start_us: int, end_us: int) -> Any:
     time = {"property": "datetime"}
     ends = [{"op": ">=", "args": [time, {"timestamp": iso(start_us)}]}]
-    if end_us <= TIME_MAX_US:  # No text says when the last bucket of all ends, and nothing follows.
+    if end_us <= TIME_MAX_US:  # The end of the last possible bucket has no text form.
         ends.append({"op": "<", "args": [time, {"timestamp": iso(end_us)}]})
-    return _joined("and", ends)
+    return _combine("and", ends)
 
 
-def _joined(op: str, parts: list[Any]) -> Any:
+def _combine(op: str, parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else {"op": op, "args": parts}
 
 
-def _named(labels: LabelSet, column: pa.Array) -> Mask:
-    """Which labels the terms of a column stand for."""
+def _find(labels: LabelSet, column: pa.Array) -> Mask:
+    """A mask of the labels that the terms of a column identify."""
     texts = pc.unique(column.cast(pa.large_string()).drop_null())
     mask = np.zeros(len(labels), dtype=np.bool_)
     if not len(texts) or not len(labels):
         return mask
-    vertices = _below(texts, terms.VERTEX)
+    vertices = _strip_prefix(texts, terms.VERTEX)
     if len(vertices):
         for paths in to_rdf.vertex_paths(labels):
-            mask |= _among(paths, vertices)
-    blocks = pa.concat_arrays([texts, _below(texts, terms.BLOCK)])
-    return mask | _among(labels.blocks(), blocks) | _among(labels.texts(), texts)
+            mask |= _is_in(paths, vertices)
+    blocks = pa.concat_arrays([texts, _strip_prefix(texts, terms.BLOCK)])
+    return mask | _is_in(labels.blocks(), blocks) | _is_in(labels.texts(), texts)
 
 
-def _below(texts: pa.Array, prefix: str) -> pa.Array:
-    """What follows a prefix, of those that have it."""
-    mine = texts.filter(pc.starts_with(texts, prefix))
-    return pc.utf8_slice_codeunits(mine, len(prefix))
+def _strip_prefix(texts: pa.Array, prefix: str) -> pa.Array:
+    """The rest of the texts that have a prefix."""
+    matching = texts.filter(pc.starts_with(texts, prefix))
+    return pc.utf8_slice_codeunits(matching, len(prefix))
 
 
-def _among(values: pa.Array, wanted: pa.Array) -> Mask:
-    found = pc.is_in(values.cast(pa.large_string()), value_set=wanted)
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+def _is_in(values: pa.Array, wanted: pa.Array) -> Mask:
+    mask = pc.is_in(values.cast(pa.large_string()), value_set=wanted)
+    return np.asarray(mask.to_numpy(zero_copy_only=False))

@@ -1,6 +1,6 @@
-"""Lazy imports of rdflib and its parser, which would double the time that a client takes to start.
+"""Lazy imports of rdflib and its parser, which would double the start time of a client.
 
-Most results are never asked as RDF, and those that are asked in SPARQL go to oxigraph.
+Few results are used as RDF, and SPARQL queries go to oxigraph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARSING = "pyparsing"
 PURPOSE = "RDF"
 
 OXIGRAPH = LateModule("pyoxigraph", purpose=PURPOSE)
-WORKER = LateModule("galileo.rdf.worker", purpose=PURPOSE)
+WORKER = LateModule("galileo.rdf.sparql_process.worker", purpose=PURPOSE)
 
 
 def module(name: str) -> ModuleType:

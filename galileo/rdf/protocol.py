@@ -1,7 +1,6 @@
-"""The SPARQL 1.1 Protocol without its network: what a request asks, and how to say the answer.
+"""The SPARQL 1.1 Protocol without a network: parses requests, negotiates formats.
 
-W3C, "SPARQL 1.1 Protocol", section 2, and "SPARQL 1.1 Service Description". Nothing here reads a
-socket or evaluates a query.
+Sources: W3C, "SPARQL 1.1 Protocol", section 2, and "SPARQL 1.1 Service Description".
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ TRIPLE_TYPES = {
     "text/xml": "xml",
 }
 TYPES = {"solutions": SOLUTION_TYPES, "boolean": BOOLEAN_TYPES, "triples": TRIPLE_TYPES}
-"""Media types and formats of an answer's kind; the first is given where all are welcome."""
+"""Media types and formats for each kind of answer; the first is the default."""
 
 SD = "http://www.w3.org/ns/sparql-service-description#"
 FORMATS_NS = "http://www.w3.org/ns/formats/"
@@ -57,7 +56,7 @@ _FORMATS = (
 
 
 class Refused(Exception):
-    """A request that gets no answer: a status, and why in plain text."""
+    """A refused request: the HTTP status, and the reason as plain text."""
 
     def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
         super().__init__(text)
@@ -68,7 +67,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request; names of headers in lower case."""
+    """An HTTP request; header names in lower case."""
 
     method: str
     target: str
@@ -78,43 +77,43 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """A query to be answered."""
+    """A request for the answer to a query."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class DescriptionRequest:
-    """What is known without asking: "service" or "ontology"."""
+    """A request for a description: "service" or "ontology"."""
 
     what: str
 
 
 def parse_request(request: Request) -> QueryRequest | DescriptionRequest:
-    """What a request wants.
+    """Parses a request.
 
     Raises:
-        Refused: it wants something else than a query of the one graph.
+        Refused: it is neither a query of the one graph nor a request for a description.
     """
     try:
         parts = urlsplit(request.target)
     except ValueError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, f"expected the URL of a request: {error}") from error
     if parts.path == ONTOLOGY_PATH:
-        _demand(request, "GET", "HEAD")
+        _check_method(request, "GET", "HEAD")
         return DescriptionRequest("ontology")
     if parts.path not in PATHS:
         raise Refused(HTTPStatus.NOT_FOUND, f"expected a path of {PATHS}, got {parts.path!r}")
-    _demand(request, "GET", "HEAD", "POST")
+    _check_method(request, "GET", "HEAD", "POST")
     fields = _fields(parts.query)
     if request.method == "POST":
-        fields += _posted(request)
+        fields += _fields_of_body(request)
     elif not fields:
         return DescriptionRequest("service")
-    return QueryRequest(_query_of(fields))
+    return QueryRequest(_single_query(fields))
 
 
-def _demand(request: Request, *methods: str) -> None:
+def _check_method(request: Request, *methods: str) -> None:
     if request.method not in methods:
         allowed = ", ".join((*methods, "OPTIONS"))
         raise Refused(
@@ -124,11 +123,11 @@ def _demand(request: Request, *methods: str) -> None:
         )
 
 
-def _posted(request: Request) -> list[tuple[str, str]]:
+def _fields_of_body(request: Request) -> list[tuple[str, str]]:
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
     if kind == UPDATE:
-        raise _no_updates()
+        raise _updates_refused()
     if kind not in (FORM, QUERY) or "content-encoding" in request.headers:
         raise Refused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -151,10 +150,10 @@ def _fields(text: str) -> list[tuple[str, str]]:
         raise Refused(HTTPStatus.BAD_REQUEST, f"expected parameters: {error}") from error
 
 
-def _query_of(fields: Sequence[tuple[str, str]]) -> str:
+def _single_query(fields: Sequence[tuple[str, str]]) -> str:
     names = [name for name, _ in fields]
     if "update" in names:
-        raise _no_updates()
+        raise _updates_refused()
     for name in ("default-graph-uri", "named-graph-uri"):
         if name in names:
             raise Refused(
@@ -167,7 +166,7 @@ def _query_of(fields: Sequence[tuple[str, str]]) -> str:
     return queries[0]
 
 
-def _no_updates() -> Refused:
+def _updates_refused() -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, "expected a query, got an update; results are read-only")
 
 
@@ -175,7 +174,7 @@ def _no_updates() -> Refused:
 
 
 def refusal(error: GalileoError) -> Refused:
-    """How an error of a query is told."""
+    """The HTTP response to an error of a query."""
     if isinstance(error, DeadlineExceeded):
         status = HTTPStatus.GATEWAY_TIMEOUT
     elif isinstance(error, InputError):
@@ -186,22 +185,22 @@ def refusal(error: GalileoError) -> Refused:
 
 
 def negotiate(accept: str, kind: str) -> tuple[str, str]:
-    """The media type and format for an answer of a kind that a client likes best.
+    """The media type and format that a client prefers for a kind of answer.
 
     Args:
-        accept: its `Accept` header; empty for whatever there is.
+        accept: its `Accept` header; empty accepts all.
         kind: "solutions", "boolean" or "triples".
 
     Raises:
-        Refused: it accepts none of them.
+        Refused: the client accepts none of the media types.
     """
     offered = TYPES[kind]
-    wishes = list(_wishes(accept or "*/*"))
-    best, liking = "", 0.0
+    ranges = list(_media_ranges(accept or "*/*"))
+    best, quality_max = "", 0.0
     for name in offered:
-        quality = _quality(name, wishes)
-        if quality > liking:
-            best, liking = name, quality
+        quality = _quality(name, ranges)
+        if quality > quality_max:
+            best, quality_max = name, quality
     if not best:
         raise Refused(
             HTTPStatus.NOT_ACCEPTABLE,
@@ -210,7 +209,7 @@ def negotiate(accept: str, kind: str) -> tuple[str, str]:
     return best, offered[best]
 
 
-def _wishes(accept: str) -> Iterable[tuple[str, float]]:
+def _media_ranges(accept: str) -> Iterable[tuple[str, float]]:
     for part in accept.split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))
         yield name.lower(), _q(parameters)
@@ -227,15 +226,17 @@ def _q(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def _quality(name: str, wishes: Iterable[tuple[str, float]]) -> float:
-    """Of the most specific wish that a media type fits (RFC 9110, 12.5.1)."""
+def _quality(name: str, ranges: Iterable[tuple[str, float]]) -> float:
+    """The quality of the most specific range that a media type matches (RFC 9110, 12.5.1)."""
     kinds = {name: 2, f"{name.partition('/')[0]}/*": 1, "*/*": 0}
-    fitting = [(kinds[wish], quality) for wish, quality in wishes if wish in kinds]
-    return max(fitting)[1] if fitting else 0.0
+    matching = [
+        (kinds[media_range], quality) for media_range, quality in ranges if media_range in kinds
+    ]
+    return max(matching)[1] if matching else 0.0
 
 
 def service_description(url: str) -> bytes:
-    """What the endpoint at a URL is and can, as N-Triples."""
+    """The service description of the endpoint at a URL, as N-Triples."""
     service, data, graph = "_:service", "_:dataset", "_:graph"
     facts = [
         (service, f"{RDF}type", f"<{SD}Service>"),

@@ -1,9 +1,9 @@
-"""Validation of SPARQL texts: what is not allowed is found in the tokens or the parse tree.
+"""Validation of SPARQL texts before they are evaluated.
 
-`SERVICE` and `LOAD` make engines call out to the network; `FROM` names graphs that are not
-here. A literal, a comment or a variable may contain these words. What a process of its own
-answers is looked at token by token, in a time that is bound by the text's length, and parsed there
-alone; what is answered here is looked at in the tree of rdflib's parser.
+`SERVICE` and `LOAD` make engines call other servers; `FROM` names graphs that do not exist here. A
+literal, comment or variable can contain these words. Queries for a worker are checked by tokens, in
+time proportional to their length, since only the worker parses them; queries that this process
+evaluates are checked by the parse tree of rdflib.
 """
 
 from __future__ import annotations
@@ -24,46 +24,50 @@ PARSED_MAX = 256
 # A keyword that does not occur as text cannot occur as a keyword, unless it is escaped.
 _SUSPECT = re.compile(r"service|from|load|\\u", re.IGNORECASE)
 _LINE_AND_COLUMN = re.compile(r"(?:at |line:)(\d+)(?::|, col:)(\d+)")
-# Of the engine's own words; what else it says is what its grammar looked at last, which can lie
-# beyond what is wrong.
+# The part of an engine's message that states a reason; the rest names grammar rules, which can be
+# beyond the error.
 _REASON = re.compile(r"(?:expected (?:one of )?|, )([A-Z][A-Za-z]* (?:\w+ ){1,12}\w+)(?=,|$)")
 SHOWN_CHARS = 40
-"""Of a text, before and behind the place where it is wrong."""
+"""Characters of a text in a message, before and after the position of an error."""
 _REFUSED = {
-    "ServiceGraphPattern": "SERVICE asks another server",
-    "DatasetClause": "FROM names another graph, and there is one only",
+    "ServiceGraphPattern": "SERVICE calls another server",
+    "DatasetClause": "FROM names another graph, and there is only one",
     "Load": "LOAD reads another server or a file",
 }
 _NAMES = {"SERVICE": "ServiceGraphPattern", "FROM": "DatasetClause", "LOAD": "Load"}
 
 
 def check_query(text: str) -> None:
-    """Accepts a SPARQL query that stays within the one graph it is asked of; does not parse it.
+    """Checks a SPARQL query for a worker, without parsing it.
 
-    The prefixes that are declared are its own and `terms.PREFIXES`.
+    The declared prefixes are those of the text and `terms.PREFIXES`.
 
     Raises:
-        QuerySyntaxError: it has one of the keywords where none can be.
+        QuerySyntaxError: one of the keywords is where none can be.
         UnsupportedQuery: it uses `SERVICE` or `FROM`, or is an update.
-        InputError: it is no text, longer than `QUERY_CHARS_MAX` or nested deeper than `NESTED_MAX`.
+        InputError: it is not a text, longer than `QUERY_CHARS_MAX` or nested deeper than
+            `NESTED_MAX`.
     """
     _check_text(text)
     try:
-        if sum(map(text.count, "{([")) > NESTED_MAX and sparql_lexer.depth(text) > NESTED_MAX:
+        if (
+            sum(map(text.count, "{([")) > NESTED_MAX
+            and sparql_lexer.nesting_depth(text) > NESTED_MAX
+        ):
             raise InputError(f"expected SPARQL with at most {NESTED_MAX:,} nested brackets")
         if _SUSPECT.search(text):
             _check_keyword(text, _keyword(text))
     except sparql_lexer.Unlexable as error:
-        raise _no_sparql(str(error), position=error.at) from error
+        raise _syntax_error_at(str(error), position=error.at) from error
 
 
 def check_query_here(text: str) -> None:
-    """Accepts a SPARQL query that this process is to answer, with prefixes of its own.
+    """Checks a SPARQL query that rdflib evaluates in this process.
 
     Raises:
         QuerySyntaxError: it contains a suspicious word and does not parse.
         UnsupportedQuery: it uses `SERVICE` or `FROM`, or is an update.
-        InputError: it is no text, or longer than `QUERY_CHARS_MAX`.
+        InputError: it is not a text, or longer than `QUERY_CHARS_MAX`.
     """
     _check_text(text)
     if _SUSPECT.search(text):
@@ -71,46 +75,41 @@ def check_query_here(text: str) -> None:
 
 
 def check_update(text: str) -> None:
-    """Accepts a SPARQL update that neither loads nor asks elsewhere."""
+    """Checks a SPARQL update: it uses neither `LOAD` nor `SERVICE`."""
     _check_text(text)
     if _SUSPECT.search(text):
-        _refuse(
-            _names(
-                _parsed(
-                    text, lazy_imports.module(lazy_imports.PARSER).parseUpdate, error=_no_update
-                )
-            )
-        )
+        parse = lazy_imports.module(lazy_imports.PARSER).parseUpdate
+        _refuse(_names(_parse(text, parse, error=_update_syntax_error)))
 
 
-def _no_query(text: str, message: str) -> InputError:
+def _query_syntax_error(text: str, message: str) -> InputError:
     with suppress(sparql_lexer.Unlexable):
         if sparql_lexer.is_update(text):
             return _update_error()
-    return _no_sparql(message, position=_position(text, message))
+    return _syntax_error_at(message, position=_position(text, message))
 
 
-def _no_update(text: str, message: str) -> InputError:
-    return _no_sparql(message, position=_position(text, message))
+def _update_syntax_error(text: str, message: str) -> InputError:
+    return _syntax_error_at(message, position=_position(text, message))
 
 
 def check_algebra(tree: Any) -> None:
-    """Accepts a query or update that rdflib has already prepared."""
+    """Checks a query or update that rdflib has prepared."""
     _refuse(_names(tree))
 
 
 def syntax_error(text: str, message: str) -> InputError:
-    """The error for a text that is no query, as the engine says; updates get a better one."""
+    """The error for a text that an engine refused with a message."""
     with suppress(sparql_lexer.Unlexable):
         if sparql_lexer.is_update(text):
             return _update_error()
         if (prefix := sparql_lexer.first_undeclared_prefix(text)) is not None:
-            return _no_prefix(text, prefix)
+            return _undeclared_prefix_error(text, prefix)
     position = _position(text, message)
-    return _no_sparql(_place_and_reason(text, message, position), position=position)
+    return _syntax_error_at(_place_and_reason(text, message, position), position=position)
 
 
-def _no_prefix(text: str, prefix: sparql_lexer.Prefix) -> QuerySyntaxError:
+def _undeclared_prefix_error(text: str, prefix: sparql_lexer.Prefix) -> QuerySyntaxError:
     line, column = _line_and_column(text, prefix.at)
     return QuerySyntaxError(
         f"prefix {prefix.name + ':'!r} at line {line}, column {column} is not declared; "
@@ -121,15 +120,15 @@ def _no_prefix(text: str, prefix: sparql_lexer.Prefix) -> QuerySyntaxError:
 
 
 def _place_and_reason(text: str, message: str, position: int) -> str:
-    """Where it is wrong, and why where the engine's message has words for that.
+    """The position of an error, and its reason if the engine's message has one.
 
-    The engine tells the farthest place that it looked at, which is the wrong one or behind it.
+    The engine reports the farthest position that it read, which is at the error or behind it.
     """
     line, column = _line_and_column(text, position)
     shown = text[max(0, position - SHOWN_CHARS) : position + SHOWN_CHARS]
-    reasons = [found[1] for found in _REASON.finditer(message)]
-    told = f"line {line}, column {column}, or a little before, in {' '.join(shown.split())!r}"
-    return "; ".join([told, *reasons])
+    reasons = [match[1] for match in _REASON.finditer(message)]
+    where = f"line {line}, column {column}, or a little before, in {' '.join(shown.split())!r}"
+    return "; ".join([where, *reasons])
 
 
 def _line_and_column(text: str, position: int) -> tuple[int, int]:
@@ -138,7 +137,7 @@ def _line_and_column(text: str, position: int) -> tuple[int, int]:
     return before.count("\n") + 1, position - before.rfind("\n")
 
 
-def _no_sparql(message: str, *, position: int) -> QuerySyntaxError:
+def _syntax_error_at(message: str, *, position: int) -> QuerySyntaxError:
     return QuerySyntaxError(
         f"expected SPARQL 1.1, got text that does not parse: {message}", position=position
     )
@@ -153,24 +152,24 @@ def _update_error() -> UnsupportedQuery:
 
 @lru_cache(maxsize=PARSED_MAX)
 def _keyword(text: str) -> sparql_lexer.Keyword | None:
-    return sparql_lexer.keyword(text)
+    return sparql_lexer.find_keyword(text)
 
 
-def _check_keyword(text: str, found: sparql_lexer.Keyword | None) -> None:
-    if found is not None and found.named:
-        _refuse(frozenset([_NAMES[found.name]]))
+def _check_keyword(text: str, keyword: sparql_lexer.Keyword | None) -> None:
+    if keyword is not None and keyword.named:
+        _refuse(frozenset([_NAMES[keyword.name]]))
     if sparql_lexer.is_update(text):
         raise _update_error()
-    if found is not None:
-        raise _no_sparql(f"no name follows {found.name}", position=found.at)
+    if keyword is not None:
+        raise _syntax_error_at(f"no name follows {keyword.name}", position=keyword.at)
 
 
 def _position(text: str, message: str) -> int:
     """0-based offset of the line and column, both from 1, that a message names; else 0."""
-    found = _LINE_AND_COLUMN.search(message)
-    if found is None:
+    match = _LINE_AND_COLUMN.search(message)
+    if match is None:
         return 0
-    line, column = int(found[1]), int(found[2])
+    line, column = int(match[1]), int(match[2])
     return sum(len(before) + 1 for before in text.split("\n")[: line - 1]) + column - 1
 
 
@@ -195,11 +194,11 @@ def _refuse(names: frozenset[str]) -> None:
 @lru_cache(maxsize=PARSED_MAX)
 def _query_names(text: str) -> frozenset[str]:
     return _names(
-        _parsed(text, lazy_imports.module(lazy_imports.PARSER).parseQuery, error=_no_query)
+        _parse(text, lazy_imports.module(lazy_imports.PARSER).parseQuery, error=_query_syntax_error)
     )
 
 
-def _parsed(
+def _parse(
     text: str, parse: Callable[[str], Any], *, error: Callable[[str, str], InputError]
 ) -> Any:
     try:

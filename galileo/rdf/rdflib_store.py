@@ -13,7 +13,7 @@ from galileo.rdf import query_validation
 class GuardedStore(OxigraphStore):  # type: ignore[misc]  # oxrdflib ships no usable types
     """An oxigraph store that refuses `SERVICE`, `LOAD` and `FROM`.
 
-    Queries run in the caller's process, under no time limit; `galileo.rdf.sparql` has one.
+    Queries run in the caller's process without a time limit; `galileo.rdf.sparql` has one.
     """
 
     def query(self, query: Any, *args: Any, **kwargs: Any) -> Any:

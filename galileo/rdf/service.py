@@ -1,4 +1,4 @@
-"""What an endpoint does with one request: checks whence it comes, has it answered, writes it."""
+"""Handles the requests of an endpoint: checks the host, waits for a turn, queries, serialises."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
 from galileo.http_server import RETRY_AFTER_S, is_loopback, names_this_machine
 from galileo.rdf import protocol, to_rdf
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.disconnect_watcher import Disconnects
+from galileo.rdf.disconnect_watcher import DisconnectWatcher
 from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, OpenGraph
-from galileo.rdf.ontology import ontology
 from galileo.rdf.protocol import DescriptionRequest, Refused, Request
 from galileo.rdf.sparql_result import SparqlResult
+from galileo.rdf.terms import ontology
 
 PORT = 7780
 QUERIES_MAX = 8
 CONNECTIONS_MAX = 64
 IDLE_TIMEOUT_S = 30.0
-"""How long a client may take for its request, for taking the answer, and between two requests."""
+"""The time for a client to send its request, to read the answer, and between two requests."""
 ANSWERS_MIB_MAX = 256
 STOP_TIMEOUT_S = 5.0
 LEFT_MIN_S = 0.001
-"""Of a query's time, at its turn."""
+"""The minimum time limit of a query at its turn."""
 MISSING_HEADER = "Galileo-Missing"
-"""Of an answer over HTTP: the partitions that the graph lacks. Without it the graph is complete."""
+"""Response header with the partitions that the graph lacks; absent if it is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +39,18 @@ class EndpointOptions:
 
     Attributes:
         host: address to listen on.
-        port: 0 for any that is free.
-        public: whether `host` may be another than a loopback address.
-        timeout_s: of a query, waiting for its turn included.
+        port: 0 for any free one.
+        public: allows a `host` that is not a loopback address.
+        timeout_s: for a query, including the wait for its turn.
         rows_max: solutions or triples of an answer.
-        queries_max: queries that run or wait; of more, the latest of the host that has the most are
-            told to come back.
-        connections_max: clients that are connected; of more, those go that let the server wait
-            longest, and where none does, more are told to come back.
-        answers_mib_max: of answers that are being taken, together; beyond, clients go that are slow
-            at it. One alone may be larger.
-        idle_timeout_s: for a client's request, all of it; for taking the answer; and for the time
-            between.
-        cors: an origin whose pages may ask, "*" for all; empty for none.
+        queries_max: queries that run or wait; beyond it, the latest queries of the host with the
+            most are refused with 503.
+        connections_max: connected clients; beyond it, the client that has been idle longest is
+            disconnected, and if none is idle, new ones are refused with 503.
+        answers_mib_max: total of the answers that clients are reading; beyond it, slow clients are
+            disconnected. A single answer can be larger.
+        idle_timeout_s: for a client to send a request, to read the answer, and between the two.
+        cors: origin whose pages may send requests, "*" for all; empty for none.
     """
 
     host: str = "127.0.0.1"
@@ -68,8 +67,8 @@ class EndpointOptions:
     def __post_init__(self) -> None:
         if not self.public and not is_loopback(self.host):
             raise ConfigError(
-                f"expected a loopback address, since anybody who reaches the endpoint may ask, got "
-                f"{self.host!r}; serve a trusted network all the same with public (--public)"
+                "expected a loopback address, since the endpoint does not authenticate clients, "
+                f"got {self.host!r}; to serve a trusted network, set public (--public)"
             )
         if min(self.queries_max, self.connections_max, self.answers_mib_max) < 1:
             raise InputError("expected room for at least one query, one connection and 1 MiB")
@@ -77,7 +76,7 @@ class EndpointOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent back; `missing` names the partitions that the graph lacks."""
+    """A response; `missing` are the partitions that the graph lacks."""
 
     media_type: str
     body: bytes
@@ -86,53 +85,60 @@ class Answer:
 
 @dataclass(slots=True)
 class Service:
-    """What all connections share."""
+    """The state that all connections of an endpoint share."""
 
     graph: OpenGraph
     options: EndpointOptions
     url: str = ""
     stopping: Cancellation = field(default_factory=Cancellation)
-    disconnects: Disconnects = field(default_factory=Disconnects)
+    disconnects: DisconnectWatcher = field(default_factory=DisconnectWatcher)
     turns: FairQueue = field(init=False)
 
     def __post_init__(self) -> None:
         self.turns = FairQueue(self.options.queries_max)
 
     def answer(self, request: Request, connection: socket.socket, *, host: str) -> Answer:
-        """The answer to a request of a host's."""
+        """Answers a request of a host. Raises Refused."""
         self._check_host(request.headers.get("host", ""))
         accept = request.headers.get("accept", "")
-        wanted = protocol.parse_request(request)
-        if isinstance(wanted, DescriptionRequest):
+        parsed = protocol.parse_request(request)
+        if isinstance(parsed, DescriptionRequest):
             media_type, form = protocol.negotiate(accept, "triples")
-            return Answer(media_type, self._told(wanted, form))
-        with self._turn(connection, host) as ask:
-            result = ask(wanted.text)
-            # Within the turn: so one answer at a time is there both as it came and as it goes.
+            return Answer(media_type, self._describe(parsed, form))
+        with self._turn(connection, host) as query:
+            result = query(parsed.text)
+            # Within the turn, so that one answer at a time is in memory in two formats.
             media_type, form = protocol.negotiate(accept, result.kind)
             return Answer(media_type, result.serialise(form), result.missing)
 
     def stop(self) -> None:
-        """Ends the queries that run, and waits until they have."""
+        """Cancels all queries and waits until they have ended."""
         self.stopping.cancel()
         self.turns.wait_until_empty(STOP_TIMEOUT_S)
         self.disconnects.close()
 
-    def _told(self, wanted: DescriptionRequest, form: str) -> bytes:
-        if wanted.what == "service":
-            return to_rdf.written(protocol.service_description(self.url), format=form)
+    def _describe(self, request: DescriptionRequest, form: str) -> bytes:
+        if request.what == "service":
+            return to_rdf.convert(protocol.service_description(self.url), format=form)
         text = ontology().encode()
-        return text if form == "turtle" else to_rdf.written(to_rdf.lines(text), format=form)
+        return (
+            text
+            if form == "turtle"
+            else to_rdf.convert(to_rdf.turtle_to_ntriples(text), format=form)
+        )
 
     @contextmanager
     def _turn(
         self, connection: socket.socket, host: str
     ) -> Iterator[Callable[[str], SparqlResult]]:
-        """A turn, which ends where the client hangs up; what asks a query in what is left of it."""
+        """Waits for a turn, and yields a function that runs a query in the remaining time.
+
+        The query is cancelled if the client disconnects.
+        """
         cancel = Cancellation()
         until = time.monotonic() + self.options.timeout_s
 
-        def ask(text: str) -> SparqlResult:
+        def query(text: str) -> SparqlResult:
             return self.graph.sparql(
                 text,
                 timeout_s=max(LEFT_MIN_S, until - time.monotonic()),
@@ -146,7 +152,7 @@ class Service:
                 self.stopping.calling(cancel.cancel),
                 self.turns.acquire(host, until=until, cancel=cancel),
             ):
-                yield ask
+                yield query
         except Overloaded as error:
             retry = str(RETRY_AFTER_S)
             raise Refused(

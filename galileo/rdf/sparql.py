@@ -1,4 +1,4 @@
-"""SPARQL over label sets and graphs, in one call."""
+"""SPARQL queries on label sets and graphs in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_labels(labels: LabelSet) -> LabelGraph:
-    """The RDF view of a label set, for several queries: it is loaded once."""
+    """Opens the RDF view of a label set, which is loaded once for several queries."""
     return LabelGraph(labels)
 
 
@@ -29,32 +29,32 @@ def sparql(
     rows_max: int = ROWS_MAX,
     cancel: Cancellation | None = None,
 ) -> SparqlResult:
-    """Answers a SPARQL 1.1 query about a result, in a process that can be ended.
+    """Answers a SPARQL 1.1 query in a process of its own.
 
-    The prefixes of `galileo.rdf.PREFIXES` need not be declared.
+    The prefixes of `galileo.rdf.PREFIXES` need no declaration.
 
     Args:
-        source: a label set or a graph of rdflib, loaded for this one query; or an open graph,
-            which answers in a few milliseconds once it is loaded.
+        source: a label set or a graph of rdflib, loaded for this query; or an open graph, which
+            answers in a few milliseconds once it is loaded.
         text: SELECT, ASK, CONSTRUCT or DESCRIBE.
-        timeout_s: for the query; loading is not counted.
+        timeout_s: for the query, without loading.
         rows_max: solutions or triples of the answer.
-        cancel: stops the query from another thread.
+        cancel: cancels the query from another thread.
 
     Raises:
         QuerySyntaxError: it is not SPARQL.
         UnsupportedQuery: it uses SERVICE or FROM, is an update, or calls an unknown function.
-        InputError: answer or memory pass a limit.
-        DeadlineExceeded: it took longer than `timeout_s` and was stopped.
+        InputError: the answer or its memory exceeds a limit.
+        DeadlineExceeded: it took longer than `timeout_s`.
         Cancelled: by `cancel`.
     """
     if isinstance(source, OpenGraph):
         return source.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
-    with _opened(source) as graph:
+    with _open(source) as graph:
         return graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
 
 
-def _opened(source: LabelSet | Graph) -> OpenGraph:
+def _open(source: LabelSet | Graph) -> OpenGraph:
     if isinstance(source, LabelSet):
         return LabelGraph(source)
     if isinstance(source, lazy_imports.module(lazy_imports.GRAPHS).Graph):

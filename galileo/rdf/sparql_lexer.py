@@ -1,12 +1,13 @@
 """A lexer that finds the SPARQL keywords that reach beyond a graph, without parsing the text.
 
-The engine's grammar has no tokens: `ASKFROM<a>` is `ASK FROM <a>`, and where `:` is declared,
-`service:a {` may be `SERVICE :a {`. So a keyword is looked for within each word and prefix, and is
-one where a name can follow. Only `<` is read in different ways: it begins an IRI, or is less than,
-and what is a string or a comment thereafter depends on it. Both readings are followed; they meet
-again soon, and no place is read twice, so the time is that of the text's length.
+The grammar of the engine has no tokens: `ASKFROM<a>` is `ASK FROM <a>`, and where the prefix `:` is
+declared, `service:a {` may be `SERVICE :a {`. So the lexer searches for keywords within each word
+and prefix, and accepts one where a name can follow. Only `<` is ambiguous: it begins an IRI or is
+"less than", and what is a string or comment after it depends on that. The lexer follows both
+readings; they soon join again, and no position is read twice, so the time is proportional to the
+length of the text.
 
-Where this says no, there is none. Where it says yes, the text may be wrong in other ways, too.
+If it finds no keyword, there is none. If it finds one, the text may also be wrong in other ways.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from galileo.rdf import terms
 
-# Characters beyond ASCII have no meaning but in names, strings, IRIs and comments.
+# Characters beyond ASCII occur only in names, strings, IRIs and comments.
 _PART = r"(?:[A-Za-z0-9_-]|[^\x00-\x7f]|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8})"
 _ESCAPED = r"%[0-9A-Fa-f]{2}|\\[_~.\-!$&'()*+,;=/?#@%]"
 _LOCAL = rf"(?:[A-Za-z0-9_:-]|[^\x00-\x7f]|{_ESCAPED})"
@@ -37,7 +38,7 @@ _TOKEN = re.compile(
     rf"|[0-9]+|{_WORD}|[\s\S]"
 )
 _IRI = re.compile(r"<(?:[^<>\"{}|^`\\\x00-\x20]|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8})*>")
-# After a whole IRI's scheme comes what cannot come after "less than" and a prefix.
+# `<` and a scheme with `://` cannot be "less than" and a prefix.
 _CERTAIN = re.compile(r"<[A-Za-z][A-Za-z0-9+.-]*://")
 _KEYWORD = re.compile("service|from|load", re.IGNORECASE)
 _GAP = r"(?:[ \t\r\n]|#[^\r\n]*(?:[\r\n]|\Z))*+"
@@ -53,8 +54,8 @@ _PROLOGUE = frozenset({"PREFIX", "BASE", "VERSION"})
 _UPDATES = "insert|delete|load|clear|drop|create|add|move|copy|with"
 _UPDATE = re.compile(_UPDATES, re.IGNORECASE)
 ODD_MAX = 8
-"""Strings that do not end, for each of which the end is looked for up to that of the text; and
-keywords within one word."""
+"""Unterminated strings, for each of which the lexer reads to the end of the text; and keywords
+within one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +82,24 @@ class Prefix:
 
 
 class Unlexable(Exception):
-    """The text has so many strings without an end, or such words, that nobody wrote it.
+    """The text has more than `ODD_MAX` unterminated strings, or keywords within a word.
 
     Attributes:
         at: 0-based offset.
     """
 
     def __init__(self, at: int) -> None:
-        super().__init__(f"at {at} comes one string without an end, or keyword in a word, too many")
+        super().__init__(
+            f"too many unterminated strings or keywords within a word, the last at {at}"
+        )
         self.at = at
 
 
-def keyword(text: str) -> Keyword | None:
-    """The first of the keywords; a certain one, where there is one, before one without a name.
+def find_keyword(text: str) -> Keyword | None:
+    """The first of the keywords that a name follows; else the first without a name.
 
     Raises:
-        Unlexable: it cannot be told in a time that is short.
+        Unlexable: finding one would take too long.
     """
     words = list(_words(text))
     declared = set(terms.PREFIXES)
@@ -106,11 +109,11 @@ def keyword(text: str) -> Keyword | None:
             declared |= {name, _without(_DECLARES, name)}
     lone: Keyword | None = None
     for match in words:
-        for found in _keywords(text, match, declared):
-            if found.named:
-                return found
-            if lone is None or found.at < lone.at:
-                lone = found
+        for candidate in _keywords(text, match, declared):
+            if candidate.named:
+                return candidate
+            if lone is None or candidate.at < lone.at:
+                lone = candidate
     return lone
 
 
@@ -134,11 +137,11 @@ def first_undeclared_prefix(text: str) -> Prefix | None:
                 declared.add(name)
             elif is_whole and name.lower().startswith(_DECLARES):
                 declared |= {name, _without(_DECLARES, name)}
-            elif "\\" not in name and text[match.start() - 1] != "<":  # an IRI that is none
+            elif "\\" not in name and text[match.start() - 1] != "<":  # not an invalid IRI
                 used.append(Prefix(name, match.start()))
         if not match[0].isspace() and not match[0].startswith("#"):
             before = match[0].lower()
-    return next((one for one in used if one.name not in declared), None)
+    return next((prefix for prefix in used if prefix.name not in declared), None)
 
 
 def names_of(text: str, *, prefix: str) -> list[str]:
@@ -153,36 +156,36 @@ def names_of(text: str, *, prefix: str) -> list[str]:
     return list(dict.fromkeys(name[1:] for name in local if name and name != ":"))
 
 
-def depth(text: str) -> int:
-    """How deep its brackets are nested. Raises Unlexable."""
-    now = deepest = 0
+def nesting_depth(text: str) -> int:
+    """The depth of nested brackets. Raises Unlexable."""
+    depth = depth_max = 0
     for match in _read(text):
-        now += (match[0] in _OPEN) - (match[0] in _CLOSE)
-        deepest = max(deepest, now)
-    return deepest
+        depth += (match[0] in _OPEN) - (match[0] in _CLOSE)
+        depth_max = max(depth_max, depth)
+    return depth_max
 
 
 class _Tokens:
-    """What begins at a place of a text that is no IRI."""
+    """Matches the tokens of a text other than IRIs."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._unended = 0
+        self._unterminated = 0
 
     def at(self, place: int) -> re.Match[str]:
         match = _TOKEN.match(self._text, place)
-        assert match is not None, "any character is one at least"
+        assert match is not None, "any character is a token"
         quote = match[0][0]
         if quote in _QUOTES:
             is_long = match[0] == 2 * quote and self._text.startswith(3 * quote, place)
-            self._unended += is_long or match[0] == quote
-            if self._unended > ODD_MAX:
+            self._unterminated += is_long or match[0] == quote
+            if self._unterminated > ODD_MAX:
                 raise Unlexable(place)
         return match
 
 
 def _read(text: str) -> Iterator[re.Match[str]]:
-    """All that is no IRI, where `<` begins an IRI wherever it can."""
+    """All tokens other than IRIs, where `<` begins an IRI wherever it can."""
     at, tokens = 0, _Tokens(text)
     while at < len(text):
         match = _IRI.match(text, at)
@@ -211,7 +214,7 @@ def _words(text: str) -> Iterator[re.Match[str]]:
 
 
 def _keywords(text: str, match: re.Match[str], declared: set[str]) -> Iterator[Keyword]:
-    """Those within a word, or within a prefix."""
+    """The keywords within a word or a prefix."""
     word, local = match["word"] or "", match["local"]
     if "\\" in word:
         escaped = _KEYWORD.search(_UNICODE.sub(_character, word))

@@ -1,7 +1,7 @@
-"""What a SPARQL query found, as Python values, Arrow, pandas, or a W3C result format.
+"""The result of a SPARQL query, as Python values, Arrow, pandas, or a W3C result format.
 
-Solutions arrive as SPARQL 1.1 TSV, in which every term is spelt as in Turtle. They are taken
-apart column by column with Arrow's string kernels.
+Solutions arrive as SPARQL 1.1 TSV, in which terms are written as in Turtle. They are parsed column
+by column with Arrow's string kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from galileo.labels import LabelSet
 from galileo.model.times import TIME_TYPE
 from galileo.optional_imports import to_pandas
 from galileo.rdf import labels_from_terms, lazy_imports, terms, to_rdf
-from galileo.rdf.engine import Answer
+from galileo.rdf.sparql_process.engine import Answer
 from galileo.rdf.terms import XSD
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ SOLUTION_FORMATS = {
     "tsv": "TSV",
     "xml": "XML",
 }
-"""By name; what oxigraph calls them."""
+"""Formats by name, with their names in oxigraph."""
 BOOLEAN_FORMATS = {name: SOLUTION_FORMATS[name] for name in ("json", "xml")}
-"""W3C's CSV and TSV hold solutions only."""
+"""CSV and TSV of the W3C have solutions only."""
 
 CELLS_FEW = 10_000
-"""Up to here the cells of an answer are read one by one, beyond in columns."""
+"""Results with more cells are parsed by columns instead of cell by cell."""
 
 _INTEGERS = ["integer", "int", "long", "short", "byte", "nonNegativeInteger", "positiveInteger"]
 _INTEGERS += ["unsignedInt", "unsignedLong", "unsignedShort", "unsignedByte"]
@@ -55,8 +55,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(_INTEGERS, pa.int64()),
 }
 _DECIMALS = {38: pa.decimal128(38), 76: pa.decimal256(76)}
-"""By the most digits of an integer that they hold. Arrow's own check lets some pass that do not
-fit."""
+"""Decimal types by their digits. Arrow's own check accepts some integers that do not fit."""
 _LITERAL = r'(?s)^"(?P<text>.*)"(?P<tag>(?:\^\^<[^>]*>|@[A-Za-z0-9-]+)?)$'
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -66,20 +65,20 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One variable: what to show of each term, and the Arrow type that fits each kind.
+    """The terms of one variable as texts, with their datatypes.
 
     Attributes:
         texts: IRIs without brackets, literals unescaped and without datatype; null if unbound.
-        kinds: rows of each XML Schema datatype that Python has a type for.
+        kinds: a mask of rows for each XML Schema datatype that has an Arrow type.
     """
 
     texts: pa.Array
     kinds: dict[str, Mask] = field(default_factory=dict)
 
     def to_arrow(self) -> pa.Array:
-        """Typed where all terms agree (integers join decimals), otherwise texts.
+        """An array of the common type of all terms (integers and decimals have one), else of texts.
 
-        Integers are int64 where all fit, else the smallest decimal without a fraction that does.
+        Integers are int64 if all fit, else the smallest decimal type that does.
         """
         wanted = {_ARROW_TYPES[kind] for kind in self.kinds}
         covered = sum(int(mask.sum()) for mask in self.kinds.values())
@@ -90,13 +89,13 @@ class _Column:
         return _cast(self.texts, wanted.pop()) if len(wanted) == 1 else self.texts
 
     def to_python(self) -> list[Any]:
-        """Every term by its own datatype."""
+        """Each term by its own datatype."""
         values = np.array(self.texts.to_pylist(), dtype=object)
         for kind, mask in self.kinds.items():
             typed = _values(self.texts.filter(pa.array(mask)), _ARROW_TYPES[kind])
             values[mask] = np.array(typed, dtype=object)
-        found: list[Any] = values.tolist()
-        return found
+        python_values: list[Any] = values.tolist()
+        return python_values
 
 
 class SparqlResult:
@@ -105,7 +104,7 @@ class SparqlResult:
     A SELECT has `variables` and rows; an ASK is true or false; a CONSTRUCT or DESCRIBE has
     `triples` (N-Triples) and `to_graph`. Integers are int, decimals and doubles float,
     xsd:dateTime datetime, IRIs and all other literals str; an unbound variable is None. `labels`,
-    `blocks` and `query` lead back to the data.
+    `blocks` and `query` return the data that the result identifies.
 
     Attributes:
         kind: "solutions", "boolean" or "triples".
@@ -143,12 +142,12 @@ class SparqlResult:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Partitions that the labels lack which it was asked of; see `galileo.Labels.missing`."""
+        """Partitions that the queried labels lack; see `galileo.Labels.missing`."""
         return () if self._source is None else self._source.missing
 
     @property
     def complete(self) -> bool:
-        """Whether the labels that it was asked of are a complete answer."""
+        """Whether the queried labels are complete."""
         return not self.missing
 
     @property
@@ -160,7 +159,7 @@ class SparqlResult:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One dict per solution; computed at each call."""
-        self._want("solutions")
+        self._check_kind("solutions")
         if not self.variables:
             return [{} for _ in range(len(self))]
         if len(self) * len(self.variables) <= CELLS_FEW:
@@ -173,8 +172,8 @@ class SparqlResult:
 
     @property
     def triples(self) -> str:
-        """What a CONSTRUCT or DESCRIBE made, as N-Triples."""
-        self._want("triples")
+        """The triples of a CONSTRUCT or DESCRIBE, as N-Triples."""
+        self._check_kind("triples")
         return self._answer.data.decode()
 
     def to_arrow(self) -> pa.Table:
@@ -182,7 +181,7 @@ class SparqlResult:
 
         Integers are int64, or decimal128(38, 0), or decimal256(76, 0): the first that holds all.
         """
-        self._want("solutions")
+        self._check_kind("solutions")
         columns = [_column(cells).to_arrow() for cells in self._cells]
         return pa.table(dict(zip(self.variables, columns, strict=True)))
 
@@ -191,7 +190,7 @@ class SparqlResult:
         return to_pandas(self.to_arrow())
 
     def to_graph(self) -> Graph:
-        """What a CONSTRUCT or DESCRIBE made, as a graph of rdflib."""
+        """The triples of a CONSTRUCT or DESCRIBE, as a graph of rdflib."""
         graph: Graph = lazy_imports.graph(bind_namespaces="none")
         for prefix, namespace in terms.PREFIXES.items():
             graph.bind(prefix, lazy_imports.name(namespace))
@@ -205,50 +204,48 @@ class SparqlResult:
                 "json" or "xml"; of triples one of `galileo.rdf.FORMATS`, "turtle" by default.
         """
         if self.kind == "triples":
-            return to_rdf.written(self._answer.data, format=format or "turtle")
+            return to_rdf.convert(self._answer.data, format=format or "turtle")
         formats = SOLUTION_FORMATS if self.kind == "solutions" else BOOLEAN_FORMATS
         format = format or "json"
         if format not in formats:
             raise InputError(
                 f"expected a format of {sorted(formats)} for {self.kind}, got {format!r}"
             )
-        data = self._parsed().serialize(format=getattr(ox.QueryResultsFormat, formats[format]))
-        assert data is not None, "serialize returns the bytes where no output is named"
+        data = self._parse().serialize(format=getattr(ox.QueryResultsFormat, formats[format]))
+        assert data is not None, "serialize returns bytes without an output"
         return data
 
-    def _parsed(self) -> ox.QuerySolutions | ox.QueryBoolean:
+    def _parse(self) -> ox.QuerySolutions | ox.QueryBoolean:
         if self.kind == "solutions":
-            found = ox.parse_query_results(self._answer.data, ox.QueryResultsFormat.TSV)
-        else:
-            truth = json.dumps({"head": {}, "boolean": self._answer.value}).encode()
-            found = ox.parse_query_results(truth, ox.QueryResultsFormat.JSON)
-        return found
+            return ox.parse_query_results(self._answer.data, ox.QueryResultsFormat.TSV)
+        document = json.dumps({"head": {}, "boolean": self._answer.value}).encode()
+        return ox.parse_query_results(document, ox.QueryResultsFormat.JSON)
 
     # --- back to labels ----------------------------------------------------------------------
 
     def labels(self, variable: str = "") -> LabelSet:
-        """The labels of the graph that a column names: to read, to plot, to ask further.
+        """The labels of the graph that the terms of a column identify.
 
-        A vertex names all labels below it, a leaf its own one; a `g:Block` and a block id all of
-        the block; a path label itself. Each label comes once, in the order of the label set.
+        A vertex identifies all labels below it, a leaf its own; a `g:Block` or block id those of
+        the block; a path label itself. Each label occurs once, in the order of the label set.
 
         Args:
-            variable: of the column; may be left out where only one names labels.
+            variable: of the column; optional if only one identifies labels.
 
         Raises:
-            InputError: no column does, or several do, or the graph was not made of labels.
+            InputError: no column does, or several do, or the graph is not made of labels.
         """
-        self._want("solutions")
+        self._check_kind("solutions")
         if self._source is None:
             raise InputError(
-                "expected an answer about labels; this graph was made of triples, so nobody knows "
-                "what they were made of"
+                "this graph was made of triples, so its terms identify no labels; query labels, "
+                "or the result of a dataset"
             )
-        chosen = [variable.removeprefix("?")] if variable else list(self.variables)
-        if variable and chosen[0] not in self.variables:
+        names = [variable.removeprefix("?")] if variable else list(self.variables)
+        if variable and names[0] not in self.variables:
             raise InputError(f"expected a variable of {list(self.variables)}, got {variable!r}")
-        columns = {name: _column(self._cells[self.variables.index(name)]) for name in chosen}
-        return labels_from_terms.labels_named(
+        columns = {name: _column(self._cells[self.variables.index(name)]) for name in names}
+        return labels_from_terms.find_labels(
             self._source, {name: column.texts for name, column in columns.items()}
         )
 
@@ -257,17 +254,16 @@ class SparqlResult:
         return labels_from_terms.block_ids(self.labels(variable))
 
     def query(self, variable: str = "") -> str:
-        """CQL2 that asks for the blocks of `labels` and, within them, for the same as before.
+        """CQL2 JSON that selects the blocks of `labels`, combined with the query of the labels.
 
-        What is committed to these blocks later matches it as well. It can be refined, submitted
-        as a continuous query, or given to whoever wants to see the same data.
+        Later commits to these blocks match it, too. It can be submitted as a continuous query.
 
         Raises:
-            InputError: as of `labels`; or there are more blocks than `BLOCKS_MAX`.
+            InputError: as for `labels`; or there are more blocks than `BLOCKS_MAX`.
         """
         return labels_from_terms.sub_query(self.labels(variable))
 
-    def _want(self, kind: str) -> None:
+    def _check_kind(self, kind: str) -> None:
         if self.kind != kind:
             raise InputError(
                 f"expected an answer with {kind}, this one has {self.kind}; SELECT gives "
@@ -281,7 +277,7 @@ def _variables(data: bytes) -> tuple[str, ...]:
 
 
 def _split(data: bytes, *, width: int) -> list[pa.Array]:
-    """The cells of each variable as TSV spells them."""
+    """The cells of each variable, as written in TSV."""
     _, _, body = data.partition(b"\n")
     if not width or not body:
         return [pa.array([], pa.large_string()) for _ in range(width)]
@@ -293,10 +289,10 @@ def _split(data: bytes, *, width: int) -> list[pa.Array]:
 
 
 def _few_columns(data: bytes, *, width: int) -> list[list[Any]]:
-    """`_Column.to_python` of each column, without kernels: for few cells these cost more."""
-    found = ox.parse_query_results(data, ox.QueryResultsFormat.TSV)
-    assert isinstance(found, ox.QuerySolutions), "TSV holds solutions only"
-    columns = list(zip(*(list(solution) for solution in found), strict=True))
+    """`_Column.to_python` of each column, without Arrow kernels, which cost more for few cells."""
+    solutions = ox.parse_query_results(data, ox.QueryResultsFormat.TSV)
+    assert isinstance(solutions, ox.QuerySolutions), "TSV has solutions only"
+    columns = list(zip(*(list(solution) for solution in solutions), strict=True))
     return [_few_values(column) for column in columns] or [[] for _ in range(width)]
 
 
@@ -315,25 +311,25 @@ def _few_values(column: Sequence[Any]) -> list[Any]:
 
 
 def _text(term: Any) -> str | None:
-    """What a term shows: an IRI or a literal without its dress, others as TSV spells them."""
+    """The text of a term: the value of an IRI or literal, others as written in TSV."""
     if term is None:
         return None
     return term.value if isinstance(term, ox.NamedNode | ox.Literal) else str(term)
 
 
 def _column(cells: pa.Array) -> _Column:
-    """Tells IRIs, quoted literals and bare numbers apart."""
+    """Parses cells: IRIs, quoted literals, and numbers without quotes."""
     literal = pc.extract_regex(cells, _LITERAL)
     tags = pc.coalesce(literal.field(1), pa.scalar(""))
     iri = pc.and_(pc.starts_with(cells, "<"), pc.invert(pc.starts_with(cells, "<<")))
     texts = pc.if_else(iri, pc.utf8_slice_codeunits(cells, 1, -1), cells)
-    texts = pc.if_else(literal.is_valid(), _unescaped(literal.field(0)), texts)
+    texts = pc.if_else(literal.is_valid(), _unescape(literal.field(0)), texts)
     texts = pc.if_else(pc.equal(cells, ""), pa.scalar(None, texts.type), texts)
     return _Column(texts.cast(pa.string()), _kinds(cells, tags))
 
 
 def _kinds(cells: pa.Array, tags: pa.Array) -> dict[str, Mask]:
-    """Rows of each datatype: named by a tag, or bare as integers, decimals and booleans are."""
+    """Masks of the rows of each datatype, from tags or from the form of unquoted literals."""
     masks = {
         "integer": pc.match_substring_regex(cells, r"^[+-]?[0-9]+$"),
         "decimal": pc.match_substring_regex(cells, r"^[+-]?[0-9]*\.[0-9]+$"),
@@ -349,10 +345,10 @@ def _kinds(cells: pa.Array, tags: pa.Array) -> dict[str, Mask]:
     return {kind: mask for kind, mask in flags.items() if mask.any()}
 
 
-def _unescaped(texts: pa.Array) -> pa.Array:
-    r"""Undoes `\t`, `\n`, `\r`, `\"` and `\\`.
+def _unescape(texts: pa.Array) -> pa.Array:
+    r"""Unescapes `\t`, `\n`, `\r`, `\"` and `\\`.
 
-    Cutting at double backslashes first leaves only backslashes that start another escape.
+    Splits at double backslashes first, so that other backslashes begin an escape.
     """
     if not pc.any(pc.match_substring(texts, "\\")).as_py():
         return texts
@@ -368,7 +364,7 @@ def _unescaped(texts: pa.Array) -> pa.Array:
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Texts by their datatype; left as texts where no type can hold one of them."""
+    """Casts texts to a type; leaves them as texts if one does not fit."""
     if pa.types.is_floating(wanted):
         texts = pc.replace_substring(texts, "INF", "inf")
     try:
@@ -378,7 +374,7 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _wide(texts: pa.Array) -> pa.Array:
-    """Integers of which some are beyond int64; left as texts where one is beyond decimals, too."""
+    """Integers beyond int64 as decimals; leaves them as texts if one does not fit."""
     for digits, wanted in _DECIMALS.items():
         fits = pc.match_substring_regex(texts, f"^[+-]?0*[0-9]{{1,{digits}}}$")
         if pc.all(fits).as_py():
@@ -387,16 +383,16 @@ def _wide(texts: pa.Array) -> pa.Array:
 
 
 def _values(texts: pa.Array, wanted: pa.DataType) -> list[Any]:
-    """Values of Python; its integers have no bounds, and a text that is none spoils no other."""
+    """Python values; integers have any size, and an invalid text stays a text."""
     typed = _cast(texts, wanted)
     if not pa.types.is_integer(wanted) or pa.types.is_integer(typed.type):
-        found: list[Any] = typed.to_pylist()
-        return found
+        values: list[Any] = typed.to_pylist()
+        return values
     return [_integer(text) for text in texts.to_pylist()]
 
 
 def _integer(text: str) -> int | str:
-    """Python refuses to read thousands of digits; nobody computes with them."""
+    """An integer, or the text if it has more digits than Python reads."""
     try:
         return int(text) if _INTEGER.fullmatch(text) else text
     except ValueError:

@@ -1,18 +1,19 @@
-"""Names and literals of the RDF view: which IRI means what, and how terms are spelt.
+"""IRIs, prefixes and literals of the RDF view.
 
-A vertex's IRI contains its whole path from the dataset down, one percent-encoded segment per
-level, so that equal tokens of different levels or branches can never become one vertex:
+The IRI of a vertex contains its path from the dataset, one percent-encoded segment for each level,
+so that equal values of different levels or branches have different IRIs:
 
     urn:galileo:vertex:nam/9xjqb/2012-03-01T06:00:00Z/290.5/45/p3.17.0
 
 A missing value is the segment `~`. Texts keep only letters, digits, `-` and `_`; every other
-byte of their UTF-8 form becomes `%XX`, dots included, for `..` would be a step up in an IRI.
-The names are URNs on purpose: nothing can be fetched from them.
+byte of their UTF-8 form becomes `%XX`, dots included, since `..` is a relative step in an IRI.
+The names are URNs, since nothing can be fetched from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
@@ -48,7 +49,7 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
         "xsd": XSD,
     }
 )
-"""Predefined in every query, so that users may leave the PREFIX lines out."""
+"""Declared in every query without a PREFIX line."""
 
 DATATYPES = {"float": "double", "int": "integer", "text": "string", "bool": "boolean"}
 """Feature type to XML Schema datatype."""
@@ -104,7 +105,7 @@ QUDT_UNITS = {
     "ppm": "PPM",
     "ppb": "PPB",
 }
-"""Units as people write them to local names in `QUDT_UNIT`; only those without doubt."""
+"""Common spellings of units to local names in `QUDT_UNIT`; only unambiguous ones."""
 
 GEOMETRY_FUNCTIONS = (
     *("distance", "metricDistance", "area", "metricArea", "length", "metricLength"),
@@ -126,6 +127,11 @@ _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"))
 
 
+def ontology() -> str:
+    """The ontology of `NS` as Turtle: its classes and properties."""
+    return files("galileo.rdf").joinpath("ontology.ttl").read_text(encoding="utf-8")
+
+
 def percent_encoded(texts: pa.Array) -> pa.LargeStringArray:
     """Texts without nulls as path segments of an IRI; injective."""
     offsets, data = buffers(texts.cast(pa.large_string()))
@@ -134,15 +140,16 @@ def percent_encoded(texts: pa.Array) -> pa.LargeStringArray:
     np.cumsum(np.where(plain, 1, 3), out=ends[1:])
     encoded = np.empty(int(ends[-1]), dtype=np.uint8)
     encoded[ends[:-1][plain]] = data[plain]
-    at, odd = ends[:-1][~plain], data[~plain]
-    encoded[at], encoded[at + 1], encoded[at + 2] = ord("%"), _HEX[odd >> 4], _HEX[odd & 15]
+    at, escaped = ends[:-1][~plain], data[~plain]
+    encoded[at] = ord("%")
+    encoded[at + 1], encoded[at + 2] = _HEX[escaped >> 4], _HEX[escaped & 15]
     return pa.LargeStringArray.from_buffers(
         len(texts), pa.py_buffer(ends[offsets]), pa.py_buffer(encoded)
     )
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.int64], Bytes]:
-    """Offsets from 0 and the bytes that they cut, without copying."""
+    """Offsets from 0 and the data buffer, not copied."""
     _, starts, data = texts.buffers()
     offsets = np.frombuffer(starts, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     if data is None or len(texts) == 0:
@@ -181,12 +188,12 @@ def text_literals(texts: pa.Array) -> pa.Array:
 
 
 def iris(prefix: str, paths: pa.Array) -> pa.Array:
-    """N-Triples IRIs of a namespace and path texts that are already encoded."""
+    """N-Triples IRIs of a namespace and encoded paths."""
     return joined(f"<{prefix}", paths, ">")
 
 
 def joined(*parts: Any) -> pa.Array:
-    """Arrays and texts strung together row by row; null where any part is null."""
+    """Concatenates arrays and texts row by row; null where any part is null."""
     wide = pa.large_string()
     sides = [pa.scalar(p, wide) if isinstance(p, str) else p.cast(wide) for p in parts]
     return pc.binary_join_element_wise(*sides, pa.scalar("", wide))

@@ -1,8 +1,8 @@
-"""Label sets as RDF: N-Triples made column by column, graphs loaded from them.
+"""Converts label sets to RDF: N-Triples, built column by column, and graphs loaded from them.
 
-The tree of the metadata graph (paper, Fig. 1) is cut back out of the labels level by level: a
-vertex is a distinct prefix of a path, found with integer codes, and each kind of statement
-about a level is one Arrow string kernel over all its vertices.
+The tree of the metadata graph (paper, Fig. 1) is rebuilt from the labels level by level: a vertex
+is a distinct prefix of a path, identified by an integer code, and each kind of statement about a
+level is one Arrow string kernel over its vertices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMATS = {
     "xml": "RDF_XML",
     "json-ld": "JSON_LD",
 }
-"""By name; what oxigraph calls them."""
+"""Formats by name, with their names in oxigraph."""
 
 Ints = npt.NDArray[np.int64]
 Statements: TypeAlias = Iterator[tuple[pa.Array, str, "pa.Array | str"]]
@@ -45,7 +45,7 @@ Statements: TypeAlias = Iterator[tuple[pa.Array, str, "pa.Array | str"]]
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The vertices of one level: a label that has each, its own IRI and its parent's."""
+    """The vertices of one level: a label below each, its IRI and that of its parent."""
 
     labels: LabelSet
     vertices: pa.Array
@@ -67,11 +67,11 @@ def ntriples(labels: LabelSet) -> Iterator[bytes]:
 
 
 def to_graph(labels: LabelSet) -> Graph:
-    """The RDF view of a label set as an rdflib graph that oxigraph holds and queries."""
-    face = lazy_imports.module(lazy_imports.RDFLIB_STORE)
+    """The RDF view of a label set as an rdflib graph with an oxigraph store."""
+    rdflib_store = lazy_imports.module(lazy_imports.RDFLIB_STORE)
     graph: Graph = lazy_imports.graph(
-        store=face.GuardedStore(store=load(b"".join(ntriples(labels)))),
-        identifier=face.DATASET_DEFAULT_GRAPH_ID,
+        store=rdflib_store.GuardedStore(store=load(b"".join(ntriples(labels)))),
+        identifier=rdflib_store.DATASET_DEFAULT_GRAPH_ID,
         bind_namespaces="none",
     )
     for prefix, namespace in terms.PREFIXES.items():
@@ -81,14 +81,14 @@ def to_graph(labels: LabelSet) -> Graph:
 
 def serialise(labels: LabelSet, *, format: str = "turtle") -> bytes:
     """The RDF view of a label set in a syntax of `FORMATS`."""
-    return written(b"".join(ntriples(labels)), format=format)
+    return convert(b"".join(ntriples(labels)), format=format)
 
 
-def written(data: bytes, *, format: str) -> bytes:
-    """N-Triples in a syntax of `FORMATS`, with the prefixes of `galileo.rdf.PREFIXES`.
+def convert(data: bytes, *, format: str) -> bytes:
+    """Converts N-Triples to a syntax of `FORMATS`, with the prefixes of `galileo.rdf.PREFIXES`.
 
     Raises:
-        InputError: an unknown format; or RDF/XML, which has no way to write a predicate that
+        InputError: the format is unknown; or it is RDF/XML, which cannot express a predicate that
             does not end in a name.
     """
     if format not in FORMATS:
@@ -101,23 +101,23 @@ def written(data: bytes, *, format: str) -> bytes:
         )
     except ValueError as error:
         raise InputError(f"expected triples that {format} can hold: {error}") from error
-    assert text is not None, "dump returns the bytes where no output is named"
+    assert text is not None, "dump returns bytes without an output"
     return text
 
 
 def rdf_format(name: str) -> ox.RdfFormat:
-    """The syntax of one of `FORMATS`, as oxigraph takes it."""
-    found: ox.RdfFormat = getattr(ox.RdfFormat, FORMATS[name])
-    return found
+    """The oxigraph value of one of `FORMATS`."""
+    form: ox.RdfFormat = getattr(ox.RdfFormat, FORMATS[name])
+    return form
 
 
-def lines(turtle: bytes) -> bytes:
-    """Turtle as N-Triples."""
+def turtle_to_ntriples(turtle: bytes) -> bytes:
+    """Converts Turtle to N-Triples."""
     data = ox.serialize(
         (quad.triple for quad in ox.parse(turtle, format=ox.RdfFormat.TURTLE)),
         format=ox.RdfFormat.N_TRIPLES,
     )
-    assert data is not None, "serialize returns the bytes where no output is named"
+    assert data is not None, "serialize returns bytes without an output"
     return data
 
 
@@ -139,7 +139,7 @@ def _lines(subjects: pa.Array, predicate: str, objects: pa.Array | str) -> bytes
 
 
 def vertex_paths(labels: LabelSet) -> Iterator[pa.Array]:
-    """What follows `VERTEX` in the IRIs of each label's vertices, from the dataset to the leaf."""
+    """The paths of each label's vertices, as in their IRIs, from the dataset to the leaf."""
     path = _roots(labels)
     yield path
     for segments in _segments(labels):

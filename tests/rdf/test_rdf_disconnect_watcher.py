@@ -1,4 +1,4 @@
-"""The thread that looks for clients that hang up outlives whatever connections come to."""
+"""The watcher of disconnects survives errors of connections."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import threading
 
 import pytest
 
-from galileo.rdf.disconnect_watcher import Disconnects
+from galileo.rdf.disconnect_watcher import DisconnectWatcher
 
 WITHIN_S = 60.0
 
 
 @pytest.fixture
 def disconnects():
-    one = Disconnects()
+    one = DisconnectWatcher()
     yield one
     one.close()
 
 
-def noticed(disconnects: Disconnects) -> bool:
+def noticed(disconnects: DisconnectWatcher) -> bool:
     ours, theirs = socket.socketpair()
     gone = threading.Event()
     with ours, disconnects.calling(ours, gone.set):
@@ -28,11 +28,11 @@ def noticed(disconnects: Disconnects) -> bool:
         return gone.wait(WITHIN_S)
 
 
-def test_who_hangs_up_is_noticed(disconnects):
+def test_disconnect_watcher_detects_disconnect(disconnects):
     assert noticed(disconnects)
 
 
-def test_one_that_is_over_as_its_end_is_seen_ends_nothing_else(disconnects):
+def test_disconnect_watcher_ended_block_is_ignored(disconnects):
     """Between a look at a connection and what is made of it, it may be over and closed."""
     ours, theirs = socket.socketpair()
     calls: list[str] = []

@@ -82,7 +82,7 @@ def endpoint(graph):
 
 @pytest.mark.parametrize("method", ["GET", "POST", "POST_FORM"])
 @pytest.mark.parametrize("form", ["json", "xml", "csv", "tsv"])
-def test_the_store_of_rdflib_asks_it(endpoint, weather, method, form):
+def test_endpoint_answers_sparql_store_of_rdflib(endpoint, weather, method, form):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of rdflib's own making
         store = SPARQLStore(endpoint.url, method=method, returnFormat=form)
@@ -95,7 +95,7 @@ def test_the_store_of_rdflib_asks_it(endpoint, weather, method, form):
     assert counts == {cell: cells.count(cell) for cell in set(cells)}
 
 
-def test_the_store_of_rdflib_looks_for_triples(endpoint):
+def test_endpoint_sparql_store_of_rdflib_finds_triples(endpoint):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         graph = Graph(SPARQLStore(endpoint.url))
@@ -104,7 +104,7 @@ def test_the_store_of_rdflib_looks_for_triples(endpoint):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_asks_it(endpoint, weather):
+def test_endpoint_answers_curl(endpoint, weather):
     command = ["curl", "-sS", endpoint.url, "--data-urlencode", f"query={COUNT}"]
     done = subprocess.run([*command, "-H", "Accept: text/csv"], capture_output=True, check=True)
     assert done.stdout.decode().split() == ["n", str(len(weather))]
@@ -235,7 +235,7 @@ def test_bodies_are_bounded_and_say_their_length(endpoint):
 
 
 @pytest.mark.parametrize("length", ["-1", "\xb2", "9" * 5_000, "1_0", "+6"])
-def test_a_length_that_is_none_is_told(endpoint, length):
+def test_endpoint_invalid_content_length_is_refused(endpoint, length):
     where = urlsplit(endpoint.url)
     with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
         head = f"POST /sparql HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
@@ -243,13 +243,13 @@ def test_a_length_that_is_none_is_told(endpoint, length):
         assert b" 413 " in connection.makefile("rb").readline()
 
 
-def test_other_names_of_this_machine_are_not_served(endpoint):
+def test_endpoint_unknown_host_is_refused(endpoint):
     assert get(endpoint.url, COUNT, Host="evil.example:80").status == 421
     assert get(endpoint.url, COUNT, Host="[").status == 421
     assert get(endpoint.url, COUNT, Host="localhost").status == 200
 
 
-def test_pages_of_elsewhere_may_ask_only_where_they_were_allowed_to(endpoint, graph):
+def test_endpoint_other_origins_need_cors(endpoint, graph):
     assert "access-control-allow-origin" not in get(endpoint.url, COUNT).headers
     with Endpoint(graph, EndpointOptions(port=0, cors="https://maps.example")) as served:
         assert (
@@ -260,7 +260,7 @@ def test_pages_of_elsewhere_may_ask_only_where_they_were_allowed_to(endpoint, gr
         assert "POST" in preflight.headers["access-control-allow-methods"]
 
 
-def test_only_loopback_is_served_unless_told_otherwise(graph):
+def test_endpoint_other_than_loopback_needs_public(graph):
     with pytest.raises(ConfigError, match="public"):
         EndpointOptions(host="0.0.0.0")
     with pytest.raises(ConfigError, match="public"):
@@ -270,7 +270,7 @@ def test_only_loopback_is_served_unless_told_otherwise(graph):
         EndpointOptions(queries_max=0)
 
 
-def test_a_port_that_is_taken_is_told(endpoint, graph):
+def test_endpoint_port_in_use_is_refused(endpoint, graph):
     port = urlsplit(endpoint.url).port
     with pytest.raises(ConfigError, match=str(port)):
         Endpoint(graph, EndpointOptions(port=port))
@@ -308,7 +308,7 @@ def escapes(there):
     ]
 
 
-def test_a_canary_hears_of_no_query(endpoint, canary, weather):
+def test_endpoint_queries_call_no_other_server(endpoint, canary, weather):
     there, heard = canary
     assert ask(f"{there}/sings").status == 200
     assert heard == ["/sings"]

@@ -14,7 +14,7 @@ from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold, until
 
 from galileo import rdf
 from galileo.rdf import Endpoint, EndpointOptions
-from galileo.rdf.disconnect_watcher import Disconnects
+from galileo.rdf.disconnect_watcher import DisconnectWatcher
 from galileo.rdf.service import Service
 
 
@@ -41,14 +41,14 @@ def test_an_answer_that_is_too_long_is_refused(graph):
         assert (reply.status, b"10 rows" in reply.body) == (400, True)
 
 
-def test_too_many_queries_at_once_are_told_to_come_back(graph):
+def test_endpoint_too_many_queries_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, queries_max=1)) as served, hold(served.url):
         assert until(lambda: _running(served._server.service) == 1)
         reply = get(served.url, COUNT)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
 
-def test_too_many_connections_are_told_to_come_back(graph):
+def test_endpoint_too_many_connections_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
         with hold(served.url):
             assert until(lambda: _running(served._server.service) == 1)
@@ -57,7 +57,7 @@ def test_too_many_connections_are_told_to_come_back(graph):
         assert until(lambda: get(served.url, COUNT).status == 200)
 
 
-def test_a_connection_that_asks_nothing_gives_way(graph):
+def test_endpoint_idle_connection_is_closed_for_another(graph):
     options = EndpointOptions(port=0, connections_max=1)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
         connection = stack.enter_context(hold(served.url, COUNT))
@@ -67,7 +67,7 @@ def test_a_connection_that_asks_nothing_gives_way(graph):
             pass
 
 
-def test_clients_that_never_end_their_request_shut_nobody_out(graph):
+def test_endpoint_unfinished_requests_do_not_block_others(graph):
     options = EndpointOptions(port=0, connections_max=4, idle_timeout_s=600)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
         for number in range(20):
@@ -114,7 +114,7 @@ def test_headers_have_a_size_in_all(graph):
         assert b" 431 " in greedy.makefile("rb").readline()
 
 
-def test_readers_that_take_nothing_hold_only_so_much(graph):
+def test_endpoint_slow_readers_hold_bounded_memory(graph):
     text = "SELECT * { ?a g:time ?b . ?c g:time ?d } LIMIT 40000"
     options = EndpointOptions(port=0, answers_mib_max=1, idle_timeout_s=600)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ def test_readers_that_take_nothing_hold_only_so_much(graph):
         assert len(get(served.url, text).body) == full, "who takes it gets all of it"
 
 
-def test_queries_of_one_host_give_way_to_that_of_another(graph):
+def test_endpoint_query_of_another_host_replaces_a_waiting_one(graph):
     options = EndpointOptions(port=0, queries_max=3, timeout_s=120)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
         service = served._server.service
@@ -148,7 +148,7 @@ def held(server):
         return sum(seat.held_bytes for seat in server.seats._seats.values())
 
 
-def test_a_client_that_hangs_up_cancels_its_query(graph):
+def test_endpoint_disconnect_cancels_the_query(graph):
     """The next query would else wait for as long as the first may run."""
     with Endpoint(graph, EndpointOptions(port=0, timeout_s=60)) as served:
         service = served._server.service
@@ -164,7 +164,7 @@ def _running(service: Service) -> int:
     return len(service.turns)
 
 
-def test_a_client_that_says_nothing_is_let_go(graph):
+def test_endpoint_silent_client_is_disconnected(graph):
     with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.1)) as served:
         where = urlsplit(served.url)
         with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
@@ -182,9 +182,9 @@ def test_closing_ends_the_queries_that_run(graph):
         get(served.url, COUNT)
 
 
-def test_a_hang_up_is_told_to_who_asks_now():
+def test_disconnect_watcher_reused_connection_notifies_the_current_query():
     """A client that keeps its connection may ask again between a look and what it leads to."""
-    watching = Disconnects()
+    watching = DisconnectWatcher()
     ours, theirs = socket.socketpair()
     first, second = threading.Event(), threading.Event()
     try:
@@ -205,7 +205,7 @@ def no_thread(*_):
     raise RuntimeError("can't start new thread")
 
 
-def test_a_thread_that_cannot_start_takes_no_room(graph, monkeypatch):
+def test_endpoint_thread_that_cannot_start_frees_its_connection(graph, monkeypatch):
     with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
         with monkeypatch.context() as patched:
             patched.setattr(ThreadingHTTPServer, "process_request", no_thread)

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
-from galileo.rdf import engine as engine_module
-from galileo.rdf import process as process_module
-from galileo.rdf import worker
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.engine import MEMORY_BYTES_MAX, Engine, Limits
-from galileo.rdf.process import Process, QueryProcessEnded
+from galileo.rdf.sparql_process import engine as engine_module
+from galileo.rdf.sparql_process import process as process_module
+from galileo.rdf.sparql_process import worker
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, Limits
+from galileo.rdf.sparql_process.process import Process, QueryProcessEnded
 
 TRIPLES = b"".join(b'<urn:s:%d> <urn:p> "%d" .\n' % (i, i) for i in range(2_000))
 ENDLESS = "SELECT (COUNT(*) AS ?n) { ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
@@ -34,8 +34,8 @@ def workers():
     return {child.pid for child in psutil.Process().children() if _is_worker(child)}
 
 
-def answerer(keeper):
-    (child,) = psutil.Process(keeper).children()
+def query_process(graph_pid):
+    (child,) = psutil.Process(graph_pid).children()
     return child.pid
 
 
@@ -63,7 +63,7 @@ def loads():
 
 @pytest.fixture
 def engine(loads, monkeypatch):
-    """A keeper that is told to end its answerer has time to, as busy as the machine may be."""
+    """Leaves the graph process enough time to kill its query process on a busy machine."""
     monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 60.0)
     engine = Engine(lambda: loads.append(1) or [TRIPLES])
     yield engine
@@ -72,24 +72,24 @@ def engine(loads, monkeypatch):
 
 @pytest.fixture
 def process():
-    """A worker without an engine: nobody checks its queries or its time."""
+    """A worker without an engine, which checks neither queries nor time."""
     process = Process.start(memory_bytes_max=MEMORY_BYTES_MAX)
     yield process
     process.close()
 
 
-def test_a_query_that_is_cut_costs_no_other_load(engine, loads):
+def test_engine_timeout_keeps_the_graph_loaded(engine, loads):
     before = workers()
     assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
-    (keeper,) = workers() - before
-    first = answerer(keeper)
+    (graph_pid,) = workers() - before
+    first = query_process(graph_pid)
     assert engine.query("ASK { <urn:s:2> ?p ?o }", QUICK).value
-    assert answerer(keeper) == first
+    assert query_process(graph_pid) == first
     with pytest.raises(DeadlineExceeded):
         engine.query(ENDLESS, Limits(timeout_s=0.2))
     assert ended(first)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
-    assert workers() - before == {keeper}
+    assert workers() - before == {graph_pid}
     assert loads == [1]
 
 
@@ -105,11 +105,11 @@ def test_queries_are_cut_whatever_they_are_doing_and_the_next_answer_is_right(en
 
 
 def test_a_query_whose_time_is_over_before_it_is_asked_costs_no_other_load(engine, loads):
-    """A keeper that is slow to fork, as on a busy machine, keeps its graph."""
+    """A graph process that is slow to fork, as on a busy machine, keeps its graph."""
     engine.load()
-    keeper = engine._process.child.pid
-    os.kill(keeper, signal.SIGSTOP)
-    continue_request = threading.Timer(0.3, os.kill, [keeper, signal.SIGCONT])
+    graph_pid = engine._process.child.pid
+    os.kill(graph_pid, signal.SIGSTOP)
+    continue_request = threading.Timer(0.3, os.kill, [graph_pid, signal.SIGCONT])
     continue_request.start()
     with pytest.raises(DeadlineExceeded):
         engine.query("ASK {}", Limits(timeout_s=0.05))
@@ -166,7 +166,7 @@ def test_the_grace_of_one_query_that_was_cut_does_not_end_another_one(engine, lo
     assert loads == [1]
 
 
-def test_a_stuck_keeper_counts_as_late_while_its_graph_is_written(engine, monkeypatch):
+def test_engine_stopped_graph_process_during_load_times_out(engine, monkeypatch):
     engine.load()
     monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.1)
     monkeypatch.setattr(engine_module, "LOAD_TIMEOUT_S", 0.3)
@@ -178,10 +178,10 @@ def test_a_stuck_keeper_counts_as_late_while_its_graph_is_written(engine, monkey
 
 
 @pytest.mark.parametrize("read", [0, 3, 8, 20])
-def test_an_answerer_that_ends_amid_its_request_leaves_nothing_of_it(process, read):
+def test_process_killed_while_reading_discards_the_request(process, read):
     """Whatever it had read of the request, what comes next is understood."""
     process.load([TRIPLES], timeout_s=60)
-    process.ask(request("ASK {}"))
+    process.query(request("ASK {}"))
     (child,) = psutil.Process(process.child.pid).children()
     child.suspend()
     frame = json.dumps({"op": "query", **request("ASK {}")}).encode()
@@ -190,8 +190,8 @@ def test_an_answerer_that_ends_amid_its_request_leaves_nothing_of_it(process, re
     child.kill()
     with pytest.raises(QueryProcessEnded):
         process._frame()
-    process._has_answerer = False
-    assert process.ask(request("ASK { <urn:s:3> ?p ?o }"), patience_s=60)[0]["value"]
+    process._has_query_process = False
+    assert process.query(request("ASK { <urn:s:3> ?p ?o }"), timeout_s=60)[0]["value"]
 
 
 def test_a_query_is_cancelled_from_another_thread(engine, loads):
@@ -226,18 +226,18 @@ def test_a_graph_grows_between_queries(engine, loads):
     assert loads == [1]
 
 
-def test_a_function_that_nobody_knows_is_refused_and_the_worker_lives(engine, loads):
+def test_engine_unknown_function_is_refused_and_worker_survives(engine, loads):
     with pytest.raises(UnsupportedQuery, match="urn:unheard"):
         engine.query("SELECT (<urn:unheard>(1) AS ?x) {}", QUICK)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
     assert loads == [1]
 
 
-def test_a_process_that_somebody_ended_is_replaced(engine, loads):
+def test_engine_killed_graph_process_is_replaced(engine, loads):
     before = workers()
     engine.query("ASK {}", QUICK)
     (pid,) = workers() - before
-    child = answerer(pid)
+    child = query_process(pid)
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
@@ -251,9 +251,9 @@ def late_news(monkeypatch):
     monkeypatch.setattr(Process, "alive", property(lambda process: process._end.alive))
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["keeper", "both"])
+@pytest.mark.parametrize("asked", [False, True], ids=["graph process", "both"])
 def test_a_graph_grows_though_its_process_is_lost_unseen(engine, loads, late_news, asked):
-    """Both with a keeper that reads itself, and with one that an answerer reads for."""
+    """Both with a graph process that reads itself, and with one that a query process reads for."""
     if asked:
         engine.query("ASK {}", QUICK)
     else:
@@ -275,15 +275,15 @@ def test_a_query_is_answered_though_its_process_is_lost_unseen(engine, loads, la
     assert loads == [1, 1, 1]
 
 
-def test_a_keeper_that_is_ended_again_and_again_is_told(engine, monkeypatch):
-    """So what is too large for it is told after two attempts, and not tried for ever."""
+def test_engine_graph_process_killed_twice_is_an_error(engine, monkeypatch):
+    """A graph that does not fit its memory is an error after two attempts."""
     monkeypatch.setattr(Process, "ask", lambda process, *_, **__: process._take(process.end() or 1))
     with pytest.raises(InputError, match="SIGKILL"):
         engine.query("ASK {}", QUICK)
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_told_as_the_graph_grows():
+def test_engine_grow_beyond_memory_is_refused():
     pieces = [TRIPLES]
     engine = Engine(lambda: pieces, memory_bytes_max=400 << 20)
     try:
@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_told_as_the_graph_grows():
         engine.close()
 
 
-def test_what_is_no_graph_is_told_as_it_grows(engine, loads):
+def test_engine_grow_invalid_triples_are_refused(engine, loads):
     engine.load()
     with pytest.raises(InputError, match="oxigraph loads"):
         engine.grow([b"this is not N-Triples\n"])
@@ -317,25 +317,25 @@ def test_a_source_that_cannot_be_read_is_not_taken_for_a_lost_process():
     engine.close()
 
 
-def test_an_answerer_that_somebody_ended_is_replaced(engine, loads):
+def test_engine_killed_query_process_is_replaced(engine, loads):
     before = workers()
     engine.query("ASK {}", QUICK)
-    (keeper,) = workers() - before
-    os.kill(answerer(keeper), signal.SIGKILL)
+    (graph_pid,) = workers() - before
+    os.kill(query_process(graph_pid), signal.SIGKILL)
     with pytest.raises(InputError, match="SIGKILL"):
         engine.query("ASK { <urn:s:3> ?p ?o }", QUICK)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
     assert loads == [1]
 
 
-@pytest.mark.parametrize("stopped", ["keeper", "answerer"])
-def test_a_stopped_process_counts_as_late(engine, stopped, monkeypatch):
+@pytest.mark.parametrize("stopped", ["graph process", "query process"])
+def test_engine_stopped_process_times_out(engine, stopped, monkeypatch):
     monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.3)
     before = workers()
     engine.query("ASK {}", QUICK)
-    (keeper,) = workers() - before
-    pids = {keeper, answerer(keeper)}
-    for pid in pids if stopped == "keeper" else pids - {keeper}:
+    (graph_pid,) = workers() - before
+    pids = {graph_pid, query_process(graph_pid)}
+    for pid in pids if stopped == "graph process" else pids - {graph_pid}:
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
         engine.query("ASK {}", Limits(timeout_s=0.2))
@@ -380,7 +380,7 @@ def test_an_error_while_the_graph_is_made_reaches_the_caller_and_leaves_no_proce
     engine.close()
 
 
-def test_an_engine_that_nobody_holds_leaves_no_process():
+def test_engine_garbage_collected_ends_its_process():
     before = workers()
     engine = Engine(lambda: [TRIPLES])
     engine.query("ASK {}", QUICK)
@@ -392,7 +392,7 @@ def test_an_engine_that_nobody_holds_leaves_no_process():
 
 ORPHANING = """
 import sys
-from galileo.rdf.engine import Engine, Limits
+from galileo.rdf.sparql_process.engine import Engine, Limits
 engine = Engine(lambda: [b'<urn:s> <urn:p> "1" .\\n'])
 engine.query("ASK {}", Limits())
 print(engine._process.child.pid, flush=True)
@@ -410,18 +410,18 @@ def test_a_worker_whose_parent_was_killed_ends_by_itself():
     assert ended(pid)
 
 
-def test_an_answerer_that_nobody_watches_ends_a_query_by_itself(process):
+def test_query_process_own_timer_ends_a_query(process):
     process.load([TRIPLES], timeout_s=60)
     with pytest.raises(QueryProcessEnded) as caught:
-        process.ask(request(ENDLESS, timeout_s=0.1))
+        process.query(request(ENDLESS, timeout_s=0.1))
     assert caught.value.status == -signal.SIGALRM
-    assert process.ask(request("ASK { <urn:s:3> ?p ?o }"))[0]["value"]
+    assert process.query(request("ASK { <urn:s:3> ?p ?o }"))[0]["value"]
 
 
 DIRECT = "import sys, pyoxigraph; list(pyoxigraph.Store().query(sys.argv[1]))"
 
 
-def test_a_query_that_slips_past_the_guard_reaches_no_network(process):
+def test_query_process_reaches_no_network(process):
     """The worker itself cannot open a socket, while oxigraph alone calls out."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}/sparql"
@@ -431,7 +431,7 @@ def test_a_query_that_slips_past_the_guard_reaches_no_network(process):
         server.accept()[0].close()
         assert control.wait(60) != 0
 
-        head, data = process.ask(request(query))
+        head, data = process.query(request(query))
         assert (head["error"], data) == ("failed", b"")
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):

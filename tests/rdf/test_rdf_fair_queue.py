@@ -15,7 +15,7 @@ WITHIN_S = 60.0
 
 
 class Asker(threading.Thread):
-    """Has one turn, which lasts until it is told to end."""
+    """Holds one turn until `end`."""
 
     def __init__(
         self, turns: FairQueue, host: str, order: list[str], *, within_s: float = WITHIN_S
@@ -52,7 +52,7 @@ def await_that(holds) -> None:
         time.sleep(0.001)
 
 
-def test_a_host_that_asks_seldom_is_next():
+def test_fair_queue_host_with_oldest_turn_is_next():
     turns, order = FairQueue(8), []
     greedy = [Asker(turns, "greedy", order) for _ in range(5)]
     calm = Asker(turns, "calm", order)
@@ -77,7 +77,7 @@ def test_hosts_take_turns():
     assert order == ["a", "b", "c", "a", "b", "a"]
 
 
-def test_where_all_places_are_taken_the_latest_of_the_greediest_gives_way():
+def test_fair_queue_full_evicts_latest_query_of_largest_host():
     turns, order = FairQueue(3), []
     greedy = [Asker(turns, "greedy", order) for _ in range(3)]
     refused = Asker(turns, "greedy", order)
@@ -101,7 +101,7 @@ def test_where_all_places_are_taken_the_latest_of_the_greediest_gives_way():
     assert len(turns) == 0
 
 
-def test_one_that_runs_does_not_give_way():
+def test_fair_queue_running_query_is_not_evicted():
     turns, order = FairQueue(1), []
     running = Asker(turns, "a", order)
     with (

@@ -72,12 +72,12 @@ def test_nothing_is_loaded_again_when_it_grows_or_a_query_is_cut(weather):
     with rdf.IncrementalGraph(weather.schema) as graph:
         graph.add(weather.slice(0, 100))
         graph.load()
-        keeper = graph._engine._process
+        process = graph._engine._process
         with pytest.raises(DeadlineExceeded):
             graph.sparql(ENDLESS, timeout_s=0.2)
         graph.add(weather.slice(100, 200))
         assert graph.sparql(COUNT).rows == [{"n": 200}]
-        assert graph._engine._process is keeper
+        assert graph._engine._process is process
 
 
 def test_a_lost_process_is_built_again_from_all_that_came(weather):

@@ -91,7 +91,7 @@ def test_several_columns_need_a_name(graph):
         answer.labels("nope")
 
 
-def test_an_answer_that_names_no_label_is_told_apart_from_an_empty_one(graph):
+def test_labels_of_unknown_terms_differ_from_an_empty_result(graph):
     with pytest.raises(InputError, match="none of"):
         graph.sparql("SELECT ?t ?l { ?p f:temperature ?t ; f:level ?l }").labels()
     assert len(graph.sparql("SELECT ?p ?q { ?p f:level 99 . ?q f:level 98 }").labels()) == 0

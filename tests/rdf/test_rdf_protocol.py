@@ -115,7 +115,7 @@ def test_the_best_of_what_is_accepted_is_chosen(accept, kind, expected):
         ("text/csv;q=nonsense", "solutions"),
     ],
 )
-def test_what_nobody_accepts_is_not_sent(accept, kind):
+def test_negotiate_no_acceptable_format_is_refused(accept, kind):
     with pytest.raises(Refused) as caught:
         protocol.negotiate(accept, kind)
     assert caught.value.status == HTTPStatus.NOT_ACCEPTABLE

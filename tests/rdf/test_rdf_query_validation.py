@@ -35,7 +35,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_would_ask_elsewhere_or_write_is_refused(text):
+def test_check_query_service_from_and_updates_are_refused(text):
     with pytest.raises(UnsupportedQuery, match="expected a query"):
         query_validation.check_query(text)
 
@@ -58,7 +58,7 @@ def test_deep_nesting_is_an_error_and_no_crash():
 
 
 @pytest.mark.parametrize(("text", "match"), [(b"ASK {}", "bytes"), ("#" * 100_001, "100,000")])
-def test_only_texts_of_bounded_length_are_looked_at(text, match):
+def test_check_query_other_types_and_long_texts_are_refused(text, match):
     with pytest.raises(InputError, match=match):
         query_validation.check_query(text)
 
@@ -73,7 +73,7 @@ def test_updates_of_a_copy_may_not_load():
         query_validation.check_update("LOAD what")
 
 
-def test_prepared_queries_and_updates_are_looked_through():
+def test_check_algebra_refuses_service_from_and_load():
     query_validation.check_algebra(prepareQuery("SELECT * { ?s ?p 'SERVICE' }").algebra)
     with pytest.raises(UnsupportedQuery, match="SERVICE"):
         query_validation.check_algebra(

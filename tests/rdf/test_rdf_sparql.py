@@ -93,15 +93,15 @@ def test_what_is_no_query_of_this_graph_is_refused(graph, text, error):
 def test_an_unknown_prefix_is_named(graph, text, prefix, line, column):
     with pytest.raises(QuerySyntaxError) as caught:
         graph.sparql(text)
-    told = caught.value.message
-    assert f"prefix '{prefix}:' at line {line}, column {column} is not declared; " in told
-    assert "g:, f:, geo:, " in told
-    assert len(told) < 300
+    message = caught.value.message
+    assert f"prefix '{prefix}:' at line {line}, column {column} is not declared; " in message
+    assert "g:, f:, geo:, " in message
+    assert len(message) < 300
     assert text[caught.value.details["position"] :].startswith(f"{prefix}:")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("SELECT ?s {\n?s ?p ?o", "line 2, column 9, or a little before, in"),
         ("SELECT * { ?s ?p ?o } ORDER BY", "line 1, column 31, or a little before, in"),
@@ -109,11 +109,11 @@ def test_an_unknown_prefix_is_named(graph, text, prefix, line, column):
         ("SELECT ?x { ?s ?p ?o } GROUP BY ?s", "; The SELECT contains a variable that is unbound"),
     ],
 )
-def test_what_does_not_parse_is_told_in_one_short_line(graph, text, told):
+def test_sparql_syntax_error_is_one_short_line(graph, text, reason):
     with pytest.raises(QuerySyntaxError) as caught:
         graph.sparql(text)
     message = caught.value.message
-    assert told in message
+    assert reason in message
     assert len(message) < 300
     assert "\n" not in message
     assert "u{" not in message

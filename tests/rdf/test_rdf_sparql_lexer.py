@@ -132,7 +132,7 @@ queries = st.tuples(st.sampled_from(["", "", "FROM <urn:x> ", "from x:y"]), patt
 @given(queries)
 def test_a_keyword_is_found_where_a_parser_finds_one(text):
     expected = has_keyword(text)
-    found = sparql_lexer.keyword(text)
+    found = sparql_lexer.find_keyword(text)
     if expected is not None:
         assert (found is not None and found.named) == expected
 
@@ -148,7 +148,7 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=12))
-def test_undeclared_prefixes_are_those_that_a_query_uses_and_nobody_declares(pieces):
+def test_first_undeclared_prefix_is_used_and_not_declared(pieces):
     text, used, declared = "", [], {"_", *terms.PREFIXES}
     for piece, use, declaration in pieces:
         if use is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError
 from galileo.rdf import sparql_result
-from galileo.rdf.engine import Answer
+from galileo.rdf.sparql_process.engine import Answer
 from galileo.rdf.sparql_result import SparqlResult
 
 XSD = "http://www.w3.org/2001/XMLSchema#"

@@ -1,4 +1,4 @@
-"""The worker's process as its owner sees it: start, load, ask, interrupt, end."""
+"""The owner's side of a worker: starts it, loads triples, sends queries, interrupts and ends it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from galileo.errors import InputError
 from galileo.rdf import lazy_imports
 
 if TYPE_CHECKING:
-    from galileo.rdf import worker
+    from galileo.rdf.sparql_process import worker
 else:
     worker = lazy_imports.WORKER
 
 INTERRUPT_GRACE_S = 5.0
-"""How long the keeper has to end its answerer before both are ended."""
+"""How long the graph process has to kill its query process before both are killed."""
 READ_BYTES = 1 << 20
 _STATUS = struct.Struct(">q")
-"""The last that a mark says before the secret."""
+"""The exit status in a mark, before the secret."""
 
 Reply = tuple[dict[str, Any], bytes]
 
 
 class QueryProcessEnded(Exception):
-    """The process that answered is gone; the graph is still there.
+    """The query process ended; the graph is still loaded.
 
     Attributes:
-        status: its exit status, negative for a signal.
+        status: exit status, negative for a signal.
     """
 
     def __init__(self, status: int) -> None:
@@ -48,10 +48,10 @@ class QueryProcessEnded(Exception):
 
 
 class GraphProcessEnded(Exception):
-    """The process that holds the graph is gone, and the graph with it.
+    """The graph process ended, and the graph is lost.
 
     Attributes:
-        status: its exit status, negative for a signal.
+        status: exit status, negative for a signal.
     """
 
     def __init__(self, status: int) -> None:
@@ -60,30 +60,30 @@ class GraphProcessEnded(Exception):
 
 
 class Process:
-    """A keeper with the graph, and its answerer; one thread uses it at a time.
+    """A graph process and its query process; one thread uses it at a time.
 
-    `interrupt` and `end` may be called by any thread at any time.
+    Any thread may call `interrupt` and `end` at any time.
 
     Attributes:
-        geometry: whether the answerer has the functions of `galileo.rdf.geometry`.
-        expired: whether the last query was interrupted for its patience.
+        geometry: whether the query process has the functions of `galileo.rdf.geometry`.
+        expired: whether the last query was interrupted by its timeout.
     """
 
     def __init__(self, child: subprocess.Popen[bytes], *, secret: bytes) -> None:
-        assert child.stdin is not None, "a pipe was asked for"
-        assert child.stdout is not None, "a pipe was asked for"
+        assert child.stdin is not None, "stdin and stdout are pipes"
+        assert child.stdout is not None, "stdin and stdout are pipes"
         self.child = child
         self.geometry = False
         self._requests, self._answers = child.stdin.fileno(), child.stdout.fileno()
         self._secret = secret
         self._buffer = bytearray()
-        self._left: int | None = None
+        self._exit_status: int | None = None
         self._lock = threading.Lock()
         self._busy = ""
-        self._wanted = False
+        self._is_interrupt_requested = False
         self._interrupted = False
         self._exchanges = 0
-        self._has_answerer = False
+        self._has_query_process = False
         self._until: float | None = None
         self.expired = False
         self._readable = select.poll()
@@ -110,15 +110,15 @@ class Process:
         return self._end.alive and self.child.poll() is None
 
     def begin(self) -> None:
-        """Interrupts before this moment were for earlier work."""
+        """Resets earlier interrupts."""
         with self._lock:
-            self._wanted = False
+            self._is_interrupt_requested = False
 
     def load(self, pieces: Iterable[bytes], *, timeout_s: float) -> None:
         """Adds triples to the graph, piece by piece.
 
         Raises:
-            InputError: they are no N-Triples. Some of them may be loaded.
+            InputError: they are not N-Triples; some of them may be loaded.
             GraphProcessEnded: the process ended.
         """
         self._dismiss()
@@ -128,49 +128,49 @@ class Process:
             if "error" in head:
                 raise InputError(f"expected a graph that oxigraph loads: {head['message']}")
 
-    def ask(
-        self, request: dict[str, Any], *, geometry: bool = False, patience_s: float | None = None
+    def query(
+        self, request: dict[str, Any], *, geometry: bool = False, timeout_s: float | None = None
     ) -> Reply:
-        """The answer to a query.
+        """The reply to a query.
 
         Args:
-            request: what the worker is told.
-            geometry: whether the functions of `galileo.rdf.geometry` are needed.
-            patience_s: when to interrupt it; None: somebody else does.
+            request: for the worker.
+            geometry: whether the query needs the functions of `galileo.rdf.geometry`.
+            timeout_s: after which the query is interrupted; None: the caller interrupts it.
 
         Raises:
-            QueryProcessEnded: it was interrupted, or died of the query; ask again.
-            GraphProcessEnded: the whole process ended.
+            QueryProcessEnded: it was interrupted, or ended by the query.
+            GraphProcessEnded: both processes ended.
         """
         self.expired = False
-        self._until = None if patience_s is None else time.monotonic() + patience_s
+        self._until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            self._fork(geometry=geometry)
-            if self._wanted:
-                raise QueryProcessEnded(-signal.SIGKILL)  # as it would, were it asked yet
+            self._ensure_query_process(geometry=geometry)
+            if self._is_interrupt_requested:
+                raise QueryProcessEnded(-signal.SIGKILL)  # as an interrupted process ends
             return self._exchange("query", json.dumps({"op": "query", **request}).encode())
         finally:
             self._until = None
 
-    def _fork(self, *, geometry: bool) -> None:
-        """Has an answerer, with the functions that are needed."""
-        if self._left is not None:  # it ended after its last answer was written
-            self._has_answerer, self._left = False, None
+    def _ensure_query_process(self, *, geometry: bool) -> None:
+        """Starts a query process unless there is one with the required functions."""
+        if self._exit_status is not None:  # it ended after its last reply
+            self._has_query_process, self._exit_status = False, None
         if geometry and not self.geometry:
             self._dismiss()
-        if not self._has_answerer:
+        if not self._has_query_process:
             self.geometry = geometry
-            asked = {"op": "answer", "geometry": geometry}
-            self._exchange("answer", json.dumps(asked).encode())
-            self._has_answerer = True
+            request = {"op": "answer", "geometry": geometry}
+            self._exchange("answer", json.dumps(request).encode())
+            self._has_query_process = True
 
     def interrupt(self) -> None:
-        """Ends the answerer if it is busy; the one who waits for it gets `QueryProcessEnded`.
+        """Kills the query process if it is busy; its caller gets `QueryProcessEnded`.
 
-        What is not asked yet is not asked any more. A load can only be ended with the keeper.
+        A query that was not sent yet is not sent. A load ends with the graph process only.
         """
         with self._lock:
-            self._wanted = True
+            self._is_interrupt_requested = True
             if self._busy in ("load", "keep"):
                 self.end()
             elif self._busy == "query":
@@ -179,15 +179,15 @@ class Process:
                 self._watch()
 
     def end(self) -> None:
-        """Ends both processes; whoever waits for them gets `GraphProcessEnded`."""
+        """Kills both processes; a waiting caller gets `GraphProcessEnded`."""
         _kill_group(self.child)
 
     def close(self) -> None:
-        """Ends both and frees the pipes; only for the thread that uses them."""
+        """Kills both and closes the pipes; for the thread that uses them."""
         self._end()
 
     def _signal(self) -> None:
-        """Has the keeper end its answerer, once; ends both where it does not."""
+        """Signals the graph process to kill its query process, once; kills both if it does not."""
         if self._interrupted:
             return
         self._interrupted = True
@@ -195,10 +195,10 @@ class Process:
         self._watch()
 
     def _watch(self) -> None:
-        """Ends both where what goes on now still does so after a while."""
-        stuck = threading.Timer(INTERRUPT_GRACE_S, self._end_if_at, [self._exchanges])
-        stuck.daemon = True
-        stuck.start()
+        """Kills both if the current exchange lasts longer than `INTERRUPT_GRACE_S`."""
+        watchdog = threading.Timer(INTERRUPT_GRACE_S, self._end_if_at, [self._exchanges])
+        watchdog.daemon = True
+        watchdog.start()
 
     def _end_if_at(self, exchange: int) -> None:
         with self._lock:
@@ -206,11 +206,11 @@ class Process:
                 self.end()
 
     def _dismiss(self) -> None:
-        """Makes way to the keeper."""
-        if self._has_answerer:
+        """Ends the query process, so that the graph process reads the next request."""
+        if self._has_query_process:
             with contextlib.suppress(QueryProcessEnded):
                 self._exchange("keep", b'{"op": "keep"}')
-            self._has_answerer = False
+            self._has_query_process = False
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -220,54 +220,54 @@ class Process:
             self._exchanges += 1
         try:
             worker.write_frames(self._requests, *frames)
-            self._written(what)
+            self._after_write(what)
             head: dict[str, Any] = json.loads(self._frame())
             reply = head, self._frame()
-            self._settle()
+            self._complete()
             return reply
         except QueryProcessEnded:
-            self._has_answerer = False
+            self._has_query_process = False
             raise
-        except OSError as error:  # a broken pipe: nobody reads it any more
+        except OSError as error:  # a broken pipe: the process ended
             raise self._ended() from error
         finally:
             with self._lock:
                 self._busy, self._interrupted = "", False
 
-    def _written(self, what: str) -> None:
-        """An answerer that is ended before it has read its request would leave it half read."""
+    def _after_write(self, what: str) -> None:
+        """Sends an interrupt that came during the write, after which no request is half read."""
         with self._lock:
             self._busy = what
-            if self._wanted and what == "query":
+            if self._is_interrupt_requested and what == "query":
                 self._signal()
-            elif self._wanted and what != "answer":
+            elif self._is_interrupt_requested and what != "answer":
                 self.end()
 
     def _ended(self) -> GraphProcessEnded:
-        """Once its pipes are closed; what is left of it, and of its answerer, is ended."""
+        """The error for closed pipes; kills both processes."""
         self.end()
         return GraphProcessEnded(self.child.wait())
 
-    def _settle(self) -> None:
-        """After an interrupt that came as the answer did, waits for the mark that follows it."""
+    def _complete(self) -> None:
+        """Ends an exchange; waits for the mark of an interrupt that came with the reply."""
         with self._lock:
             if not self._interrupted:
                 self._busy = ""
                 return
-        self._take(sys.maxsize)
+        self._read_bytes(sys.maxsize)
 
     def _frame(self) -> bytes:
-        (size,) = worker.LENGTH.unpack(self._take(worker.LENGTH.size))
-        return self._take(sys.maxsize if size == worker.ENDED else size)
+        (size,) = worker.LENGTH.unpack(self._read_bytes(worker.LENGTH.size))
+        return self._read_bytes(sys.maxsize if size == worker.ENDED else size)
 
-    def _take(self, size: int) -> bytes:
-        """The next bytes; where the answerer ended before it wrote so many, `QueryProcessEnded`.
+    def _read_bytes(self, size: int) -> bytes:
+        """The next bytes. Raises QueryProcessEnded if the query process ended before.
 
-        The mark is the last that comes, wherever in a frame, and is written at once.
+        A mark can come anywhere within a frame; it is written at once and followed by nothing.
         """
         while len(self._buffer) < size:
-            if self._left is not None:
-                status, self._left = self._left, None
+            if self._exit_status is not None:
+                status, self._exit_status = self._exit_status, None
                 self._buffer.clear()
                 raise QueryProcessEnded(status)
             self._wait()
@@ -276,16 +276,16 @@ class Process:
                 raise self._ended()
             self._buffer += data
             if self._buffer.endswith(self._secret):
-                self._left = _status(self._buffer, len(self._secret))
+                self._exit_status = _status(self._buffer, len(self._secret))
                 del self._buffer[-worker.MARK.size - len(self._secret) :]
-        taken = bytes(self._buffer[:size])
+        result = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return result
 
     def _wait(self) -> None:
-        """Until something can be read, or the patience is over, which is the end of the query.
+        """Waits for data; interrupts the query at its timeout.
 
-        A watchdog thread for each query would cost more than most queries do.
+        A watchdog thread for each query would cost more than most queries.
         """
         if self._until is None or self._interrupted:
             return
@@ -296,16 +296,16 @@ class Process:
 
 
 def _status(mark: bytes | bytearray, secret_bytes: int) -> int:
-    """How an answerer ended, of bytes that a mark, or the rest of it, is the end of."""
+    """The exit status in a mark, from bytes that end with the mark."""
     (status,) = _STATUS.unpack(mark[-_STATUS.size - secret_bytes : -secret_bytes])
     return int(status)
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Keeper and answerer are a session of their own, which outlives either of them."""
+    """Kills both processes, which are a session of their own."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # nobody is left of it
+    except (ProcessLookupError, PermissionError):  # both have ended
         return
 
 
@@ -321,4 +321,4 @@ def _close(stream: IO[bytes]) -> None:
     try:
         stream.close()
     except BrokenPipeError:
-        return  # what was buffered was meant for the process that is gone
+        return  # the buffered data was for the process that ended

@@ -1,29 +1,29 @@
-"""A process that holds one graph, and children of it that answer SPARQL about the graph.
+"""A process that holds a graph, and its forks, which answer SPARQL queries about the graph.
 
-It is run as a file, imports nothing of Galileo and is up in a few hundredths of a second. The
-keeper holds the graph and never evaluates a query. For that it forks an answerer, which shares
-the graph's memory, reads requests and writes answers on the same standard streams, and stays
-until it is told to leave or is ended. So a query that is cut costs a fork, not another load.
+This file is run as a script and imports nothing of Galileo, so that it starts in a few hundredths
+of a second. The graph process holds the graph and never evaluates a query. It forks a query
+process, which shares the memory of the graph, reads requests and writes replies on the same
+standard streams, until it is dismissed or killed. So ending a query costs a fork, not a load.
 
-Before its first query an answerer gives up the right to open files and sockets, so that nothing
-a query contains can reach a disk or a network. Both bound their memory. A timer of the kernel
-ends a query that outlives its time, even when nobody is there to do so.
+Before its first query, a query process gives up the right to open files and sockets, so that a
+query can reach neither disk nor network. Both processes limit their memory. A timer of the kernel
+ends a query that exceeds its time even if the owner of the process does not.
 
-Frames in both directions: 8 bytes of length, then the bytes. A request is a JSON frame,
-followed by one frame of N-Triples where it is a load; every answer is a JSON frame and a frame
-of data (tab-separated values for solutions, N-Triples for triples). To the keeper:
+Frames in both directions are 8 bytes of length and the data. A request is a JSON frame, with a
+frame of N-Triples for `load`; a reply is a JSON frame and a frame of data (tab-separated values for
+solutions, N-Triples for triples). Requests to the graph process:
 
     load    adds triples
-    answer  forks an answerer, which says "ready"
+    answer  forks a query process, which replies "ready"
 
-and to the answerer:
+and to the query process:
 
-    query   answers it
-    keep    leaves; what comes next is for the keeper
+    query   answers a query
+    keep    exits; the graph process reads the next request
 
-SIGUSR1 to the keeper ends its answerer. An answerer that ends unasked leaves a mark in the place
-of its answer: a length that no frame has, how it ended, and the secret that the keeper was
-started with, by which the mark is found even in the middle of a broken frame.
+SIGUSR1 to the graph process kills its query process. A query process that ends in any other way
+than `keep` is followed by a mark: a length that no frame has, its exit status, and the secret with
+which the graph process was started, by which the mark is results even within an incomplete frame.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import pyoxigraph as ox
 
 LENGTH = struct.Struct(">Q")
 MARK = struct.Struct(">Qq")
-"""`ENDED` in the place of a length, and the status with which the answerer ended."""
+"""`ENDED` in place of a length, and the exit status of the query process."""
 ENDED = 2**64 - 1
 SECRET_BYTES = 16
 STANDARD_STREAMS = 3
@@ -56,7 +56,7 @@ Functions = dict[ox.NamedNode, Callable[..., Any]]
 
 
 class AnswerTooLarge(Exception):
-    """An answer has more lines or bytes than was asked for."""
+    """An answer has more lines or bytes than the request allows."""
 
 
 class BoundedOutput:
@@ -78,18 +78,18 @@ class BoundedOutput:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back; oxigraph asks all the same."""
+        """Does nothing; oxigraph calls it."""
 
     def value(self) -> bytes:
         return b"".join(self._parts)
 
 
 # --- frames ----------------------------------------------------------------------------------
-# Read without a buffer: what is not asked for belongs to whichever process reads next.
+# Reads are not buffered: the next frame can be for the other process.
 
 
 def read_frame(stream: int) -> bytes:
-    """The next frame of a file descriptor; `EOFError` where the stream ends."""
+    """The next frame of a file descriptor. Raises EOFError at the end of the stream."""
     (size,) = LENGTH.unpack(_read(stream, LENGTH.size))
     return _read(stream, size)
 
@@ -106,9 +106,9 @@ def _read(stream: int, size: int) -> bytes:
 
 
 def _drain(stream: int) -> None:
-    """Drops what an answerer that was ended has not read, or only in part, of its request.
+    """Discards the rest of the request of a query process that was killed.
 
-    Nobody sends another one before the mark says that it ended.
+    The owner sends the next request after the mark only.
     """
     while select.select([stream], [], [], 0)[0]:
         if not os.read(stream, PIECE_BYTES):
@@ -116,7 +116,7 @@ def _drain(stream: int) -> None:
 
 
 def write_frames(stream: int, *frames: bytes) -> None:
-    """Short frames together, long ones without another copy of them."""
+    """Writes frames: short ones in one call, long ones without copying them."""
     heads = [LENGTH.pack(len(frame)) for frame in frames]
     if sum(map(len, frames)) < PIECE_BYTES:
         _write(stream, b"".join(part for pair in zip(heads, frames, strict=True) for part in pair))
@@ -132,11 +132,11 @@ def _write(stream: int, data: bytes) -> None:
         rest = rest[os.write(stream, rest) :]
 
 
-# --- the keeper ------------------------------------------------------------------------------
+# --- graph process ------------------------------------------------------------------------------
 
 
 class GraphProcess:
-    """Holds the graph, and the process that answers about it, while there is one."""
+    """Holds the graph and starts query processes, one at a time."""
 
     def __init__(self, requests: int, answers: int, *, secret: bytes) -> None:
         self._requests = requests
@@ -146,7 +146,7 @@ class GraphProcess:
         self._child = 0
 
     def serve(self) -> None:
-        """Obeys requests until the stream of them ends."""
+        """Handles requests until the end of their stream."""
         while True:
             try:
                 request = json.loads(read_frame(self._requests))
@@ -156,10 +156,10 @@ class GraphProcess:
                 self._load(request)
             elif request["op"] == "answer":
                 self._answer(request)
-            # Anything else was meant for an answerer that has ended; its mark is the answer.
+            # Other requests were for a query process that has ended; its mark is the reply.
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Ends the answerer; its place is free as long as nobody waited for it."""
+        """Kills the query process; the handler of SIGUSR1."""
         if self._child:
             os.kill(self._child, signal.SIGKILL)
 
@@ -168,8 +168,7 @@ class GraphProcess:
         head = {"kind": "loaded"}
         signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
         try:
-            # In memory `load` is faster than `bulk_load`. The IRIs were checked where they
-            # were made.
+            # In memory `load` is faster than `bulk_load`. The IRIs are valid already.
             self._store.load(triples, ox.RdfFormat.N_TRIPLES, lenient=True)
         except (SyntaxError, OSError, ValueError, MemoryError) as error:
             head = {"error": "failed", "message": f"{type(error).__name__}: {error}"}
@@ -178,12 +177,12 @@ class GraphProcess:
         write_frames(self._answers, json.dumps(head).encode(), b"")
 
     def _answer(self, request: dict[str, Any]) -> None:
-        """Lets a child answer until it leaves; where it ended otherwise, says so in its place."""
+        """Forks a query process and waits for its end; writes a mark if it was killed."""
         self._child = os.fork()
         if not self._child:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             run_query_process(self._store, self._requests, self._answers, request=request)
-        # Not reaped before it is forgotten, so that its number cannot be another process's.
+        # Reaped after `_child` is reset, so that `interrupt` kills no other process of this pid.
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
         child, self._child = self._child, 0
         _, status = os.waitpid(child, 0)
@@ -193,13 +192,13 @@ class GraphProcess:
             _write(self._answers, MARK.pack(ENDED, code) + self._secret)
 
 
-# --- the answerer ----------------------------------------------------------------------------
+# --- query process ----------------------------------------------------------------------------
 
 
 def run_query_process(
     store: ox.Store, requests: int, answers: int, *, request: dict[str, Any]
 ) -> None:
-    """Answers queries, and ends the process."""
+    """Answers queries, and exits."""
     status = 1
     try:
         functions = _geometry() if request["geometry"] else {}
@@ -213,7 +212,7 @@ def run_query_process(
 
 
 def confine() -> None:
-    """No new file descriptors; cannot be undone."""
+    """Prevents new file descriptors; cannot be undone."""
     _lower(resource.RLIMIT_NOFILE, STANDARD_STREAMS)
 
 
@@ -224,8 +223,8 @@ def _lower(limit: int, bound: int) -> None:
 
 
 def _geometry() -> Functions:
-    """The functions of `geometry`, the file beside this one; needs files, so before `confine`."""
-    path = Path(__file__).with_name("geometry.py")
+    """The functions of `galileo/rdf/geometry.py`; opens files, so call it before `confine`."""
+    path = Path(__file__).parent.with_name("geometry.py")
     spec = importlib.util.spec_from_file_location("geometry", path)
     assert spec is not None, "a file of this package"
     assert spec.loader is not None, "a file of this package"
@@ -253,7 +252,7 @@ def _reply(store: ox.Store, request: dict[str, Any], functions: Functions) -> Re
         return {"error": "syntax", "message": str(error)}, b""
     except AnswerTooLarge as error:
         return {"error": "too_large", "message": str(error)}, b""
-    except RuntimeError as error:  # a function that nobody knows
+    except RuntimeError as error:  # an unknown function
         return {"error": "unknown", "message": str(error)}, b""
     except (OSError, ValueError, MemoryError) as error:
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"}, b""
@@ -262,19 +261,19 @@ def _reply(store: ox.Store, request: dict[str, Any], functions: Functions) -> Re
 
 
 def _query(store: ox.Store, request: dict[str, Any], functions: Functions) -> Reply:
-    found = store.query(
+    results = store.query(
         request["text"], prefixes=request["prefixes"], custom_functions=functions or None
     )
-    if isinstance(found, ox.QueryBoolean):
-        return {"kind": "boolean", "value": bool(found)}, b""
-    header_lines = 1 if isinstance(found, ox.QuerySolutions) else 0
+    if isinstance(results, ox.QueryBoolean):
+        return {"kind": "boolean", "value": bool(results)}, b""
+    header_lines = 1 if isinstance(results, ox.QuerySolutions) else 0
     output = BoundedOutput(
         lines_max=request["rows_max"] + header_lines, bytes_max=request["bytes_max"]
     )
-    if isinstance(found, ox.QuerySolutions):
-        found.serialize(output, ox.QueryResultsFormat.TSV)  # type: ignore[arg-type]  # duck-typed
+    if isinstance(results, ox.QuerySolutions):
+        results.serialize(output, ox.QueryResultsFormat.TSV)  # type: ignore[arg-type]  # duck-typed
         return {"kind": "solutions"}, output.value()
-    found.serialize(output, ox.RdfFormat.N_TRIPLES)  # type: ignore[arg-type]  # duck-typed
+    results.serialize(output, ox.RdfFormat.N_TRIPLES)  # type: ignore[arg-type]  # duck-typed
     return {"kind": "triples"}, output.value()
 
 
@@ -283,9 +282,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_AS, memory_bytes_max)
-    keeper = GraphProcess(sys.stdin.fileno(), sys.stdout.fileno(), secret=secret)
-    signal.signal(signal.SIGUSR1, keeper.interrupt)
-    keeper.serve()
+    graph_process = GraphProcess(sys.stdin.fileno(), sys.stdout.fileno(), secret=secret)
+    signal.signal(signal.SIGUSR1, graph_process.interrupt)
+    graph_process.serve()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""A SPARQL engine that can be stopped: one worker per graph, loaded once, grown in place.
+"""A SPARQL engine whose queries can be interrupted: one worker for each graph.
 
-oxigraph cannot be interrupted, so the only way to hold a time limit is to end the process that
-evaluates. States: no worker; a worker with the graph loaded. A query starts the worker where
-there is none. Running out of time or of memory, or being cancelled, ends the process that
-answers and leaves the one that holds the graph; `close` ends both.
+oxigraph cannot be interrupted, so a time limit requires that the evaluating process is killed. The
+first query starts the worker and loads the graph. A timeout, a lack of memory or a cancellation
+ends the query process and keeps the graph process; `close` ends both.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from typing import Any, TypeVar
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
 from galileo.rdf import query_validation, terms
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.process import GraphProcessEnded, Process, QueryProcessEnded, Reply
+from galileo.rdf.sparql_process.process import GraphProcessEnded, Process, QueryProcessEnded, Reply
 
 LOAD_TIMEOUT_S = 300.0
 TIMEOUT_MAX_S = 86_400.0
 ANSWER_BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 8 << 30
 ORPHAN_GRACE_S = 1.0
-"""How much longer than its time limit a query lives whose asker is not there to end it."""
+"""Added to the time limit of the worker's own timer, which ends a query if its owner does not."""
 PIPE_CHARS = 8_192
-"""A query of so many characters fits a pipe in any spelling."""
+"""A query with fewer characters fits a pipe in any encoding."""
 TURN_POLL_S = 0.02
-"""How often a query that waits for its turn looks whether it was cancelled."""
+"""How often a waiting query checks whether it was cancelled."""
 
-# Functions that are loaded, with what they need, only when a query may call one of them.
+# Geometry functions are loaded only for queries that can call one.
 _GEOMETRY = re.compile(rf"geosparql/|:(?:{'|'.join(terms.GEOMETRY_FUNCTIONS)})\b")
 
 Done = TypeVar("Done")
@@ -41,7 +40,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the worker found: "boolean", "solutions" (TSV) or "triples" (N-Triples)."""
+    """The answer of the worker: "boolean", "solutions" (TSV) or "triples" (N-Triples)."""
 
     kind: str
     data: bytes = b""
@@ -66,10 +65,10 @@ class Limits:
 
 
 class Engine:
-    """Answers SPARQL queries about one graph; safe to share between threads.
+    """Answers SPARQL queries about one graph; thread-safe.
 
     Args:
-        triples: gives the graph as N-Triples, in pieces of whole lines; called at each start.
+        triples: returns the graph as N-Triples, in pieces of whole lines; called at each start.
         memory_bytes_max: address space of each of the worker's processes.
     """
 
@@ -86,91 +85,90 @@ class Engine:
         self._process: Process | None = None
 
     def query(self, text: str, limits: Limits, *, cancels: Sequence[Cancellation] = ()) -> Answer:
-        """One answer; queries of several threads run one after the other.
+        """Answers a query; queries of several threads run one after the other.
 
         Raises:
             QuerySyntaxError: it is not SPARQL.
-            InputError: it may not be asked, or its answer or its work passes a limit.
+            InputError: it is not allowed, or it exceeds a limit on its answer or memory.
             DeadlineExceeded: it took longer than `limits.timeout_s`.
             Cancelled: one of `cancels` was cancelled, or the engine closed.
         """
         query_validation.check_query(text)
-        stops = [self._closing, *cancels]
-        self._take_turn(limits.timeout_s, stops)
+        cancellations = [self._closing, *cancels]
+        self._acquire_turn(limits.timeout_s, cancellations)
         try:
-            return self._ask(text, limits, stops)
+            return self._answer(text, limits, cancellations)
         finally:
             self._lock.release()
 
     def load(self) -> None:
         """Loads the graph now, rather than at the first query."""
         with self._lock:
-            self._started([self._closing])
+            self._ensure_process([self._closing])
 
     def grow(self, pieces: Iterable[bytes]) -> None:
-        """Adds triples, which `triples` must give from now on as well, between two queries.
+        """Adds triples between two queries; `triples` must return them from now on.
 
-        Where nothing is loaded, nothing needs to be added. Where the process that has it is lost
-        meanwhile, another one loads everything. Where that fails, what is loaded is dropped, and
-        the next query loads everything.
+        Does nothing if the graph is not loaded. If the process ended, another one loads the whole
+        graph. If that fails, the next query loads it.
         """
-        stops = [self._closing]
+        cancellations = [self._closing]
         with self._lock:
             process = self._process
             if process is None or not process.alive:
                 return
             try:
-                self._load(process, pieces, stops)
+                self._load(process, pieces, cancellations)
             except GraphProcessEnded:
-                # Killed after the look at it, or too small for what is new, which shows again.
-                self._started(stops)
+                # It was killed, or the new triples exceed its memory: then this fails, too.
+                self._ensure_process(cancellations)
 
     def close(self) -> None:
         """Ends the worker; a query that runs raises `Cancelled`."""
         self._closing.cancel()
         if (process := self._process) is not None:
             process.end()
-            with self._lock:  # whoever reads from the dead process is done at once
+            with self._lock:  # a thread that reads from the dead process returns at once
                 process.close()
 
     # --- one query ---------------------------------------------------------------------------
 
-    def _take_turn(self, timeout_s: float, stops: list[Cancellation]) -> None:
-        """Returns holding the lock."""
+    def _acquire_turn(self, timeout_s: float, cancellations: list[Cancellation]) -> None:
+        """Acquires the lock."""
         until = time.monotonic() + timeout_s
-        _check(stops)
+        _check(cancellations)
         if self._lock.acquire(blocking=False):
             return
         while not self._lock.acquire(timeout=min(TURN_POLL_S, timeout_s)):
-            _check(stops)
+            _check(cancellations)
             if time.monotonic() > until:
-                raise _too_late(timeout_s)
+                raise _deadline_exceeded(timeout_s)
 
-    def _ask(self, text: str, limits: Limits, stops: list[Cancellation]) -> Answer:
+    def _answer(self, text: str, limits: Limits, cancellations: list[Cancellation]) -> Answer:
         geometry = _GEOMETRY.search(text) is not None
-        head, data = self._reply(text, limits, stops, geometry=geometry)
+        head, data = self._query_with_retry(text, limits, cancellations, geometry=geometry)
         if not geometry and head.get("error") == "unknown" and terms.GEOF in head["message"]:
-            head, data = self._reply(text, limits, stops, geometry=True)
+            head, data = self._query_with_retry(text, limits, cancellations, geometry=True)
         if "error" not in head:
             return Answer(head["kind"], data, head.get("value", False))
         raise _refusal(text, head, limits)
 
-    def _reply(
-        self, text: str, limits: Limits, stops: list[Cancellation], *, geometry: bool
+    def _query_with_retry(
+        self, text: str, limits: Limits, cancellations: list[Cancellation], *, geometry: bool
     ) -> Reply:
         try:
-            return self._replied(text, limits, stops, geometry=geometry)
+            return self._query_process(text, limits, cancellations, geometry=geometry)
         except GraphProcessEnded:
-            pass  # not of this query, which does not run in it: asked of another keeper
+            pass  # not the fault of this query, which does not run in the graph process
         try:
-            return self._replied(text, limits, stops, geometry=geometry)
+            return self._query_process(text, limits, cancellations, geometry=geometry)
         except GraphProcessEnded as ended:
-            raise self._too_much(ended.status) from ended
+            raise self._out_of_memory(ended.status) from ended
 
-    def _replied(
-        self, text: str, limits: Limits, stops: list[Cancellation], *, geometry: bool
+    def _query_process(
+        self, text: str, limits: Limits, cancellations: list[Cancellation], *, geometry: bool
     ) -> Reply:
-        process = self._started(stops)
+        process = self._ensure_process(cancellations)
         request = {
             "text": text,
             "prefixes": dict(terms.PREFIXES),
@@ -178,52 +176,56 @@ class Engine:
             "rows_max": limits.rows_max,
             "bytes_max": ANSWER_BYTES_MAX,
         }
-        # Only a long request can fill the pipe and get stuck in being written.
-        patience_s = limits.timeout_s if len(text) < PIPE_CHARS else None
-        asking = _GuardedCall(process, stops, limits.timeout_s, watched=patience_s is None)
-        return self._guarded(
-            asking, lambda: process.ask(request, geometry=geometry, patience_s=patience_s)
+        # Only a long request can fill the pipe and block the write.
+        timeout_s = limits.timeout_s if len(text) < PIPE_CHARS else None
+        call = _GuardedCall(process, cancellations, limits.timeout_s, watched=timeout_s is None)
+        return self._run_guarded(
+            call, lambda: process.query(request, geometry=geometry, timeout_s=timeout_s)
         )
 
-    def _started(self, stops: list[Cancellation]) -> Process:
-        _check(stops)
+    def _ensure_process(self, cancellations: list[Cancellation]) -> Process:
+        _check(cancellations)
         if self._process is None or not self._process.alive:
             if self._process is not None:
                 self._process.close()
             process = self._process = Process.start(memory_bytes_max=self._memory_bytes_max)
             try:
-                self._load(process, self._triples(), stops)
+                self._load(process, self._triples(), cancellations)
             except GraphProcessEnded as ended:
-                raise self._too_much(ended.status) from ended
+                raise self._out_of_memory(ended.status) from ended
         return self._process
 
-    def _load(self, process: Process, pieces: Iterable[bytes], stops: list[Cancellation]) -> None:
-        loading = _GuardedCall(process, stops, LOAD_TIMEOUT_S)
-        self._guarded(loading, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
+    def _load(
+        self, process: Process, pieces: Iterable[bytes], cancellations: list[Cancellation]
+    ) -> None:
+        call = _GuardedCall(process, cancellations, LOAD_TIMEOUT_S)
+        self._run_guarded(call, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
 
-    def _guarded(self, work: _GuardedCall, act: Callable[[], Done]) -> Done:
-        """What `act` returns, or why it could not end; `GraphProcessEnded` where nobody here ended
-        it.
+    def _run_guarded(self, call: _GuardedCall, action: Callable[[], Done]) -> Done:
+        """Runs an action and translates the end of its process.
+
+        Raises:
+            GraphProcessEnded: neither a timeout nor a cancellation ended it.
         """
         try:
-            return work.run(act)
+            return call.run(action)
         except QueryProcessEnded as ended:
-            _check(work.stops)
-            # By its own alarm, where this process was kept from interrupting it in time.
-            if work.expired or ended.status == -signal.SIGALRM:
-                raise _too_late(work.timeout_s) from ended
-            raise self._too_much(ended.status) from ended
+            _check(call.cancellations)
+            # SIGALRM is its own timer, if this process could not interrupt it in time.
+            if call.expired or ended.status == -signal.SIGALRM:
+                raise _deadline_exceeded(call.timeout_s) from ended
+            raise self._out_of_memory(ended.status) from ended
         except GraphProcessEnded as ended:
-            work.process.close()
-            _check(work.stops)
-            if work.expired:
-                raise _too_late(work.timeout_s) from ended
+            call.process.close()
+            _check(call.cancellations)
+            if call.expired:
+                raise _deadline_exceeded(call.timeout_s) from ended
             raise
         except BaseException:
-            work.process.close()
+            call.process.close()
             raise
 
-    def _too_much(self, status: int) -> InputError:
+    def _out_of_memory(self, status: int) -> InputError:
         return InputError(
             f"the query ended its process ({_end(status)}), most likely for more than "
             f"{self._memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
@@ -231,18 +233,18 @@ class Engine:
 
 
 class _GuardedCall:
-    """Work of a process that is interrupted when its time is up, or when it is cancelled."""
+    """A call of a process that is interrupted at its timeout or by a cancellation."""
 
     def __init__(
         self,
         process: Process,
-        stops: list[Cancellation],
+        cancellations: list[Cancellation],
         timeout_s: float,
         *,
         watched: bool = True,
     ) -> None:
         self.process = process
-        self.stops = stops
+        self.cancellations = cancellations
         self.timeout_s = timeout_s
         self._deadline = Cancellation()
         self._watched = watched
@@ -251,15 +253,15 @@ class _GuardedCall:
     def expired(self) -> bool:
         return self._deadline.cancelled or (not self._watched and self.process.expired)
 
-    def run(self, act: Callable[[], Done]) -> Done:
+    def run(self, action: Callable[[], Done]) -> Done:
         self.process.begin()
         with ExitStack() as stack:
-            for stop in self.stops:
-                stack.enter_context(stop.calling(self.process.interrupt))
+            for cancellation in self.cancellations:
+                stack.enter_context(cancellation.calling(self.process.interrupt))
             if self._watched:
                 self._watch(stack)
-            _check(self.stops)
-            return act()
+            _check(self.cancellations)
+            return action()
 
     def _watch(self, stack: ExitStack) -> None:
         stack.enter_context(self._deadline.calling(self.process.interrupt))
@@ -269,11 +271,11 @@ class _GuardedCall:
         stack.callback(watchdog.cancel)
 
 
-def _check(stops: list[Cancellation]) -> None:
-    """Raises `Cancelled` where one of them is; the first one closes the graph."""
-    if stops[0].cancelled:
-        raise Cancelled("expected an open graph, this one was closed; open it again")
-    if any(stop.cancelled for stop in stops):
+def _check(cancellations: list[Cancellation]) -> None:
+    """Raises `Cancelled` if one of them is cancelled; the first is that of a closed graph."""
+    if cancellations[0].cancelled:
+        raise Cancelled("the graph is closed; open it again")
+    if any(cancellation.cancelled for cancellation in cancellations):
         raise Cancelled("the query was cancelled")
 
 
@@ -281,7 +283,7 @@ def _end(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
-def _too_late(timeout_s: float) -> DeadlineExceeded:
+def _deadline_exceeded(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the query, or loading its graph, took longer than {timeout_s:g} s and was stopped; "
         "narrow it, add LIMIT, or allow more with timeout_s"
