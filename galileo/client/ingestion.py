@@ -27,7 +27,7 @@ from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table
 from galileo.formats.reader import Reader
-from galileo.formats.source import BATCH_ROWS, rebatched, within_bytes
+from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.optional_imports import is_frame, is_series
@@ -199,12 +199,12 @@ class Sending:
     async def _plain(self, given: Any) -> AsyncGenerator[pa.Table, None]:
         pieces = (normalise(self.schema, piece) for piece in named_tables(given))
         if not (isinstance(given, pa.Table | pa.RecordBatch | Mapping) or is_frame(given)):
-            async for table in _stepped(rebatched(pieces, rows_max=self.batch_rows)):
+            async for table in _stepped(rebatch(pieces, rows_max=self.batch_rows)):
                 yield table
             return
         for table in pieces:
             for start in range(0, table.num_rows, self.batch_rows):
-                for batch in within_bytes(table.slice(start, self.batch_rows)):
+                for batch in split_by_bytes(table.slice(start, self.batch_rows)):
                     yield batch
 
 

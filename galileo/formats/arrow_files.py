@@ -46,7 +46,7 @@ def _scan_parquet(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """The file, with texts kept once where it has them once: a few bytes may stand for many."""
+    """The file, with texts as dictionaries: a few bytes can encode many texts."""
     with pq.ParquetFile(path) as file:
         texts = [field.name for field in file.schema_arrow if is_text(field.type)]
     with pq.ParquetFile(path, read_dictionary=texts) as file:
@@ -90,7 +90,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _validate(path: Path, batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[pa.Table]:
-    """The columns, checked to their last value: Arrow trusts offsets and texts as they stand."""
+    """The columns in pieces, fully validated: Arrow does not validate offsets and texts."""
     table = pa.Table.from_batches([batch]).select(list(wanted))
     table.validate(full=True)
     for start in range(0, table.num_rows, PIECE_ROWS):

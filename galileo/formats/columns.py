@@ -1,4 +1,4 @@
-"""Files that are tables already: rows with columns for place, time and features."""
+"""Readers of tables: rows with columns for place, time and features."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from galileo.formats.type_conversion import (
     TIME_PARTS,
     feature_type,
     is_text,
+    null_sentinels,
     one_array,
     time_columns,
     times,
-    without,
 )
-from galileo.formats.variables import VariableInfo, listed
+from galileo.formats.variables import VariableInfo, format_names
 from galileo.model.observations import text_bytes
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros
@@ -39,18 +39,18 @@ USUAL_NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("date",),
     ),
 }
-"""Names of coordinates, in any case of letters; those of an earlier group come first."""
+"""Column names of coordinates, in any case; earlier groups have priority."""
 COLUMNS_MAX = 4096
-"""Of a file. A dataset has at most 256 features, and every column of a file costs time."""
+"""Columns of a file. A dataset has at most 256 features."""
 DECODED_BYTES_MAX = 256 << 20
-"""Of the texts of one column and piece, where the file stores equal texts once."""
+"""Decoded texts of one column of a batch, in files with dictionaries."""
 IDENTIFIER_ROWS_MIN = 20
 IDENTIFIER_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where columns say where and when; `time` as in `Mapping`, empty if it is constant."""
+    """The sources of coordinates; `time` as in `Mapping`, empty if it is constant."""
 
     latitude: Expression
     longitude: Expression
@@ -59,10 +59,10 @@ class Coordinates:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The columns, and the coordinate that each of them is for."""
-        moments = time_columns(self.time) if self.time else ()
+        """The coordinate of each column."""
+        times = time_columns(self.time) if self.time else ()
         return (
-            dict.fromkeys(moments, "time")
+            dict.fromkeys(times, "time")
             | dict.fromkeys(expression_names(self.longitude), "longitude")
             | dict.fromkeys(expression_names(self.latitude), "latitude")
         )
@@ -70,7 +70,7 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class ColumnReader:
-    """A `Reader` over anything that can be scanned by column names."""
+    """A `Reader` of a table that can be scanned by column names."""
 
     coordinates: Coordinates
     infos: tuple[VariableInfo, ...]
@@ -90,17 +90,17 @@ class ColumnReader:
         first_row = 0
         for table in self.scan(wanted):
             columns = {
-                name: without(one_array(table.column(name)), self.mapping.sentinels(name))
+                name: null_sentinels(one_array(table.column(name)), self.mapping.sentinels(name))
                 for name in wanted
             }
             rows = Columns(columns, rows=table.num_rows, first_row=first_row)
-            place = _place(self.coordinates, rows)
-            yield table_of(place, [columns[name] for name in names], names=names)
+            coordinates = _evaluate_coordinates(self.coordinates, rows)
+            yield table_of(coordinates, [columns[name] for name in names], names=names)
             first_row += table.num_rows
 
 
-def _place(where: Coordinates, columns: Columns) -> list[pa.Array]:
-    degrees = [columns.evaluate(one, "float") for one in (where.latitude, where.longitude)]
+def _evaluate_coordinates(where: Coordinates, columns: Columns) -> list[pa.Array]:
+    degrees = [columns.evaluate(e, "float") for e in (where.latitude, where.longitude)]
     if where.constant_us is not None:
         return [*degrees, pa.repeat(pa.scalar(where.constant_us, TIME_TYPE), columns.rows)]
     parts = [columns.arrays[name] for name in time_columns(where.time)]
@@ -108,10 +108,10 @@ def _place(where: Coordinates, columns: Columns) -> list[pa.Array]:
 
 
 def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
-    """The coordinate columns among `names`: those that are mapped, else the usual ones.
+    """The coordinate columns among `names`: those of the mapping, else those with usual names.
 
     Raises:
-        InputError: one is missing, or several could be it; says how to map it.
+        InputError: one is missing or ambiguous; says how to map it.
     """
     constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     return Coordinates(
@@ -123,13 +123,13 @@ def coordinates_of(mapping: Mapping, names: Sequence[str]) -> Coordinates:
 
 
 def find_columns(names: Sequence[str], among: Sequence[str] = COORDINATES) -> dict[str, str]:
-    """The columns that have a usual name of a coordinate, by coordinate.
+    """The columns with usual names of coordinates, by coordinate.
 
     Raises:
-        InputError: several could be the same one.
+        InputError: several have a usual name of one coordinate.
     """
-    found = {coordinate: _usual(coordinate, names) for coordinate in among}
-    return {coordinate: name for coordinate, name in found.items() if name is not None}
+    columns = {coordinate: _usual(coordinate, names) for coordinate in among}
+    return {coordinate: name for coordinate, name in columns.items() if name is not None}
 
 
 def _degrees(coordinate: str, source: str | None, *, names: Sequence[str]) -> Expression:
@@ -148,23 +148,23 @@ def _check_known(name: str, names: Sequence[str]) -> None:
         close = nearest_name(name, names)
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownProperty(
-            f"there is no column {name!r}{hint} The columns are {listed(names)}",
+            f"there is no column {name!r}{hint} The columns are {format_names(names)}",
             nearest=close,
         )
 
 
 def _usual(coordinate: str, names: Sequence[str]) -> str | None:
-    """The column with the best of the usual names; None where there is none."""
+    """The column with a usual name of the first group; None if there is none."""
     for group in USUAL_NAMES[coordinate]:
-        fitting = [name for name in names if name.lower() in group]
-        exact = [name for name in fitting if name == coordinate]
-        if len(fitting) > 1 and len(exact) != 1:
+        matching = [name for name in names if name.lower() in group]
+        exact = [name for name in matching if name == coordinate]
+        if len(matching) > 1 and len(exact) != 1:
             raise InputError(
-                f"several columns could be the {coordinate}: {listed(fitting)}; choose one with "
-                f"{advice(coordinate, fitting[0])}"
+                f"several columns could be the {coordinate}: {format_names(matching)}; choose one "
+                f"with {advice(coordinate, matching[0])}"
             )
-        if fitting:
-            return (exact or fitting)[0]
+        if matching:
+            return (exact or matching)[0]
     return None
 
 
@@ -173,13 +173,13 @@ def _absent(coordinate: str, names: Sequence[str]) -> NoReturn:
     constant = "@2012-03-01T06:00Z" if coordinate == "time" else "39.1"
     raise InputError(
         f"found no column for the {coordinate}, such as {', '.join(usual)}; name it with "
-        f"{advice(coordinate, 'COLUMN')}, or give that of every row: {coordinate}={constant}. "
-        f"The columns are {listed(names)}"
+        f"{advice(coordinate, 'COLUMN')}, or give a value for all rows: {coordinate}={constant}. "
+        f"The columns are {format_names(names)}"
     )
 
 
 def advice(coordinate: str, column: str) -> str:
-    """How to say which column it is, on the command line and in Python."""
+    """The option that names the column of a coordinate, for the command line and Python."""
     return f"--map {coordinate}={column} (in Python mapping={{{coordinate!r}: {column!r}}})"
 
 
@@ -188,24 +188,24 @@ def _time(source: str | None, names: Sequence[str]) -> str:
         for name in time_columns(source):
             _check_known(name, names)
         return source
-    found = _usual("time", names)
+    column = _usual("time", names)
     parts = [name for name in names if name.lower() in TIME_PARTS]
-    if found is None and "year" in {name.lower() for name in parts}:
+    if column is None and "year" in {name.lower() for name in parts}:
         return ",".join(sorted(parts, key=lambda name: TIME_PARTS.index(name.lower())))
-    return found or _absent("time", names)
+    return column or _absent("time", names)
 
 
 def check_width(path: Path, columns: int) -> None:
-    """Refuses a file of too many columns."""
+    """Raises InputError if a file has too many columns."""
     if columns > COLUMNS_MAX:
         raise InputError(
             f"expected at most {COLUMNS_MAX:,} columns in {path}, got {columns:,}; write those "
-            "that you need to a file of their own, or make rows of the others"
+            "that you need to another file, or turn columns into rows"
         )
 
 
 def check_decoded(path: Path, table: pa.Table) -> None:
-    """Refuses dictionaries that a small file makes many bytes of, before they are decoded."""
+    """Raises InputError if decoding the dictionaries of a table needs too many bytes."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         size = sum(text_bytes(chunk) for chunk in column.chunks)
         if size > DECODED_BYTES_MAX:
@@ -216,7 +216,7 @@ def check_decoded(path: Path, table: pa.Table) -> None:
 
 
 def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
-    """The columns of a typed file that can be features or coordinates; lists cannot."""
+    """The columns of a typed table that can be features or coordinates, such as no lists."""
     kinds = [(field.name, feature_type(field.type), field.type) for field in schema]
     return tuple(
         VariableInfo(name, type=kind, description=str(arrow_type))
@@ -226,7 +226,7 @@ def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
 
 
 def is_identifier(column: pa.Array) -> bool:
-    """Whether nearly every row of a sample of texts has a value of its own."""
+    """Whether nearly all values of a sample of texts are distinct."""
     if not is_text(column.type) or len(column) < IDENTIFIER_ROWS_MIN:
         return False
     present = len(column) - column.null_count

@@ -1,4 +1,4 @@
-"""CSV and its kin: text with a header line and one delimiter, plain or compressed by gzip."""
+"""CSV and similar files: texts with a header line and a delimiter, plain or gzip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pyarrow.csv as pv
 from galileo.errors import InputError
 from galileo.formats.columns import ColumnReader, check_width, coordinates_of, is_identifier
 from galileo.formats.mapping import Mapping
-from galileo.formats.type_conversion import guess_type, one_array, without
+from galileo.formats.type_conversion import guess_type, null_sentinels, one_array
 from galileo.formats.variables import VariableInfo
 
 MISSING = ("", "NA", "N/A", "M", "NaN", "nan", "null")
@@ -56,7 +56,7 @@ def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
     Types are guessed from the first `SAMPLE_ROWS_MAX` rows or `SAMPLE_BYTES_MAX` bytes.
 
     Raises:
-        InputError: it is no text, or its header names a column twice or none.
+        InputError: it is not a text, or its header has a name twice or no name.
     """
     header = read_header(path)
     infos, rows = _read_sample(path, header, mapping=mapping)
@@ -99,7 +99,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _scan(path: Path, header: Header, *, wanted: Sequence[str]) -> Iterator[pa.Table]:
-    """Tables of texts, trimmed, with null for the words of `MISSING`."""
+    """Tables of trimmed texts, with null for the words of `MISSING`."""
     if not header.is_terminated:  # Arrow cannot skip such a line.
         return
     names = list(header.names)
@@ -117,10 +117,10 @@ def _scan(path: Path, header: Header, *, wanted: Sequence[str]) -> Iterator[pa.T
             ),
         )
         for batch in reader:
-            yield pa.table([_cleaned(column) for column in batch.columns], names=list(wanted))
+            yield pa.table([_clean(column) for column in batch.columns], names=list(wanted))
 
 
-def _cleaned(column: pa.Array) -> pa.Array:
+def _clean(column: pa.Array) -> pa.Array:
     trimmed = pc.utf8_trim_whitespace(column)
     missing = pc.is_in(trimmed, value_set=pa.array(MISSING))
     return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
@@ -128,7 +128,7 @@ def _cleaned(column: pa.Array) -> pa.Array:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns what libraries raise for a file that is no CSV into errors that name it."""
+    """Translates errors of libraries into errors with the path."""
     try:
         yield
     except (FileNotFoundError, PermissionError):
@@ -145,7 +145,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _read_sample(
     path: Path, header: Header, *, mapping: Mapping
 ) -> tuple[tuple[VariableInfo, ...], int | None]:
-    """What the columns hold, and the number of rows if the sample was the whole file."""
+    """The variables, and the number of rows if the sample is the whole file."""
     tables: list[pa.Table] = []
     rows = size = 0
     scan = _scan(path, header, wanted=header.names)
@@ -160,14 +160,18 @@ def _read_sample(
         return tuple(VariableInfo(name, type="text", default=False) for name in header.names), 0
     sample = pa.concat_tables(tables)
     infos = tuple(
-        _info(name, without(one_array(sample.column(name)), mapping.sentinels(name)), whole=whole)
+        _info(
+            name,
+            null_sentinels(one_array(sample.column(name)), mapping.sentinels(name)),
+            whole=whole,
+        )
         for name in header.names
     )
     return infos, rows if whole else None
 
 
 def _info(name: str, column: pa.Array, *, whole: bool) -> VariableInfo:
-    """Beyond a sample an integer column may still turn out to hold fractions."""
+    """A variable; a column of integers in a partial sample is a float, since others can follow."""
     empty = column.null_count == len(column)
     info = VariableInfo(name, type=guess_type(column), default=not (empty and whole))
     info = replace(info, description="no value" if empty else "")
@@ -177,7 +181,7 @@ def _info(name: str, column: pa.Array, *, whole: bool) -> VariableInfo:
 
 
 def _estimate_rows(path: Path) -> int | None:
-    """From the file's size and the length of its first lines; unknown when compressed."""
+    """The number of rows from the size and the first lines; None if compressed."""
     if _is_gzip(path):
         return None
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Which format a file has, and the reader for it."""
+"""Detects the format of a file and opens it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from galileo.formats.subprocess_reader import ReaderPool
 from galileo.model.schema import Schema
 
 ISOLATED_FORMATS = ReaderPool()
-"""Read what native libraries decode that a damaged file may crash."""
+"""Runs readers whose native libraries a damaged file can crash."""
 READERS: dict[str, Callable[[Path, Mapping], Reader]] = {
     "arrow": open_arrow,
     "csv": open_delimited,
@@ -55,19 +55,19 @@ def open_source(
 
     Args:
         path: of the file; it and its directory may be read-only.
-        mapping: which variables become which features; None takes all that share the largest
-            grid, or, with a schema, those named like its features.
-        schema: of the dataset that the observations are for; decides features and types.
-        format: one of `FORMATS`; None looks at the file.
+        mapping: of variables to features; None takes all variables of the largest grid, or, with
+            a schema, those with the names of its features.
+        schema: of the dataset for the observations; determines features and types.
+        format: one of `FORMATS`; None detects it.
 
     Raises:
-        InputError: there is no such file, or it is of no known format, damaged, or does not
-            say where or when its values are.
+        InputError: there is no such file, its format is unknown, it is damaged, or it has no
+            places or times.
         MissingExtra: the format needs `galileo-store[formats]`, which is not installed.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"expected a file at {path}, found none")
+        raise InputError(f"there is no file at {path}")
     name = format or detect(path)
     if name not in READERS:
         raise InputError(f"expected a format of {', '.join(FORMATS)}, got {name!r}")
@@ -76,22 +76,22 @@ def open_source(
 
 
 def detect(path: Path) -> str:
-    """The format of a file by its first bytes, else by its suffix (`.gz` left aside).
+    """The format of a file by its first bytes, else by its suffix (without `.gz`).
 
     Raises:
-        InputError: neither tells, or it is compressed and must not be.
+        InputError: both are unknown, or a format is compressed that must not be.
     """
     with path.open("rb") as file:
         start = file.read(8)
-    found = next((name for magic, name in _MAGIC if start.startswith(magic)), None)
-    if found:
-        return found
+    by_magic = next((name for magic, name in _MAGIC if start.startswith(magic)), None)
+    if by_magic:
+        return by_magic
     suffix = path.suffix.lower()
     compressed = suffix == ".gz"
-    named = _SUFFIXES.get(Path(path.stem).suffix.lower() if compressed else suffix)
-    if named is None or (compressed and named == "grib"):
+    by_suffix = _SUFFIXES.get(Path(path.stem).suffix.lower() if compressed else suffix)
+    if by_suffix is None or (compressed and by_suffix == "grib"):
         raise InputError(
-            f"cannot tell the format of {path}: give it as one of {', '.join(FORMATS)}; "
+            f"cannot detect the format of {path}: give it as one of {', '.join(FORMATS)}; "
             "only CSV and GeoJSON may be compressed by gzip"
         )
-    return named
+    return by_suffix

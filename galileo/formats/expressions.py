@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
-from galileo.formats.type_conversion import convert, without
+from galileo.formats.type_conversion import convert, null_sentinels
 from galileo.model.schema import FeatureType
 
 Floats = npt.NDArray[np.float64]
@@ -338,7 +338,7 @@ class Columns:
                 else self.evaluate(first, kind if _keeps_type(first) else "float")
             )
             sentinels = [str(one.value) for one in others if isinstance(one, Literal)]
-            return self._converted(without(values, sentinels), kind, expression)
+            return self._converted(null_sentinels(values, sentinels), kind, expression)
         return self._converted(self._computed(expression), kind, expression)
 
     def _computed(self, call: Call) -> pa.Array:

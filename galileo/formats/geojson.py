@@ -1,7 +1,7 @@
 """GeoJSON feature collections of points (RFC 7946): properties are columns.
 
-`time` given as a number is milliseconds since 1970, as JavaScript and the USGS feeds have it.
-The third coordinate, if there is one, becomes the column `elevation`.
+A number as `time` is milliseconds since 1970, as in JavaScript and the USGS feeds. A third
+coordinate becomes the column `elevation`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from galileo.formats.variables import VariableInfo
 
 FILE_BYTES_MAX = 1 << 30
 NESTING_MAX = 64
-"""Of arrays and objects; Arrow's parser recurses, and deep nesting overflows its stack."""
+"""Nested arrays and objects; deep nesting overflows the stack of Arrow's parser."""
 SCAN_BYTES = 16 << 20
 ELEVATION = "elevation"
 
@@ -36,10 +36,10 @@ _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
 
 
 def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
-    """A reader of a collection, which is parsed whole.
+    """A reader of a collection, which is parsed as a whole.
 
     Raises:
-        InputError: the file is too large, no collection, or has other geometries than points.
+        InputError: the file is too large, not a collection, or has geometries other than points.
     """
     table = _flat(path, _features(path))
     names = table.column_names
@@ -76,12 +76,12 @@ def _features(path: Path) -> pa.StructArray:
             "split the file, or convert it to Parquet"
         )
     try:
-        data.decode()  # Arrow would take any bytes for a text
+        data.decode()  # Arrow accepts any bytes as texts
         _check_nesting(path, data)
-        document = _parsed(data)
-        as_given = pa.schema(_texts_as_given(field) for field in document.schema)
-        if as_given != document.schema:
-            document = _parsed(data, schema=as_given)
+        document = _parse(data)
+        schema = pa.schema(_times_as_texts(field) for field in document.schema)
+        if schema != document.schema:
+            document = _parse(data, schema=schema)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
             f"expected a GeoJSON collection of points with properties of one type each in "
@@ -91,7 +91,7 @@ def _features(path: Path) -> pa.StructArray:
         raise InputError(f"expected one GeoJSON FeatureCollection in {path}")
     try:
         features = document.column("features").combine_chunks().flatten()
-    except pa.ArrowException as error:  # Arrow cannot join lists of nothing but null
+    except pa.ArrowException as error:  # Arrow cannot concatenate lists of nulls
         raise InputError(f"expected features with places in {path}: {error}") from error
     if not pa.types.is_struct(features.type):
         raise InputError(f"expected features with properties in {path}, got {features.type}")
@@ -99,7 +99,7 @@ def _features(path: Path) -> pa.StructArray:
 
 
 def _check_nesting(path: Path, data: bytes) -> None:
-    """Refuses what nests too deeply to be parsed, without parsing it."""
+    """Raises InputError for deep nesting, without parsing."""
     # Without escapes, a quotation mark begins or ends a text.
     plain = np.frombuffer(data.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     depth, is_text = 0, False
@@ -110,14 +110,14 @@ def _check_nesting(path: Path, data: bytes) -> None:
         depths = depth + np.cumsum(steps[(steps != 0) & ~in_text], dtype=np.int64)
         if len(depths) and depths.max() > NESTING_MAX:
             raise InputError(
-                f"expected arrays and objects within each other at most {NESTING_MAX} deep in "
+                f"expected at most {NESTING_MAX} nested arrays and objects in "
                 f"{path}, got more; GeoJSON of points needs 5"
             )
         depth, is_text = int(depths[-1]) if len(depths) else depth, bool(in_text[-1])
 
 
 def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
-    """JSON has no infinity: where one comes out, the file has a number beyond 64-bit floats."""
+    """Raises InvalidObservations for infinities, which are numbers beyond 64-bit floats in JSON."""
     for name, column in columns.items():
         if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
             row = pc.is_inf(column).index(pa.scalar(True)).as_py()
@@ -128,8 +128,8 @@ def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
             )
 
 
-def _parsed(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
-    # One object is one row to Arrow, so that the whole file has to be one block.
+def _parse(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
+    # To Arrow one object is one row, so the whole file must be one block.
     return pj.read_json(
         pa.BufferReader(data),
         read_options=pj.ReadOptions(block_size=len(data) + 1),
@@ -137,15 +137,15 @@ def _parsed(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
     )
 
 
-def _texts_as_given(field: pa.Field) -> pa.Field:
-    """A member, of texts where Arrow made times of them, which are written in another way."""
+def _times_as_texts(field: pa.Field) -> pa.Field:
+    """A field with texts in place of timestamps, which Arrow parses differently."""
     kind = field.type
     if pa.types.is_timestamp(kind):
         kind = pa.string()
     elif pa.types.is_struct(kind):
-        kind = pa.struct([_texts_as_given(member) for member in kind])
+        kind = pa.struct([_times_as_texts(member) for member in kind])
     elif pa.types.is_list(kind):
-        kind = pa.list_(_texts_as_given(kind.value_field))
+        kind = pa.list_(_times_as_texts(kind.value_field))
     return field.with_type(kind)
 
 

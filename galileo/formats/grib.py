@@ -1,8 +1,8 @@
 """GRIB files, editions 1 and 2, through ecCodes.
 
-The file is scanned once for what its fields are. Then it is read step by step: a step is all
-fields of one grid, reference time, valid time and ensemble member, and its points are rows.
-Every field is decoded once, and no more than one step is in memory. No index file is written.
+The file is scanned once for its fields, and then read step by step: a step has all fields of one
+grid, reference time, valid time and ensemble member, and its points are rows. Each field is decoded
+once, and one step at a time is in memory. No index file is written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from galileo.optional_imports import library
 
 MEMBER = "member"
 
-# What ecCodes is told to write for a missing value; no measurement is near it.
+# The value that ecCodes returns for a missing one; no measurement is near it.
 MISSING_VALUE = -1.0e300
-# Grids whose values stand in the order of ecCodes' latitudes and longitudes however they are
-# scanned. For projected grids this holds for the usual scanning mode only, and its point
-# iterator has to pair them.
+# Grids whose values have the order of ecCodes' latitudes and longitudes in any scanning mode. For
+# projected grids this holds for the usual mode only; in others the point iterator pairs them.
 _UNPROJECTED = ("regular_ll", "reduced_ll", "regular_gg", "reduced_gg", "rotated_ll")
 _USUAL_SCAN = {
     "iScansNegatively": 0,
@@ -53,18 +52,18 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
         MissingExtra: ecCodes is not installed.
     """
     if mapping.latitude or mapping.longitude or mapping.time:
-        raise InputError("GRIB says itself where and when its values are; map no coordinates")
+        raise InputError("GRIB defines its coordinates itself; map no coordinates")
     eccodes = library("eccodes", purpose="reading GRIB")
     with path.open("rb") as file, _readable(path, eccodes):
         fields = scan(eccodes, file)
     if not fields:
-        raise InputError(f"expected GRIB messages in {path}, found none")
+        raise InputError(f"{path} has no GRIB messages")
     constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     return GribReader(path, fields, constant_us=constant, eccodes=eccodes)
 
 
 class GribReader:
-    """A `Reader` over the fields of one file."""
+    """A `Reader` of the fields of one file."""
 
     def __init__(
         self, path: Path, fields: Sequence[Field], *, constant_us: int | None, eccodes: Any
@@ -77,11 +76,11 @@ class GribReader:
 
     @property
     def rows(self) -> int:
-        """Points of all steps, whichever variables are asked for."""
+        """Points of all steps, for any variables."""
         return sum({field.step: field.points for field in self._fields}.values())
 
     def variables(self) -> list[VariableInfo]:
-        """Variables on the grid with the most values are the default ones."""
+        """All variables; those on the grid with the most values are the default."""
         grids = Counter[str]()
         by_name: dict[str, list[Field]] = defaultdict(list)
         for field in self._fields:
@@ -129,14 +128,14 @@ class GribReader:
                     f"expected a value of {name!r} for each of {len(latitude)} points in "
                     f"{self._path}, got {len(values)}; check or replace it"
                 )
-        moment = step.valid_us if self._constant_us is None else self._constant_us
-        place_and_time = [
+        time_us = step.valid_us if self._constant_us is None else self._constant_us
+        coordinates = [
             pa.array(latitude),
             pa.array(longitude),
-            pa.repeat(pa.scalar(moment, TIME_TYPE), len(latitude)),
+            pa.repeat(pa.scalar(time_us, TIME_TYPE), len(latitude)),
         ]
         columns = [_column(name, decoded, step=step, points=len(latitude)) for name in names]
-        return table_of(place_and_time, columns, names=names)
+        return table_of(coordinates, columns, names=names)
 
 
 def _column(
@@ -184,16 +183,16 @@ def _values(eccodes: Any, handle: Any, path: Path) -> Floats:
 
 
 def _array(eccodes: Any, handle: Any, key: str, path: Path) -> Floats:
-    """What a message holds under a key, where it does not claim more than a message may hold."""
-    most = POINTS_MAX * (3 if key == "latLonValues" else 1)
+    """The array of a key; refuses more values than a message can have."""
+    values_max = POINTS_MAX * (3 if key == "latLonValues" else 1)
     size = eccodes.codes_get_size(handle, key)
-    if size > most:
+    if size > values_max:
         raise InputError(
-            f"expected at most {most:,} {key} in a GRIB message of {path}, got {size:,}; "
+            f"expected at most {values_max:,} {key} in a GRIB message of {path}, got {size:,}; "
             "check or replace it"
         )
-    found: Floats = eccodes.codes_get_array(handle, key)
-    return found
+    values: Floats = eccodes.codes_get_array(handle, key)
+    return values
 
 
 def _in_point_order(eccodes: Any, handle: Any) -> bool:

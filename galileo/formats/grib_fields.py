@@ -1,4 +1,4 @@
-"""What the fields of a GRIB file are: variable, level, times, member and grid of each."""
+"""The fields of a GRIB file: variable, level, times, member and grid of each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, BinaryIO
 
 from galileo.errors import InputError
 from galileo.formats.grib_split import MessageOffset, message_offsets, read_fields
-from galileo.formats.variables import Qualifiers, qualified
+from galileo.formats.variables import Qualifiers, qualified_name
 from galileo.model.times import micros
 
 DIGITS = "0123456789"
 POINTS_MAX = 100_000_000
-"""Of a field: 800 MB of values. A damaged message may claim any number."""
+"""Points of a field: 800 MB of values. A damaged message can claim any number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Step:
-    """What all rows of one table share: times in microseconds, the member, the grid."""
+    """The common properties of a table's rows: times in microseconds, member, grid."""
 
     reference_us: int
     valid_us: int
@@ -30,19 +30,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What a field measures, apart from when and where."""
+    """The variable of a field, without time and grid."""
 
     base: str
     qualifiers: Qualifiers
 
     @property
     def name(self) -> str:
-        return qualified(self.base, self.qualifiers)
+        return qualified_name(self.base, self.qualifiers)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: what, when, where, and its place in the file."""
+    """A field: its variable, step, and position in the file."""
 
     variable: Variable
     step: Step
@@ -57,7 +57,7 @@ class Field:
 
 @contextmanager
 def open_fields(eccodes: Any, message: bytes) -> Iterator[Any]:
-    """A handle of ecCodes on a message, released at the end."""
+    """An ecCodes handle of a message, released at the end."""
     handle = eccodes.codes_new_from_message(message)
     try:
         yield handle
@@ -66,7 +66,7 @@ def open_fields(eccodes: Any, message: bytes) -> Iterator[Any]:
 
 
 def scan(eccodes: Any, file: BinaryIO) -> list[Field]:
-    """Every field of a file, with names that tell those of one step apart."""
+    """All fields of a file, with names that are unique within a step."""
     return _disambiguate(list(_fields(eccodes, file)))
 
 
@@ -79,7 +79,7 @@ def _fields(eccodes: Any, file: BinaryIO) -> Iterator[Field]:
                 except (TypeError, ValueError) as error:
                     raise InputError(
                         f"expected numbers and dates in the GRIB message at byte {place.offset}, "
-                        f"got others: {error}; check or replace the file"
+                        f"got other values: {error}; check or replace the file"
                     ) from error
                 _check_points(field)
                 yield field
@@ -96,8 +96,8 @@ def _field(eccodes: Any, handle: Any, *, place: MessageOffset, number: int) -> F
     return Field(
         variable=Variable(base, ((get("typeOfLevel", "unknown"), _level(get)),)),
         step=Step(
-            reference_us=_moment(get("dataDate"), get("dataTime")),
-            valid_us=_moment(get("validityDate"), get("validityTime")),
+            reference_us=_time_us(get("dataDate"), get("dataTime")),
+            valid_us=_time_us(get("validityDate"), get("validityTime")),
             member=int(get("perturbationNumber", 0)),
             grid=get("md5GridSection"),
         ),
@@ -120,9 +120,9 @@ def _check_points(field: Field) -> None:
 
 
 def _names(get: Any) -> tuple[str, str]:
-    """Short name and CF name; a parameter that ecCodes does not know is named by its numbers.
+    """Short name and CF name; unknown parameters are named by their numbers.
 
-    The short name may repeat the level, `2t`, where the CF name, `t2m`, does so at its end.
+    The short name can begin with the level, `2t`; the CF name then ends with it, `t2m`.
     """
     base = get("shortName", "unknown")
     if base != "unknown":
@@ -151,24 +151,24 @@ def _number_text(value: float) -> str:
 
 
 def _interval(get: Any) -> Qualifiers:
-    """What tells an accumulation over 3 hours from one over 6; empty for an instant."""
+    """Qualifiers for the interval of an accumulation or mean; empty for an instant."""
     kind = get("stepType", "instant")
     if kind == "instant":
         return ()
     start, end = get("startStep", 0), get("endStep", 0)
-    # Steps that are no whole hours come as texts with their unit, such as "90m".
+    # Steps of other than whole hours are texts with their unit, such as "90m".
     whole = isinstance(start, int) and isinstance(end, int)
     return ((kind, ""), ("over", str(end - start) if whole else f"{start}-{end}"))
 
 
-def _moment(date: int, clock: int) -> int:
+def _time_us(date: int, clock: int) -> int:
     """Microseconds of YYYYMMDD and HHMM."""
     year, month, day = date // 10000, date // 100 % 100, date % 100
     return micros(f"{year:04d}-{month:02d}-{day:02d}T{clock // 100:02d}:{clock % 100:02d}")
 
 
 def _disambiguate(fields: Sequence[Field]) -> list[Field]:
-    """Fields that agree in variable and step get longer names: the interval, then a number."""
+    """Adds the interval, then a number, to names of fields with the same variable and step."""
     clashing = _clashes(fields)
     longer = [_with_interval(field) if field.variable in clashing else field for field in fields]
     seen = Counter[tuple[Variable, Step]]()
@@ -177,7 +177,7 @@ def _disambiguate(fields: Sequence[Field]) -> list[Field]:
         key = (field.variable, field.step)
         seen[key] += 1
         extra: Qualifiers = (("number", str(seen[key])),) if seen[key] > 1 else ()
-        result.append(_qualified_more(field, extra))
+        result.append(_add_qualifiers(field, extra))
     return result
 
 
@@ -187,9 +187,9 @@ def _clashes(fields: Sequence[Field]) -> set[Variable]:
 
 
 def _with_interval(field: Field) -> Field:
-    return _qualified_more(field, field.interval)
+    return _add_qualifiers(field, field.interval)
 
 
-def _qualified_more(field: Field, extra: Qualifiers) -> Field:
+def _add_qualifiers(field: Field, extra: Qualifiers) -> Field:
     base, qualifiers = field.variable.base, field.variable.qualifiers
     return replace(field, variable=Variable(base, qualifiers + extra)) if extra else field

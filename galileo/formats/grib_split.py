@@ -1,7 +1,7 @@
 """Splits GRIB files into messages, and messages of several fields into single ones.
 
-Done here rather than by ecCodes, whose support for several fields in one message is a
-process-wide switch that changes what other readers in the process see.
+The support of ecCodes for several fields in one message is a process-wide switch that affects
+other readers, so it is not used.
 
 Source: WMO Manual on Codes, No. 306, Volume I.2: FM 92 GRIB edition 2 (sections, and the
 repetition of sections 2 to 7 within a message) and FM 92-VIII GRIB edition 1.
@@ -32,14 +32,14 @@ _BITMAP_IN_MESSAGE, _BITMAP_HERE = 254, 0
 
 @dataclass(frozen=True, slots=True)
 class MessageOffset:
-    """Where a message stands in its file, bytes."""
+    """The position of a message in its file, in bytes."""
 
     offset: int
     length: int
 
 
 def message_offsets(file: BinaryIO) -> Iterator[MessageOffset]:
-    """Where every message of a file is; bytes between messages are passed over.
+    """The positions of all messages of a file; skips bytes between messages.
 
     Raises:
         InputError: a message is cut off or damaged.
@@ -61,9 +61,9 @@ def _next_start(file: BinaryIO, offset: int) -> int | None:
     while True:
         file.seek(offset)
         chunk = file.read(SEARCH_BYTES)
-        found = chunk.find(START)
-        if found >= 0:
-            return offset + found
+        index = chunk.find(START)
+        if index >= 0:
+            return offset + index
         if len(chunk) < SEARCH_BYTES:
             return None
         offset += len(chunk) - len(START) + 1
@@ -107,7 +107,7 @@ def _read_uint24(file: BinaryIO, position: int) -> int:
 
 
 def read_fields(file: BinaryIO, place: MessageOffset) -> list[bytes]:
-    """The fields of a message, each a whole message of its own, in the message's order."""
+    """The fields of a message in order, each as a complete message."""
     file.seek(place.offset)
     message = file.read(place.length)
     return [message] if message[7] == 1 else _split(message)

@@ -1,4 +1,4 @@
-"""Which variable of a file becomes which feature, and by what conversion."""
+"""The mapping of a file's variables to features and coordinates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from galileo.model.schema import COORDINATES
 CONSTANT = "@"
 
 Sources: TypeAlias = "Mapping | AbstractMapping[str, Any] | Iterable[str] | str"
-"""Of features: a mapping, or `{"temperature": "2t"}`, or texts such as `temperature=2t`."""
+"""A mapping, a dict such as `{"temperature": "2t"}`, or texts such as `temperature=2t`."""
 Sentinels: TypeAlias = "float | str | AbstractMapping[str, Any] | Iterable[float | str]"
-"""Values that mean a missing one: in all variables, or by variable."""
+"""Values that mean a missing value, in all variables or by variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Mapping:
 
     Args:
         features: pairs of a feature and its source: a variable's name, or an expression of names
-            (`galileo.formats.expressions`), as in `hypot(u10, v10)`. Empty: by name, or
-            everything there is.
-        latitude: the variable that holds it, or its number for every row; None finds it by its
-            usual names. In tables any expression of columns.
-        longitude: the same.
-        time: the same; several names separated by commas are year, month, day and so on;
+            (`galileo.formats.expressions`), as in `hypot(u10, v10)`. Empty: by name, or all
+            variables.
+        latitude: its variable, or a number for all rows; None finds it by its usual names. In
+            tables any expression of columns.
+        longitude: likewise.
+        time: likewise; several names separated by commas are year, month, day and so on;
             `epoch_s(x)` and `epoch_ms(x)` read numbers of seconds and milliseconds.
-        constant_time: the time of every row, for files that do not say it.
-        missing: pairs of a variable and a value that means a missing one in it; no name: in all.
+        constant_time: the time of all rows, for files without times.
+        missing: pairs of a variable (empty for all) and a value that means a missing value.
     """
 
     features: tuple[tuple[str, str], ...] = ()
@@ -45,31 +45,31 @@ class Mapping:
 
     @staticmethod
     def of(sources: Sources | None, missing: Sentinels | None = None) -> Mapping:
-        """A mapping of what a caller gives for it.
+        """A mapping from the argument of a call.
 
         Raises:
-            InputError: it is none.
+            InputError: it has the wrong type or form.
         """
         if isinstance(sources, Mapping):
-            found = sources
+            mapping = sources
         elif isinstance(sources, AbstractMapping):
-            found = Mapping.parse(
+            mapping = Mapping.parse(
                 f"{name}={_source_text(value)}" for name, value in sources.items()
             )
         elif isinstance(sources, str):
-            found = Mapping.parse([sources])
+            mapping = Mapping.parse([sources])
         elif sources is None or isinstance(sources, Iterable):
-            found = Mapping.parse(sources or ())
+            mapping = Mapping.parse(sources or ())
         else:
             raise InputError(f"expected a mapping such as {{'temperature': '2t'}}, got {sources!r}")
-        return replace(found, missing=found.missing + tuple(_sentinels(missing)))
+        return replace(mapping, missing=mapping.missing + tuple(_sentinels(missing)))
 
     @property
     def is_empty(self) -> bool:
         return self == Mapping()
 
     def sentinels(self, name: str) -> tuple[str, ...]:
-        """The values that mean a missing one in a variable of that full name."""
+        """The values that mean a missing value in the variable of a full name."""
         return tuple(value for variable, value in self.missing if variable in ("", name))
 
     @staticmethod
@@ -77,7 +77,7 @@ class Mapping:
         """A mapping from texts such as `temperature=2t` or `time=@2012-03-01T06:00Z`.
 
         The names `latitude`, `longitude` and `time` map the coordinates; `@` before a time
-        makes it the time of every row.
+        makes it the time of all rows.
 
         Raises:
             InputError: a text has no `=`, or two name the same target.
@@ -87,13 +87,13 @@ class Mapping:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(f"expected each feature mapped once, got {', '.join(twice)} again")
-        found = dict(pairs)
-        time = found.get("time")
+        sources = dict(pairs)
+        time = sources.get("time")
         constant = time.removeprefix(CONSTANT) if time and time.startswith(CONSTANT) else None
         return Mapping(
             features=tuple(pair for pair in pairs if pair[0] not in COORDINATES),
-            latitude=found.get("latitude"),
-            longitude=found.get("longitude"),
+            latitude=sources.get("latitude"),
+            longitude=sources.get("longitude"),
             time=time if constant is None else None,
             constant_time=constant,
         )
@@ -116,8 +116,8 @@ def _sentinels(missing: Sentinels | None) -> Iterable[tuple[str, str]]:
         name, _, value = missing.rpartition("=")
         yield name.strip(), value.strip()
     elif isinstance(missing, Iterable):
-        for one in missing:
-            yield from _sentinels(one)
+        for sentinel in missing:
+            yield from _sentinels(sentinel)
     else:
         yield "", str(missing)
 

@@ -1,6 +1,6 @@
-"""Observations in memory: DataFrames, grids of xarray, dicts of arrays, and all that streams Arrow.
+"""Observations in memory: DataFrames, grids of xarray, dicts of arrays, and Arrow streams.
 
-No optional library is imported here for its own sake: an object of one comes with it.
+Imports no optional library: the caller of an object of one has imported it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rows: TypeAlias = Iterator[pa.Table]
 
 
 def comes_from(data: object, package: str) -> bool:
-    """Whether an object is of a class of that package, or of one derived from such."""
+    """Whether the class of an object, or a base class, belongs to a package."""
     return any(cls.__module__.partition(".")[0] == package for cls in type(data).__mro__)
 
 
@@ -50,7 +50,7 @@ def is_grid(data: object) -> bool:
 
 
 def is_table(data: object) -> bool:
-    """Whether it is one table: of Arrow, pandas, polars or DuckDB, or a dict of arrays."""
+    """Whether it is a table: of Arrow, pandas, polars or DuckDB, or a dict of arrays."""
     if is_series(data) or is_grid(data):
         return False
     streams = hasattr(type(data), "__arrow_c_stream__") or hasattr(type(data), "__arrow_c_array__")
@@ -62,27 +62,28 @@ def _is_lazy(data: object) -> bool:
 
 
 def named_tables(data: Any) -> Iterator[Observations]:
-    """A table, in pieces where it comes as a stream, its coordinates under their full names.
+    """The pieces of a table, with coordinates under their full names.
 
     Raises:
-        InvalidObservations: its geometries or arrays cannot be the columns of a table.
-        InputError: several columns could be the same coordinate.
+        InvalidObservations: its geometries or arrays cannot become columns.
+        InputError: several columns have a usual name of one coordinate.
     """
     if is_frame(data):
-        frame = _without_geometry(data)
-        found = find_columns([str(name) for name in frame.columns])
-        yield frame.rename(columns={name: role for role, name in found.items()})
+        frame = _geometry_to_degrees(data)
+        columns = find_columns([str(name) for name in frame.columns])
+        yield frame.rename(columns={name: role for role, name in columns.items()})
         return
     for table in _stream(data)[1]:
-        found = find_columns(table.column_names)
-        roles = {name: role for role, name in found.items()}
-        yield _plain(table.rename_columns([roles.get(name, name) for name in table.column_names]))
+        columns = find_columns(table.column_names)
+        roles = {name: role for role, name in columns.items()}
+        names = [roles.get(name, name) for name in table.column_names]
+        yield _decimals_to_floats(table.rename_columns(names))
 
 
 def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
-    """A reader of a table; of a stream, once."""
+    """A reader of a table; a stream can be read once."""
     if is_frame(data):
-        frame = _without_geometry(data)
+        frame = _geometry_to_degrees(data)
         levels = [name for name in frame.index.names if name is not None]
         data = as_table(frame.reset_index(levels) if levels else frame)
     schema, tables = _stream(data)
@@ -98,11 +99,11 @@ def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
 
 
 def open_grid(data: Any, mapping: FileMapping) -> Reader:
-    """A reader of a Dataset or DataArray, by the rules of NetCDF files."""
+    """A reader of a Dataset or DataArray, with the rules for NetCDF files."""
     if not hasattr(data, "data_vars"):
         if data.name is None:
             raise InvalidObservations(
-                "expected a DataArray with a name, which its feature has; write "
+                "expected a DataArray with a name, which becomes that of its feature; write "
                 ".rename('temperature')"
             )
         data = data.to_dataset()
@@ -140,8 +141,8 @@ def _batches(reader: pa.RecordBatchReader) -> Rows:
         raise InvalidObservations(f"the stream of observations failed: {error}") from error
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Decimal numbers as floats, which is what literals such as 1.5 are in SQL."""
+def _decimals_to_floats(table: pa.Table) -> pa.Table:
+    """Converts decimals to floats; literals such as 1.5 are decimals in SQL."""
     for number, field in enumerate(table.schema):
         if pa.types.is_decimal(field.type):
             column = pc.cast(table.column(number), pa.float64())
@@ -155,7 +156,7 @@ def _table_of_arrays(data: Mapping[Any, Any]) -> pa.Table:
     if not rows:
         raise InvalidObservations(
             f"expected a dict of arrays, one for each column, got one of {len(data)} single "
-            "values; make records a table by pandas.DataFrame(...)"
+            "values; turn records into a table with pandas.DataFrame(...)"
         )
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} ({count})" for name, count in rows.items())
@@ -169,7 +170,7 @@ def _table_of_arrays(data: Mapping[Any, Any]) -> pa.Table:
 
 
 def _array(name: Any, value: Any) -> pa.Array | None:
-    """A column; None for a single value, which is that of every row."""
+    """A column; None for a single value, which all rows have."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return one_array(value)
     if np.ndim(value) == 0:
@@ -187,8 +188,8 @@ def _array(name: Any, value: Any) -> pa.Array | None:
 # --- geometries ------------------------------------------------------------------------------
 
 
-def _without_geometry(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with latitude and longitude in place of a GeoDataFrame's points."""
+def _geometry_to_degrees(frame: pd.DataFrame) -> pd.DataFrame:
+    """Replaces the points of a GeoDataFrame with latitude and longitude."""
     if not comes_from(frame, "geopandas"):
         return frame
     geometries: Any = frame
@@ -209,19 +210,19 @@ def _without_geometry(frame: pd.DataFrame) -> pd.DataFrame:
     degrees = {"latitude": points.y, "longitude": points.x}
     # x and y may be distances on a map.
     degree_columns = [str(name) for name in plain.columns if str(name).lower() not in ("x", "y")]
-    found = find_columns(degree_columns, among=COORDINATES[:2])
-    for role, name in found.items():
+    columns = find_columns(degree_columns, among=COORDINATES[:2])
+    for role, name in columns.items():
         _check_same(plain[name], degrees[role])
-    return plain.drop(columns=list(found.values())).assign(**degrees)
+    return plain.drop(columns=list(columns.values())).assign(**degrees)
 
 
 def _check_same(column: pd.Series, degrees: pd.Series) -> None:
-    """Refuses a column of degrees that contradicts the points."""
+    """Raises InvalidObservations if a column of degrees contradicts the points."""
     given = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
     wanted = degrees.to_numpy(np.float64)
     same = np.allclose(given, wanted, rtol=0, atol=DEGREES_TOLERANCE, equal_nan=True)
     if not same:
         raise InvalidObservations(
-            f"expected the points of the GeoDataFrame and its column {column.name!r} to agree, got "
-            f"others; drop the column, or drop the geometry"
+            f"the points of the GeoDataFrame and its column {column.name!r} contradict each other; "
+            "drop the column, or drop the geometry"
         )

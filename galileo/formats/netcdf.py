@@ -1,8 +1,8 @@
 """NetCDF files by the CF conventions, and WRF output, through xarray and netCDF4.
 
-The dimensions of latitude, longitude and time together span the rows; time varies slowest. A
-variable's other dimensions (levels, members) make it several variables, `t@level:850`. The
-file is read in slabs of bounded size along the rows, each variable once.
+The dimensions of latitude, longitude and time span the rows; time varies slowest. A variable with
+other dimensions (levels, members) becomes several variables, `t@level:850`. The file is read in
+slabs of bounded size along the rows, each variable once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from galileo.errors import InputError
 from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf_grid import Grid, decode_times, find_grid, with_constants
 from galileo.formats.reader import table_of
-from galileo.formats.variables import VariableInfo, qualified
+from galileo.formats.variables import VariableInfo, qualified_name
 from galileo.model.schema import COORDINATES, FEATURES_MAX, FeatureType
 from galileo.model.times import TIME_TYPE
 from galileo.optional_imports import library
@@ -32,14 +32,14 @@ SLAB_VALUES_MAX = 1 << 22
 LEVELS_MAX = 4096
 MEASURED_KINDS = "iuf"
 FILL_TOLERANCE = 1e-6
-"""Of a default fill value that a scale was applied to, by its share."""
+"""Relative tolerance of a default fill value after scaling."""
 
 Window = dict[str, slice]
 
 
 @dataclass(frozen=True, slots=True)
 class VariableSlice:
-    """A variable of the file at one place along the dimensions that are no part of the grid."""
+    """A variable at one index of each dimension that is not of the grid."""
 
     variable: str
     at: tuple[tuple[str, int], ...]
@@ -49,7 +49,7 @@ def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
     """A reader of a NetCDF file.
 
     Raises:
-        InputError: it is damaged, or does not say where or when its values are.
+        InputError: it is damaged, or has no coordinates.
         MissingExtra: xarray or netCDF4 is not installed.
     """
     xarray = library("xarray", purpose="reading NetCDF")
@@ -60,51 +60,56 @@ def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
 def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
     """A reader of an xarray Dataset, decoded or not.
 
-    What xarray has read from a file is what a file of that content would give, but for values that
-    were never written: only the file's own reader knows those.
+    Yields what the file of the Dataset yields, except that values that were never written are not
+    recognised as missing.
     """
     return _reader(lambda: nullcontext(dataset), mapping, default_fills={})
 
 
-Opened = Callable[[], AbstractContextManager[Any]]
+OpenDataset = Callable[[], AbstractContextManager[Any]]
 
 
-def _reader(open: Opened, mapping: Mapping, *, default_fills: dict[str, Any]) -> NetcdfReader:
+def _reader(open: OpenDataset, mapping: Mapping, *, default_fills: dict[str, Any]) -> NetcdfReader:
     with open() as dataset:
         dataset, named = with_constants(dataset, mapping)
         grid = find_grid(dataset, named)
-        places = [
+        coordinates = [
             replace(_info(dataset[name], name, default=False), role=role)
             for role, name in zip(
                 COORDINATES, (grid.latitude, grid.longitude, grid.time), strict=True
             )
             if name in dataset.variables
         ]
-        offered = _offered(dataset, grid)
+        variables = _list_variables(dataset, grid)
     return NetcdfReader(
-        open, grid, mapping=mapping, offered=offered, places=places, default_fills=default_fills
+        open,
+        grid,
+        mapping=mapping,
+        variables=variables,
+        coordinates=coordinates,
+        default_fills=default_fills,
     )
 
 
 class NetcdfReader:
-    """A `Reader` over the slabs of one file or Dataset."""
+    """A `Reader` of a file or Dataset, in slabs."""
 
     def __init__(
         self,
-        open: Opened,
+        open: OpenDataset,
         grid: Grid,
         *,
         mapping: Mapping,
-        offered: Sequence[tuple[VariableInfo, VariableSlice]],
-        places: Sequence[VariableInfo],
+        variables: Sequence[tuple[VariableInfo, VariableSlice]],
+        coordinates: Sequence[VariableInfo],
         default_fills: dict[str, Any],
     ) -> None:
         self._open = open
         self._grid = grid
         self._mapping = mapping
-        self._infos = [info for info, _ in offered]
-        self._cuts = {info.name: cut for info, cut in offered}
-        self._places = places
+        self._infos = [info for info, _ in variables]
+        self._slices = {info.name: variable_slice for info, variable_slice in variables}
+        self._coordinates = coordinates
         self._default_fills = default_fills
 
     @property
@@ -115,35 +120,37 @@ class NetcdfReader:
         return self._infos
 
     def coordinate_variables(self) -> Sequence[VariableInfo]:
-        return self._places
+        return self._coordinates
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
         rows_max = max(1, SLAB_VALUES_MAX // max(1, len(names)))
         with self._open() as dataset:
             dataset, _ = with_constants(dataset, self._mapping)
-            place = _Place(dataset, self._grid, default_fills=self._default_fills)
+            coordinates = _Coordinates(dataset, self._grid, default_fills=self._default_fills)
             for window in windows(self._grid, rows_max=rows_max):
                 columns = [
-                    pa.array(self._read(dataset, self._cuts[name], window=window), from_pandas=True)
+                    pa.array(
+                        self._read(dataset, self._slices[name], window=window), from_pandas=True
+                    )
                     for name in names
                 ]
-                yield table_of(place.columns(window), columns, names=names)
+                yield table_of(coordinates.columns(window), columns, names=names)
 
-    def _read(self, dataset: Any, cut: VariableSlice, *, window: Window) -> Any:
-        variable = dataset[cut.variable]
-        part = variable.isel({**dict(cut.at), **_along(variable, window)})
-        values = _measured(part.values, variable, default_fills=self._default_fills)
-        return _spread(values, part.dims, grid=self._grid, window=window)
+    def _read(self, dataset: Any, variable_slice: VariableSlice, *, window: Window) -> Any:
+        variable = dataset[variable_slice.variable]
+        part = variable.isel({**dict(variable_slice.at), **_along(variable, window)})
+        values = _mask_invalid(part.values, variable, default_fills=self._default_fills)
+        return _to_rows(values, part.dims, grid=self._grid, window=window)
 
 
-class _Place:
-    """The coordinates of a window; those that the slowest dimension does not change are kept."""
+class _Coordinates:
+    """Reads the coordinates of windows; caches those without the slowest dimension."""
 
     def __init__(self, dataset: Any, grid: Grid, *, default_fills: dict[str, Any]) -> None:
         self._dataset = dataset
         self._default_fills = default_fills
         self._grid = grid
-        self._kept: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {}
 
     def columns(self, window: Window) -> list[pa.Array]:
         degrees = [
@@ -161,23 +168,23 @@ class _Place:
     def _values(self, name: str, window: Window) -> Any:
         variable = self._dataset[name]
         whole = variable.ndim <= 1 or self._grid.dims[0] not in variable.dims
-        if whole and name not in self._kept:
-            self._kept[name] = variable.values
+        if whole and name not in self._cache:
+            self._cache[name] = variable.values
         along = _along(variable, window)
         if whole:
-            values = self._kept[name][tuple(along.get(dim, slice(None)) for dim in variable.dims)]
+            values = self._cache[name][tuple(along.get(dim, slice(None)) for dim in variable.dims)]
         else:
             values = variable.isel(along).values
         if variable.dtype.kind in MEASURED_KINDS:
-            values = _without(_is_unwritten(values, variable, self._default_fills), values)
-        return _spread(values, variable.dims, grid=self._grid, window=window)
+            values = _mask(_is_unwritten(values, variable, self._default_fills), values)
+        return _to_rows(values, variable.dims, grid=self._grid, window=window)
 
 
 # --- windows ---------------------------------------------------------------------------------
 
 
 def windows(grid: Grid, *, rows_max: int) -> Iterator[Window]:
-    """Consecutive parts of the rows, each of at most `rows_max`, in the order of the rows."""
+    """Splits the rows into consecutive windows of at most `rows_max` rows."""
     axis = 0
     while axis < len(grid.shape) - 1 and math.prod(grid.shape[axis + 1 :]) > rows_max:
         axis += 1
@@ -197,8 +204,8 @@ def _along(variable: Any, window: Window) -> Window:
     return {dim: part for dim, part in window.items() if dim in variable.dims}
 
 
-def _spread(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> Any:
-    """Values of some of the grid's dimensions, in any order, as one value per row."""
+def _to_rows(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> Any:
+    """Broadcasts values of some of the grid's dimensions to one value for each row."""
     order = [dims.index(dim) for dim in grid.dims if dim in dims]
     sizes = [
         len(range(*window[dim].indices(size)))
@@ -211,20 +218,20 @@ def _spread(values: Any, dims: Sequence[str], *, grid: Grid, window: Window) -> 
 # --- values ----------------------------------------------------------------------------------
 
 
-def _measured(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
-    """Values with NaN also for what xarray leaves: default fill values and the valid range."""
+def _mask_invalid(values: Any, variable: Any, *, default_fills: dict[str, Any]) -> Any:
+    """Values with NaN for default fill values and outside of the valid range."""
     low, high = _valid_range(variable)
     is_unwritten = _is_unwritten(values, variable, default_fills)
-    return _without(is_unwritten | (values < low) | (values > high), values)
+    return _mask(is_unwritten | (values < low) | (values > high), values)
 
 
-def _without(missing: Any, values: Any) -> Any:
-    """Values with NaN where they are missing; the same ones where none is."""
+def _mask(missing: Any, values: Any) -> Any:
+    """Values with NaN where they are missing; the same array if none is."""
     return np.where(missing, np.nan, values) if missing.any() else values
 
 
 def _is_unwritten(values: Any, variable: Any, default_fills: dict[str, Any]) -> Any:
-    """Where values are what the library fills with if the file names no value of its own."""
+    """A mask of the library's default fill values, if the file defines no fill value."""
     raw = variable.encoding.get("dtype", values.dtype)
     fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
     if fill is None or {"_FillValue", "missing_value"} & set(variable.encoding):
@@ -251,16 +258,16 @@ def _packing(variable: Any) -> tuple[float, float]:
 def _valid_range(variable: Any) -> tuple[float, float]:
     """Bounds in the units of the decoded values.
 
-    A packed variable's are packed as it is (CF, 2.5.1), but for bounds of floats about integers,
+    The bounds of a packed variable are packed (CF, 2.5.1), except float bounds of packed integers,
     which are unpacked (NetCDF User Guide, "Attribute Conventions").
     """
     attrs = variable.attrs
     lowest, highest = _bounds(attrs.get("valid_range"), 2) or (-np.inf, np.inf)
     (least,) = _bounds(attrs.get("valid_min"), 1) or (lowest,)
     (most,) = _bounds(attrs.get("valid_max"), 1) or (highest,)
-    given = [np.asarray(bound) for bound in (least, most) if bound not in (-np.inf, np.inf)]
+    bounds = [np.asarray(bound) for bound in (least, most) if bound not in (-np.inf, np.inf)]
     raw = variable.encoding.get("dtype", variable.dtype)
-    is_unpacked = raw.kind in "iu" and any(bound.dtype.kind == "f" for bound in given)
+    is_unpacked = raw.kind in "iu" and any(bound.dtype.kind == "f" for bound in bounds)
     if is_unpacked or not _is_packed(variable):
         return _number(least, variable), _number(most, variable)
     scale, offset = _packing(variable)
@@ -270,14 +277,14 @@ def _valid_range(variable: Any) -> tuple[float, float]:
     return low - slack, high + slack
 
 
-def _bounds(given: Any, count: int) -> list[Any]:
-    """An attribute's numbers; none where it is absent, or does not hold so many."""
+def _bounds(attribute: Any, count: int) -> list[Any]:
+    """The numbers of an attribute; empty if it is absent or has another count."""
     try:
-        found = np.atleast_1d(np.asarray(given))
-        found = found.astype(np.float64) if found.dtype.kind in "USO" else found
+        numbers = np.atleast_1d(np.asarray(attribute))
+        numbers = numbers.astype(np.float64) if numbers.dtype.kind in "USO" else numbers
     except (TypeError, ValueError):
         return []
-    return list(found) if len(found) == count and not np.isnan(found).any() else []
+    return list(numbers) if len(numbers) == count and not np.isnan(numbers).any() else []
 
 
 def _number(bound: Any, variable: Any) -> float:
@@ -285,30 +292,33 @@ def _number(bound: Any, variable: Any) -> float:
 
 
 def _unsigned(stored: Any, variable: Any) -> Any:
-    """A whole number as a variable means it that holds unsigned ones in a signed type."""
+    """An integer of a variable that stores unsigned integers in a signed type."""
     raw = variable.encoding.get("dtype", variable.dtype)
     if variable.encoding.get("_Unsigned") != "true" or stored.dtype.kind != "i":
         return stored
     return stored.astype(np.int64) % (1 << (8 * raw.itemsize))
 
 
-# --- what the file offers --------------------------------------------------------------------
+# --- variables --------------------------------------------------------------------
 
 
-def _offered(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, VariableSlice]]:
+def _list_variables(dataset: Any, grid: Grid) -> list[tuple[VariableInfo, VariableSlice]]:
     """Every measured variable on the grid, once for each place along its other dimensions."""
-    found = [
-        (variable, cuts)
+    measured = [
+        (variable, slices)
         for variable in (dataset[name] for name in dataset.data_vars)
         if variable.dtype.kind in MEASURED_KINDS and set(grid.place_dims) <= set(variable.dims)
-        if 0 < len(cuts := _variable_slices(dataset, variable, grid=grid)) <= LEVELS_MAX
+        if 0 < len(slices := _variable_slices(dataset, variable, grid=grid)) <= LEVELS_MAX
     ]
-    levels_too = sum(len(cuts) for _, cuts in found) <= FEATURES_MAX
+    levels_too = sum(len(slices) for _, slices in measured) <= FEATURES_MAX
     infos: list[tuple[VariableInfo, VariableSlice]] = []
-    for variable, cuts in found:
+    for variable, slices in measured:
         whole = set(grid.dims) <= set(variable.dims)
-        default = whole and (levels_too or len(cuts) == 1)
-        infos += [(_info(variable, name, default=default), cut) for name, cut in cuts]
+        default = whole and (levels_too or len(slices) == 1)
+        infos += [
+            (_info(variable, name, default=default), variable_slice)
+            for name, variable_slice in slices
+        ]
     return infos
 
 
@@ -334,7 +344,7 @@ def _variable_slices(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[s
     texts = {dim: _level_texts(dataset, dim, size=variable.sizes[dim]) for dim in extra}
     return [
         (
-            qualified(
+            qualified_name(
                 variable.name,
                 tuple(
                     (dim, texts[dim][i])
@@ -349,7 +359,7 @@ def _variable_slices(dataset: Any, variable: Any, *, grid: Grid) -> list[tuple[s
 
 
 def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
-    """The coordinate's values where they tell the places apart, else their numbers."""
+    """The values of a dimension's coordinate if they are distinct, else its indices."""
     numbers = [str(number) for number in range(size)]
     if dim not in dataset.variables or dataset[dim].dtype.kind not in MEASURED_KINDS:
         return numbers
@@ -362,7 +372,7 @@ def _level_texts(dataset: Any, dim: str, *, size: int) -> list[str]:
 
 @contextmanager
 def _open(path: Path, xarray: Any) -> Iterator[Any]:
-    """The file with values unpacked on demand and never kept; times stay numbers."""
+    """Opens a file; values are unpacked on demand and not cached, times stay numbers."""
     with (
         _readable(path),
         xarray.open_dataset(
@@ -379,10 +389,13 @@ def _open(path: Path, xarray: Any) -> Iterator[Any]:
 
 
 def _check_claims(path: Path, dataset: Any) -> None:
-    """The classic formats compress nothing: what is not in the file would be read as zeros."""
+    """Raises InputError if a classic file, which is not compressed, has fewer bytes than values."""
     with path.open("rb") as file:
         is_classic = file.read(len(CLASSIC_MAGIC)) == CLASSIC_MAGIC
-    values, size = sum(one.size for one in dataset.variables.values()), path.stat().st_size
+    values, size = (
+        sum(variable.size for variable in dataset.variables.values()),
+        path.stat().st_size,
+    )
     if is_classic and values > size:
         raise InputError(
             f"expected a whole NetCDF file at {path}: it claims {values:,} values and has "

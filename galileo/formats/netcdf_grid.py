@@ -1,4 +1,4 @@
-"""Where and when the values of a NetCDF file are: its coordinate variables."""
+"""The coordinate variables of a NetCDF file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.formats.columns import USUAL_NAMES, advice
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.mapping import Mapping
-from galileo.formats.variables import listed
+from galileo.formats.variables import format_names
 from galileo.model.schema import COORDINATES, nearest_name
 from galileo.model.times import TIME_TYPE, micros, time_column, times_from_micros
 from galileo.optional_imports import library
 
 # Usual names in lower case, the best first; XLAT, XLONG, Times and XTIME are WRF's.
-# x and y are often distances on a map here.
+# x and y are often distances on a map.
 _LATITUDES, _LONGITUDES = (
     tuple(name for group in USUAL_NAMES[coordinate] for name in group if name not in ("x", "y"))
     for coordinate in ("latitude", "longitude")
@@ -38,14 +38,14 @@ DEFAULT_CALENDAR = "standard"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The coordinate variables, and the dimensions that they span, slowest first.
+    """The coordinate variables and their dimensions, slowest first.
 
     Attributes:
         latitude: name of the variable; `longitude` and `time` likewise.
-        constant_us: the time of every row, microseconds; `time` is empty then.
-        dims: time's first, then those of the place.
+        constant_us: the time of all rows in microseconds; then `time` is empty.
+        dims: of time, then of latitude and longitude.
         shape: their sizes.
-        place_dims: those of latitude and longitude.
+        place_dims: of latitude and longitude.
     """
 
     latitude: str
@@ -58,10 +58,10 @@ class Grid:
 
 
 def find_grid(dataset: Any, mapping: Mapping) -> Grid:
-    """The coordinates that are mapped, else those that most variables share.
+    """The coordinates of the mapping, else those that most variables share.
 
     Raises:
-        InputError: one is missing; says how to name it.
+        InputError: one is missing; says how to map it.
     """
     latitude = mapping.latitude or _best(dataset, "latitude", fits=_is_latitude, usual=LATITUDES)
     longitude = mapping.longitude or _best(
@@ -81,7 +81,7 @@ def find_grid(dataset: Any, mapping: Mapping) -> Grid:
 
 
 def with_constants(dataset: Any, mapping: Mapping) -> tuple[Any, Mapping]:
-    """The dataset with a scalar variable for each coordinate that the mapping gives as a number."""
+    """Adds a scalar variable for each coordinate that is a number in the mapping."""
     for coordinate in COORDINATES[:2]:
         source = getattr(mapping, coordinate)
         if source is None or source in dataset.variables:
@@ -100,7 +100,7 @@ def _check_known(dataset: Any, name: str) -> None:
         close = nearest_name(name, names)
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownProperty(
-            f"there is no variable {name!r}{hint} The variables are {listed(names)}",
+            f"there is no variable {name!r}{hint} The variables are {format_names(names)}",
             nearest=close,
         )
 
@@ -108,13 +108,13 @@ def _check_known(dataset: Any, name: str) -> None:
 def _best(
     dataset: Any, coordinate: str, *, fits: Callable[[Any], bool], usual: Sequence[str]
 ) -> str:
-    """Of the variables that fit, the one on whose dimensions most others stand."""
+    """Of the matching variables, the one whose dimensions most data variables have."""
     names = [str(name) for name in dataset.variables if fits(dataset[name])]
     if not names:
         raise InputError(
-            f"found no variable for the {coordinate}, with the standard_name or the units that the "
-            f"CF conventions ask for; name it with {advice(coordinate, 'VARIABLE')}. The variables "
-            f"are {listed([str(name) for name in dataset.variables])}"
+            f"found no variable for the {coordinate}, with the standard_name or units of the CF "
+            f"conventions; name it with {advice(coordinate, 'VARIABLE')}. The variables "
+            f"are {format_names([str(name) for name in dataset.variables])}"
         )
     ranks = {name: rank for rank, name in enumerate(usual)}
 
@@ -150,7 +150,7 @@ def _is_degrees(
 
 
 def _is_time(variable: Any) -> bool:
-    """Valid times only: a forecast's start and its steps have standard names of their own."""
+    """Whether it has valid times; reference times and steps have other standard names."""
     if variable.attrs.get("standard_name", "time") != "time":
         return False
     if variable.dtype.kind == "S":
@@ -161,7 +161,7 @@ def _is_time(variable: Any) -> bool:
 
 
 def _is_cftime(variable: Any) -> bool:
-    """Whether it holds dates that xarray has decoded for a calendar other than ours."""
+    """Whether xarray decoded its dates for a calendar other than the standard one."""
     if variable.dtype.kind != "O" or not variable.size:
         return False
     first = variable.values.flat[0]
@@ -169,15 +169,15 @@ def _is_cftime(variable: Any) -> bool:
 
 
 def decode_times(values: Any, variable: Any) -> pa.Array:
-    """Times of the values of a time variable, null where they are missing.
+    """Decodes the values of a time variable; missing ones are null.
 
     Args:
-        values: numbers in the variable's units, or texts as WRF writes them.
-        variable: for its units and calendar.
+        values: numbers in the units of the variable, or texts as in WRF.
+        variable: has units and calendar.
 
     Raises:
-        InvalidObservations: the units are none, or a date of the file's calendar does not
-            exist in ours, such as 30 February.
+        InvalidObservations: the units are invalid, or a date of the file's calendar, such as
+            30 February, does not exist in the standard calendar.
     """
     if values.dtype.kind == "M":
         return time_column(pa.array(values.ravel(), from_pandas=True))
@@ -201,7 +201,7 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
 
 
 def _texts(values: Any, variable: Any) -> list[str]:
-    """ISO 8601 texts; one pass over distinct times, not over rows."""
+    """ISO 8601 texts of distinct times."""
     if values.dtype.kind == "O":
         return [date.isoformat() for date in values]
     if values.dtype.kind == "S":

@@ -1,4 +1,4 @@
-"""The seam between one file format and `Source`."""
+"""The interface that a file format implements for `Source`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from galileo.model.schema import COORDINATES
 
 
 class Reader(Protocol):
-    """What a format must offer. One pass over `tables` reads every variable once at most."""
+    """A reader of one file. A pass over `tables` reads each variable at most once."""
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are, about; None where only reading would tell."""
+        """The number of rows, exact or estimated; None if unknown before reading."""
         ...
 
     def variables(self) -> Sequence[VariableInfo]:
-        """What the file offers, coordinates excepted, in the file's order."""
+        """The variables of the file without coordinates, in the order of the file."""
         ...
 
     def coordinate_variables(self) -> Sequence[VariableInfo]:
-        """What of the file the coordinates of rows come from; nothing where the format says it."""
+        """The variables of the coordinates; none if the format defines coordinates itself."""
         ...
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """All rows, in an order that depends on nothing but the file and `names`.
+        """All rows, in an order that depends only on the file and `names`.
 
-        Each table has the columns latitude, longitude (double), time (`TIME_TYPE`), any of them
-        null where the file does not say, and then `names`, of the types that the file has.
+        Each table has the columns latitude, longitude (double) and time (`TIME_TYPE`), null where
+        the file has none, and then `names`, in the types of the file.
         """
         ...
 
@@ -39,5 +39,5 @@ class Reader(Protocol):
 def table_of(
     coordinates: Sequence[pa.Array], columns: Sequence[pa.Array], *, names: Sequence[str]
 ) -> pa.Table:
-    """The table that `Reader.tables` yields."""
+    """A table as `Reader.tables` yields it."""
     return pa.table([*coordinates, *columns], names=[*COORDINATES, *names])

@@ -1,12 +1,12 @@
-"""The worker process that reads GRIB and NetCDF; it may crash, hang or need too much memory.
+"""The worker process that reads GRIB and NetCDF files; it can crash, hang or run out of memory.
 
-The C libraries behind both were not written for hostile or damaged files. What becomes of the
-process is an error here. It has the rights of who started it: this is no fence around code that
-somebody smuggles into a file.
+The C libraries of both formats are not written for hostile or damaged files, so the parent turns
+the end of this process into an error. The process has the rights of its user: it is no sandbox for
+code that a file exploits a library to run.
 
-Requests are lines of JSON on standard input; answers are frames, a kind and a length and as many
-bytes, on what was standard output. A timer of the kernel ends a process that is silent for too long
-over a file, even where nobody is there any more to do so.
+Requests are lines of JSON on standard input; answers are frames of kind, length and body on the
+original standard output. A timer of the kernel ends a process that sends nothing for too long, even
+if its parent has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
 
 DESCRIBED, TABLE, END, REFUSED, FAILED = range(5)
-"""Kinds of frames. Refused: an error about the file; failed: one that must not happen."""
+"""Kinds of frames. REFUSED: an error of the file; FAILED: an internal error."""
 FRAME = struct.Struct("<BQ")
 _OPENERS: Mapping[str, Callable[[Path, FileMapping], Reader]] = {
     "grib": open_grib,
@@ -43,16 +43,16 @@ _OPENERS: Mapping[str, Callable[[Path, FileMapping], Reader]] = {
 
 
 class FrameWriter:
-    """Sends frames. Whoever reads them may take their time; who makes them may not."""
+    """Sends frames. The timer runs while a frame is made, and not while the parent reads it."""
 
-    def __init__(self, file: BinaryIO, *, silence_max_s: float) -> None:
+    def __init__(self, file: BinaryIO, *, timeout_s: float) -> None:
         self._file = file
-        self._silence_max_s = silence_max_s
+        self._timeout_s = timeout_s
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Within, each answer has to come in time."""
-        signal.setitimer(signal.ITIMER_REAL, self._silence_max_s)
+    def timed(self) -> Iterator[None]:
+        """Ends the process if a frame takes longer than the timeout within the block."""
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
         try:
             yield
         finally:
@@ -64,25 +64,25 @@ class FrameWriter:
         view = memoryview(body)
         while len(view):
             view = view[self._file.write(view) or 0 :]
-        signal.setitimer(signal.ITIMER_REAL, self._silence_max_s)
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
 
 
 def main() -> None:
-    memory_bytes, silence_max_s = int(sys.argv[1]), float(sys.argv[2])
+    memory_bytes, timeout_s = int(sys.argv[1]), float(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The libraries may print, and must not print into the frames.
+    # What libraries print must not mix with the frames.
     file = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    answers = FrameWriter(file, silence_max_s=silence_max_s)
+    answers = FrameWriter(file, timeout_s=timeout_s)
     reader: Reader | None = None
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        with answers.at_work():
+        with answers.timed():
             try:
                 if "path" in request:
                     reader = None
-                    reader = _opened(request)
+                    reader = _open(request)
                     answers.send(DESCRIBED, _description(reader))
                 elif reader is not None:
                     _send_tables(answers, reader, request["names"])
@@ -90,13 +90,13 @@ def main() -> None:
                 text = f"reading it takes more than {memory_bytes >> 20:,} MB of memory"
                 answers.send(REFUSED, json.dumps({"kind": "", "message": text}).encode())
             except GalileoError as error:
-                told = {"kind": error.kind, "message": error.message, "details": error.details}
-                answers.send(REFUSED, json.dumps(told, default=str).encode())
+                facts = {"kind": error.kind, "message": error.message, "details": error.details}
+                answers.send(REFUSED, json.dumps(facts, default=str).encode())
             except Exception:
                 answers.send(FAILED, traceback.format_exc().encode())
 
 
-def _opened(request: dict[str, Any]) -> Reader:
+def _open(request: dict[str, Any]) -> Reader:
     raw = request["mapping"]
     for name in ("features", "missing"):
         raw[name] = tuple(tuple(pair) for pair in raw[name])
@@ -104,8 +104,8 @@ def _opened(request: dict[str, Any]) -> Reader:
 
 
 def _description(reader: Reader) -> bytes:
-    variables = [asdict(one) for one in reader.variables()]
-    coordinates = [asdict(one) for one in reader.coordinate_variables()]
+    variables = [asdict(info) for info in reader.variables()]
+    coordinates = [asdict(info) for info in reader.coordinate_variables()]
     described = {"rows": reader.rows, "variables": variables, "coordinates": coordinates}
     return json.dumps(described).encode()
 
@@ -114,7 +114,7 @@ def _send_tables(answers: FrameWriter, reader: Reader, names: list[str]) -> None
     for table in reader.tables(names):
         sink = io.BytesIO()
         stream = pa.ipc.new_stream(sink, table.schema)
-        stream.write_table(table)  # Out of memory, it could not be closed, and would hide why.
+        stream.write_table(table)  # Not in a `with`: after a MemoryError, closing would fail, too.
         stream.close()
         answers.send(TABLE, sink.getbuffer())
     answers.send(END, b"")

@@ -1,4 +1,4 @@
-"""Numbers that often mean a missing value, in columns where they were read as numbers."""
+"""Finds numbers that probably mean a missing value in columns of numbers."""
 
 from __future__ import annotations
 
@@ -21,64 +21,64 @@ RECURS_MIN = 3
 
 @dataclass(slots=True)
 class _Column:
-    """What is known of a column: how often it has which usual value, and where the others lie."""
+    """Statistics of a column: counts of usual sentinels, and the range of the other values."""
 
     rows: int = 0
     counts: Counter[float] = field(default_factory=Counter)
     low: float = math.inf
     high: float = -math.inf
 
-    def is_apart(self, value: float) -> bool:
-        """Whether the value lies further from the others than those from each other."""
+    def is_outlier(self, value: float) -> bool:
+        """Whether the value is farther from the range of the others than that range is wide."""
         gap = max(self.low - value, value - self.high)
         return self.low > self.high or gap > self.high - self.low
 
 
 class SentinelSearch:
-    """Looks for usual sentinels in columns that come in pieces, at the cost of a minimum each."""
+    """Finds usual sentinels in columns that come in pieces."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
 
     def add(self, name: str, column: pa.Array) -> None:
-        """Takes the next piece of a column; only one of numbers is looked at."""
+        """Adds the next piece of a column; ignores columns that are not numbers."""
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             return
-        known = self._columns.setdefault(name, _Column())
-        known.rows += len(column)
+        statistics = self._columns.setdefault(name, _Column())
+        statistics.rows += len(column)
         low, high = _extremes(column)
         if _is_usual(low, column.type) or _is_usual(high, column.type):
             values = column.drop_null().to_numpy(zero_copy_only=False)
-            found = np.isin(values, _usual(column.type))
-            numbers, counts = np.unique(values[found], return_counts=True)
-            known.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-            low, high = _extremes(pa.array(values[~found]))
+            is_sentinel = np.isin(values, _usual(column.type))
+            numbers, counts = np.unique(values[is_sentinel], return_counts=True)
+            statistics.counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            low, high = _extremes(pa.array(values[~is_sentinel]))
         if low is not None and high is not None:
-            known.low, known.high = min(known.low, low), max(known.high, high)
+            statistics.low, statistics.high = min(statistics.low, low), max(statistics.high, high)
 
     def warnings(self) -> list[str]:
-        """One sentence or two for each column and value that is suspicious."""
+        """A message for each suspicious value of a column."""
         return [
             f"variable {name!r} is {value:g} in {count:,} of {column.rows:,} rows, and {value:g} "
             "was stored as a number. If it means a missing value, ingest the file into a new "
             f"dataset with --missing {value:g} (in Python: missing={value:g})"
             for name, column in self._columns.items()
             for value, count in sorted(column.counts.items())
-            if count >= RECURS_MIN and column.is_apart(value)
+            if count >= RECURS_MIN and column.is_outlier(value)
         ]
 
 
 def _extremes(column: pa.Array) -> tuple[float | None, float | None]:
-    """The least and the greatest number, NaN and nulls left out; None where there is none."""
-    found = pc.min_max(column).as_py()
-    low, high = found["min"], found["max"]
+    """Minimum and maximum without NaN and nulls; None if there are none."""
+    extremes = pc.min_max(column).as_py()
+    low, high = extremes["min"], extremes["max"]
     return (None, None) if low is None or math.isnan(low) else (low, high)
 
 
 def _usual(kind: pa.DataType) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The usual values as a column of that type has them."""
-    whole = [value for value in USUAL if pa.types.is_floating(kind) or _fits(value, kind)]
-    return np.array(whole).astype(kind.to_pandas_dtype())
+    """The usual values in the type of a column."""
+    values = [value for value in USUAL if pa.types.is_floating(kind) or _fits(value, kind)]
+    return np.array(values).astype(kind.to_pandas_dtype())
 
 
 def _fits(value: float, kind: pa.DataType) -> bool:

@@ -1,8 +1,7 @@
-"""A file of observations, read in batches that are the same on every reading.
+"""A file of observations, read in reproducible batches.
 
-Reading again gives the same batches in the same order, so that an ingest which broke off can
-be repeated: batch k of `digest()` is always the same, and the store answers a batch that it
-has with its first result.
+Reading a file again yields the same batches in the same order, so that a failed ingest can be
+repeated: `digest()` identifies the batches, and the store ignores batches that it has.
 """
 
 from __future__ import annotations
@@ -33,8 +32,14 @@ from galileo.formats.expressions import (
 from galileo.formats.mapping import Mapping
 from galileo.formats.reader import Reader, table_of
 from galileo.formats.sentinels import SentinelSearch
-from galileo.formats.type_conversion import one_array, without
-from galileo.formats.variables import VariableInfo, default_features, feature_name, listed, resolve
+from galileo.formats.type_conversion import null_sentinels, one_array
+from galileo.formats.variables import (
+    VariableInfo,
+    default_features,
+    feature_name,
+    format_names,
+    resolve,
+)
 from galileo.model.schema import (
     ARROW_TYPES,
     COORDINATES,
@@ -47,17 +52,17 @@ from galileo.model.times import Duration
 
 BATCH_ROWS = 65_536
 BATCH_BYTES_MAX = 32 << 20
-"""Of a batch in Arrow; one that is wide or has long texts has fewer rows for it."""
+"""Arrow bytes of a batch; batches with many columns or long texts have fewer rows."""
 DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
-# Part of every digest. Raise it with any change to the order of rows or to how values are read.
+# Part of each digest. Increase it with any change to the order of rows or to the values.
 READING_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One feature and where it comes from; without an expression it is null in every row."""
+    """A feature and its source expression; without one it is null in each row."""
 
     feature: str
     type: FeatureType
@@ -66,15 +71,15 @@ class Binding:
 
 
 class Source:
-    """An open file: what it offers, and its observations.
+    """An open file: its variables and observations.
 
     Attributes:
         path: of the file; None for data in memory.
-        format: its format's name.
-        mapping: as given, or the one that stands in for it.
-        skipped: rows left out by the latest `batches` so far, for they have no place or time,
-            or every feature is missing.
-        sentinels: usual sentinels that the latest `batches` has so far taken for numbers.
+        format: name of its format.
+        mapping: of variables to features.
+        skipped: rows that the latest `batches` has skipped so far, since they have no place or
+            time, or all features are missing.
+        sentinels: common sentinels that the latest `batches` has so far read as numbers.
     """
 
     def __init__(
@@ -95,26 +100,26 @@ class Source:
         self._schema = schema
 
     def bound_to(self, schema: Schema) -> Source:
-        """The same data for a dataset, whose schema decides features and types; nothing is read."""
+        """The same data with the features and types of a schema; reads nothing."""
         return Source(
             self.path, self._reader, format=self.format, mapping=self.mapping, schema=schema
         )
 
     @property
     def rows(self) -> int | None:
-        """Rows of the file, skipped ones included: exact or a fair estimate; None if unknown."""
+        """Rows of the file including skipped ones, exact or estimated; None if unknown."""
         return self._reader.rows
 
     def variables(self) -> list[VariableInfo]:
         return list(self._reader.variables())
 
     def all_variables(self) -> list[VariableInfo]:
-        """Those of the coordinates, which have a `role`, and `variables()`."""
+        """The variables of coordinates, which have a `role`, and `variables()`."""
         return [*self._reader.coordinate_variables(), *self.variables()]
 
     def samples(self, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Some values of variables, out of the first rows that are read; none where none is."""
-        roles = {one.name: one.role for one in self._reader.coordinate_variables()}
+        """Some values of variables from the first rows; empty if the file has no rows."""
+        roles = {info.name: info.role for info in self._reader.coordinate_variables()}
         read = [name for name in names if name not in roles]
         table = next(iter(self._reader.tables(read)), None)
         if table is None:
@@ -124,15 +129,15 @@ class Source:
 
     @property
     def features(self) -> dict[str, str]:
-        """Feature to source expression, as bound; empty text for a feature without a source."""
+        """Source expressions by feature; an empty text for a feature without one."""
         return {b.feature: str(b.expression) if b.expression else "" for b in self.bindings}
 
     @cached_property
     def bindings(self) -> tuple[Binding, ...]:
-        """The features in order, every name in them resolved.
+        """The features in order, with full names of variables.
 
         Raises:
-            InputError: the mapping, the file and the schema do not fit together.
+            InputError: the mapping, the file and the schema contradict each other.
         """
         if self._schema is not None:
             return _bound_to_schema(self._schema, self.mapping, variables=self._reader.variables())
@@ -141,7 +146,7 @@ class Source:
         return tuple(_bind(Feature(name), text, variables=variables) for name, text in pairs)
 
     def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
-        """Tables of latitude, longitude, time and the features; full but for the last one.
+        """Tables of latitude, longitude, time and the features, of `rows_max` rows but the last.
 
         Raises:
             InvalidObservations: a value does not fit its feature's type.
@@ -151,18 +156,16 @@ class Source:
             raise InputError(f"expected batches of at least 1 row, got {rows_max}")
         self.skipped = 0
         self.sentinels = SentinelSearch()
-        return rebatched(self._tables(), rows_max=rows_max)
+        return rebatch(self._tables(), rows_max=rows_max)
 
     def digest(self, rows_max: int = BATCH_ROWS) -> str:
-        """Name of this way to read this file: of its bytes, bindings and batch size.
+        """Identifies the batches: a hash of the file, the bindings, the schema and `rows_max`.
 
-        It serves as the producer id: equal digests mean equal batches. The schema, if one was
-        given, is part of it, so that one file may go into two datasets. Costs one reading of
-        the file.
+        It is used as the producer id: equal digests mean equal batches. Reads the whole file.
         """
         if self.path is None:
-            raise InputError("expected a file to make a digest of, got data in memory")
-        way = {
+            raise InputError("expected a file for a digest, got data in memory")
+        inputs = {
             "version": READING_VERSION,
             "content": _content_digest(self.path),
             "format": self.format,
@@ -173,28 +176,28 @@ class Source:
             "schema": self._schema.to_json() if self._schema else "",
             "rows_max": rows_max,
         }
-        text = json.dumps(way, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
         return f"file-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def _tables(self) -> Iterator[pa.Table]:
         missing = self._missing()
         first_row = 0
         for raw in self._reader.tables(_names_read(self.bindings)):
-            table = _featured(
+            table = _map_features(
                 raw, self.bindings, first_row=first_row, missing=missing, search=self.sentinels
             )
             first_row += raw.num_rows
-            kept = table.filter(pa.array(_present(table, self.bindings)))
-            self.skipped += table.num_rows - kept.num_rows
-            yield kept
+            valid = table.filter(pa.array(_valid_rows(table, self.bindings)))
+            self.skipped += table.num_rows - valid.num_rows
+            yield valid
 
     def _missing(self) -> Mapping:
-        """The mapping with full names of variables for its sentinels.
+        """A mapping of the sentinels, with full names of variables.
 
         Raises:
-            InputError: a sentinel is for a variable that there is not.
+            InputError: a sentinel is for an unknown variable.
         """
-        coordinates = {one.name for one in self._reader.coordinate_variables()} | {*COORDINATES}
+        coordinates = {info.name for info in self._reader.coordinate_variables()} | {*COORDINATES}
         variables = self._reader.variables()
         pairs = [
             (name if not name or name in coordinates else resolve(variables, name).name, value)
@@ -211,24 +214,24 @@ def suggest_schema(
     time_bucket: Duration = "1h",
     index: Sequence[str] | None = None,
 ) -> Schema:
-    """A schema for the file's observations, to create its dataset with.
+    """A schema for a dataset of the file's observations, with its units and types.
 
-    Units and types are those of the file. The features of `index` are indexed; without it those
-    that are mapped; without a mapping the first `DEFAULT_INDEXED_MAX`, ids and URLs excepted.
+    The features of `index` are indexed; without it those of the mapping; without a mapping the
+    first `DEFAULT_INDEXED_MAX` that are no identifiers.
 
     Raises:
-        UnknownProperty: `index` names a feature that there will not be.
+        UnknownProperty: `index` names an unknown feature.
     """
-    chosen = {feature for feature, _ in source.mapping.features}
+    selected = {feature for feature, _ in source.mapping.features}
     if index is not None:
-        chosen = {_known_feature(name, source.bindings) for name in index}
+        selected = {_known_feature(name, source.bindings) for name in index}
     identifiers = {variable.name for variable in source.variables() if variable.identifier}
-    free = [
+    candidates = [
         binding.feature
         for binding in source.bindings
         if binding.expression and not identifiers & {*names(binding.expression)}
     ]
-    indexed = chosen if chosen or index is not None else set(free[:DEFAULT_INDEXED_MAX])
+    indexed = selected if selected or index is not None else set(candidates[:DEFAULT_INDEXED_MAX])
     features = [
         Feature(b.feature, unit=b.unit, type=b.type, indexed=b.feature in indexed)
         for b in source.bindings
@@ -242,7 +245,8 @@ def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
         close = nearest_name(name, features)
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownProperty(
-            f"there is no feature {name!r} to index{hint} The features are {listed(features)}",
+            f"there is no feature {name!r} to index{hint} "
+            f"The features are {format_names(features)}",
             nearest=close,
         )
     return name
@@ -252,20 +256,20 @@ def _known_feature(name: str, bindings: Sequence[Binding]) -> str:
 
 
 def _bind(feature: Feature, text: str, *, variables: Sequence[VariableInfo]) -> Binding:
-    """A feature without a given type, bound to an expression."""
+    """Binds a feature to an expression, which determines its type."""
     is_name = any(variable.name == text for variable in variables)
     expression = Name(text) if is_name else _parse_source(text, variables)
-    found = {name: resolve(variables, name) for name in names(expression)}
+    infos = {name: resolve(variables, name) for name in names(expression)}
     return Binding(
         feature.name,
-        kind_of(expression, {name: info.type for name, info in found.items()}),
-        unit_of(expression, {name: info.units for name, info in found.items()}),
-        renamed(expression, {name: info.name for name, info in found.items()}),
+        kind_of(expression, {name: info.type for name, info in infos.items()}),
+        unit_of(expression, {name: info.units for name, info in infos.items()}),
+        renamed(expression, {name: info.name for name, info in infos.items()}),
     )
 
 
 def _parse_source(text: str, variables: Sequence[VariableInfo]) -> Expression:
-    """An expression; a text that is none may still be a name with other characters."""
+    """Parses an expression; accepts the beginning of a variable's name that does not parse."""
     try:
         return parse(text)
     except InputError:
@@ -277,13 +281,13 @@ def _parse_source(text: str, variables: Sequence[VariableInfo]) -> Expression:
 def _bound_to_schema(
     schema: Schema, mapping: Mapping, *, variables: Sequence[VariableInfo]
 ) -> tuple[Binding, ...]:
-    """Mapped features from their sources, the others by name; the rest is null if any is mapped."""
+    """Binds features by the mapping, else by name; if there is a mapping, the others are null."""
     mapped = dict(mapping.features)
     for name in mapped:
         if schema.feature(name) is None:
             close = schema.nearest(name)
             hint = f" (did you mean {close!r}?)" if close else ""
-            features = ", ".join(one.name for one in schema.features)
+            features = ", ".join(feature.name for feature in schema.features)
             raise InvalidSchema(
                 f"dataset {schema.name!r} has no feature {name!r}{hint}; "
                 f"its features are {features}"
@@ -304,17 +308,18 @@ def _bound_to_schema(
 
 
 def _bound_as(feature: Feature, text: str | None, *, variables: Sequence[VariableInfo]) -> Binding:
-    """A feature of a schema, which decides its type."""
+    """Binds a feature of a schema, which determines its type."""
     expression = None if text is None else _bind(feature, text, variables=variables).expression
     return Binding(feature.name, feature.type, feature.unit, expression)
 
 
 def _by_feature_name(variables: Sequence[VariableInfo]) -> dict[str, str]:
-    """Variables by their own name and by the feature name that would be made of it."""
+    """Variables by their names and by the feature names derived from them."""
     pairs = default_features(variables) if any(v.default for v in variables) else ()
-    made = dict(pairs)
-    made |= {feature_name(v.name): v.name for v in variables if feature_name(v.name) not in made}
-    return made | {variable.name: variable.name for variable in variables}
+    derived = dict(pairs)
+    for variable in variables:
+        derived.setdefault(feature_name(variable.name), variable.name)
+    return derived | {variable.name: variable.name for variable in variables}
 
 
 # --- making batches --------------------------------------------------------------------------
@@ -325,7 +330,7 @@ def _names_read(bindings: Sequence[Binding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(read))
 
 
-def _featured(
+def _map_features(
     raw: pa.Table,
     bindings: Sequence[Binding],
     *,
@@ -334,7 +339,7 @@ def _featured(
     search: SentinelSearch,
 ) -> pa.Table:
     arrays = [
-        without(one_array(column), missing.sentinels(name))
+        null_sentinels(one_array(column), missing.sentinels(name))
         for name, column in zip(raw.column_names, raw.columns, strict=True)
     ]
     count = len(COORDINATES)
@@ -351,7 +356,7 @@ def _featured(
             search.add(str(binding.expression), feature)
         elif binding.expression is not None:
             for name in names(binding.expression):
-                # A file of texts has numbers only as it is evaluated; another text is no matter.
+                # In a file of texts, only some columns are numbers.
                 with contextlib.suppress(InvalidObservations):
                     search.add(name, columns.evaluate(Name(name), "float"))
     return table_of(arrays[:count], features, names=[b.feature for b in bindings])
@@ -359,14 +364,14 @@ def _featured(
 
 def _sample(column: pa.ChunkedArray) -> list[Any]:
     values = one_array(column.slice(0, SAMPLE_ROWS)).drop_null().unique()
-    found: list[Any] = values[:SAMPLE_VALUES].to_pylist()
-    return found
+    sample: list[Any] = values[:SAMPLE_VALUES].to_pylist()
+    return sample
 
 
-def _present(table: pa.Table, bindings: Sequence[Binding]) -> Any:
-    """Rows that say where and when and have a value in at least one feature.
+def _valid_rows(table: pa.Table, bindings: Sequence[Binding]) -> Any:
+    """Rows with a place, a time and a value in at least one feature.
 
-    What is the same in every row, such as the name of a station, does not count.
+    Features that are constant, such as the name of a station, do not count.
     """
     known = [_valid(table, name) for name in COORDINATES]
     features = [_valid(table, b.feature) for b in bindings if b.expression and names(b.expression)]
@@ -378,38 +383,38 @@ def _valid(table: pa.Table, name: str) -> Any:
     return table.column(name).is_valid().to_numpy()
 
 
-def rebatched(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows_max`; of fewer, where those have too many bytes."""
-    waiting: list[pa.Table] = []
+def rebatch(tables: Iterator[pa.Table], *, rows_max: int) -> Iterator[pa.Table]:
+    """The rows in tables of `rows_max`; of fewer if they exceed `BATCH_BYTES_MAX`."""
+    buffer: list[pa.Table] = []
     rows = size = 0
     for table in tables:
-        waiting.append(table)
+        buffer.append(table)
         rows += table.num_rows
         size += table.nbytes
         if rows < rows_max and size < BATCH_BYTES_MAX:
             continue
-        joined = pa.concat_tables(waiting)
+        joined = pa.concat_tables(buffer)
         whole = rows if size >= BATCH_BYTES_MAX else rows - rows % rows_max
         for start in range(0, whole, rows_max):
             yield from _concat(joined.slice(start, min(rows_max, whole - start)))
-        waiting, rows = [joined.slice(whole)], rows - whole
-        size = waiting[0].nbytes
+        buffer, rows = [joined.slice(whole)], rows - whole
+        size = buffer[0].nbytes
     if rows:
-        yield from _concat(pa.concat_tables(waiting))
+        yield from _concat(pa.concat_tables(buffer))
 
 
 def _concat(table: pa.Table) -> Iterator[pa.Table]:
-    return (piece.combine_chunks() for piece in within_bytes(table))
+    return (piece.combine_chunks() for piece in split_by_bytes(table))
 
 
-def within_bytes(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows in halves, quarters and so on of at most `BATCH_BYTES_MAX`, or of one row."""
+def split_by_bytes(table: pa.Table) -> Iterator[pa.Table]:
+    """Splits a table in halves until each has at most `BATCH_BYTES_MAX` or one row."""
     if table.num_rows <= 1 or table.nbytes <= BATCH_BYTES_MAX:
         yield table
         return
     half = table.num_rows // 2
-    yield from within_bytes(table.slice(0, half))
-    yield from within_bytes(table.slice(half))
+    yield from split_by_bytes(table.slice(0, half))
+    yield from split_by_bytes(table.slice(half))
 
 
 def _content_digest(path: Path) -> str:

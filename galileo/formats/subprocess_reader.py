@@ -1,7 +1,7 @@
-"""Readers of GRIB and NetCDF files that run in a subprocess (`galileo.formats.reader_worker`).
+"""Readers of GRIB and NetCDF files in a subprocess (`galileo.formats.reader_worker`).
 
-A process that has read a file waits for the next one, since to start it takes about as long as to
-read a small file. What kills it, or makes it silent, is an error about the file that it read.
+A process is reused for the next file, since its start takes about as long as reading a small file.
+If a process dies or exceeds a timeout, that is an error of the file that it read.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from galileo.formats.reader_worker import DESCRIBED, END, FRAME, REFUSED, TABLE
 from galileo.formats.variables import VariableInfo
 
 MEMORY_BYTES_MAX = 8 << 30
-"""Of the process that reads."""
+"""Memory limit of a reader process."""
 READ_TIMEOUT_S = 600.0
-"""A file of which nothing has come for so long is given up."""
+"""Maximum time between two frames of a reader process."""
 ORPHAN_GRACE_S = 5.0
-"""How much longer a process is silent that nobody is there to end."""
+"""Added to the timeout for the worker's own timer, which ends it if this process does not."""
 FRAME_BYTES_MAX = 4 << 30
 _READ_BYTES = 1 << 20
 
 
 class ReaderPool:
-    """The processes that read files for this one; for any thread.
+    """The reader processes of this process; thread-safe.
 
     Args:
-        memory_bytes_max: of each of them.
-        silence_max_s: as the constant.
+        memory_bytes_max: of each process.
+        timeout_s: see `READ_TIMEOUT_S`.
     """
 
     def __init__(
         self,
         *,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
-        silence_max_s: float = READ_TIMEOUT_S,
+        timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         self._memory_bytes_max = memory_bytes_max
-        self._silence_max_s = silence_max_s
-        self._changing = threading.Lock()
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
         self._idle: _Process | None = None
 
     def opener(self, format: str) -> Callable[[Path, Mapping], Reader]:
-        """Opens files of one format."""
+        """A function that opens files of a format."""
         return lambda path, mapping: SubprocessReader(self, path, format=format, mapping=mapping)
 
-    def take(self) -> _Process:
-        """A process that waits for a request."""
-        with self._changing:
-            found, self._idle = self._idle, None
-        if found is not None and found.is_alive:
-            return found
-        return _Process(self._memory_bytes_max, silence_max_s=self._silence_max_s)
+    def acquire(self) -> _Process:
+        """An idle process, or a new one."""
+        with self._lock:
+            process, self._idle = self._idle, None
+        if process is not None and process.is_alive:
+            return process
+        return _Process(self._memory_bytes_max, timeout_s=self._timeout_s)
 
-    def give_back(self, process: _Process) -> None:
-        """Keeps it for the next file; not a second one, and none that is still at work."""
-        with self._changing:
+    def release(self, process: _Process) -> None:
+        """Keeps one idle process for the next file, and ends others and busy ones."""
+        with self._lock:
             if self._idle is None and process.is_waiting:
                 self._idle = process
                 return
@@ -79,11 +79,11 @@ class ReaderPool:
 
 
 class SubprocessReader:
-    """A `Reader` whose work is done elsewhere.
+    """A `Reader` that runs in a subprocess.
 
     Raises:
-        InputError: the file is damaged, or its reader died of it, fell silent, or needed too much
-            memory; and what else it refused, as the format's own reader does.
+        InputError: the file is damaged, or its reader died, timed out or needed too much memory;
+            and as the reader of the format.
     """
 
     def __init__(self, readers: ReaderPool, path: Path, *, format: str, mapping: Mapping) -> None:
@@ -91,15 +91,15 @@ class SubprocessReader:
         self._readers = readers
         self._path = path
         self._request = {"path": str(path), "format": format, "mapping": asdict(mapping)}
-        process = readers.take()
+        process = readers.acquire()
         try:
-            self._described = self._open(process)
+            self._description = self._open(process)
         finally:
-            readers.give_back(process)
+            readers.release(process)
 
     @property
     def rows(self) -> int | None:
-        rows: int | None = self._described["rows"]
+        rows: int | None = self._description["rows"]
         return rows
 
     def variables(self) -> Sequence[VariableInfo]:
@@ -111,65 +111,68 @@ class SubprocessReader:
     def _infos(self, which: str) -> list[VariableInfo]:
         return [
             VariableInfo(**one | {"dims": tuple(one["dims"]), "aliases": tuple(one["aliases"])})
-            for one in self._described[which]
+            for one in self._description[which]
         ]
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        process = self._readers.take()
+        process = self._readers.acquire()
         try:
-            # Another file may have been read meanwhile; to open it again says what it said before.
+            # The process can have another file open.
             self._open(process)
-            process.ask({"names": list(names)})
-            while (body := self._answer(process, TABLE, END)) is not None:
+            process.send({"names": list(names)})
+            while (body := self._receive(process, TABLE, END)) is not None:
                 yield _table(body)
         finally:
-            self._readers.give_back(process)
+            self._readers.release(process)
 
     def _open(self, process: _Process) -> dict[str, Any]:
-        process.ask(self._request)
-        described: dict[str, Any] = json.loads(self._answer(process, DESCRIBED, DESCRIBED) or b"")
-        return described
+        process.send(self._request)
+        description: dict[str, Any] = json.loads(
+            self._receive(process, DESCRIBED, DESCRIBED) or b""
+        )
+        return description
 
-    def _answer(self, process: _Process, wanted: int, last: int) -> bytes | None:
-        """The body of the next frame; None where it is the last one and another one is wanted."""
+    def _receive(self, process: _Process, wanted: int, last: int) -> bytes | None:
+        """The body of the next frame of kind `wanted`; None at a frame of kind `last`."""
         try:
-            kind, body = process.answer()
-        except WorkerDied as lost:
+            kind, body = process.receive()
+        except WorkerDied as error:
             raise InputError(
-                f"{self._path} cannot be read: {lost}. It is damaged, or of a kind that the "
-                "library behind its format does not stand; check or replace it"
+                f"{self._path} cannot be read: {error}. The file is damaged, or the library of "
+                "its format does not support it; check or replace it"
             ) from None
         if kind == wanted:
             return body
         if kind == last:
             return None
         if kind == REFUSED:
-            told = json.loads(body)
-            if not told["kind"]:
-                raise InputError(f"{self._path} cannot be read: {told['message']}")
-            raise by_kind().get(told["kind"], InputError)(told["message"], **told["details"])
+            refusal = json.loads(body)
+            if not refusal["kind"]:
+                raise InputError(f"{self._path} cannot be read: {refusal['message']}")
+            cls = by_kind().get(refusal["kind"], InputError)
+            raise cls(refusal["message"], **refusal["details"])
         raise InternalError(f"reading {self._path} failed with an internal error: {body.decode()}")
 
 
 class WorkerDied(Exception):
-    """What became of a process; the message says so to who brought the file."""
+    """A process ended or timed out; the message becomes part of the error of its file."""
 
 
 class _Process:
-    def __init__(self, memory_bytes_max: int, *, silence_max_s: float) -> None:
-        self._silence_max_s = silence_max_s
-        # -P keeps the directory that somebody works in off the path.
+    def __init__(self, memory_bytes_max: int, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        # -P keeps the working directory off the path.
         command = [sys.executable, "-P", "-m", "galileo.formats.reader_worker"]
         self._child = subprocess.Popen(
-            [*command, str(memory_bytes_max), str(silence_max_s + ORPHAN_GRACE_S)],
+            [*command, str(memory_bytes_max), str(timeout_s + ORPHAN_GRACE_S)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        assert self._child.stdin is not None, "a pipe was asked for"
-        assert self._child.stdout is not None, "a pipe was asked for"
+        assert self._child.stdin is not None, "stdin and stdout are pipes"
+        assert self._child.stdout is not None, "stdin and stdout are pipes"
         self._requests, self._answers = self._child.stdin, self._child.stdout
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
@@ -180,37 +183,39 @@ class _Process:
     def is_alive(self) -> bool:
         return self._child.poll() is None
 
-    def ask(self, request: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         self.is_waiting = False
         try:
             self._requests.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
-            """What became of it is told with the answer that does not come."""
+            """`receive` raises for a process that ended."""
 
-    def answer(self) -> tuple[int, bytes]:
+    def receive(self) -> tuple[int, bytes]:
         """Kind and body of the next frame.
 
         Raises:
-            WorkerDied: there will be none.
+            WorkerDied: the process ended, timed out, or sent an invalid frame.
         """
-        kind, size = FRAME.unpack(self._exactly(FRAME.size))
+        kind, size = FRAME.unpack(self._read(FRAME.size))
         if size > FRAME_BYTES_MAX:
-            raise WorkerDied(f"its reader answered with {size:,} bytes at a time")
-        body = self._exactly(size)
+            raise WorkerDied(f"its reader sent a frame of {size:,} bytes")
+        body = self._read(size)
         self.is_waiting = kind != TABLE
         return kind, body
 
-    def _exactly(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            until = time.monotonic() + self._silence_max_s
+            until = time.monotonic() + self._timeout_s
             while not self._poll.poll(1e3 * max(0.0, until - time.monotonic())):
                 if time.monotonic() >= until:
-                    raise WorkerDied(f"nothing has come of it for {self._silence_max_s:g} s")
-            came = os.read(self._answers.fileno(), min(_READ_BYTES, size - len(data)))
-            if not came:
-                raise WorkerDied(f"the process that read it died ({_death(self._child.wait())})")
-            data += came
+                    raise WorkerDied(f"its reader sent nothing for {self._timeout_s:g} s")
+            chunk = os.read(self._answers.fileno(), min(_READ_BYTES, size - len(data)))
+            if not chunk:
+                raise WorkerDied(
+                    f"the process that read it died ({_exit_text(self._child.wait())})"
+                )
+            data += chunk
         return bytes(data)
 
 
@@ -222,7 +227,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _death(status: int) -> str:
+def _exit_text(status: int) -> str:
     return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
 
 

@@ -1,4 +1,4 @@
-"""Conversion of the columns of files into the types of features and into times."""
+"""Converts the columns of files to the types of features and to times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from galileo.model.times import MICROS, TIME_TYPE, time_column
 
 EPOCH_UNITS_US = {"epoch_s": MICROS, "epoch_ms": MICROS // 1000}
 SHOWN_MAX = 40
-"""Characters of a value in a message."""
+"""Characters of a value in an error message."""
 TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 
 _NUMBER = {
@@ -30,7 +30,7 @@ _EPOCH = re.compile(r"(epoch_s|epoch_ms)\s*\(\s*(.+?)\s*\)")
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column in one piece, dictionaries and views decoded."""
+    """A column as one array, with dictionaries and views decoded."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -39,29 +39,29 @@ def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
 
 
-def without(column: pa.Array, sentinels: Sequence[str]) -> pa.Array:
-    """The column, null where it holds one of the sentinels, as a text or as the same number.
+def null_sentinels(column: pa.Array, sentinels: Sequence[str]) -> pa.Array:
+    """Replaces sentinels with null, whether they are equal as texts or as numbers.
 
-    A number is compared in the column's own precision: -999.9 is the 32-bit float nearest to it.
+    Numbers are compared in the precision of the column: -999.9 matches the nearest 32-bit float.
     """
     if pa.types.is_decimal(column.type) or column.type == pa.float16():
         column = column.cast(pa.float64() if pa.types.is_decimal(column.type) else pa.float32())
     for sentinel in sentinels:
-        found = _equal(column, sentinel)
-        if found is not None:
-            column = pc.if_else(pc.fill_null(found, False), pa.scalar(None, column.type), column)
+        mask = _equal(column, sentinel)
+        if mask is not None:
+            column = pc.if_else(pc.fill_null(mask, False), pa.scalar(None, column.type), column)
     return column
 
 
 def _equal(column: pa.Array, sentinel: str) -> pa.Array | None:
-    """Where a column holds the sentinel; None where it can nowhere."""
+    """A mask of a sentinel in a column; None if its type cannot have the sentinel."""
     number = float(sentinel) if re.fullmatch(_NUMBER["float"], sentinel) else None
     if is_text(column.type):
         same = pc.equal(column, pa.scalar(sentinel, column.type))
         if number is None:
             return same
         is_number = pc.match_substring_regex(column, _NUMBER["float"])
-        numbers = _unsigned(pc.if_else(is_number, column, pa.scalar(None, column.type)), "float")
+        numbers = _strip_plus(pc.if_else(is_number, column, pa.scalar(None, column.type)), "float")
         return pc.or_kleene(same, pc.equal(pc.cast(numbers, pa.float64()), number))
     if number is None or not (
         pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
@@ -79,7 +79,7 @@ def _equal(column: pa.Array, sentinel: str) -> pa.Array | None:
 
 
 def guess_type(column: pa.Array) -> FeatureType:
-    """The narrowest feature type that holds every value of a column of texts."""
+    """The narrowest feature type for all values of a column of texts."""
     texts = column.drop_null()
     kinds: tuple[FeatureType, ...] = ("int", "float", "bool")
     for kind in kinds:
@@ -89,7 +89,7 @@ def guess_type(column: pa.Array) -> FeatureType:
 
 
 def feature_type(kind: pa.DataType) -> FeatureType | None:
-    """The feature type of an Arrow type; None where there is none, as for lists."""
+    """The feature type of an Arrow type; None if there is none, as for lists."""
     if pa.types.is_dictionary(kind):
         return feature_type(kind.value_type)
     if pa.types.is_boolean(kind):
@@ -108,7 +108,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -> pa.Array:
-    """A column as the Arrow type of a feature, NaN as null.
+    """Converts a column to the Arrow type of a feature, NaN to null.
 
     Args:
         column: of any scalar type.
@@ -123,9 +123,9 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
     try:
         if pa.types.is_floating(column.type) and kind != "float":
             column = nan_to_null(column)
-        values = column if column.type == wanted else pc.cast(_unsigned(column, kind), wanted)
+        values = column if column.type == wanted else pc.cast(_strip_plus(column, kind), wanted)
     except pa.ArrowInvalid as error:
-        raise _misfit(column, kind, name=name, first_row=first_row) from error
+        raise _conversion_error(column, kind, name=name, first_row=first_row) from error
     except pa.ArrowNotImplementedError as error:
         raise InvalidObservations(
             f"expected {kind} values in {name!r}, got {column.type}; map another variable"
@@ -136,7 +136,7 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
 
 
 def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row: int) -> None:
-    """Refuses numbers that Arrow reads as an infinity that the text does not write."""
+    """Raises InvalidObservations for a number that Arrow reads as infinity."""
     is_inf = pc.is_inf(values)
     if not pc.any(is_inf).as_py():
         return
@@ -149,14 +149,16 @@ def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row:
         )
 
 
-def _unsigned(column: pa.Array, kind: FeatureType) -> pa.Array:
-    """Without the plus signs that Arrow's number parser refuses."""
+def _strip_plus(column: pa.Array, kind: FeatureType) -> pa.Array:
+    """Removes plus signs, which Arrow's number parser refuses."""
     if kind not in ("float", "int") or not is_text(column.type):
         return column
     return pc.replace_substring_regex(column, r"^\+", "")
 
 
-def _misfit(column: pa.Array, kind: str, *, name: str, first_row: int) -> InvalidObservations:
+def _conversion_error(
+    column: pa.Array, kind: str, *, name: str, first_row: int
+) -> InvalidObservations:
     if is_text(column.type):
         fits = pc.match_substring_regex(column, _NUMBER[kind])
     else:
@@ -176,7 +178,7 @@ def _misfit(column: pa.Array, kind: str, *, name: str, first_row: int) -> Invali
 
 
 def time_columns(source: str) -> tuple[str, ...]:
-    """The columns that a mapping's `time` names."""
+    """The columns of a mapping's `time`."""
     epoch = _EPOCH.fullmatch(source)
     if epoch:
         return (epoch[2],)
@@ -184,10 +186,10 @@ def time_columns(source: str) -> tuple[str, ...]:
 
 
 def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Array:
-    """Times from the columns that `time_columns(source)` names; null where a part is null.
+    """Times from the columns of `time_columns(source)`; null where a part is null.
 
     Raises:
-        InvalidObservations: a value is no time.
+        InvalidObservations: a value is not a time.
     """
     epoch = _EPOCH.fullmatch(source)
     try:
@@ -200,7 +202,7 @@ def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Arr
         raise
     except (InputError, pa.ArrowInvalid) as error:
         raise InvalidObservations(
-            f"{source!r} holds no times in the rows from {first_row}: {error}; for numbers map "
+            f"{source!r} has no times in the rows from {first_row}: {error}; for numbers map "
             f"time=epoch_s({source}) or epoch_ms({source})"
         ) from error
 

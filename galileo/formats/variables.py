@@ -1,8 +1,8 @@
-"""The variables that a file offers: their names, and how a user's name finds one of them.
+"""The variables of a file: their names, and the resolution of short names.
 
-A variable that exists on several levels is several variables here, `t@isobaricInhPa:850`: a
-base name and qualifiers of a kind and mostly a value. A shorter name is enough wherever it
-fits one variable only.
+A variable on several levels is one variable for each level, such as `t@isobaricInhPa:850`: a base
+name and qualifiers, which have a kind and most often a value. A shorter name is valid if it matches
+one variable only.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ Qualifiers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class VariableInfo:
-    """One variable that a file offers.
+    """A variable of a file.
 
     Attributes:
-        name: what a mapping calls it.
-        units: as the file writes them, empty where it does not.
+        name: full name.
+        units: as in the file; empty if it has none.
         dims: names and sizes of its dimensions, such as `("time:9", "y:129", "x:185")`.
-        description: the file's long name for it.
-        type: of the feature that it would become.
-        aliases: base names that a mapping may use where nothing has them as its own; the first
-            is the best feature name.
-        default: whether it becomes a feature when no mapping is given.
-        identifier: whether nearly every row has a value of its own, such as an id or a URL.
-        role: the coordinate that it is for; empty for what may be a feature.
+        description: long name in the file.
+        type: of its feature.
+        aliases: further base names, for mappings; the first is the default feature name.
+        default: whether it becomes a feature without a mapping.
+        identifier: whether nearly all rows have distinct values, such as ids or URLs.
+        role: its coordinate; empty for a variable that can be a feature.
     """
 
     name: str
@@ -49,8 +48,8 @@ class VariableInfo:
     role: str = ""
 
 
-def qualified(base: str, qualifiers: Qualifiers) -> str:
-    """The name of a variable; an empty value is left out."""
+def qualified_name(base: str, qualifiers: Qualifiers) -> str:
+    """The full name of a variable; omits empty values."""
     parts = [f"@{kind}" if not value else f"@{kind}:{value}" for kind, value in qualifiers]
     return base + "".join(parts)
 
@@ -62,23 +61,23 @@ def split_name(name: str) -> tuple[str, Qualifiers]:
 
 
 def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
-    """The one variable that `text` names, in full or in short.
+    """The variable that a full or short name matches.
 
     Raises:
-        UnknownProperty: none does; names the nearest.
-        InputError: several do; lists them.
+        UnknownProperty: it matches none; names the nearest.
+        InputError: it matches several; lists them.
     """
-    found = (
+    candidates = (
         [variable for variable in variables if variable.name == text]
         or [variable for variable in variables if _matches(variable, text, by_alias=False)]
         or [variable for variable in variables if _matches(variable, text, by_alias=True)]
     )
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
         raise InputError(
-            f"{text!r} fits {len(found)} variables of the file; name one of them: "
-            f"{listed([variable.name for variable in found])}"
+            f"{text!r} matches {len(candidates)} variables of the file; name one of them: "
+            f"{format_names([variable.name for variable in candidates])}"
         )
     raise _unknown(variables, text)
 
@@ -88,14 +87,14 @@ def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
     close = nearest_name(text, names)
     hint = f" (did you mean {close!r}?)" if close else ""
     return UnknownProperty(
-        f"the file has no variable {text!r}{hint}; its variables are {listed(names)}. Expressions "
-        f"combine them with + - * / and {', '.join(sorted(FUNCTIONS))}",
+        f"the file has no variable {text!r}{hint}; its variables are {format_names(names)}. "
+        f"Expressions combine them with + - * / and {', '.join(sorted(FUNCTIONS))}",
         nearest=close,
     )
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+def format_names(names: Sequence[str]) -> str:
+    """The first `CANDIDATES_SHOWN_MAX` names, and the number of others."""
     more = len(names) - CANDIDATES_SHOWN_MAX
     shown = ", ".join(names[:CANDIDATES_SHOWN_MAX])
     return f"{shown} and {more} more" if more > 0 else shown or "nothing"
@@ -113,25 +112,25 @@ def _matches(variable: VariableInfo, text: str, *, by_alias: bool) -> bool:
 
 
 def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str], ...]:
-    """Pairs of feature and variable for a file that comes without a mapping.
+    """Pairs of feature and variable for a file without a mapping.
 
     Raises:
-        InputError: there are none, or too many.
+        InputError: there are no default variables, or too many.
     """
-    chosen = [variable for variable in variables if variable.default]
-    if not 1 <= len(chosen) <= FEATURES_MAX:
+    defaults = [variable for variable in variables if variable.default]
+    if not 1 <= len(defaults) <= FEATURES_MAX:
         raise InputError(
-            f"expected 1 to {FEATURES_MAX} variables to take as features, found {len(chosen)}; "
-            f"map those that you want. The file offers {listed([v.name for v in variables])}"
+            f"expected 1 to {FEATURES_MAX} variables to take as features, got {len(defaults)}; "
+            f"map those that you want. The file has {format_names([v.name for v in variables])}"
         )
-    bases = [_base(variable) for variable in chosen]
+    bases = [_base(variable) for variable in defaults]
     features: list[str] = []
-    for variable, base in zip(chosen, bases, strict=True):
+    for variable, base in zip(defaults, bases, strict=True):
         whole = variable.name if bases.count(base) > 1 else base
         features.append(
             _unused(feature_name(whole.replace(split_name(whole)[0], base, 1)), features)
         )
-    return tuple(zip(features, (variable.name for variable in chosen), strict=True))
+    return tuple(zip(features, (variable.name for variable in defaults), strict=True))
 
 
 def _base(variable: VariableInfo) -> str:
@@ -139,7 +138,7 @@ def _base(variable: VariableInfo) -> str:
 
 
 def feature_name(text: str) -> str:
-    """A feature name of lower-case letters, digits and underscores made of any text."""
+    """A valid feature name of lower-case letters, digits and underscores, from any text."""
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     if not name or name[0].isdigit():
         name = f"v_{name}"

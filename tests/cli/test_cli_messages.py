@@ -154,7 +154,10 @@ WRONG: dict[str, tuple[str, str]] = {
     # --- files to ingest ---
     "ingest {air} /nowhere.csv": ("usage", "File '/nowhere.csv' does not exist"),
     "ingest {air} {files}/empty.csv": ("invalid_input", "header line .*empty.csv, got none"),
-    "ingest {air} {files}/junk.bin": ("invalid_input", "^cannot tell the format of .*one of arrow"),
+    "ingest {air} {files}/junk.bin": (
+        "invalid_input",
+        "^cannot detect the format of .*one of arrow",
+    ),
     "ingest {air} {files}/time.csv": (
         "invalid_observations",
         "^'time' holds no times.*'yesterday'",

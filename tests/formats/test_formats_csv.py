@@ -82,7 +82,7 @@ def test_coordinates_by_usual_or_given_names(path: Path, header: str, texts: tup
     ]
 
 
-def test_time_in_parts_without_being_told(path: Path) -> None:
+def test_open_source_time_in_columns_of_parts_is_recognised(path: Path) -> None:
     path.write_text("lat,lon,day,Month,YEAR,hour,t\n1,2,3,4,1990,5,6\n")
     table = read(path)
     assert table.column_names[3:] == ["t"]
@@ -116,7 +116,7 @@ def test_header_without_rows_offers_no_features(path: Path, newline: str) -> Non
     source = open_source(path)
     assert source.rows == 0
     assert [variable.name for variable in source.variables()] == ["t"]
-    with pytest.raises(InputError, match="The file offers t"):
+    with pytest.raises(InputError, match="The file has t"):
         list(source.batches())
 
 

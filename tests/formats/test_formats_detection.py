@@ -27,7 +27,7 @@ from galileo.formats.detection import detect
         ("x.json.gz", b"\x1f\x8b", "geojson"),
     ],
 )
-def test_the_first_bytes_tell_and_else_the_suffix(
+def test_detect_uses_first_bytes_then_suffix(
     tmp_path: Path, name: str, start: bytes, format: str
 ) -> None:
     path = tmp_path / name
@@ -37,14 +37,14 @@ def test_the_first_bytes_tell_and_else_the_suffix(
 
 
 @pytest.mark.parametrize("name", ["x", "x.dat", "x.gz", "x.grib2.gz", "x.nc.gz"])
-def test_what_nothing_tells_has_to_be_given(tmp_path: Path, name: str) -> None:
+def test_detect_unknown_file_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"12345678")
-    with pytest.raises(InputError, match="cannot tell the format"):
+    with pytest.raises(InputError, match="cannot detect the format"):
         open_source(path)
 
 
-def test_a_format_can_be_given(tmp_path: Path) -> None:
+def test_open_source_format_overrides_detection(tmp_path: Path) -> None:
     path = tmp_path / "points.dat"
     path.write_text("lat,lon,time,t\n1,2,2020-01-01,3\n")
     assert open_source(path, format="csv").rows == 1
@@ -52,6 +52,6 @@ def test_a_format_can_be_given(tmp_path: Path) -> None:
         open_source(path, format="excel")
 
 
-def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
+def test_open_source_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found none"):
         open_source(tmp_path / "none.csv")

@@ -83,7 +83,7 @@ def utc(*parts: int) -> dt.datetime:
 
 
 @pytest.mark.parametrize("edition", [1, 2])
-def test_values_stand_where_the_grid_says(write: Callable[..., Path], edition: int) -> None:
+def test_grib_values_have_coordinates_of_the_grid(write: Callable[..., Path], edition: int) -> None:
     table = read(write(message(ramp(270), edition=edition, shortName="2t")))
     assert table.column_names == ["latitude", "longitude", "time", "t2m"]
     rows, columns = np.mgrid[0:NJ, 0:NI]
@@ -185,7 +185,7 @@ def accumulated(value: float, *, start: int, end: int) -> bytes:
     return message(ramp(value), **keys, stepRange=f"{start}-{end}")
 
 
-def test_accumulations_that_end_together_are_told_apart(write: Callable[..., Path]) -> None:
+def test_grib_accumulations_with_one_end_have_distinct_names(write: Callable[..., Path]) -> None:
     path = write(accumulated(1, start=0, end=6), accumulated(101, start=3, end=6))
     names = [info.name for info in open_source(path).variables()]
     assert names == ["tp@surface@accum@over:6", "tp@surface@accum@over:3"]

@@ -100,7 +100,7 @@ ROWS = st.lists(
 @pytest.mark.parametrize("make", KINDS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
-def test_the_same_rows_come_of_a_table_of_every_kind_and_of_a_file(
+def test_ingest_tables_of_all_libraries_equal_a_file(
     tmp_path: Path, make: Callable[[pd.DataFrame], Any], rows: list[Any]
 ) -> None:
     data = frame(rows)
@@ -186,11 +186,11 @@ def test_points_of_another_reference_system_become_degrees() -> None:
     [
         (lambda data: data.set_crs(None, allow_override=True), r"write \.set_crs\(4326\)"),
         (lambda data: data.set_geometry(data.buffer(1.0)), "expected points, got .* Polygon"),
-        (lambda data: data.assign(lat=7.0), "its column 'lat' to agree"),
+        (lambda data: data.assign(lat=7.0), "its column 'lat' contradict"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Geometry is in a geographic CRS")
-def test_geometries_that_are_no_clear_places_are_refused(
+def test_geodataframe_ambiguous_geometries_are_refused(
     change: Callable[[Any], Any], message: str
 ) -> None:
     with pytest.raises(InvalidObservations, match=message):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats import Mapping, Source, open_source, suggest_schema
-from galileo.formats.source import DEFAULT_INDEXED_MAX, rebatched
+from galileo.formats.source import DEFAULT_INDEXED_MAX, rebatch
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 
@@ -93,7 +93,7 @@ def test_a_schema_decides_features_and_types(path: Path) -> None:
     assert table.column("rh").to_pylist() == [40.0, 50.0, 70.0]
 
 
-def test_a_feature_without_a_namesake_has_to_be_mapped(path: Path) -> None:
+def test_source_feature_without_variable_is_refused(path: Path) -> None:
     schema = Schema("x", [Feature("t"), Feature("gust")])
     with pytest.raises(InputError, match="no variable named like gust of dataset 'x'"):
         read(open_source(path, schema=schema))
@@ -142,7 +142,7 @@ def test_batches_are_full_whatever_the_pieces(pieces: list[int], rows_max: int) 
     def arriving() -> Iterator[pa.Table]:
         yield from tables
 
-    batches = list(rebatched(arriving(), rows_max=rows_max))
+    batches = list(rebatch(arriving(), rows_max=rows_max))
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(
         range(sum(pieces))
     )

@@ -33,9 +33,9 @@ EMPTY = Mapping()
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[ReaderPool]:
-    made = ReaderPool(memory_bytes_max=2 << 30, silence_max_s=60)
+    made = ReaderPool(memory_bytes_max=2 << 30, timeout_s=60)
     yield made
-    made.take().end()
+    made.acquire().end()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def all_of(reader: Reader) -> list[Any]:
     return [reader.rows, list(reader.variables()), *reader.tables(names)]
 
 
-def test_values_are_those_of_the_formats_own_readers(
+def test_subprocess_reader_values_equal_direct_reader(
     readers: ReaderPool, weather: Path, field: Path
 ) -> None:
     netcdf = readers.opener("netcdf")(weather, EMPTY)
@@ -80,19 +80,17 @@ def test_values_are_those_of_the_formats_own_readers(
     assert all_of(netcdf) == all_of(open_netcdf(weather, EMPTY)), "after another file"
 
 
-def test_one_process_reads_one_file_after_the_other(
-    readers: ReaderPool, weather: Path, field: Path
-) -> None:
-    first = readers.take()
-    readers.give_back(first)
+def test_reader_pool_reuses_a_process(readers: ReaderPool, weather: Path, field: Path) -> None:
+    first = readers.acquire()
+    readers.release(first)
     all_of(readers.opener("netcdf")(weather, EMPTY))
     all_of(readers.opener("grib")(field, EMPTY))
-    again = readers.take()
-    readers.give_back(again)
+    again = readers.acquire()
+    readers.release(again)
     assert again is first
 
 
-def test_two_files_may_be_read_in_turns(readers: ReaderPool, weather: Path) -> None:
+def test_reader_pool_interleaved_files_are_read(readers: ReaderPool, weather: Path) -> None:
     one, other = (readers.opener("netcdf")(weather, EMPTY) for _ in range(2))
     expected = list(open_netcdf(weather, EMPTY).tables(["t"]))
     begun = one.tables(["t"])
@@ -114,7 +112,7 @@ def readers_with(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
     )
-    return ReaderPool(silence_max_s=60)
+    return ReaderPool(timeout_s=60)
 
 
 def test_a_crash_of_a_native_library_is_an_error_about_the_file(
@@ -126,27 +124,27 @@ def test_a_crash_of_a_native_library_is_an_error_about_the_file(
         readers.opener("grib")(field, EMPTY)
     monkeypatch.undo()
     all_of(readers.opener("grib")(field, EMPTY))
-    readers.take().end()
+    readers.acquire().end()
 
 
-def test_what_a_library_prints_stays_out_of_the_answers(
+def test_worker_output_of_libraries_is_not_in_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: Path
 ) -> None:
     code = "import os; os.write(1, b'noise'); raise ImportError('hidden')"
     readers = readers_with(monkeypatch, tmp_path / "x", module="eccodes", code=code)
     with pytest.raises(ConfigError, match="hidden"):
         readers.opener("grib")(field, EMPTY)
-    readers.take().end()
+    readers.acquire().end()
 
 
 def test_a_reader_that_is_killed_or_stopped_is_an_error(weather: Path) -> None:
     readers = ReaderPool()
     source = SubprocessReader(readers, weather, format="netcdf", mapping=EMPTY)
-    process = readers.take()
-    process._silence_max_s = 0.5
+    process = readers.acquire()
+    process._timeout_s = 0.5
     os.kill(process._child.pid, signal.SIGSTOP)
-    readers.give_back(process)
-    with pytest.raises(InputError, match=r"nothing has come of it for 0\.5 s"):
+    readers.release(process)
+    with pytest.raises(InputError, match=r"its reader sent nothing for 0\.5 s"):
         list(source.tables(["t"]))
     assert process._child.wait(60) == -signal.SIGKILL
 
@@ -165,15 +163,15 @@ def test_too_much_memory_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"large\.nc cannot be read"):
             all_of(readers.opener("netcdf")(path, mapping))
     finally:
-        readers.take().end()
+        readers.acquire().end()
 
 
-def test_what_a_reader_refuses_is_refused_with_its_words(
+def test_subprocess_reader_refusal_keeps_class_and_message(
     readers: ReaderPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.grib"
     path.write_bytes(b"no messages")
-    with pytest.raises(InputError, match="expected GRIB messages in"):
+    with pytest.raises(InputError, match="has no GRIB messages"):
         readers.opener("grib")(path, EMPTY)
     with pytest.raises(FileNotFoundError):
         readers.opener("grib")(tmp_path / "none.grib", EMPTY)
@@ -194,11 +192,11 @@ def test_without_the_extra_the_message_says_what_to_install(
     with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
         open_source(path)
     assert caught.value.details["package"] == module
-    readers.take().end()
+    readers.acquire().end()
 
 
-def test_a_process_that_hangs_ends_though_nobody_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "nobody writes it"
+def test_worker_that_hangs_ends_without_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "a fifo without a writer"
     os.mkfifo(path)
     request = {"path": str(path), "format": "grib", "mapping": asdict(EMPTY)}
     command = [sys.executable, "-P", "-m", "galileo.formats.reader_worker", str(2 << 30), "0.5"]

@@ -121,7 +121,7 @@ def test_a_wrong_number_of_parts_is_refused() -> None:
         (pa.array(np.array([1500, "NaT"], dtype="datetime64[ms]")), "t"),
     ],
 )
-def test_times_in_every_dress(column: pa.Array, source: str) -> None:
+def test_times_of_all_forms_are_converted(column: pa.Array, source: str) -> None:
     moment = dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC)
     assert times([column], source, first_row=0).to_pylist() == [moment, None]
 

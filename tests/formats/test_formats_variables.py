@@ -9,7 +9,7 @@ from galileo.formats.variables import (
     VariableInfo,
     default_features,
     feature_name,
-    qualified,
+    qualified_name,
     resolve,
     split_name,
 )
@@ -38,20 +38,20 @@ LEVELS = [
         ("tp@over:3", "tp@surface@accum@over:3"),
     ],
 )
-def test_a_name_or_enough_of_it_finds_the_variable(text: str, name: str) -> None:
+def test_resolve_full_or_short_name(text: str, name: str) -> None:
     assert resolve(LEVELS, text).name == name
 
 
-def test_too_little_of_a_name_lists_the_candidates() -> None:
+def test_resolve_ambiguous_name_lists_candidates() -> None:
     with pytest.raises(InputError) as caught:
         resolve(LEVELS, "t")
-    assert "'t' fits 3 variables" in caught.value.message
+    assert "'t' matches 3 variables" in caught.value.message
     assert "t@surface, t@isobaricInhPa:850, t@isobaricInhPa:500" in caught.value.message
-    with pytest.raises(InputError, match="fits 2 variables"):
+    with pytest.raises(InputError, match="matches 2 variables"):
         resolve(LEVELS, "t@isobaricInhPa")
 
 
-def test_an_unknown_name_names_the_nearest() -> None:
+def test_resolve_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownProperty, match="did you mean 't@surface'") as caught:
         resolve(LEVELS, "t@surfce")
     assert caught.value.details["nearest"] == "t@surface"
@@ -79,7 +79,7 @@ def test_names_that_become_equal_are_numbered() -> None:
     assert [f for f, _ in default_features(infos)] == ["temp_c", "temp_c_2", "temp_c_3"]
 
 
-def test_nothing_and_too_much_to_take_are_refused() -> None:
+def test_default_features_none_or_too_many_are_refused() -> None:
     with pytest.raises(InputError, match="found 0"):
         default_features([VariableInfo("t", default=False)])
     with pytest.raises(InputError, match="found 300"):
@@ -87,7 +87,7 @@ def test_nothing_and_too_much_to_take_are_refused() -> None:
 
 
 @given(st.text(max_size=100))
-def test_any_text_makes_a_feature_name(text: str) -> None:
+def test_feature_name_of_any_text_is_valid(text: str) -> None:
     assert Feature(feature_name(text)).name == feature_name(text).lower()
 
 
@@ -95,5 +95,5 @@ def test_any_text_makes_a_feature_name(text: str) -> None:
     st.text("abcT2", min_size=1),
     st.lists(st.tuples(st.text("xy", min_size=1), st.text("0189-.", max_size=5)), max_size=3),
 )
-def test_qualified_names_can_be_taken_apart(base: str, pairs: list[tuple[str, str]]) -> None:
-    assert split_name(qualified(base, tuple(pairs))) == (base, tuple(pairs))
+def test_split_name_inverts_qualified_name(base: str, pairs: list[tuple[str, str]]) -> None:
+    assert split_name(qualified_name(base, tuple(pairs))) == (base, tuple(pairs))
