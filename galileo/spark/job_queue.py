@@ -1,7 +1,4 @@
-"""How requests that wait become one job.
-
-What arrives while a job runs is joined into the next one, whoever sent it.
-"""
+"""The queue of the evaluator: requests that arrive during a job are joined into the next job."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from galileo.errors import GalileoError, Overloaded, Unavailable
-from galileo.spark.jobs import EngineLost, Jobs, Run
-from galileo.spark.tick import NOTHING, Outcome, Work
+from galileo.spark.job import EMPTY_REQUEST, JobRequest, Outcome
+from galileo.spark.job_runner import EngineLost, JobRunner, Run
 
 ITEMS_MAX = 200_000
 CANCEL_AGAIN_S = 1.0
@@ -27,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One outcome per group, and how long the job took that found them."""
+    """One outcome for each group of a request, and the duration of the job."""
 
     outcomes: Sequence[Outcome]
     job_s: float
@@ -35,15 +32,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    work: Work
+    request: JobRequest
     done: asyncio.Future[Answer]
 
 
 class JobQueue:
-    """The requests that wait, and the one run that is under way."""
+    """Waiting requests, and the run in progress."""
 
     def __init__(
-        self, jobs: Jobs, *, threads: ThreadPoolExecutor, requests_max: int, keep_warm_s: float
+        self, jobs: JobRunner, *, threads: ThreadPoolExecutor, requests_max: int, keep_warm_s: float
     ) -> None:
         self._jobs = jobs
         self._threads = threads
@@ -58,99 +55,100 @@ class JobQueue:
     def idle(self) -> bool:
         return not self._running and not self._waiting
 
-    async def submit(self, work: Work) -> Answer:
-        """The answer; cancelling the caller takes the request out of the job.
+    async def submit(self, request: JobRequest) -> Answer:
+        """Evaluates a request; cancelling the caller cancels it.
 
         Raises:
             Overloaded: too many requests wait, or this one has too many items.
-            Unavailable: the session ended meanwhile.
+            Unavailable: the session ended.
         """
-        if len(self._waiting) >= self._requests_max or len(work) > ITEMS_MAX:
+        if len(self._waiting) >= self._requests_max or len(request) > ITEMS_MAX:
             raise Overloaded(
                 f"expected at most {self._requests_max} waiting requests of {ITEMS_MAX} queries, "
-                f"got one of {len(work)} behind {len(self._waiting)}; try again later",
+                f"got one of {len(request)} behind {len(self._waiting)}; try again later",
                 after_s=1.0,
             )
-        waiting = _Waiting(work, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._arrived.set()
         return await waiting.done
 
     async def serve(self) -> None:
-        """Works the queue off until cancelled.
+        """Runs jobs until cancelled.
 
         Raises:
-            EngineLost: the session is of no more use; everyone who waits is told.
+            EngineLost: the session is unusable; all waiting requests fail with Unavailable.
         """
         try:
             while True:
-                await self._turn()
+                await self._serve_next()
         finally:
             for waiting in self._waiting:
-                _settle(waiting, _ended())
+                _resolve(waiting, _ended())
 
-    async def _turn(self) -> None:
+    async def _serve_next(self) -> None:
         try:
             await asyncio.wait_for(self._arrived.wait(), self._keep_warm_s)
         except TimeoutError:
             await self._in_thread(self._jobs.keep_warm)
             return
-        if batch := self._take():
-            await self._work_off(batch)
+        if batch := self._next_batch():
+            await self._evaluate(batch)
 
-    def _take(self) -> list[_Waiting]:
-        """The oldest requests, as many as fit one job; those nobody waits for are dropped."""
+    def _next_batch(self) -> list[_Waiting]:
+        """Removes the oldest requests, as many as fit one job; skips those that were cancelled."""
         batch: list[_Waiting] = []
         room = ITEMS_MAX
-        while self._waiting and len(self._waiting[0].work) <= room:
+        while self._waiting and len(self._waiting[0].request) <= room:
             waiting = self._waiting.popleft()
             if not waiting.done.done():
                 batch.append(waiting)
-                room -= len(waiting.work)
+                room -= len(waiting.request)
         if not self._waiting:
             self._arrived.clear()
         return batch
 
-    async def _work_off(self, batch: list[_Waiting]) -> None:
+    async def _evaluate(self, batch: list[_Waiting]) -> None:
         self._running = True
         started = time.monotonic()
         try:
-            found = await self._run(batch)
+            outcomes = await self._run(batch)
         except GalileoError as error:
             for waiting in batch:
-                _settle(waiting, error)
+                _resolve(waiting, error)
         except BaseException:
             for waiting in batch:
-                _settle(waiting, _ended())
+                _resolve(waiting, _ended())
             raise
         else:
-            rest, job_s = iter(found), time.monotonic() - started
+            rest, job_s = iter(outcomes), time.monotonic() - started
             for waiting in batch:
-                outcomes = list(itertools.islice(rest, len(waiting.work.groups)))
-                _settle(waiting, Answer(outcomes, job_s))
+                own_outcomes = list(itertools.islice(rest, len(waiting.request.groups)))
+                _resolve(waiting, Answer(own_outcomes, job_s))
         finally:
             self._running = False
 
     async def _run(self, batch: list[_Waiting]) -> list[Outcome]:
-        """Runs one job; calls it off when nobody waits for it any more."""
-        run = Run(sum((waiting.work for waiting in batch), NOTHING), f"tick-{next(self._tags)}")
+        """Runs one job; cancels it when all of its requests are cancelled."""
+        request = sum((waiting.request for waiting in batch), EMPTY_REQUEST)
+        run = Run(request, f"job-{next(self._tags)}")
         job = asyncio.ensure_future(self._in_thread(lambda: self._jobs.evaluate(run)))
-        while not job.done() and (wanted := [w.done for w in batch if not w.done.done()]):
-            ends: set[asyncio.Future[Any]] = {job, *wanted}
+        while not job.done() and (pending := [w.done for w in batch if not w.done.done()]):
+            ends: set[asyncio.Future[Any]] = {job, *pending}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        await self._call_off(job, run)
+        await self._end(job, run)
         return job.result()
 
-    async def _call_off(self, job: asyncio.Future[list[Outcome]], run: Run) -> None:
-        """Returns when the job has ended. Raises EngineLost where it will not."""
+    async def _end(self, job: asyncio.Future[list[Outcome]], run: Run) -> None:
+        """Cancels the job until it has ended. Raises EngineLost if it does not end."""
         deadline = time.monotonic() + CANCEL_TIMEOUT_S
-        asking: asyncio.Future[None] | None = None
+        cancelling: asyncio.Future[None] | None = None
         while not job.done():
             if time.monotonic() > deadline:
-                raise EngineLost("a job that was called off does not end")
-            # Not awaited: a JVM that hangs does not answer this either.
-            if asking is None or asking.done():
-                asking = asyncio.ensure_future(self._in_thread(lambda: self._jobs.cancel(run)))
+                raise EngineLost("a cancelled job does not end")
+            # Not awaited: a JVM that hangs does not answer this call either.
+            if cancelling is None or cancelling.done():
+                cancelling = asyncio.ensure_future(self._in_thread(lambda: self._jobs.cancel(run)))
             await asyncio.wait({job}, timeout=CANCEL_AGAIN_S)
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
@@ -158,10 +156,10 @@ class JobQueue:
 
 
 def _ended() -> Unavailable:
-    return Unavailable("the evaluator ends; try again", after_s=1.0)
+    return Unavailable("the evaluator is ending; try again", after_s=1.0)
 
 
-def _settle(waiting: _Waiting, result: Answer | GalileoError) -> None:
+def _resolve(waiting: _Waiting, result: Answer | GalileoError) -> None:
     if waiting.done.done():
         return
     if isinstance(result, GalileoError):

@@ -1,4 +1,4 @@
-"""A node's hold on the evaluator of its host: finds it, starts it, replaces it, calls it.
+"""The client of the evaluator of a host: finds it, starts it, replaces it, calls it.
 
 Must not import PySpark: it runs inside nodes.
 """
@@ -21,7 +21,7 @@ import psutil
 from galileo.clock import Clock, SystemClock
 from galileo.errors import DeadlineExceeded, GalileoError, TransientError, Unavailable
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime import TOKEN_KEY, Record, RuntimeDir
+from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
 from galileo.wire.channel import open_channel
 from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.status import error_of_rpc
@@ -34,33 +34,33 @@ PINGS_PER_LEASE = 4
 FRESH_S = 1.0
 HUNG_S = 15.0
 RETRY_S = 10.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _LOG_TAIL_BYTES = 2_000
 
 log = logging.getLogger(__name__)
 
 
-class EvaluatorHandle:
-    """The evaluator of `options.runtime_dir`, whoever started it.
+class EvaluatorClient:
+    """Calls the evaluator of `options.runtime_dir`, and starts it if there is none.
 
-    Belongs to one event loop. Closing it leaves the evaluator running: others may use it, and
-    its lease ends it otherwise.
+    Belongs to one event loop. `close` leaves the evaluator running: other nodes may use it, and
+    without calls its lease expires.
     """
 
     def __init__(self, options: EvaluatorOptions, *, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or SystemClock()
         self._runtime = RuntimeDir(options.runtime_dir)
-        self._one_at_a_time = asyncio.Lock()
-        self._record: Record | None = None
+        self._lock = asyncio.Lock()
+        self._record: EvaluatorRecord | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._answered = float("-inf")
+        self._answered_at = float("-inf")
         self._silent_since: float | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._failure = ""
-        self._failed = float("-inf")
+        self._failed_at = float("-inf")
 
-    async def __aenter__(self) -> EvaluatorHandle:
+    async def __aenter__(self) -> EvaluatorClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -68,19 +68,19 @@ class EvaluatorHandle:
 
     @property
     def pid(self) -> int | None:
-        """Of the evaluator that answered last."""
+        """The process of the evaluator that answered last."""
         return self._record.pid if self._record else None
 
     async def ensure(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when a warm evaluator answers, and starts one where there is none.
+        """Waits until a warm evaluator answers; starts one if there is none.
 
         Raises:
             Unavailable: it cannot be started, or is not warm in time.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             try:
-                await self._until_it_answers(timeout_s)
-            except OSError as error:  # A full disk, or no more processes: nodes outlive that.
+                await self._await_answer(timeout_s)
+            except OSError as error:  # A full disk, or too many processes.
                 raise Unavailable(
                     f"the evaluator cannot be found or started: {error}", after_s=RETRY_S
                 ) from error
@@ -88,7 +88,7 @@ class EvaluatorHandle:
     async def evaluate(
         self, request: evaluator_pb2.EvaluateRequest, *, timeout_s: float
     ) -> evaluator_pb2.EvaluateReply:
-        """One cycle's results; asked once more where the evaluator died meanwhile.
+        """The results of one cycle; repeats the call if the evaluator died.
 
         Raises:
             TransientError: no evaluator, too many requests, or not in time; nothing is lost.
@@ -105,11 +105,11 @@ class EvaluatorHandle:
                 )
                 return reply
             except Unavailable:
-                self._answered = float("-inf")
-                await asyncio.sleep(_LOOK_S)
+                self._answered_at = float("-inf")
+                await asyncio.sleep(_POLL_S)
 
     async def ping(self) -> evaluator_pb2.PingReply:
-        """How many jobs the evaluator has run. Raises Unavailable where none answers."""
+        """The job counters of the evaluator. Raises Unavailable if none answers."""
         await self.ensure()
         reply: evaluator_pb2.PingReply = await self._call(
             "Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S
@@ -117,11 +117,11 @@ class EvaluatorHandle:
         return reply
 
     async def run(self) -> None:
-        """Starts the evaluator and keeps its lease, until cancelled."""
+        """Starts the evaluator and renews its lease, until cancelled."""
         pause_s = self._options.idle_timeout_s / PINGS_PER_LEASE
         while True:
             try:
-                self._answered = float("-inf")
+                self._answered_at = float("-inf")
                 await self.ensure()
             except TransientError as error:
                 log.warning("no evaluator: %s", error.message)
@@ -133,23 +133,23 @@ class EvaluatorHandle:
             self._channel = None
         self._record = None
 
-    # --- finding -----------------------------------------------------------------------------
+    # --- find ------------------------------------------------------------------------------
 
-    async def _until_it_answers(self, timeout_s: float) -> None:
+    async def _await_answer(self, timeout_s: float) -> None:
         deadline = self._clock.monotonic() + timeout_s
         while not await self._answers():
-            self._judge_child()
+            self._check_child()
             self._start_if_none()
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"the evaluator is not warm after {timeout_s:.0f} s; try again "
                     f"(its log: {self._runtime.log})",
-                    after_s=_LOOK_S,
+                    after_s=_POLL_S,
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _answers(self) -> bool:
-        if self._clock.monotonic() - self._answered < FRESH_S:
+        if self._clock.monotonic() - self._answered_at < FRESH_S:
             return True
         record = self._runtime.read()
         if record is None:
@@ -161,7 +161,7 @@ class EvaluatorHandle:
         try:
             await self._call("Ping", evaluator_pb2.PingRequest(), timeout_s=PING_TIMEOUT_S)
         except GalileoError:
-            self._mind_silence(record)
+            self._replace_if_hung(record)
             return False
         return True
 
@@ -174,20 +174,20 @@ class EvaluatorHandle:
             reply = await call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked="the evaluator") from error
-        self._answered, self._silent_since = self._clock.monotonic(), None
+        self._answered_at, self._silent_since = self._clock.monotonic(), None
         return reply
 
-    def _mind_silence(self, record: Record) -> None:
-        """Ends an evaluator that lives and has not answered for long, so that it is replaced."""
+    def _replace_if_hung(self, record: EvaluatorRecord) -> None:
+        """Kills an evaluator that has not answered for `HUNG_S`; the next check starts another."""
         now = self._clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         process = record.process()
         if process is not None and now - self._silent_since > HUNG_S:
-            log.warning("the evaluator (process %s) does not answer and is ended", record.pid)
+            log.warning("the evaluator (process %s) does not answer and is killed", record.pid)
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    # --- starting ----------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------
 
     def _start_if_none(self) -> None:
         if self._child is not None or (lock := self._runtime.try_lock()) is None:
@@ -198,28 +198,28 @@ class EvaluatorHandle:
         finally:
             os.close(lock)
 
-    def _judge_child(self) -> None:
-        """Raises Unavailable where the process that we started never got warm, and for a while
-        after, so that what cannot start is not started at every tick.
+    def _check_child(self) -> None:
+        """Raises Unavailable if the process that we started ended before it was warm, and for
+        `RETRY_S` after, so that not every cycle starts one in vain.
         """
         child = self._child
         if child is not None and child.returncode is not None:
             self._child = None
             if child.returncode != 0 and self.pid != child.pid:
-                self._failed = self._clock.monotonic()
+                self._failed_at = self._clock.monotonic()
                 self._failure = (
                     f"the evaluator did not start (exit code {child.returncode}); "
                     f"the end of {self._runtime.log}:\n{_tail(self._runtime)}"
                 )
-        if self._clock.monotonic() - self._failed < RETRY_S:
+        if self._clock.monotonic() - self._failed_at < RETRY_S:
             raise Unavailable(self._failure, after_s=RETRY_S)
 
 
 def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subprocess.Popen[bytes]:
-    """Starts the process; no `preexec_fn`, for that would fork where gRPC lives."""
+    """Starts the process, without a `preexec_fn`: that would fork, which gRPC does not survive."""
     with os.fdopen(os.open(runtime.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)) as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "galileo.spark.evaluator_main", str(lock)],
+            [sys.executable, "-m", "galileo.spark.evaluator", str(lock)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -227,11 +227,11 @@ def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subproc
             start_new_session=True,
             env={**without_token(os.environ), "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
-    # Waits so that it leaves no zombie behind; it may well outlive this process.
+    # Reaps the process if it ends first.
     threading.Thread(target=child.wait, name="evaluator-reaper", daemon=True).start()
     assert child.stdin is not None
     with suppress(BrokenPipeError), child.stdin:
-        runtime.note_holder(lock, child.pid)
+        runtime.record_holder(lock, child.pid)
         child.stdin.write(options.to_json().encode())
     return child
 

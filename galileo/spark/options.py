@@ -1,4 +1,4 @@
-"""What can be chosen about Spark and the evaluator. Free of PySpark, so that nodes can read it."""
+"""Options of Spark and the evaluator. Does not import PySpark, since nodes import it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LOCAL = re.compile(r"local(\[(\d+|\*)\])?")
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """Where jobs run.
+    """The session in which jobs run.
 
     Attributes:
         master: "local[2]" (embedded, two cores), "spark://host:port" (a cluster) or
             "sc://host:port" (Spark Connect, which needs the package `zstandard`).
         tasks: of one job; 0 means one per core of the session, two with Spark Connect.
         heap_mb: upper bound of the local JVM's heap; Spark refuses less than 450.
-        driver_host: the name under which a cluster's executors reach this host.
-        python: the interpreter of the workers; it must exist on each host of a cluster.
-        settings: further Spark settings, which win over ours.
+        driver_host: name of this host for the executors of a cluster.
+        python: interpreter of the workers; it must exist on each host of a cluster.
+        settings: Spark settings that override the defaults.
     """
 
     master: str = "local[2]"
@@ -65,20 +65,20 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorOptions:
-    """How the evaluator of a host behaves.
+    """Options of the evaluator of a host.
 
     Attributes:
-        runtime_dir: where it can be found; the coordinators that name one directory share it.
-        spark: where its jobs run.
-        idle_timeout_s: it ends after so long without a call; callers ping more often.
-        keep_warm_s: an idle session runs an empty job so often, because Spark ends Python
-            workers that idle for 60 s; 0 lets them end.
-        queue_max: requests that may wait for the running job.
-        scan_timeout_s: a node that needs longer is not reached in this cycle.
-        sampler_timeout_s: a sampler that needs longer fails.
-        keys: the files with which it proves to nodes that it is one; on a Spark cluster they
-            are at the same place on each host.
-        tracing: where it and its workers tell their spans.
+        runtime_dir: coordinators with the same directory share the evaluator.
+        spark: options of its session.
+        idle_timeout_s: it ends after this time without a call; callers ping more often.
+        keep_warm_s: interval of empty jobs of an idle session, since Spark ends Python workers
+            that are idle for 60 s; 0 for none.
+        queue_max: requests that can wait for the running job.
+        scan_timeout_s: a slower node does not take part in a cycle.
+        sampler_timeout_s: a slower sampler fails.
+        keys: credentials with which workers authenticate as nodes; on a Spark cluster, the same
+            paths on each host.
+        tracing: where it and its workers export spans.
         log_format, log_level: see `galileo.logging_setup`.
     """
 
@@ -99,7 +99,7 @@ class EvaluatorOptions:
 
     @staticmethod
     def from_json(text: str) -> EvaluatorOptions:
-        """Raises ConfigError for anything that `to_json` does not give."""
+        """Parses the text of `to_json`. Raises ConfigError for any other text."""
         try:
             raw = json.loads(text)
             spark = SparkOptions(**raw.pop("spark"))
@@ -109,5 +109,5 @@ class EvaluatorOptions:
             return EvaluatorOptions(runtime_dir, spark, keys=keys, tracing=tracing, **raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"expected options as `EvaluatorOptions.to_json` gives them: {error}"
+                f"expected options as from `EvaluatorOptions.to_json`: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""Samplers in a task: limited in time, and shown the observations that they ask for."""
+"""Runs samplers in a task: limits their time and reads the observations that they need."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
+import grpc
 import pyarrow as pa
 
 from galileo import samplers
@@ -20,15 +22,19 @@ from galileo.errors import (
     TransientError,
     UnknownSampler,
 )
-from galileo.labels import LabelSet
-from galileo.samplers import Observe, Sampler, SamplerSpec
-from galileo.spark.allowance import WAITING_FACTOR, Allowance, TookTooLong
+from galileo.labels import LabelSet, from_ipc, to_ipc
+from galileo.samplers import Observe, Sampler, SamplerSpec, numbered_parts, observed_schema
+from galileo.spark.cpu_time_limit import WAITING_FACTOR, CpuTimeLimit, TimeLimitExceeded
+from galileo.wire.channel import open_blocking_channel
+from galileo.wire.status import error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
 
-LEFT_FOR_LATER = (TransientError, NotOwner, Cancelled, DataExpired)
-"""Of observations that could not be read: the query stays where it is until the next tick."""
+RETRY_NEXT_CYCLE = (TransientError, NotOwner, Cancelled, DataExpired)
+"""Errors of reading observations after which the query keeps its cursor until the next cycle."""
 _SAMPLERS_MAX = 4_096
 
-LoadSent = Callable[[SamplerSpec], Sampler]
+LoadUploaded = Callable[[SamplerSpec], Sampler]
 Result = TypeVar("Result")
 
 
@@ -38,73 +44,117 @@ def sample(
     *,
     timeout_s: float,
     observe: Observe,
-    load_sent: LoadSent,
+    load_uploaded: LoadUploaded,
 ) -> LabelSet:
     """The labels that the sampler keeps.
 
     Args:
         labels: whole commits.
-        spec: names it.
-        timeout_s: for all that the sampler does; reading observations does not count.
-        observe: reads observations, for a sampler that looks at them.
-        load_sent: constructs a sampler that was sent, which limits each call by itself.
+        spec: of the sampler.
+        timeout_s: for all calls of the sampler; reading observations does not count.
+        observe: reads observations, for a sampler that needs them.
+        load_uploaded: constructs an uploaded sampler, whose process limits each call.
 
     Raises:
         UnknownSampler: it is not installed here.
-        SamplerRevoked: it was sent, and has been revoked, perhaps while it ran.
-        SamplerFailed: it refused its options, raised, tried to exit, took too long or gave no mask.
-        GalileoError: a sampler that was sent is not run, or observations cannot be read.
+        SamplerRevoked: it was uploaded and has been revoked.
+        SamplerFailed: it refused its options, raised, tried to exit, took too long or returned no
+            mask.
+        GalileoError: an uploaded sampler cannot run, or observations cannot be read.
     """
-    turn = _Turn(spec, len(labels), timeout_s)
-    chosen = load_sent(spec) if spec.archive else turn.run(lambda: _installed(spec))
+    limited = _LimitedSampler(spec, len(labels), timeout_s)
+    sampler = load_uploaded(spec) if spec.archive else limited.run(lambda: _load_installed(spec))
 
-    def choose(part: LabelSet, observations: pa.Table | None = None) -> LabelSet:
-        return turn.run(
-            lambda: samplers.apply(chosen, part, seed=spec.seed, observations=observations)
+    def apply(part: LabelSet, observations: pa.Table | None = None) -> LabelSet:
+        return limited.run(
+            lambda: samplers.apply(sampler, part, seed=spec.seed, observations=observations)
         )
 
-    if not samplers.needs_observations(chosen):
-        return choose(labels)
-    kept = [choose(part, observe(part)) for part in samplers.observed_parts(labels)]
-    return LabelSet.concat(labels.schema, kept)
+    if not samplers.needs_observations(sampler):
+        return apply(labels)
+    parts = [apply(part, observe(part)) for part in samplers.observed_parts(labels)]
+    return LabelSet.concat(labels.schema, parts)
 
 
-class _Turn:
-    """What one sampler does in one task, up to its time limit, and whose fault its errors are."""
+class _LimitedSampler:
+    """Runs the steps of one sampler in one task within its time limit, and translates errors."""
 
     def __init__(self, spec: SamplerSpec, size: int, timeout_s: float) -> None:
         self._spec = spec
         self._size = size
         self._timeout_s = timeout_s
-        self._allowance = Allowance(timeout_s)
+        self._cpu_limit = CpuTimeLimit(timeout_s)
         self._left_s = WAITING_FACTOR * timeout_s
 
     def run(self, step: Callable[[], Result]) -> Result:
         started = time.monotonic()
         try:
-            return self._limited(step)
-        except (UnknownSampler, SamplerFailed, SamplerRevoked, *LEFT_FOR_LATER) as error:
+            return self._run_limited(step)
+        except (UnknownSampler, SamplerFailed, SamplerRevoked, *RETRY_NEXT_CYCLE) as error:
             if self._spec.archive or isinstance(error, UnknownSampler):
                 raise
             raise samplers.failed(error, self._spec, labels=self._size) from error
-        except (Exception, SystemExit, TookTooLong) as error:
+        except (Exception, SystemExit, TimeLimitExceeded) as error:
             raise samplers.failed(error, self._spec, labels=self._size) from error
         finally:
             self._left_s -= time.monotonic() - started
 
-    def _limited(self, step: Callable[[], Result]) -> Result:
+    def _run_limited(self, step: Callable[[], Result]) -> Result:
         if not self._spec.archive:
-            with self._allowance.running():
+            with self._cpu_limit.running():
                 return step()
         if self._left_s <= 0:
-            raise TookTooLong(f"it took longer than {WAITING_FACTOR * self._timeout_s:g} s")
+            raise TimeLimitExceeded(f"it took longer than {WAITING_FACTOR * self._timeout_s:g} s")
         return step()
 
 
-def _installed(spec: SamplerSpec) -> Sampler:
-    return _of_options(spec.name, json.dumps(dict(spec.options), sort_keys=True))
+def _load_installed(spec: SamplerSpec) -> Sampler:
+    return _load_with_options(spec.name, json.dumps(dict(spec.options), sort_keys=True))
 
 
 @functools.lru_cache(_SAMPLERS_MAX)
-def _of_options(name: str, options_json: str) -> Sampler:
+def _load_with_options(name: str, options_json: str) -> Sampler:
     return samplers.load(SamplerSpec(name, json.loads(options_json)))
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationReader:
+    """Reads the observations behind labels from the node that matched them; thread-safe.
+
+    Attributes:
+        address: of the node.
+        digest: of the query that the observations must match.
+        timeout_s: for one call.
+        keys: of a node.
+    """
+
+    address: str
+    digest: bytes
+    timeout_s: float
+    keys: TlsFiles = NO_TLS_FILES
+
+    def __call__(self, labels: LabelSet) -> pa.Table:
+        """The observations of labels, in the columns of `observed_schema`.
+
+        Args:
+            labels: of partitions of the node, so few that their observations fit in memory.
+
+        Raises:
+            TransientError: the node cannot be reached, or does not know the query any more.
+            DataExpired: retention dropped some of them.
+        """
+        columns = observed_schema(labels.schema)
+        request = storage_pb2.ReadRequest(
+            dataset=labels.schema.key,
+            parts=to_ipc(numbered_parts(labels).combine_chunks()),
+            local=True,
+            numbered=True,
+            digest=self.digest,
+        )
+        with open_blocking_channel(self.address, self.keys) as channel:
+            try:
+                parts = storage_pb2_grpc.StorageStub(channel).Read(request, timeout=self.timeout_s)
+                tables = [from_ipc(part.observations, columns) for part in parts]
+            except grpc.RpcError as error:
+                raise error_of_rpc(error, asked=self.address) from error
+        return pa.concat_tables([columns.empty_table(), *tables])

@@ -1,7 +1,6 @@
 """The Spark session: embedded, on a cluster, or behind Spark Connect.
 
-Of the evaluator, the only module that imports PySpark. The settings and their reasons come from
-measurements of short jobs; `docs/spark.md` has them.
+The only module of the evaluator that imports PySpark.
 """
 
 from __future__ import annotations
@@ -20,27 +19,26 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from galileo.errors import ConfigError
-from galileo.spark.carried import Carried, Shared, TaskFunction, joined
-from galileo.spark.failures import brief
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
-from galileo.spark.java import find_java
+from galileo.spark.java import find_java, summarise_error
 from galileo.spark.options import REMOTE_TASKS_DEFAULT, SparkOptions
+from galileo.spark.rdd_task import ArrowRddTask, Shared, TaskFunction, to_table
 from galileo.spark.settings import LOG_CONFIG, settings
 
 STOP_TIMEOUT_S = 5.0
 INLINE_BYTES_MAX = 512 << 10
-"""Larger functions are broadcast, and that is undone after their job: PySpark itself broadcasts
-what is larger than 1 MB and leaves a file of it on disk for good.
+"""Larger functions are broadcast, and the broadcast is destroyed after the job: PySpark itself
+broadcasts functions above 1 MB and never deletes the file of the broadcast.
 """
 SOCKET_DIR_CHARACTERS_MAX = 60
-"""So that there is room for a socket's name in the 108 bytes of an address."""
+"""Leaves room for the name of a socket in the 108 bytes of an address."""
 
 
 class SparkEngine:
-    """One session that runs one job at a time.
+    """A session that runs one job at a time.
 
     PySpark keeps the connection to its JVM for the life of the process, so a process opens one
-    engine. `run` blocks; `cancel` is called meanwhile from another thread.
+    engine. `run` blocks; call `cancel` from another thread.
     """
 
     def __init__(self, session: SparkSession, *, gateway: Gateway | None, tasks: int) -> None:
@@ -49,15 +47,15 @@ class SparkEngine:
         self.tasks = tasks
         if gateway is None:
             self._run = self._run_plan
-            verbs = (session.addTag, session.removeTag, session.interruptTag)
+            methods = (session.addTag, session.removeTag, session.interruptTag)
         else:
-            # A session with a JVM of its own takes interruptTag and does nothing.
+            # A classic session accepts interruptTag and ignores it.
             context = session.sparkContext
             self._run = self._run_rdd
             self._context = context
             self._numbers = context.parallelize(range(tasks), tasks)
-            verbs = (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
-        self._tag, self._untag, self._cancel = verbs
+            methods = (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
+        self._tag, self._untag, self._cancel = methods
 
     @property
     def jvm_pid(self) -> int | None:
@@ -67,12 +65,12 @@ class SparkEngine:
         return self._gateway is None or self._gateway.alive()
 
     def run(self, function: TaskFunction, *, row_schema: pa.Schema, tag: str) -> pa.Table:
-        """Runs one job of `tasks` tasks and returns what they yielded.
+        """Runs one job of `tasks` tasks and returns their rows.
 
         Args:
-            function: gets batches with one column of task numbers; travels by reference, so
+            function: gets batches with one column of task numbers; pickled by reference, so
                 the workers must be able to import it.
-            row_schema: of its batches.
+            row_schema: of the batches that it yields.
             tag: names the job for `cancel`; no comma.
         """
         self._tag(tag)
@@ -82,34 +80,34 @@ class SparkEngine:
             self._untag(tag)
 
     def cancel(self, tag: str) -> None:
-        """Ends the job of this tag; its `run` raises."""
+        """Cancels the job of this tag; its `run` raises."""
         self._cancel(tag)
 
     def _run_rdd(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
-        with self._sent(pickle.dumps(function)) as packed:
-            pieces = self._numbers.mapPartitions(Carried(packed)).collect()
-        return joined(pieces, row_schema)
+        with self._broadcast(pickle.dumps(function)) as pickled:
+            streams = self._numbers.mapPartitions(ArrowRddTask(pickled)).collect()
+        return to_table(streams, row_schema)
 
     @contextmanager
-    def _sent(self, packed: bytes) -> Iterator[bytes | Shared]:
-        if len(packed) <= INLINE_BYTES_MAX:
-            yield packed
+    def _broadcast(self, pickled: bytes) -> Iterator[bytes | Shared]:
+        if len(pickled) <= INLINE_BYTES_MAX:
+            yield pickled
             return
-        shared = self._context.broadcast(packed)
+        shared = self._context.broadcast(pickled)
         try:
             yield shared
         finally:
             shared.destroy()
 
     def _run_plan(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
-        """Slower; Spark Connect knows no RDDs."""
+        """As `_run_rdd`, but slower, for Spark Connect, which has no RDDs."""
         numbers = self._session.range(0, self.tasks, 1, self.tasks)
         return numbers.mapInArrow(function, from_arrow_schema(row_schema)).toArrow()
 
 
 @contextmanager
 def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngine]:
-    """A session, stopped at the end.
+    """Opens a session, and stops it at the end.
 
     Args:
         options: where jobs run.
@@ -120,7 +118,7 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
     """
     with ExitStack() as stack:
         if options.remote:
-            session = created(SparkSession.builder.remote(options.master), {})
+            session = create_session(SparkSession.builder.remote(options.master), {})
             gateway, cores = None, REMOTE_TASKS_DEFAULT
         else:
             sockets = _socket_dir(work_dir, stack) if options.embedded else None
@@ -141,21 +139,21 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
 
 def _attach(gateway: Gateway, chosen: dict[str, str]) -> SparkSession:
     with environment_variables(gateway.variables(chosen["spark.pyspark.python"])):
-        return created(SparkSession.builder, chosen)
+        return create_session(SparkSession.builder, chosen)
 
 
-def created(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
-    """The session. Raises ConfigError where Spark refuses its settings."""
+def create_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
+    """Builds a session. Raises ConfigError if Spark refuses the settings."""
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except Exception as error:
-        raise ConfigError(f"Spark refused to start a session: {brief(error)}") from error
+        raise ConfigError(f"Spark refused to start a session: {summarise_error(error)}") from error
 
 
 def _stop(session: SparkSession) -> None:
-    """Stops the session, or leaves it to the end of the JVM where a job or the JVM hangs."""
+    """Stops the session; gives up after a timeout, since the JVM ends anyway."""
     stopping = threading.Thread(target=session.stop, name="session-stop", daemon=True)
     stopping.start()
     stopping.join(STOP_TIMEOUT_S)
@@ -164,13 +162,13 @@ def _stop(session: SparkSession) -> None:
 def jvm_options(
     work_dir: Path, *, python: str, heap_mb: int, is_local: bool, **environment: str
 ) -> JvmOptions:
-    """How to start the JVM of a session.
+    """Options for the JVM of a session.
 
     Args:
         work_dir: for its files.
         python: interpreter of its workers.
         heap_mb: upper bound of its heap.
-        is_local: whether no other machine takes part.
+        is_local: whether all executors run on this machine.
         environment: further variables.
     """
     spark_home = Path(pyspark.__file__).parent
@@ -190,7 +188,7 @@ def jvm_options(
 
 
 def _socket_dir(work_dir: Path, stack: ExitStack) -> Path:
-    """A directory whose path is short enough."""
+    """The work directory, or a temporary one if its path is too long for sockets."""
     if len(os.fsencode(work_dir)) <= SOCKET_DIR_CHARACTERS_MAX:
         return work_dir
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="galileo-")))

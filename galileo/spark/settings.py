@@ -1,4 +1,4 @@
-"""What our sessions ask of Spark: short jobs, little memory, nothing open to the network."""
+"""Settings of the evaluator's sessions: for short jobs, little memory, no open ports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ALWAYS = {
     "spark.sql.artifact.isolation.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.python.worker.reuse": "true",
-    # Saves 40 ms a job against TCP with its authentication.
+    # Saves 40 ms a job compared with TCP and authentication.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.maxResultSize": "256m",
-    # Thousands of small jobs: what Spark remembers of each must not fill the heap.
+    # With thousands of small jobs, what Spark retains of them would fill the heap.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.retainedJobs": _RETAINED,
@@ -31,11 +31,11 @@ _ALWAYS = {
 _EMBEDDED = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
-    # Other users of this host could else talk to the ports that Spark opens even here.
+    # Otherwise other users of this host could use the ports that Spark opens even here.
     "spark.authenticate": "true",
 }
 
-# Rotates, because an evaluator may live for months.
+# Rotates, since an evaluator can run for months.
 LOG_CONFIG = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -54,20 +54,20 @@ appender.file.strategy.max = 2
 
 
 def settings(options: SparkOptions, *, work_dir: Path, socket_dir: Path | None) -> dict[str, str]:
-    """Spark's settings for a session that is not behind Spark Connect.
+    """The settings of a session, except one of Spark Connect.
 
     Args:
-        options: where jobs run.
-        work_dir: of this host.
-        socket_dir: for the sockets of Python workers, with a short path; None leaves it to
-            the hosts of the cluster, which do not have our directories.
+        options: of the session.
+        work_dir: for files on this host.
+        socket_dir: for the sockets of Python workers, with a short path; None for the default,
+            since the hosts of a cluster do not have the directories of this host.
     """
-    chosen = {**_ALWAYS, "spark.master": options.master, "spark.pyspark.python": options.python}
-    chosen["spark.sql.warehouse.dir"] = str(work_dir / "warehouse")
+    result = {**_ALWAYS, "spark.master": options.master, "spark.pyspark.python": options.python}
+    result["spark.sql.warehouse.dir"] = str(work_dir / "warehouse")
     if options.embedded:
-        chosen |= {**_EMBEDDED, "spark.local.dir": str(work_dir)}
+        result |= {**_EMBEDDED, "spark.local.dir": str(work_dir)}
     if socket_dir is not None:
-        chosen["spark.python.unix.domain.socket.dir"] = str(socket_dir)
+        result["spark.python.unix.domain.socket.dir"] = str(socket_dir)
     if options.driver_host:
-        chosen["spark.driver.host"] = options.driver_host
-    return {**chosen, **options.settings}
+        result["spark.driver.host"] = options.driver_host
+    return {**result, **options.settings}

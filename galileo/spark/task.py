@@ -1,8 +1,8 @@
-"""What a Python worker does in one task of a tick: ask nodes, sample, hand back.
+"""One task of a Spark job, in a Python worker: reads matches from nodes, samples, returns rows.
 
-Imported in workers after they were forked (and by the evaluator after its JVM runs): gRPC does
-not survive a fork. Whatever goes wrong with one query becomes that query's error, for an
-exception would fail the job and with it every query of the host.
+Workers import it after their fork (and the evaluator after its JVM runs): gRPC does not survive a
+fork. An error of one query becomes the outcome of that query, since an exception would fail the
+job and with it all queries of the host.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.samplers import SamplerSpec
-from galileo.spark.allowance import WAITING_FACTOR
-from galileo.spark.beside import CALLS_MAX, Beside, Call, Key
-from galileo.spark.observing import ObservationReader
-from galileo.spark.sampling import LEFT_FOR_LATER, sample
-from galileo.spark.scans import Delta, Scanner
-from galileo.spark.sent_samplers import SentCode, get_over_grpc
-from galileo.spark.tick import Outcome, Row, Tick, packed
-from galileo.spark.vouched import alone, fitted, vouched
+from galileo.spark.cpu_time_limit import WAITING_FACTOR
+from galileo.spark.job import Job, Outcome, TaskRow, to_batches
+from galileo.spark.node_scanner import NodeAnswer, NodeScanner, filter_untrusted
+from galileo.spark.result_budget import fit_to_budget, single_query_part
+from galileo.spark.sampler_cache import SamplerCache, get_over_grpc
+from galileo.spark.sampler_calls import CALLS_MAX, BackgroundCalls, Call, Key
+from galileo.spark.sampling import RETRY_NEXT_CYCLE, ObservationReader, sample
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.wire.context_propagation import continue_request
 from galileo.wire.internal.v1 import peers_pb2
@@ -45,92 +44,95 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TickTask:
+class JobTask:
     """The function of `mapInArrow`."""
 
-    tick: Tick
+    job: Job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from packed(run(self.tick, task))
+                yield from to_batches(run(self.job, task))
 
 
-def run(tick: Tick, task: int) -> Iterator[Row]:
-    """The rows of one task: a few for each group and node that answered."""
-    _traced(tick.limits.tracing)
-    deltas = _scanner(tick.limits.keys).fetch(
-        tick.shares_of(task), tick.groups, timeout_s=tick.limits.scan_timeout_s
+def run(job: Job, task: int) -> Iterator[TaskRow]:
+    """The rows of one task: a few for each group and node."""
+    _start_tracing(job.limits.tracing)
+    answers = _scanner(job.limits.keys).fetch(
+        job.requests_of_task(task), job.groups, timeout_s=job.limits.scan_timeout_s
     )
-    found: list[_Found] = []
-    sent: list[_Sent] = []
-    for delta in deltas:
-        for one in _judged(tick, delta):
-            if isinstance(one, _Found):
-                found.append(one)
-            elif isinstance(one, _Sent):
-                sent.append(one)
+    results: list[_Result] = []
+    calls: list[_UploadedCall] = []
+    for answer in answers:
+        for item in _evaluate(job, answer):
+            if isinstance(item, _Result):
+                results.append(item)
+            elif isinstance(item, _UploadedCall):
+                calls.append(item)
             else:
-                yield _row(delta.ask.group, one)
-    for taken in _chosen_beside(sent, turn=tick.number):
-        if isinstance(taken, _Found):
-            found.append(taken)
+                yield _row(answer.query.group, item)
+    for result in _run_calls(calls, turn=job.number):
+        if isinstance(result, _Result):
+            results.append(result)
         else:
-            yield taken
-    yield from _handed_back(tick, found)
+            yield result
+    yield from _rows_within_budget(job, results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _Result:
     group: int
     schema: Schema
     part: Answered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sent:
-    """What a sent sampler is to choose from, for one item of a part."""
+class _UploadedCall:
+    """A call of an uploaded sampler for one item of a part."""
 
     group: int
     part: Answered
     item: int
     key: Key
-    call: Callable[[], Call]
+    make: Callable[[], Call]
 
 
-def _judged(tick: Tick, delta: Delta) -> Iterator[_Found | _Sent | Outcome]:
-    """What counts of what a node said, sampled; never an exception."""
-    group, answer = tick.groups[delta.ask.group], delta.answer
-    if len(answer.unknown):
-        yield Outcome(unknown=[to_bytes(answer.unknown)])
-    for items, error in answer.errors:
+def _evaluate(job: Job, answer: NodeAnswer) -> Iterator[_Result | _UploadedCall | Outcome]:
+    """Filters and samples the answer of a node; yields errors as outcomes and never raises."""
+    group, matches = job.groups[answer.query.group], answer.answer
+    if len(matches.unknown):
+        yield Outcome(unknown=[to_bytes(matches.unknown)])
+    for items, error in matches.errors:
         yield _failure(items, error)
-    for part in answer.parts:
+    for part in matches.parts:
         try:
-            counts = vouched(part, delta.ask, group)
+            trusted = filter_untrusted(part, answer.query, group)
             schema = _schema(group.schema_json)
-            for one in _sampled(counts, delta, schema, tick=tick):
-                yield _Found(delta.ask.group, schema, one) if isinstance(one, Answered) else one
+            for item in _sample_part(trusted, answer, schema, job=job):
+                if isinstance(item, Answered):
+                    yield _Result(answer.query.group, schema, item)
+                else:
+                    yield item
         except GalileoError as error:
             yield _failure(part.items, error)
         except Exception as error:
             yield _failure(part.items, InternalError(f"{type(error).__name__}: {error}"))
 
 
-def _handed_back(tick: Tick, found: Sequence[_Found]) -> Iterator[Row]:
-    room = tick.limits.result_bytes_max // tick.tasks
-    parts = [(one.part, one.schema) for one in found]
-    for one, fits in zip(found, fitted(parts, bytes_max=room, turn=tick.number), strict=True):
-        for part in fits:
-            outcome = _encoded(part, bytes_max=tick.limits.result_bytes_max)
-            yield _row(one.group, outcome)
+def _rows_within_budget(job: Job, results: Sequence[_Result]) -> Iterator[TaskRow]:
+    bytes_max = job.limits.result_bytes_max // job.tasks
+    parts = [(result.part, result.schema) for result in results]
+    budgeted = fit_to_budget(parts, bytes_max=bytes_max, turn=job.number)
+    for result, own_parts in zip(results, budgeted, strict=True):
+        for part in own_parts:
+            yield _row(result.group, _encode(part, bytes_max=job.limits.result_bytes_max))
 
 
-def _row(group: int, outcome: Outcome) -> Row:
-    return Row(group, outcome.SerializeToString())
+def _row(group: int, outcome: Outcome) -> TaskRow:
+    return TaskRow(group, outcome.SerializeToString())
 
 
-def _encoded(part: Answered, *, bytes_max: int) -> Outcome:
+def _encode(part: Answered, *, bytes_max: int) -> Outcome:
     message = part_to_pb(part)
     if message.ByteSize() <= bytes_max or len(part.matches) == 0:
         return Outcome(parts=[message])
@@ -146,48 +148,47 @@ def _failure(items: Numbers, error: GalileoError) -> Outcome:
     return Outcome(failures=[failure])
 
 
-def _sampled(
-    part: Answered, delta: Delta, schema: Schema, *, tick: Tick
-) -> Iterator[Answered | _Sent | Outcome]:
-    """The part as it is, but what samplers thin, and what sent ones shall; and failures."""
-    group = tick.groups[delta.ask.group]
-    thinned = group.samplers[part.matches.items] > 0
-    if not thinned.any():
+def _sample_part(
+    part: Answered, answer: NodeAnswer, schema: Schema, *, job: Job
+) -> Iterator[Answered | _UploadedCall | Outcome]:
+    """Applies installed samplers; yields the part, the calls of uploaded samplers, and failures."""
+    group = job.groups[answer.query.group]
+    is_sampled = group.samplers[part.matches.items] > 0
+    if not is_sampled.any():
         yield part
         return
-    kept: list[Matches] = []
+    sampled: list[Matches] = []
     absent: list[int] = []
-    for item, table in part.matches.where(thinned).split():
+    for item, table in part.matches.where(is_sampled).split():
         spec = SamplerSpec.from_json(group.samplers_json[int(group.samplers[item]) - 1])
         labels = LabelSet(schema, table)
-        choose = functools.partial(_chosen, labels, spec, delta=delta, item=item, tick=tick)
+        apply = functools.partial(_sample, labels, spec, answer=answer, item=item, job=job)
         try:
             if spec.archive:
                 absent.append(item)
-                yield _sent_to(spec, choose, delta=delta, item=item, tick=tick, part=part)
+                yield _uploaded_call(spec, apply, answer=answer, item=item, job=job, part=part)
             else:
-                kept.append(alone(item, choose(), like=part).matches)
-        except LEFT_FOR_LATER:
+                sampled.append(single_query_part(item, apply(), like=part).matches)
+        except RETRY_NEXT_CYCLE:
             absent.append(item)
         except GalileoError as error:
             absent.append(item)
             yield _failure(np.array([item], dtype=np.uint32), error)
-    whole = part.matches.where(~thinned)
-    matches = joined([whole, *kept], schema.label_schema)
-    answered = part.items[~np.isin(part.items, np.array(absent, dtype=np.uint32))]
-    yield replace(part, items=answered, matches=matches)
+    matches = joined([part.matches.where(~is_sampled), *sampled], schema.label_schema)
+    items = part.items[~np.isin(part.items, np.array(absent, dtype=np.uint32))]
+    yield replace(part, items=items, matches=matches)
 
 
-def _chosen(
-    labels: LabelSet, spec: SamplerSpec, *, delta: Delta, item: int, tick: Tick
+def _sample(
+    labels: LabelSet, spec: SamplerSpec, *, answer: NodeAnswer, item: int, job: Job
 ) -> LabelSet:
-    group, limits = tick.groups[delta.ask.group], tick.limits
+    group, limits = job.groups[answer.query.group], job.limits
     observe = ObservationReader(
-        delta.address, group.digest_of(item), limits.scan_timeout_s, limits.keys
+        answer.address, group.digest_of(item), limits.scan_timeout_s, limits.keys
     )
-    load_sent = functools.partial(
-        _sent(limits.sampler_timeout_s, limits.keys).load,
-        address=delta.address,
+    load_uploaded = functools.partial(
+        _sampler_cache(limits.sampler_timeout_s, limits.keys).load,
+        address=answer.address,
         owner=group.dataset,
     )
     with (
@@ -195,57 +196,64 @@ def _chosen(
         spans.child("sampler", sampler=spec.name, labels=len(labels)),
     ):
         return sample(
-            labels, spec, timeout_s=limits.sampler_timeout_s, observe=observe, load_sent=load_sent
+            labels,
+            spec,
+            timeout_s=limits.sampler_timeout_s,
+            observe=observe,
+            load_uploaded=load_uploaded,
         )
 
 
-def _sent_to(
+def _uploaded_call(
     spec: SamplerSpec,
-    choose: Callable[[], LabelSet],
+    apply: Callable[[], LabelSet],
     *,
-    delta: Delta,
+    answer: NodeAnswer,
     item: int,
-    tick: Tick,
+    job: Job,
     part: Answered,
-) -> _Sent:
-    """What an earlier tick asked from the same place has the same key."""
-    group, columns = tick.groups[delta.ask.group], delta.ask.columns
-    stands_at = group.after[group.cursors[item], columns].tobytes()
+) -> _UploadedCall:
+    """A call whose key is the same in each job, as long as the query's cursors are."""
+    group, columns = job.groups[answer.query.group], answer.query.columns
+    cursors = group.after[group.cursors[item], columns].tobytes()
     partitions = group.partitions[columns].tobytes()
-    key = (spec.to_json(), group.dataset, group.digest_of(item), partitions, stands_at)
-    call = functools.partial(Call, choose, spec=spec, owner=group.dataset, reached=part.reached)
-    return _Sent(delta.ask.group, part, item, key, call)
+    key = (spec.to_json(), group.dataset, group.digest_of(item), partitions, cursors)
+    make = functools.partial(Call, apply, spec=spec, owner=group.dataset, reached=part.reached)
+    return _UploadedCall(answer.query.group, part, item, key, make)
 
 
-def _chosen_beside(sent: Sequence[_Sent], *, turn: int) -> Iterator[_Found | Row]:
-    """What sent samplers have kept by now, each up to where its call went; and their failures.
+def _run_calls(calls: Sequence[_UploadedCall], *, turn: int) -> Iterator[_Result | TaskRow]:
+    """The results and failures of those calls of uploaded samplers that are done.
 
-    Where there is no room for all, others are the first with each turn.
+    Each result has the cursor up to which its call went. The first call differs from job to job,
+    so that all are started at some time even if there are too many.
     """
-    first = turn * CALLS_MAX % max(1, len(sent))
-    begun: list[tuple[_Sent, Call]] = []
-    for one in (*sent[first:], *sent[:first]):
+    first = turn * CALLS_MAX % max(1, len(calls))
+    started: list[tuple[_UploadedCall, Call]] = []
+    for uploaded in (*calls[first:], *calls[:first]):
         with suppress(Overloaded):
-            begun.append((one, _beside().begin(one.key, one.call)))
-    _beside().settle(call for _, call in begun)
-    for one, call in begun:
-        if not call.over.is_set():
+            started.append((uploaded, _background_calls().start(uploaded.key, uploaded.make)))
+    _background_calls().wait(call for _, call in started)
+    for uploaded, call in started:
+        if not call.done.is_set():
             continue
         try:
-            kept = _beside().take(one.key, call).after(one.part.dropped)
-            reached = replace(one.part, reached=call.reached)
-            yield _Found(one.group, kept.schema, alone(one.item, kept, like=reached))
-        except LEFT_FOR_LATER:
+            labels = _background_calls().deliver(uploaded.key, call).after(uploaded.part.dropped)
+            part = replace(uploaded.part, reached=call.reached)
+            single = single_query_part(uploaded.item, labels, like=part)
+            yield _Result(uploaded.group, labels.schema, single)
+        except RETRY_NEXT_CYCLE:
             continue
         except GalileoError as error:
-            yield _row(one.group, _failure(np.array([one.item], dtype=np.uint32), error))
+            item = np.array([uploaded.item], dtype=np.uint32)
+            yield _row(uploaded.group, _failure(item, error))
 
 
 @functools.cache
-def _traced(options: TracingOptions) -> Tracing | None:
-    """Once per worker; after the fork, for threads do not survive one.
+def _start_tracing(options: TracingOptions) -> Tracing | None:
+    """Once per worker, after the fork, since threads do not survive one.
 
-    A job is worth more than its traces: where these cannot be had here, it goes on without.
+    A worker that cannot record traces still runs its tasks.
     """
     try:
         return start_tracing(options, service="galileo-worker")
@@ -255,25 +263,25 @@ def _traced(options: TracingOptions) -> Tracing | None:
 
 
 @functools.cache
-def _beside() -> Beside:
+def _background_calls() -> BackgroundCalls:
     """Once per worker."""
-    return Beside()
+    return BackgroundCalls()
 
 
 @functools.cache
-def _scanner(keys: TlsFiles) -> Scanner:
+def _scanner(keys: TlsFiles) -> NodeScanner:
     """Once per worker."""
-    # Spark collects garbage after every task; what was imported need not be looked at again.
+    # Spark collects garbage after every task; exclude what is loaded by now.
     gc.collect()
     gc.freeze()
-    return Scanner(keys)
+    return NodeScanner(keys)
 
 
 @functools.cache
-def _sent(timeout_s: float, keys: TlsFiles) -> SentCode:
+def _sampler_cache(timeout_s: float, keys: TlsFiles) -> SamplerCache:
     """Once per worker."""
     limits = ContainmentLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
-    return SentCode(
+    return SamplerCache(
         ContainedSamplers(limits=limits), get=functools.partial(get_over_grpc, keys=keys)
     )
 

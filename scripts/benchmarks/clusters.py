@@ -20,9 +20,9 @@ from galileo.client import Ccq, Client, Update
 from galileo.cursor import Cursor
 from galileo.errors import Cancelled, CcqCancelled
 from galileo.generate import NamLike
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 DATASET = "nam"
 FIRST_HOUR = "T_BEFORE(datetime, TIMESTAMP('2014-03-01T01:00:00Z'))"
@@ -97,7 +97,7 @@ def warm_evaluator(running: galileo.LocalCluster) -> Iterator[psutil.Process]:
 
 async def ensured(running: galileo.LocalCluster) -> psutil.Process:
     """The evaluator's process, warm; started where there is none."""
-    async with EvaluatorHandle(evaluator_options(running)) as handle:
+    async with EvaluatorClient(evaluator_options(running)) as handle:
         await handle.ensure()
         return psutil.Process(handle.pid)
 

@@ -23,9 +23,9 @@ from galileo.matches import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
-from galileo.spark.launcher import EvaluatorHandle
-from galileo.spark.scans import Scanner
-from galileo.spark.tick import Work, work_of
+from galileo.spark.job import JobRequest, request_from_pb
+from galileo.spark.launcher import EvaluatorClient
+from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
 from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
@@ -149,8 +149,8 @@ def _timed(
 ) -> Figure:
     """The job, the call around it, and the same scans without Spark, in turn."""
     in_job, called, bare = [], [], []
-    handle, scanner = EvaluatorHandle(clusters.evaluator_options(running)), Scanner()
-    work = work_of(request)
+    handle, scanner = EvaluatorClient(clusters.evaluator_options(running)), NodeScanner()
+    work = request_from_pb(request)
     with asyncio.Runner() as runner:
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
@@ -171,7 +171,7 @@ def _timed(
 
 
 async def _call(
-    handle: EvaluatorHandle, request: evaluator_pb2.EvaluateRequest, *, labels: int
+    handle: EvaluatorClient, request: evaluator_pb2.EvaluateRequest, *, labels: int
 ) -> tuple[float, float]:
     """Seconds of the job and of the call.
 
@@ -185,9 +185,9 @@ async def _call(
     return reply.job_s, elapsed
 
 
-def scan(scanner: Scanner, work: Work) -> None:
+def scan(scanner: NodeScanner, work: JobRequest) -> None:
     """What the tasks of a job do, in this process."""
-    scanner.fetch(work.shares(), work.groups, timeout_s=TIMEOUT_S)
+    scanner.fetch(work.node_requests(), work.groups, timeout_s=TIMEOUT_S)
 
 
 def _check(reply: evaluator_pb2.EvaluateReply, schema: Schema, *, labels: int) -> None:

@@ -24,8 +24,8 @@ from benchmarks.sizes import Bench
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.topology import Topology
 from galileo.query import parse
-from galileo.spark.scans import Scanner
-from galileo.spark.tick import work_of
+from galileo.spark.job import request_from_pb
+from galileo.spark.node_scanner import NodeScanner
 from galileo.wire.channel import open_channel
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
@@ -87,9 +87,9 @@ class _Node:
     def match(self, queries: Sequence[str], *, after: Cursor) -> dict[int, int]:
         """Number of labels of each query that has some."""
         request = jobs.request_of(self.topology, schema(DATASET), queries, after=after)
-        work, scanner = work_of(request), Scanner()
+        work, scanner = request_from_pb(request), NodeScanner()
         try:
-            (delta,) = scanner.fetch(work.shares(), work.groups, timeout_s=TIMEOUT_S)
+            (delta,) = scanner.fetch(work.node_requests(), work.groups, timeout_s=TIMEOUT_S)
         finally:
             scanner.close()
         if delta.answer.errors or len(delta.answer.unknown):

@@ -25,7 +25,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.idle import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.launcher import EvaluatorClient
 from galileo.wire.internal.v1 import evaluator_pb2
 
 NODES = 3
@@ -126,7 +126,7 @@ def _nothing_new(bench: Bench, running: galileo.LocalCluster) -> Iterator[Figure
 
 def _jobs(running: galileo.LocalCluster) -> evaluator_pb2.PingReply:
     async def ask() -> evaluator_pb2.PingReply:
-        async with EvaluatorHandle(clusters.evaluator_options(running)) as handle:
+        async with EvaluatorClient(clusters.evaluator_options(running)) as handle:
             return await handle.ping()
 
     return asyncio.run(ask())

@@ -28,8 +28,8 @@ from evaluation.plots import Axes, Line
 from evaluation.simulated import Simulated, simulate
 from evaluation.sizes import Sizes
 from galileo.client import Client
-from galileo.spark.scans import Scanner
-from galileo.spark.tick import work_of
+from galileo.spark.job import request_from_pb
+from galileo.spark.node_scanner import NodeScanner
 
 PARTITIONS = 32
 SETTLE_S = 5.0
@@ -163,7 +163,7 @@ class _Measured:
         after = client.query(DATASET).frontier
         client.ingest(DATASET, self._table.slice(rest))
         request = jobs.delta_request(client, [""], after=after, dataset=DATASET)
-        work, scanner = work_of(request), Scanner()
+        work, scanner = request_from_pb(request), NodeScanner()
         try:
             ticked = _work(
                 running,

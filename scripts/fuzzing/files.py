@@ -38,7 +38,7 @@ def scratch() -> Path:
 
 @functools.cache
 def _apart() -> ReaderPool:
-    return ReaderPool(memory_bytes_max=APART_BYTES_MAX, silence_max_s=SLOW_APART_S / 2)
+    return ReaderPool(memory_bytes_max=APART_BYTES_MAX, timeout_s=SLOW_APART_S / 2)
 
 
 def _opened(path: Path, format: str) -> Source:

@@ -79,7 +79,7 @@ def test_bench_when_cancelled_leaves_nothing_behind(bench_environment, tmp_path,
         if "starting the evaluator" in line:
             break
     process = psutil.Process(bench.pid)
-    while not any("evaluator_main" in " ".join(c.cmdline()) for c in process.children()):
+    while not any("galileo.spark.evaluator" in " ".join(c.cmdline()) for c in process.children()):
         assert bench.poll() is None
         time.sleep(0.02)
     family = process.children(recursive=True)

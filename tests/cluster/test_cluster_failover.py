@@ -22,9 +22,9 @@ from galileo.client import Client, Labels, Update
 from galileo.errors import InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.internal.v1 import evaluator_pb2
 
 KILLS = 1
@@ -271,7 +271,7 @@ def _settled(directory: Path) -> evaluator_pb2.PingReply:
 
 def _jobs(directory: Path) -> evaluator_pb2.PingReply:
     async def ask() -> evaluator_pb2.PingReply:
-        async with EvaluatorHandle(EvaluatorOptions(directory)) as handle:
+        async with EvaluatorClient(EvaluatorOptions(directory)) as handle:
             return await handle.ping()
 
     return asyncio.run(ask())

@@ -26,7 +26,7 @@ from galileo.client import Ccq, Client
 from galileo.cluster import LocalCluster
 from galileo.local_node import LocalNode
 from galileo.model.schema import Feature, Schema
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 MIB = 1 << 20
 NOISE = Schema("noise", [Feature("value")], geohash_precision=12)

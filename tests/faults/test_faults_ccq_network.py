@@ -18,7 +18,7 @@ from fault_injection.requirements import NETWORK
 from fault_injection.trial import Trial
 
 from galileo.cluster import LocalCluster
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 HERE = "client"
 NODES = ("node-1", "node-2", "node-3")

@@ -26,7 +26,7 @@ import galileo
 from galileo.cluster import free_ports
 from galileo.server.cgroup_memory import memory
 from galileo.server.health import HEALTH_INTERVAL_S
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 WITHIN_S = 120.0
 AWAY_S = 2.0

@@ -253,7 +253,13 @@ def look_at_processes(planted: Planted) -> None:
         with contextlib.suppress(psutil.Error):
             lines.append(" ".join(one.cmdline()))
             lines[-1] += " ".join(["", *one.environ().values()])
-    for part in ("galileo.server", "evaluator_main", "pyspark.daemon", "sparql serve", "java"):
+    for part in (
+        "galileo.server",
+        "galileo.spark.evaluator",
+        "pyspark.daemon",
+        "sparql serve",
+        "java",
+    ):
         assert any(part in line for line in lines), f"no {part} was looked at"
     planted.outputs["processes"] = "\n".join(lines)
 
@@ -283,7 +289,7 @@ def test_an_evaluator_that_fails_as_nobody_foresaw_tells_no_secret(tmp_path: Pat
         (json.dumps(broken), "expected a Spark master"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "galileo.spark.evaluator_main", f"not-a-number {PLANTED}"],
+            [sys.executable, "-m", "galileo.spark.evaluator", f"not-a-number {PLANTED}"],
             input=options,
             capture_output=True,
             text=True,

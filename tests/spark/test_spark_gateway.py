@@ -19,11 +19,11 @@ from pathlib import Path
 import pyspark
 from galileo.spark.gateway import JvmOptions, launch
 from galileo.spark.java import find_java
-work = Path(sys.argv[1])
-log = work / "log4j2.properties"
+job_request = Path(sys.argv[1])
+log = job_request / "log4j2.properties"
 log.write_text("rootLogger.level = error")
 home = Path(pyspark.__file__).parent
-options = JvmOptions(find_java(os.environ), home, work, 450, log, os.environ)
+options = JvmOptions(find_java(os.environ), home, job_request, 450, log, os.environ)
 gateway = launch(options)
 print(gateway.pid, gateway.port, len(gateway.secret), flush=True)
 if sys.argv[2] == "close":
@@ -34,9 +34,9 @@ else:
 """
 
 
-def start_parent(work: Path, what: str) -> subprocess.Popen[str]:
+def start_parent(job_request: Path, what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(work), what], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(job_request), what], stdout=subprocess.PIPE, text=True
     )
 
 

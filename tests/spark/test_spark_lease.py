@@ -20,7 +20,7 @@ def clock() -> SetClock:
     return SetClock()
 
 
-def test_a_lease_ends_after_silence_and_each_call_renews_it(clock):
+def test_lease_expires_after_idle_time_and_renews_at_calls(clock):
     lease = Lease(clock, idle_s=60.0)
     clock.now += 60.0
     assert not lease.expired

@@ -30,7 +30,7 @@ def test_wrong_options_are_refused(wrong):
         SparkOptions(**wrong)
 
 
-def test_options_survive_the_way_to_the_process():
+def test_options_round_trip_json():
     spark = SparkOptions(master="local[3]", tasks=5, settings={"spark.x": "y"})
     options = EvaluatorOptions(Path("/run/galileo"), spark, idle_timeout_s=7.5, queue_max=3)
     assert EvaluatorOptions.from_json(options.to_json()) == options
@@ -51,7 +51,7 @@ def test_an_embedded_session_listens_on_loopback_only():
     assert chosen["spark.sql.warehouse.dir"].startswith(str(WORK))
 
 
-def test_a_cluster_gets_no_path_and_no_address_of_this_host_unasked():
+def test_settings_of_a_cluster_have_no_path_or_address_of_this_host():
     options = SparkOptions(master="spark://far:7077")
     chosen = settings(options, work_dir=WORK, socket_dir=None)
     assert not {
@@ -63,6 +63,6 @@ def test_a_cluster_gets_no_path_and_no_address_of_this_host_unasked():
     assert settings(named, work_dir=WORK, socket_dir=None)["spark.driver.host"] == "here"
 
 
-def test_the_owner_has_the_last_word():
+def test_settings_of_options_override_defaults():
     options = SparkOptions(settings={"spark.ui.enabled": "true"})
     assert settings(options, work_dir=WORK, socket_dir=SOCKETS)["spark.ui.enabled"] == "true"

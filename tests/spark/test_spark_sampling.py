@@ -22,12 +22,12 @@ def run(labels, name, timeout_s=5.0, **options):
         SamplerSpec(name, options, 1),
         timeout_s=timeout_s,
         observe=lambda part: pytest.fail("it looks at labels alone"),
-        load_sent=lambda spec: pytest.fail("it is installed"),
+        load_uploaded=lambda spec: pytest.fail("it is installed"),
     )
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_sampler_keeps_what_it_says(make_labels):
+def test_sample_keeps_the_mask(make_labels):
     labels = make_labels(0, range(1, 3))
     kept = run(labels, "everyother")
     assert kept.rows.tolist() == [1, 3, 5, 7, 9] * 2
@@ -81,7 +81,7 @@ class Revoked:
         raise SamplerRevoked("the sampler 'sent' was revoked", digest="0" * 64)
 
 
-def test_a_revocation_amid_a_call_is_told_as_such(make_labels):
+def test_sample_revoked_within_a_call_is_sampler_revoked(make_labels):
     spec = SamplerSpec("sent", {}, 1, archive="0" * 64)
     with pytest.raises(SamplerRevoked, match="was revoked"):
         sample(
@@ -89,5 +89,5 @@ def test_a_revocation_amid_a_call_is_told_as_such(make_labels):
             spec,
             timeout_s=60.0,
             observe=lambda part: pytest.fail("it looks at labels alone"),
-            load_sent=lambda spec: Revoked(),
+            load_uploaded=lambda spec: Revoked(),
         )

@@ -22,12 +22,12 @@ import galileo
 import galileo.spark
 from galileo.cursor import ORIGIN
 from galileo.model.times import times_from_micros
-from galileo.spark.source.columns import asked_columns, spark_columns
-from galileo.spark.source.filters import narrowed
+from galileo.spark.source.columns import requested_columns, spark_columns
 from galileo.spark.source.options import FAIL, LABELS
 from galileo.spark.source.plan import splits
-from galileo.spark.source.reading import Asked, batches
-from galileo.spark.source.source import find_out
+from galileo.spark.source.reading import ReadSpec, batches
+from galileo.spark.source.source import discover
+from galileo.spark.source.spark_to_cql import conjunction
 from galileo.wire.tls_credentials import NO_TLS_FILES
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_filters_of_one_query_do_not_narrow_another(
 
 
 @pytest.mark.slow
-def test_all_filters_are_pushed_where_that_was_asked_for(
+def test_pushdown_all_pushes_all_filters(
     load: Any, air: str, client: galileo.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     condition = "temperature > 300 AND latitude > 10 AND number > 5 AND station IN ('K1', 'K2')"
@@ -218,13 +218,13 @@ def test_labels(load: Any, air: str, client: galileo.Client) -> None:
 def test_labels_are_read_where_they_are_now(
     air: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
-    known = find_out(cluster.addresses, air, keys=NO_TLS_FILES)
+    known = discover(cluster.addresses, air, keys=NO_TLS_FILES)
     whole = spark_columns(known.schema, LABELS, ())
-    asked = Asked(
+    asked = ReadSpec(
         known.schema.to_json(),
         LABELS,
-        narrowed("", (), known.schema),
-        asked_columns(known.schema, LABELS, whole),
+        conjunction("", (), known.schema),
+        requested_columns(known.schema, LABELS, whole),
         FAIL,
     )
     found = splits(
@@ -286,9 +286,9 @@ def test_columns_and_conditions_spare_bytes(spark: SparkSession) -> None:
         assert rows == ROWS
         assert whole > 8 * 5 * ROWS
         assert moved(columns=["number"])[1] < whole / 4
-        rows, narrowed = moved(query="temperature > 300")
+        rows, filtered = moved(query="temperature > 300")
         assert rows == client.count("air", "temperature > 300")
-        assert narrowed < whole * 2 * rows / ROWS
+        assert filtered < whole * 2 * rows / ROWS
         frame = spark.read.format("galileo").options(address=running.addresses[0], dataset="air")
         warm = frame.option("pushdown", "all").load().where("temperature > 300")
         before = line.bytes
@@ -416,7 +416,7 @@ def numbers_of(client: galileo.Client, dataset: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_stream_begins_where_it_is_told(
+def test_stream_starts_at_option_starting(
     spark: SparkSession,
     cluster: galileo.LocalCluster,
     client: galileo.Client,

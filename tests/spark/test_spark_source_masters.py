@@ -176,7 +176,7 @@ def test_a_dataset_is_read_written_and_streamed(
             check=False,
         )
     assert done.returncode == 0, done.stderr[-4_000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"rows": client.count(source, "temperature > 280"), "pushed": True}
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result == {"rows": client.count(source, "temperature > 280"), "pushed": True}
     ordered = [client.select(one).sort_by("time") for one in (source, target)]
     assert ordered[0].to_pydict() == ordered[1].to_pydict()

@@ -23,11 +23,11 @@ NEEDED = {"address": "127.0.0.1:7701, 127.0.0.1:7702", "dataset": "air"}
 
 
 def test_options_are_read_in_any_case() -> None:
-    found = SourceOptions.of({**NEEDED, "COLUMNS": "a, b", "Commits_Per_Batch": "5"})
+    found = SourceOptions.from_spark({**NEEDED, "COLUMNS": "a, b", "Commits_Per_Batch": "5"})
     assert found.addresses == ("127.0.0.1:7701", "127.0.0.1:7702")
     assert (found.columns, found.commits_per_batch) == (("a", "b"), 5)
-    assert found == SourceOptions.of({**NEEDED, "columns": "a,b", "commits_per_batch": "5"})
-    assert SourceOptions.of({**NEEDED, "checkpointLocation": "/x", "path": "y"}).query == ""
+    assert found == SourceOptions.from_spark({**NEEDED, "columns": "a,b", "commits_per_batch": "5"})
+    assert SourceOptions.from_spark({**NEEDED, "checkpointLocation": "/x", "path": "y"}).query == ""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_options_are_read_in_any_case() -> None:
 )
 def test_wrong_options_are_named(changed: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        SourceOptions.of({**NEEDED, **changed})
+        SourceOptions.from_spark({**NEEDED, **changed})
 
 
 def test_offsets_are_cursors() -> None:
@@ -66,11 +66,11 @@ def test_a_checkpoint_of_a_dropped_dataset_is_refused() -> None:
     """Another dataset may have its name now, whose commits have the same numbers."""
     schema = Schema("air", [Feature("t")])
     reader = StreamReader.__new__(StreamReader)
-    reader._options = SourceOptions.of(NEEDED)
-    reader._known = SimpleNamespace(schema=schema.of_generation(1))  # type: ignore[assignment]
+    reader._options = SourceOptions.from_spark(NEEDED)
+    reader._state = SimpleNamespace(schema=schema.of_generation(1))  # type: ignore[assignment]
     offset = reader._offset(Cursor({2: 7}))
     assert reader._cursor(offset) == Cursor({2: 7})
-    with pytest.raises(InputError, match="a dropped dataset of this name; begin with a new"):
+    with pytest.raises(InputError, match="is of a dropped dataset"):
         reader._cursor({"2": 7})
 
 

@@ -15,12 +15,12 @@ from galileo.dht.topology import Group, Move, NodeInfo, Topology
 from galileo.errors import Unavailable
 from galileo.spark.source.plan import (
     Split,
-    Stored,
-    bounded,
-    check_whole,
+    StoredCommits,
+    check_complete,
+    limit_commits,
+    merge_status,
     splits,
-    steady_tasks,
-    stored,
+    stream_tasks,
 )
 from galileo.wire.v1 import cluster_pb2, common_pb2
 
@@ -47,7 +47,7 @@ def commits(split: Split) -> list[tuple[int, int]]:
 
 
 @given(cursors, cursors, st.integers(1, 60))
-def test_each_commit_is_in_one_task_of_the_node_that_keeps_it(
+def test_splits_have_each_commit_once_at_its_owner(
     start: Cursor, more: Cursor, weight_max: int
 ) -> None:
     end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
@@ -69,13 +69,13 @@ def test_each_commit_is_in_one_task_of_the_node_that_keeps_it(
     st.integers(1, 60),
     st.dictionaries(st.sampled_from([p for p in PARTITIONS if p < 4]), st.sampled_from("ab")),
 )
-def test_a_streams_tasks_have_the_same_commits_wherever_partitions_have_moved(
+def test_stream_tasks_do_not_depend_on_owners(
     start: Cursor, more: Cursor, commits_max: int, moved: dict[int, str]
 ) -> None:
     end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
     later = replace(TOPOLOGY, moved=tuple(Move(p, 1, moved[p]) for p in sorted(moved)))
     before, after = (
-        steady_tasks(topology, after=start, until=end, commits_max=commits_max)
+        stream_tasks(topology, after=start, until=end, commits_max=commits_max)
         for topology in (TOPOLOGY, later)
     )
     tasks = [sorted(one for split in task.splits for one in commits(split)) for task in before]
@@ -92,9 +92,9 @@ def test_a_streams_tasks_have_the_same_commits_wherever_partitions_have_moved(
 
 
 @given(cursors, cursors, st.integers(1, 60))
-def test_a_bound_is_kept_and_shared(start: Cursor, more: Cursor, commits_max: int) -> None:
+def test_limit_commits_is_fair(start: Cursor, more: Cursor, commits_max: int) -> None:
     end = Cursor({p: start[p] + more[p] for p in PARTITIONS})
-    reached = bounded(start, end, commits_max=commits_max)
+    reached = limit_commits(start, end, commits_max=commits_max)
     assert reached.covers(start)
     assert end.covers(reached)
     taken = {p: reached[p] - start[p] for p in PARTITIONS}
@@ -103,15 +103,15 @@ def test_a_bound_is_kept_and_shared(start: Cursor, more: Cursor, commits_max: in
     assert all(taken[q] <= taken[p] + 1 for p in behind for q in PARTITIONS)
 
 
-def test_no_partition_starves_where_the_bound_is_less_than_one_commit_for_each() -> None:
+def test_limit_commits_below_partitions_starves_none() -> None:
     reached, end = ORIGIN, Cursor({0: 30})
     for _ in range(10):
         end = end.join({p: end[p] + 1 for p in PARTITIONS[1:4]})
-        reached = bounded(reached, end, commits_max=3)
+        reached = limit_commits(reached, end, commits_max=3)
     assert reached[0] > 0
 
 
-def test_heavy_commits_make_small_tasks() -> None:
+def test_splits_heavy_commits_make_small_tasks() -> None:
     end = Cursor({0: 10, 1: 10})
     heavy = splits(TOPOLOGY, after=ORIGIN, until=end, weights={0: 100.0, 1: 1.0}, weight_max=250)
     assert max(sum(p == 0 for p, _ in commits(one)) for one in heavy) == 2
@@ -125,7 +125,7 @@ def status(name: str, state: str, dataset: str, sequences: dict[int, int], rows:
     return cluster_pb2.NodeStatus(name=name, state=state, datasets=[one] if rows else [])
 
 
-def test_what_nodes_say_is_put_together() -> None:
+def test_merge_status_joins_nodes() -> None:
     owned = placement.partitions_by_node(TOPOLOGY)
     here, away = sorted("ab", key=lambda name: len(owned[name]), reverse=True)
     first = min(owned[here])
@@ -134,11 +134,11 @@ def test_what_nodes_say_is_put_together() -> None:
         status(away, "unreachable", "air", {}, 0),
         status("c", "up", "other", {5: 9}, 7),
     ]
-    found = stored(TOPOLOGY, nodes, dataset="air")
-    assert found == Stored(Cursor({first: 4}), ORIGIN, {first: 25.0}, owned[away])
+    found = merge_status(TOPOLOGY, nodes, dataset="air")
+    assert found == StoredCommits(Cursor({first: 4}), ORIGIN, {first: 25.0}, owned[away])
 
 
-def test_what_is_missing_is_an_error() -> None:
-    check_whole(Stored(ORIGIN, ORIGIN, {}, frozenset()))
-    with pytest.raises(Unavailable, match=r"partitions \[3\] could not be asked"):
-        check_whole(Stored(ORIGIN, ORIGIN, {}, frozenset([3])))
+def test_check_complete_missing_partitions_are_unavailable() -> None:
+    check_complete(StoredCommits(ORIGIN, ORIGIN, {}, frozenset()))
+    with pytest.raises(Unavailable, match=r"partitions \[3\] did not answer"):
+        check_complete(StoredCommits(ORIGIN, ORIGIN, {}, frozenset([3])))

@@ -39,7 +39,7 @@ def made(first: int) -> pa.Table:
     )
 
 
-def stored(client: galileo.Client, dataset: str) -> list[int]:
+def stored_values(client: galileo.Client, dataset: str) -> list[int]:
     return sorted(client.select(dataset, columns=["number"]).column("number").to_pylist())
 
 
@@ -92,6 +92,6 @@ def test_each_row_arrives_once_however_often_the_job_is_killed(
                         time.sleep(0.1)
             finally:
                 kill(job)
-        found = stored(client, target)
+        found = stored_values(client, target)
         assert len(found) == len(set(found)), f"repeated after kill {turn + 1}"
-    assert stored(client, target) == list(range(rows))
+    assert stored_values(client, target) == list(range(rows))

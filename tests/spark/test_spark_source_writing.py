@@ -15,10 +15,10 @@ import galileo
 from galileo.errors import BatchConflict, InputError
 from galileo.model.times import times_from_micros
 from galileo.spark.source import writing
-from galileo.spark.source.writing import Numbering, Sending, Written, send
+from galileo.spark.source.writing import BatchNumbers, WriteSpec, Written, send
 
 ROWS = 1_000
-SENDING = Sending(
+SENDING = WriteSpec(
     ("127.0.0.1:1",), "air", ("latitude", "longitude", "time", "number"), "sorted", 70
 )
 
@@ -45,7 +45,7 @@ def shuffled(table: pa.Table, seed: int) -> pa.Table:
     st.integers(1, 300),
     st.sampled_from(["sorted", "as_given"]),
 )
-def test_batches_depend_on_the_rows_alone(
+def test_send_batches_depend_on_rows_only(
     seed: int, sizes: list[int], batch_rows: int, order: str
 ) -> None:
     sending = dataclasses.replace(SENDING, order=order, batch_rows=batch_rows)
@@ -65,13 +65,13 @@ def test_batches_depend_on_the_rows_alone(
     assert pa.concat_tables(tables).equals(ordered.select(sending.columns))
 
 
-def test_a_task_too_large_to_sort_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_too_many_rows_to_sort_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "ROWS_SORTED_MAX", 500)
     with pytest.raises(InputError, match="expected fewer than 500 rows in one task"):
         list(writing._tables(made().to_batches(100), SENDING))
 
 
-def test_rows_are_stored_once(
+def test_send_repeated_task_stores_rows_once(
     cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:
     name = fresh_name("sent")
@@ -81,8 +81,8 @@ def test_rows_are_stored_once(
     sending = dataclasses.replace(SENDING, addresses=tuple(cluster.addresses), dataset=name)
     for turn, duplicates in enumerate((0, ROWS)):
         rows = shuffled(made(), turn).to_batches(300)
-        assert send(rows, sending, Numbering("job-1", 1, 5)) == Written(ROWS, duplicates)
+        assert send(rows, sending, BatchNumbers("job-1", 1, 5)) == Written(ROWS, duplicates)
     assert client.count(name) == ROWS
     with pytest.raises(BatchConflict):
-        send(made().slice(1).to_batches(), sending, Numbering("job-1", 1, 5))
-    assert send([], sending, Numbering("job-2", 2, 0)) == Written(0, 0)
+        send(made().slice(1).to_batches(), sending, BatchNumbers("job-1", 1, 5))
+    assert send([], sending, BatchNumbers("job-2", 2, 0)) == Written(0, 0)

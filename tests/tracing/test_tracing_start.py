@@ -57,7 +57,7 @@ def test_without_an_endpoint_nothing_starts() -> None:
 @pytest.mark.slow
 def test_nothing_of_opentelemetry_is_imported_until_it_is_wanted() -> None:
     code = (
-        "import sys, galileo, galileo.server.main, galileo.spark.evaluator_main, galileo.cli.main\n"
+        "import sys, galileo, galileo.server.main, galileo.spark.evaluator, galileo.cli.main\n"
         "sys.exit(sum(name.partition('.')[0] == 'opentelemetry' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

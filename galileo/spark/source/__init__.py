@@ -1,5 +1,5 @@
-"""Galileo as a data source of Spark: `spark.read.format("galileo")`, and the other three ways.
+"""The data source of Spark, `format("galileo")`, for batch and streaming reads and writes.
 
-Planning runs in a Python process beside the driver, reading and writing in those of the executors.
-Each opens channels of its own to the nodes, for as long as its work takes.
+Planning runs in a Python process of the driver, reading and writing in those of the executors. Each
+opens its own channels to the nodes.
 """

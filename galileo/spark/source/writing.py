@@ -1,8 +1,8 @@
-"""What a task writes: its rows in numbered batches of a producer that is its own.
+"""Writes the rows of a task, as numbered batches of a producer for the task.
 
-A task that Spark runs again sends the same rows under the same numbers, and what is stored is not
-stored twice. That takes the same rows in the same batches, while Spark promises a task the same
-rows, yet after a shuffle not their order. So they are sorted first, unless told otherwise.
+A task that Spark repeats sends the same batches with the same numbers, which nodes store once. This
+requires the same rows in the same batches, but after a shuffle Spark guarantees no order of rows.
+So rows are sorted first, unless the option `order` is `as_given`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from galileo.errors import InputError
-from galileo.spark.source.nodes import Nodes
+from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import storage_pb2
@@ -24,19 +24,19 @@ from galileo.wire.zero_copy import Bulk, stream_of
 
 BATCHES_IN_FLIGHT_MAX = 4
 ROWS_SORTED_MAX = 8_000_000
-"""Of one task, since they are all in memory then."""
+"""Rows of a task that are sorted in memory."""
 BATCHES_PER_EPOCH_MAX = 1 << 20
-"""Of one task of a micro-batch."""
-PATIENCE_S = 60.0
+"""Batches of one task of a micro-batch."""
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task stored.
+    """The result of a task.
 
     Attributes:
-        rows: that it sent.
-        duplicate_rows: of these, those that an earlier attempt had stored.
+        rows: sent rows.
+        duplicate_rows: those of them that an earlier attempt had stored.
     """
 
     rows: int
@@ -44,8 +44,8 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """How all tasks of a write send.
+class WriteSpec:
+    """The parameters of all tasks of a write.
 
     Attributes:
         addresses: of the nodes.
@@ -53,7 +53,7 @@ class Sending:
         columns: of the dataset.
         order: "sorted" or "as_given".
         batch_rows: rows of a batch.
-        keys: what is proved to nodes.
+        keys: credentials for the nodes.
     """
 
     addresses: tuple[str, ...]
@@ -65,75 +65,75 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
-    """Who sends, and the number of its first batch."""
+class BatchNumbers:
+    """The producer of a task, and the number of its first batch."""
 
     producer: str
     task: int
     first: int
 
 
-def send(rows: Iterable[pa.RecordBatch], sending: Sending, numbering: Numbering) -> Written:
-    """Sends all rows; they are durable when it returns.
+def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers) -> Written:
+    """Sends all rows and returns when they are durable.
 
     Raises:
-        InvalidObservations: a row does not fit; rows of other batches may be stored.
-        BatchConflict: an earlier attempt sent other rows under these numbers.
-        TransientError: a node that must take rows stayed away.
+        InvalidObservations: a row is invalid; other batches may be stored.
+        BatchConflict: an earlier attempt sent other rows with these numbers.
+        TransientError: a node could not be reached.
     """
-    tables = _tables(rows, sending)
-    turn = numbering.task % len(sending.addresses)
-    addresses = [*sending.addresses[turn:], *sending.addresses[:turn]]
+    tables = _tables(rows, spec)
+    first = numbers.task % len(spec.addresses)
+    addresses = [*spec.addresses[first:], *spec.addresses[:first]]
     replies: list[storage_pb2.IngestReply] = []
     running: deque[Future[storage_pb2.IngestReply]] = deque()
     with (
-        Nodes(addresses, patience_s=PATIENCE_S, keys=sending.keys) as nodes,
+        BlockingClient(addresses, timeout_s=TIMEOUT_S, keys=spec.keys) as client,
         ThreadPoolExecutor(BATCHES_IN_FLIGHT_MAX) as pool,
     ):
-        for number, table in enumerate(tables, numbering.first):
-            if number - numbering.first >= BATCHES_PER_EPOCH_MAX:
+        for number, table in enumerate(tables, numbers.first):
+            if number - numbers.first >= BATCHES_PER_EPOCH_MAX:
                 raise InputError(
                     f"expected at most {BATCHES_PER_EPOCH_MAX:,} batches from one task; "
                     "repartition, or raise the option batch_rows"
                 )
             head = storage_pb2.IngestRequest(
-                dataset=sending.dataset, producer=numbering.producer, batch=number
+                dataset=spec.dataset, producer=numbers.producer, batch=number
             )
             if len(running) == BATCHES_IN_FLIGHT_MAX:
                 replies.append(running.popleft().result())
-            running.append(pool.submit(nodes.ingest, Bulk(head, stream_of(table))))
-        replies += [one.result() for one in running]
+            running.append(pool.submit(client.ingest, Bulk(head, stream_of(table))))
+        replies += [call.result() for call in running]
     return Written(
         sum(reply.rows for reply in replies), sum(reply.duplicate_rows for reply in replies)
     )
 
 
-def _tables(rows: Iterable[pa.RecordBatch], sending: Sending) -> Iterator[pa.Table]:
+def _tables(rows: Iterable[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer."""
-    waiting: list[pa.RecordBatch] = []
+    buffer: list[pa.RecordBatch] = []
     count = 0
-    limit = ROWS_SORTED_MAX if sending.order == SORTED else sending.batch_rows
+    limit = ROWS_SORTED_MAX if spec.order == SORTED else spec.batch_rows
     for batch in rows:
-        waiting.append(batch.select(sending.columns))
+        buffer.append(batch.select(spec.columns))
         count += batch.num_rows
-        if count >= limit and sending.order == SORTED:
+        if count >= limit and spec.order == SORTED:
             raise InputError(
                 f"expected fewer than {ROWS_SORTED_MAX:,} rows in one task, which sorts them in "
                 "memory; repartition, or, where rows come in the same order each time, set the "
                 "option order=as_given"
             )
         if count >= limit:
-            whole = pa.Table.from_batches(waiting)
-            full = count - count % sending.batch_rows
-            yield from _cut(whole.slice(0, full), sending.batch_rows)
-            waiting = whole.slice(full).to_batches()
+            whole = pa.Table.from_batches(buffer)
+            full = count - count % spec.batch_rows
+            yield from _cut(whole.slice(0, full), spec.batch_rows)
+            buffer = whole.slice(full).to_batches()
             count -= full
     if count:
-        whole = pa.Table.from_batches(waiting)
-        if sending.order == SORTED:
+        whole = pa.Table.from_batches(buffer)
+        if spec.order == SORTED:
             others = [name for name in whole.column_names if name != "time"]
             whole = whole.sort_by([(name, "ascending") for name in ("time", *others)])
-        yield from _cut(whole, sending.batch_rows)
+        yield from _cut(whole, spec.batch_rows)
 
 
 def _cut(table: pa.Table, rows: int) -> Iterator[pa.Table]:

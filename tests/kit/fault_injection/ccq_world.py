@@ -30,7 +30,7 @@ from galileo.cluster import LocalCluster
 from galileo.labels import LabelSet
 from galileo.local_node import LocalNode
 from galileo.samplers import SamplerSpec
-from galileo.spark.runtime import RuntimeDir
+from galileo.spark.runtime_dir import RuntimeDir
 
 Flags = npt.NDArray[np.bool_]
 Predicate = Callable[[LabelSet], Flags]

@@ -1,7 +1,8 @@
-"""How the processes of a host find their evaluator: a lock, and a file that says where it is.
+"""The runtime directory, in which the processes of a host find their evaluator.
 
-The lock is the kernel's, on an open file. Who holds it is the evaluator or is about to become it;
-a launcher hands the locked file to the process that it starts, so there is no moment between.
+It has a lock and a record. The lock is a `flock` on an open file: its holder is the evaluator or a
+process that becomes it. A launcher passes the locked file to the process that it starts, so the
+lock is never free in between.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import psutil
 from galileo.errors import ConfigError
 
 TOKEN_KEY = "galileo-evaluator-token"
-"""Metadata that carries the secret of the runtime file."""
+"""gRPC metadata key of the token of the runtime file."""
 
 _RECORD = "evaluator.json"
 _LOCK = "evaluator.lock"
@@ -30,14 +31,14 @@ _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Where the evaluator listens, and the secret that its callers send.
+class EvaluatorRecord:
+    """The address of the evaluator, and the secret that its callers send.
 
     Attributes:
         address: `host:port`.
         pid: of its process.
-        started: wall time of the process's start; tells it from a later one of the same pid.
-        token: proves that a caller can read this file.
+        started: time of the start of the process, which identifies it if the pid is used again.
+        token: a caller that sends it can read this file.
     """
 
     address: str
@@ -46,12 +47,14 @@ class Record:
     token: str
 
     @staticmethod
-    def of_this_process(address: str) -> Record:
+    def of_this_process(address: str) -> EvaluatorRecord:
         process = psutil.Process()
-        return Record(address, process.pid, process.create_time(), secrets.token_urlsafe(32))
+        return EvaluatorRecord(
+            address, process.pid, process.create_time(), secrets.token_urlsafe(32)
+        )
 
     def process(self) -> psutil.Process | None:
-        """The evaluator's process, None where it has ended."""
+        """The process of the evaluator; None if it has ended."""
         try:
             process = psutil.Process(self.pid)
             return process if abs(process.create_time() - self.started) < _SAME_START_S else None
@@ -60,7 +63,7 @@ class Record:
 
 
 class RuntimeDir:
-    """The directory by which the processes of one host meet. Only its owner may enter."""
+    """The directory of the lock and the record. Only its owner may write in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -75,32 +78,30 @@ class RuntimeDir:
         return self.path / "spark"
 
     def _check_owned(self) -> None:
-        """Whoever else can write in it could pose as the evaluator.
-
-        It may have been there: the usual place is one where all users of a machine make files.
+        """Refuses a directory that others can write in, since they could pose as the evaluator.
 
         Raises:
-            ConfigError: it, or a link to it, is another's, or others can write in it.
+            ConfigError: it, or a link to it, has another owner, or others can write in it.
         """
-        found, link = self.path.stat(), self.path.lstat()
-        if found.st_mode & _WRITABLE or not {found.st_uid, link.st_uid} <= _trusted():
+        status, link = self.path.stat(), self.path.lstat()
+        if status.st_mode & _WRITABLE or not {status.st_uid, link.st_uid} <= _trusted():
             raise ConfigError(
-                f"expected the evaluator's runtime directory {self.path} to be this user's, and "
-                f"no other to write in it; got mode {stat.S_IMODE(found.st_mode):04o} of user "
-                f"{found.st_uid}; name another in evaluator.directory"
+                f"expected the evaluator's runtime directory {self.path} to be owned by this "
+                f"user and writable for no other; got mode {stat.S_IMODE(status.st_mode):04o} "
+                f"of user {status.st_uid}; name another in evaluator.directory"
             )
 
-    def read(self) -> Record | None:
-        """The record; None where there is none, or somebody else has put one there."""
+    def read(self) -> EvaluatorRecord | None:
+        """The record; None if there is none, or another user wrote it."""
         try:
             with (self.path / _RECORD).open() as file:
-                is_ours = os.fstat(file.fileno()).st_uid in _trusted()
-                return Record(**json.load(file)) if is_ours else None
+                is_trusted = os.fstat(file.fileno()).st_uid in _trusted()
+                return EvaluatorRecord(**json.load(file)) if is_trusted else None
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
-    def publish(self, record: Record) -> None:
-        """Writes the record so that readers see all of it or none."""
+    def publish(self, record: EvaluatorRecord) -> None:
+        """Writes the record atomically."""
         draft = self.path / f"{_RECORD}.{os.getpid()}"
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -108,9 +109,9 @@ class RuntimeDir:
         draft.replace(self.path / _RECORD)
 
     def withdraw(self, *, pid: int | None = None) -> None:
-        """Takes the record away; where a process is named, that of no other.
+        """Deletes the record; with `pid`, only the record of that process.
 
-        Where the directory was cleaned away, another evaluator may be the one that is found by now.
+        If the directory was deleted, another evaluator may have published its record.
         """
         record = self.read() if pid is not None else None
         if record is not None and record.pid != pid:
@@ -118,13 +119,13 @@ class RuntimeDir:
         with suppress(FileNotFoundError):
             (self.path / _RECORD).unlink()
 
-    def note_holder(self, lock: int, pid: int) -> None:
-        """Writes into the locked file who holds it, so that one that only starts is found too."""
+    def record_holder(self, lock: int, pid: int) -> None:
+        """Writes the pid of the holder into the locked file, which names it before it publishes."""
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(pid).encode(), 0)
 
     def holder(self) -> psutil.Process | None:
-        """The process that is the evaluator, or is about to become it."""
+        """The process that holds the lock: the evaluator, or one that becomes it."""
         lock = self.try_lock()
         if lock is not None:
             os.close(lock)
@@ -134,10 +135,10 @@ class RuntimeDir:
         return None
 
     def try_lock(self) -> int | None:
-        """The descriptor of the locked file, or None where an evaluator lives or starts.
+        """The descriptor of the locked file, or None if another process holds the lock.
 
-        The lock lasts until every copy of the descriptor is closed. Where the directory was cleaned
-        away, as those for temporary files are, it is made again.
+        The lock lasts until all copies of the descriptor are closed. Creates the directory again
+        if it was deleted, as temporary directories are.
         """
         self._make()
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -153,11 +154,11 @@ class RuntimeDir:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"expected to make the evaluator's runtime directory {self.path}: {error.strerror}"
+                f"cannot create the evaluator's runtime directory {self.path}: {error.strerror}"
             ) from error
         self._check_owned()
 
 
 def _trusted() -> set[int]:
-    """Users whose files are believed: root, and who runs this process."""
+    """Users whose files are trusted: root, and the user of this process."""
     return {0, os.geteuid()}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from galileo.spark.carried import Carried, joined
+from galileo.spark.rdd_task import ArrowRddTask, to_table
 
 ROWS = pa.schema([pa.field("task", pa.int32()), pa.field("data", pa.binary())])
 
@@ -30,16 +30,16 @@ class Repeat:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_what_tasks_yield_comes_back_in_their_order(is_shared: bool) -> None:
+def test_rdd_task_batches_keep_their_order(is_shared: bool) -> None:
     packed = pickle.dumps(Repeat(b"\0x" * 100))
-    carried = Carried(SimpleNamespace(value=packed) if is_shared else packed)
+    carried = ArrowRddTask(SimpleNamespace(value=packed) if is_shared else packed)
     pieces = [piece for task in range(4) for piece in carried(iter([task]))]
-    assert joined(pieces, ROWS).to_pydict() == {
+    assert to_table(pieces, ROWS).to_pydict() == {
         "task": [1, 2, 2, 3, 3, 3],
         "data": [b"\0x" * 100] * 6,
     }
 
 
-def test_nothing_is_a_table_without_rows() -> None:
-    assert joined([], ROWS) == ROWS.empty_table()
-    assert list(Carried(pickle.dumps(Repeat(b"")))(iter([]))) == []
+def test_rdd_task_without_batches_is_an_empty_table() -> None:
+    assert to_table([], ROWS) == ROWS.empty_table()
+    assert list(ArrowRddTask(pickle.dumps(Repeat(b"")))(iter([]))) == []

@@ -4,11 +4,11 @@ import grpc
 import pytest
 
 from galileo.errors import IncompleteAnswer
-from galileo.spark.source.nodes import Nodes
+from galileo.spark.source.blocking_client import BlockingClient
 from galileo.wire.status import METADATA_KEY, error_to_pb
 
 
-def test_a_partial_answer_is_the_error_where_another_node_cannot_be_reached() -> None:
+def test_call_reports_incomplete_answer_before_unreachable_node() -> None:
     partial = error_to_pb(IncompleteAnswer("partitions 4, 5 are missing", missing=[4, 5]))
     carried = grpc.aio.Metadata((METADATA_KEY, partial.SerializeToString()))
     nothing, unavailable = grpc.aio.Metadata(), grpc.StatusCode.UNAVAILABLE
@@ -20,6 +20,6 @@ def test_a_partial_answer_is_the_error_where_another_node_cannot_be_reached() ->
     def attempt(channel: grpc.Channel) -> None:
         raise answers.pop(0)
 
-    nodes = Nodes(["127.0.0.1:1", "127.0.0.1:2"], patience_s=-1.0)
+    nodes = BlockingClient(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=-1.0)
     with pytest.raises(IncompleteAnswer, match="partitions 4, 5 are missing"):
         nodes.call(attempt)

@@ -17,7 +17,7 @@ from pyspark.sql import datasource as spark
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query import parse
-from galileo.spark.source.filters import conjuncts, implied, narrowed, pushed
+from galileo.spark.source.spark_to_cql import conjunction, conjuncts, push_all, push_implied
 
 SCHEMA = Schema(
     "air",
@@ -114,28 +114,28 @@ def filters(draw: st.DrawFn) -> spark.Filter:
 
 
 @given(st.lists(filters(), max_size=4))
-def test_what_nodes_and_spark_check_together_is_what_was_asked(asked: list[spark.Filter]) -> None:
-    found = pushed(asked, SCHEMA, what="observations")
-    assert set(map(id, found.left)) <= set(map(id, asked)), "by reference, as Spark demands"
-    query = parse(narrowed("", found.conditions, SCHEMA), SCHEMA)
+def test_pushed_and_remaining_filters_equal_all_filters(asked: list[spark.Filter]) -> None:
+    found = push_all(asked, SCHEMA, what="observations")
+    assert set(map(id, found.remaining)) <= set(map(id, asked)), "by reference, as Spark demands"
+    query = parse(conjunction("", found.conditions, SCHEMA), SCHEMA)
     kept = query.match_observations(TABLE)
     rows = TABLE.to_pylist()
     expected = [all(passes(one, row) is True for one in asked) for row in rows]
     got = [
-        bool(keep) and all(passes(one, row) is True for one in found.left)
+        bool(keep) and all(passes(one, row) is True for one in found.remaining)
         for keep, row in zip(kept, rows, strict=True)
     ]
     assert got == expected
 
 
 @given(st.lists(filters(), max_size=3), st.lists(filters(), max_size=3))
-def test_what_a_query_implies_need_not_be_checked(
+def test_push_implied_accepts_conditions_of_the_query(
     said: list[spark.Filter], asked: list[spark.Filter]
 ) -> None:
-    query = narrowed("", pushed(said, SCHEMA, what="observations").conditions, SCHEMA)
-    found = implied([*said, *asked], SCHEMA, query=query, what="observations")
+    query = conjunction("", push_all(said, SCHEMA, what="observations").conditions, SCHEMA)
+    found = push_implied([*said, *asked], SCHEMA, query=query, what="observations")
     assert found.conditions == ()
-    left = set(map(id, found.left))
+    left = set(map(id, found.remaining))
     matching = parse(query, SCHEMA).match_observations(TABLE)
     for one in (*said, *asked):
         if id(one) not in left:
@@ -155,12 +155,12 @@ def test_what_a_query_implies_need_not_be_checked(
         (spark.IsNull(("count",)), "count IS NULL"),
     ],
 )
-def test_a_filter_is_taken_on_whole(one: spark.Filter, condition: str) -> None:
-    found = pushed([one], SCHEMA, what="observations")
-    assert found.left == ()
-    assert narrowed("", found.conditions, SCHEMA) == parse(condition, SCHEMA).to_json()
-    assert implied([one], SCHEMA, query=condition, what="observations").left == ()
-    assert implied([one], SCHEMA, query="", what="observations").left == (one,)
+def test_push_all_converts_exact_filters(one: spark.Filter, condition: str) -> None:
+    found = push_all([one], SCHEMA, what="observations")
+    assert found.remaining == ()
+    assert conjunction("", found.conditions, SCHEMA) == parse(condition, SCHEMA).to_json()
+    assert push_implied([one], SCHEMA, query=condition, what="observations").remaining == ()
+    assert push_implied([one], SCHEMA, query="", what="observations").remaining == (one,)
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,21 @@ def test_a_filter_is_taken_on_whole(one: spark.Filter, condition: str) -> None:
         spark.Not(spark.EqualNullSafe(("count",), 1)),
     ],
 )
-def test_a_filter_that_nodes_cannot_check_is_left(one: spark.Filter) -> None:
-    assert pushed([one], SCHEMA, what="observations").left == (one,)
+def test_push_all_leaves_filters_without_equivalent(one: spark.Filter) -> None:
+    assert push_all([one], SCHEMA, what="observations").remaining == (one,)
 
 
-def test_bounds_of_place_become_a_box_and_are_left() -> None:
+def test_push_all_bounds_become_a_box_and_remain() -> None:
     bounds = [
         spark.GreaterThan(("latitude",), 10),
         spark.LessThanOrEqual(("latitude",), 20.0),
         spark.GreaterThanOrEqual(("longitude",), -5.0),
     ]
-    found = pushed(bounds, SCHEMA, what="observations")
-    assert found.left == tuple(bounds)
+    found = push_all(bounds, SCHEMA, what="observations")
+    assert found.remaining == tuple(bounds)
     [box] = found.conditions
     assert box["args"][1]["bbox"] == pytest.approx([-5, 10, 180, 20], abs=1e-6)
-    empty = pushed([*bounds, spark.LessThan(("latitude",), 5)], SCHEMA, what="observations")
+    empty = push_all([*bounds, spark.LessThan(("latitude",), 5)], SCHEMA, what="observations")
     assert empty.conditions == (False,)
 
 
@@ -196,18 +196,18 @@ def test_cells_of_labels() -> None:
     whole = spark.EqualTo(("geohash",), "9xjqb")
     short = spark.EqualTo(("geohash",), "9x")
     bucket = spark.GreaterThan(("bucket",), NOON)
-    found = pushed([starts, whole, short, bucket], SCHEMA, what="labels")
-    assert found.left == (short, bucket)
+    found = push_all([starts, whole, short, bucket], SCHEMA, what="labels")
+    assert found.remaining == (short, bucket)
     assert (
-        narrowed("", found.conditions, SCHEMA)
+        conjunction("", found.conditions, SCHEMA)
         == parse("geohash LIKE '9x%' AND geohash = '9xjqb'", SCHEMA).to_json()
     )
 
 
-def test_the_conditions_of_a_query_are_its_parts() -> None:
+def test_conjuncts_are_the_conditions_of_a_query() -> None:
     query = "temperature BETWEEN 1 AND 2 AND datetime = DATE('2012-03-01') AND count > 3"
     assert len(conjuncts(query, SCHEMA)) == 5
     assert conjuncts("", SCHEMA) == []
     [either] = conjuncts("temperature > 1 OR count > 3", SCHEMA)
     assert either["op"] == "or"
-    assert json.loads(narrowed(query, (), SCHEMA)) == json.loads(parse(query, SCHEMA).to_json())
+    assert json.loads(conjunction(query, (), SCHEMA)) == json.loads(parse(query, SCHEMA).to_json())

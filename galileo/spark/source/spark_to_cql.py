@@ -1,12 +1,12 @@
-"""Between the filters that Spark hands down and CQL2.
+"""Converts the filters that Spark pushes down to CQL2.
 
-A filter is taken on where its CQL2 says exactly the same; what remains is for Spark. Bounds of
-latitude and longitude become a box that holds all that can pass: they are taken on *and* remain.
-Whether CQL2 means anything for the dataset is asked of the query language itself.
+A filter is pushed down if CQL2 has an exact equivalent; Spark evaluates the others. Bounds of
+latitude and longitude become a box that contains all matching points: nodes evaluate the box, and
+Spark still evaluates the bounds. The query parser decides which CQL2 is valid for a dataset.
 
-Spark (4.1 to 4.3) keeps what came of filters in one place for all queries on a DataFrame that was
-loaded once: the last one planned decides what every other reads. So, unless told otherwise, only
-filters are taken on that the query of the load says anyway; what is read is then always the same.
+Spark (4.1 to 4.3) stores the pushed filters in one place for all queries on a loaded DataFrame: the
+query that was planned last determines what all of them read. So by default only filters that the
+query of the load implies are accepted, which does not change what is read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Tree: TypeAlias = Any
 PLAIN = ("=", "<>", "<", "<=", ">", ">=", "in", "like", "isNull")
 """Operators that compare one property with values."""
 OPEN = ".."
-"""An end of an interval that there is none."""
+"""An open end of an interval."""
 
-# Beyond it, the query language compares integers with their nearest doubles.
+# Queries compare larger integers as doubles.
 EXACT_INT_MAX = 2**53
 _MARGIN_DEG = 1e-9
 
@@ -52,60 +52,64 @@ _COMPARISONS: dict[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What became of filters.
+class PushedFilters:
+    """The result of a conversion.
 
     Attributes:
-        conditions: what the nodes check; CQL2 JSON values, all of which have to hold.
-        left: the filters that Spark still has to check.
+        conditions: CQL2 JSON values that nodes evaluate, joined by AND.
+        remaining: the filters that Spark evaluates.
     """
 
     conditions: tuple[Tree, ...]
-    left: tuple[spark.Filter, ...]
+    remaining: tuple[spark.Filter, ...]
 
 
-def pushed(filters: Sequence[spark.Filter], schema: Schema, *, what: str) -> Pushed:
-    """The filters as far as nodes can check them."""
-    conditions, left = [], []
-    for one in filters:
-        condition = _condition(one, schema, labels=what == LABELS)
+def push_all(filters: Sequence[spark.Filter], schema: Schema, *, what: str) -> PushedFilters:
+    """Converts all filters that nodes can evaluate."""
+    conditions, remaining = [], []
+    for filter_ in filters:
+        condition = _condition(filter_, schema, labels=what == LABELS)
         if condition is None:
-            left.append(one)
+            remaining.append(filter_)
         elif condition is not True:
             conditions.append(condition)
-    box = None if what == LABELS else _box(left)
-    return Pushed((*conditions, *([] if box is None else [box])), tuple(left))
+    box = None if what == LABELS else _box(remaining)
+    return PushedFilters((*conditions, *([] if box is None else [box])), tuple(remaining))
 
 
-def implied(filters: Sequence[spark.Filter], schema: Schema, *, query: str, what: str) -> Pushed:
-    """The filters that every row of a query passes, and the others; there is nothing to check."""
+def push_implied(
+    filters: Sequence[spark.Filter], schema: Schema, *, query: str, what: str
+) -> PushedFilters:
+    """Accepts the filters that a query implies; nodes evaluate no further conditions."""
     parts = conjuncts(query, schema)
-    said = set(map(json.dumps, parts))
-    present = {_property(one) for one in parts if not _is_missing(one)}
-    left = []
-    for one in filters:
-        condition = _condition(one, schema, labels=what == LABELS)
-        is_present = isinstance(one, spark.IsNotNull) and one.attribute[-1] in present
+    query_conditions = set(map(json.dumps, parts))
+    present = {_property(part) for part in parts if not _is_missing(part)}
+    remaining = []
+    for filter_ in filters:
+        condition = _condition(filter_, schema, labels=what == LABELS)
+        is_present = isinstance(filter_, spark.IsNotNull) and filter_.attribute[-1] in present
         if condition is None or not (
-            condition is True or is_present or _is_said(condition, said, schema)
+            condition is True or is_present or _is_implied(condition, query_conditions, schema)
         ):
-            left.append(one)
-    return Pushed((), tuple(left))
+            remaining.append(filter_)
+    return PushedFilters((), tuple(remaining))
 
 
 def conjuncts(query: str, schema: Schema) -> list[Tree]:
-    """The conditions that a query joins by AND, in canonical form; intervals as their two ends.
+    """The conditions of a query joined by AND, in canonical form; intervals as two bounds.
 
     Raises:
-        QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+        QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is invalid.
     """
     tree = json.loads(parse(query, schema).to_json())
     trees = tree["args"] if isinstance(tree, dict) and tree["op"] == "and" else [tree]
-    return [part for one in trees if one is not True for part in _ends(one)]
+    return [
+        part for condition in trees if condition is not True for part in _split_interval(condition)
+    ]
 
 
-def _ends(tree: Tree) -> list[Tree]:
-    """An interval of time as one from its beginning and one to its end; else the same."""
+def _split_interval(tree: Tree) -> list[Tree]:
+    """Splits an interval of time into its two bounds; other conditions stay the same."""
     if not isinstance(tree, dict) or tree["op"] != "t_intersects":
         return [tree]
     subject, interval = tree["args"]
@@ -120,12 +124,12 @@ def _ends(tree: Tree) -> list[Tree]:
     ]
 
 
-def _is_said(condition: Tree, said: set[str], schema: Schema) -> bool:
-    return {*map(json.dumps, conjuncts(json.dumps(condition), schema))} <= said
+def _is_implied(condition: Tree, query_conditions: set[str], schema: Schema) -> bool:
+    return {*map(json.dumps, conjuncts(json.dumps(condition), schema))} <= query_conditions
 
 
 def _property(tree: Tree) -> str | None:
-    """The feature that a single condition is about, which is then there."""
+    """The feature of a single condition, which is not null where it holds."""
     if not isinstance(tree, dict) or tree["op"] not in PLAIN:
         inner = tree["args"][0] if isinstance(tree, dict) and tree["op"] == "not" else None
         return None if inner is None else _property(inner)
@@ -138,11 +142,11 @@ def _is_missing(tree: Tree) -> bool:
     return isinstance(tree, dict) and tree["op"] == "isNull"
 
 
-def narrowed(query: str, conditions: Sequence[Tree], schema: Schema) -> str:
-    """A query that asks for what matches another one and all conditions; CQL2 JSON.
+def conjunction(query: str, conditions: Sequence[Tree], schema: Schema) -> str:
+    """The conjunction of a query and conditions, as CQL2 JSON.
 
     Raises:
-        QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is wrong.
+        QuerySyntaxError, UnknownProperty, UnsupportedQuery: the query is invalid.
     """
     base = parse(query, schema)
     if not conditions:
@@ -152,29 +156,31 @@ def narrowed(query: str, conditions: Sequence[Tree], schema: Schema) -> str:
     return parse(json.dumps(whole), schema).to_json()
 
 
-def _condition(one: spark.Filter, schema: Schema, *, labels: bool) -> Tree | None:
-    """CQL2 that says the same, True where there is nothing to check, None where there is none."""
-    negated = isinstance(one, spark.Not)
-    inner: Any = one.child if isinstance(one, spark.Not) else one
+def _condition(filter_: spark.Filter, schema: Schema, *, labels: bool) -> Tree | None:
+    """The equivalent CQL2; True if the filter always holds, None if there is no equivalent."""
+    negated = isinstance(filter_, spark.Not)
+    inner: Any = filter_.child if isinstance(filter_, spark.Not) else filter_
     if len(inner.attribute) != 1 or (negated and isinstance(inner, spark.EqualNullSafe)):
         return None
     name = inner.attribute[0]
     if isinstance(inner, spark.IsNotNull) and not negated and name in COORDINATES:
         return True
     subject = _subject(name, inner, schema, labels=labels)
-    made = None if subject is None else _said(inner, subject)
-    if made is None:
+    converted = None if subject is None else _to_cql(inner, subject)
+    if converted is None:
         return None
-    tree = {"op": "not", "args": [made]} if negated else made
-    return tree if _is_understood(tree, schema) else None
+    tree = {"op": "not", "args": [converted]} if negated else converted
+    return tree if _is_valid(tree, schema) else None
 
 
-def _subject(name: str, one: Any, schema: Schema, *, labels: bool) -> Tree | None:
-    """What the query language calls a column, where it can say something exact about it."""
+def _subject(name: str, filter_: Any, schema: Schema, *, labels: bool) -> Tree | None:
+    """The CQL2 property of a column, if an exact condition on it is possible."""
     if labels and name == GEOHASH:
-        values = one.value if isinstance(one, spark.In) else (getattr(one, "value", None),)
-        whole = isinstance(one, spark.EqualTo | spark.In)
-        starts = isinstance(one, spark.StringStartsWith)
+        values = (
+            filter_.value if isinstance(filter_, spark.In) else (getattr(filter_, "value", None),)
+        )
+        whole = isinstance(filter_, spark.EqualTo | spark.In)
+        starts = isinstance(filter_, spark.StringStartsWith)
         fits = all(_is_cell(value, schema, whole=whole) for value in values)
         return {"property": CELL} if (whole or starts) and fits else None
     if name == "time":
@@ -183,40 +189,40 @@ def _subject(name: str, one: Any, schema: Schema, *, labels: bool) -> Tree | Non
 
 
 def _is_cell(value: Any, schema: Schema, *, whole: bool) -> bool:
-    """Whether a text names a cell of the dataset, or the beginning of one."""
+    """Whether a text is a geohash of the dataset's precision, or a prefix of one."""
     size = schema.geohash_precision
     return isinstance(value, str) and (len(value) == size if whole else 0 < len(value) <= size)
 
 
-def _said(one: Any, subject: Tree) -> Tree | None:
-    if isinstance(one, spark.IsNull | spark.IsNotNull):
+def _to_cql(filter_: Any, subject: Tree) -> Tree | None:
+    if isinstance(filter_, spark.IsNull | spark.IsNotNull):
         null = {"op": "isNull", "args": [subject]}
-        return null if isinstance(one, spark.IsNull) else {"op": "not", "args": [null]}
-    if isinstance(one, spark.In):
-        values = [_literal(value) for value in one.value]
+        return null if isinstance(filter_, spark.IsNull) else {"op": "not", "args": [null]}
+    if isinstance(filter_, spark.In):
+        values = [_literal(value) for value in filter_.value]
         return None if None in values or not values else {"op": "in", "args": [subject, values]}
-    if type(one) in _COMPARISONS:
-        value = _literal(one.value)
-        op = _COMPARISONS[type(one)]
+    if type(filter_) in _COMPARISONS:
+        value = _literal(filter_.value)
+        op = _COMPARISONS[type(filter_)]
         return None if value is None else {"op": op, "args": [subject, value]}
-    pattern = _pattern(one)
+    pattern = _pattern(filter_)
     return None if pattern is None else {"op": "like", "args": [subject, pattern]}
 
 
-def _pattern(one: Any) -> str | None:
-    text = getattr(one, "value", None)
+def _pattern(filter_: Any) -> str | None:
+    text = getattr(filter_, "value", None)
     if not isinstance(text, str):
         return None
     plain = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    if isinstance(one, spark.StringStartsWith):
+    if isinstance(filter_, spark.StringStartsWith):
         return f"{plain}%"
-    if isinstance(one, spark.StringEndsWith):
+    if isinstance(filter_, spark.StringEndsWith):
         return f"%{plain}"
-    return f"%{plain}%" if isinstance(one, spark.StringContains) else None
+    return f"%{plain}%" if isinstance(filter_, spark.StringContains) else None
 
 
 def _literal(value: Any) -> Tree | None:
-    """A value as CQL2 says it; None where it cannot say it exactly."""
+    """A value in CQL2; None if it has no exact form."""
     if isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -228,7 +234,7 @@ def _literal(value: Any) -> Tree | None:
     return None
 
 
-def _is_understood(tree: Tree, schema: Schema) -> bool:
+def _is_valid(tree: Tree, schema: Schema) -> bool:
     try:
         parse(json.dumps(tree), schema)
     except GalileoError:
@@ -237,19 +243,22 @@ def _is_understood(tree: Tree, schema: Schema) -> bool:
 
 
 def _box(filters: Sequence[spark.Filter]) -> Tree | None:
-    """A box around all places that pass; a little larger, since edges are Spark's to judge."""
+    """A box around all matching points, with a margin, since Spark evaluates the exact bounds."""
     low = {"latitude": -90.0, "longitude": -180.0}
     high = {"latitude": 90.0, "longitude": 180.0}
     bounded = False
-    for one in filters:
-        name, value = getattr(one, "attribute", ("",))[0], getattr(one, "value", None)
+    for filter_ in filters:
+        name, value = (
+            getattr(filter_, "attribute", ("",))[0],
+            getattr(filter_, "value", None),
+        )
         if name not in low or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if math.isnan(value):
             continue
-        if isinstance(one, spark.EqualTo | spark.GreaterThan | spark.GreaterThanOrEqual):
+        if isinstance(filter_, spark.EqualTo | spark.GreaterThan | spark.GreaterThanOrEqual):
             low[name], bounded = max(low[name], value - _MARGIN_DEG), True
-        if isinstance(one, spark.EqualTo | spark.LessThan | spark.LessThanOrEqual):
+        if isinstance(filter_, spark.EqualTo | spark.LessThan | spark.LessThanOrEqual):
             high[name], bounded = min(high[name], value + _MARGIN_DEG), True
     if not bounded:
         return None

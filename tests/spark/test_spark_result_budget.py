@@ -11,9 +11,10 @@ from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.matches import Answered, Matches
 from galileo.query.index.requests import NOT_REQUESTED
-from galileo.spark import vouched as module
-from galileo.spark.tick import Ask, Group
-from galileo.spark.vouched import fair_share, fitted, vouched
+from galileo.spark import result_budget as module
+from galileo.spark.job import Group, NodeQuery
+from galileo.spark.node_scanner import filter_untrusted
+from galileo.spark.result_budget import fair_share, fit_to_budget
 
 sizes = st.lists(st.integers(0, 200), max_size=8)
 
@@ -24,7 +25,7 @@ def naive_share(sizes: list[int], room: int) -> int:
 
 
 @given(sizes, st.integers(0, 500))
-def test_fair_share_is_the_largest_that_fits(sizes, room):
+def test_fair_share_is_the_largest_bound(sizes, room):
     assert fair_share(sizes, room=room) == naive_share(sizes, room)
 
 
@@ -41,7 +42,9 @@ def test_fair_share_is_the_largest_that_fits(sizes, room):
     dropped=st.dictionaries(st.sampled_from([0, 1, 5]), st.integers(0, 5)),
     columns=st.sampled_from([[0], [1], [0, 1]]),
 )
-def test_only_what_was_asked_for_counts(make_labels, schema, after, claims, dropped, columns):
+def test_filter_untrusted_keeps_requested_new_commits(
+    make_labels, schema, after, claims, dropped, columns
+):
     labels = LabelSet.concat(schema, [make_labels(p, range(1, 5), rows=2) for p in (0, 1, 5)])
     items = np.repeat(np.arange(len(after)), len(labels)).astype(np.uint32)
     places = np.tile(np.arange(len(labels)), len(after)).astype(np.uint32)
@@ -52,8 +55,8 @@ def test_only_what_was_asked_for_counts(make_labels, schema, after, claims, drop
         Cursor(dropped),
     )
     group = group_of(schema, after)
-    ask = Ask(0, np.array(columns), np.arange(len(after), dtype=np.uint32))
-    found = vouched(part, ask, group)
+    ask = NodeQuery(0, np.array(columns), np.arange(len(after), dtype=np.uint32))
+    found = filter_untrusted(part, ask, group)
     asked = [(0, 1)[column] for column in columns]
     assert found.reached == Cursor({p: s for p, s in claims.items() if p in asked})
     assert found.dropped == Cursor({p: s for p, s in dropped.items() if p in asked})
@@ -119,10 +122,10 @@ def part_of(make_labels, schema, sizes, *, rows=3) -> Answered:
     st.integers(1, 3_000),
     st.integers(0, 5),
 )
-def test_what_does_not_fit_is_cut_between_commits(make_labels, schema, parts, bytes_max, turn):
+def test_fit_to_budget_cuts_between_commits(make_labels, schema, parts, bytes_max, turn):
     made = [(part_of(make_labels, schema, sizes), schema) for sizes in parts]
     whole = sum(part.matches.nbytes for part, _ in made)
-    fits = list(fitted(made, bytes_max=bytes_max, turn=turn))
+    fits = list(fit_to_budget(made, bytes_max=bytes_max, turn=turn))
     assert len(fits) == len(made)
     for (part, _), kept in zip(made, fits, strict=True):
         items = [item for one in kept for item in one.items.tolist()]
@@ -144,7 +147,7 @@ def test_what_does_not_fit_is_cut_between_commits(make_labels, schema, parts, by
         assert any(len(one.matches) for kept in fits for one in kept)
 
 
-def test_repeated_cuts_lose_and_repeat_nothing(make_labels, schema):
+def test_fit_to_budget_repeated_returns_each_label_once(make_labels, schema):
     whole = part_of(make_labels, schema, [3, 40, 40, 1])
     wanted = said(whole, schema)
     found: set[tuple[int, int, int, int]] = set()
@@ -165,7 +168,7 @@ def test_repeated_cuts_lose_and_repeat_nothing(make_labels, schema):
             ]
         )
         rest = Answered(whole.items, whole.reached, whole.matches.where(new))
-        (kept,) = fitted([(rest, schema)], bytes_max=4_000, turn=ticks)
+        (kept,) = fit_to_budget([(rest, schema)], bytes_max=4_000, turn=ticks)
         for one in kept:
             assert found.isdisjoint(said(one, schema))
             found |= said(one, schema)
@@ -177,10 +180,8 @@ def test_repeated_cuts_lose_and_repeat_nothing(make_labels, schema):
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_not_always_the_same_items_are_left_for_the_next_tick(
-    make_labels, schema, monkeypatch, turn
-):
+def test_fit_to_budget_rotates_cut_items(make_labels, schema, monkeypatch, turn):
     monkeypatch.setattr(module, "CUTS_MAX", 1)
     part = part_of(make_labels, schema, [20] * 4)
-    (kept,) = fitted([(part, schema)], bytes_max=2_000, turn=turn)
+    (kept,) = fit_to_budget([(part, schema)], bytes_max=2_000, turn=turn)
     assert [one.items.tolist() for one in kept] == [[4], [turn]]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from galileo.errors import ConfigError
-from galileo.spark.runtime import Record, RuntimeDir
+from galileo.spark.runtime_dir import EvaluatorRecord, RuntimeDir
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def runtime(tmp_path):
 
 
 def test_a_record_is_read_as_it_was_written_and_only_by_its_owner(runtime):
-    record = Record.of_this_process("127.0.0.1:5")
+    record = EvaluatorRecord.of_this_process("127.0.0.1:5")
     runtime.publish(record)
     runtime.publish(record)
     assert runtime.read() == record
@@ -31,8 +31,8 @@ def test_a_record_is_read_as_it_was_written_and_only_by_its_owner(runtime):
     assert runtime.read() is None
 
 
-def test_an_evaluator_takes_away_its_own_record_alone(runtime):
-    record = Record.of_this_process("127.0.0.1:5")
+def test_withdraw_with_pid_keeps_records_of_others(runtime):
+    record = EvaluatorRecord.of_this_process("127.0.0.1:5")
     runtime.publish(record)
     runtime.withdraw(pid=record.pid + 1)
     assert runtime.read() == record
@@ -42,26 +42,26 @@ def test_an_evaluator_takes_away_its_own_record_alone(runtime):
 
 
 def test_each_evaluator_has_another_token():
-    tokens = {Record.of_this_process("").token for _ in range(10)}
+    tokens = {EvaluatorRecord.of_this_process("").token for _ in range(10)}
     assert len(tokens) == 10
     assert min(map(len, tokens)) >= 32
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"address": "x"}'])
-def test_a_damaged_record_is_none(runtime, text):
+def test_read_invalid_record_is_none(runtime, text):
     (runtime.path / "evaluator.json").write_text(text)
     assert runtime.read() is None
 
 
-def test_a_later_process_of_the_same_number_is_another_one():
-    record = Record.of_this_process("")
+def test_record_process_with_reused_pid_is_none():
+    record = EvaluatorRecord.of_this_process("")
     assert dataclasses.replace(record, started=record.started - 60).process() is None
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     assert dataclasses.replace(record, pid=ended.pid).process() is None
 
 
-def test_the_lock_is_for_one_and_passes_to_a_child(runtime):
+def test_try_lock_is_exclusive_and_inherited(runtime):
     held = runtime.try_lock()
     assert held is not None
     assert runtime.try_lock() is None
@@ -76,19 +76,19 @@ def test_the_lock_is_for_one_and_passes_to_a_child(runtime):
     os.close(again)
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
+def test_runtime_dir_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="runtime directory"):
         RuntimeDir(tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
-def test_a_directory_in_which_others_can_write_is_none(tmp_path, mode):
+def test_runtime_dir_writable_for_others_is_refused(tmp_path, mode):
     place = tmp_path / "run"
     place.mkdir()
     place.chmod(mode)
     with pytest.raises(
-        ConfigError, match=r"no other to write in it; got mode .*evaluator\.directory"
+        ConfigError, match=r"writable for no other; got mode .*evaluator\.directory"
     ):
         RuntimeDir(place)
     place.chmod(0o755)
@@ -96,21 +96,23 @@ def test_a_directory_in_which_others_can_write_is_none(tmp_path, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_nor_is_one_of_somebody_else_or_behind_their_link(tmp_path):
+def test_runtime_dir_of_another_owner_or_link_is_refused(tmp_path):
     place, link = tmp_path / "run", tmp_path / "link"
     place.mkdir(mode=0o700)
     link.symlink_to(place)
     RuntimeDir(link)
     os.lchown(link, 4321, 4321)
-    with pytest.raises(ConfigError, match="to be this user's"):
+    with pytest.raises(ConfigError, match="to be owned by this user"):
         RuntimeDir(link)
     runtime = RuntimeDir(place)
-    runtime.publish(Record.of_this_process("127.0.0.1:5"))
+    runtime.publish(EvaluatorRecord.of_this_process("127.0.0.1:5"))
     assert runtime.read() is not None
     os.chown(place / "evaluator.json", 4321, 4321)
-    assert runtime.read() is None, "somebody else says that they are the evaluator"
+    assert runtime.read() is None, "another user wrote the record"
     os.chown(place, 4321, 4321)
-    with pytest.raises(ConfigError, match="to be this user's"):
+    with pytest.raises(ConfigError, match="to be owned by this user"):
         runtime.try_lock()
-    with pytest.raises(ConfigError, match=r"to be this user's, and no other .* of user 4321"):
+    with pytest.raises(
+        ConfigError, match=r"to be owned by this user, and no other .* of user 4321"
+    ):
         RuntimeDir(place)

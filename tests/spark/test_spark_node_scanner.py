@@ -7,9 +7,9 @@ from galileo.cursor import Cursor
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.labels import LabelSet
 from galileo.query.index.query_digest import digest
-from galileo.spark import scans
-from galileo.spark.scans import Scanner, fetch
-from galileo.spark.tick import work_of
+from galileo.spark import node_scanner
+from galileo.spark.job import request_from_pb
+from galileo.spark.node_scanner import NodeScanner, fetch
 from galileo.wire.channel import open_channel
 
 TIMEOUT_S = 60
@@ -20,14 +20,14 @@ def ask(make_request):
     """`await ask(node, items)`: the answer of one node to the first group, asked about 0 and 3."""
 
     async def run(node, items, *, timeout_s=TIMEOUT_S):
-        work = work_of(make_request({node.address: [0, 3]}, items).request)
-        (share,) = work.shares()
+        job_request = request_from_pb(make_request({node.address: [0, 3]}, items).request)
+        (share,) = job_request.node_requests()
         channel = open_channel(share.address)
         try:
             delta = await fetch(
                 channel,
-                share.asks[0],
-                work.groups[0],
+                share.queries[0],
+                job_request.groups[0],
                 address=share.address,
                 timeout_s=timeout_s,
             )
@@ -47,7 +47,7 @@ def counts(answer, items):
     return [sum(int((part.matches.items == item).sum()) for part in answer.parts) for item in items]
 
 
-async def test_each_item_gets_the_partitions_it_asks_for(serve_labels, both, ask):
+async def test_fetch_returns_requested_partitions(serve_labels, both, ask):
     items = [{"partitions": []}, {"partitions": [0]}, {"after": Cursor({0: 3, 3: 1})}]
     async with serve_labels({"air": both}) as node:
         answer = await ask(node, items)
@@ -57,7 +57,7 @@ async def test_each_item_gets_the_partitions_it_asks_for(serve_labels, both, ask
     assert counts(answer, range(3)) == [0, 40, 20]
 
 
-async def test_items_that_a_node_does_not_know_are_told_apart(serve_labels, both, ask):
+async def test_fetch_reports_unknown_items(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         node.forgotten = {digest("x")}
         answer = await ask(node, [{"partitions": []}, {}, {"query_json": "x"}, {"query_json": "y"}])
@@ -66,21 +66,21 @@ async def test_items_that_a_node_does_not_know_are_told_apart(serve_labels, both
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
-async def test_a_lost_node_says_nothing(serve_labels, both, ask, code):
+async def test_fetch_lost_node_has_no_answer(serve_labels, both, ask, code):
     async with serve_labels({"air": both}) as node:
         node.refusal = code
         answer = await ask(node, [{}])
     assert (answer.parts, answer.errors) == ((), ())
 
 
-async def test_a_slow_node_says_nothing(serve_labels, both, ask):
+async def test_fetch_slow_node_has_no_answer(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         node.pause_s = 20.0
         answer = await ask(node, [{}], timeout_s=0.2)
     assert (answer.parts, answer.errors) == ((), ())
 
 
-async def test_what_was_complete_before_the_end_is_kept(serve_labels, both, ask):
+async def test_fetch_broken_stream_keeps_complete_parts(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
         node.broken = True
         answer = await ask(node, [{}, {}])
@@ -92,9 +92,7 @@ async def test_what_was_complete_before_the_end_is_kept(serve_labels, both, ask)
     ("dataset", "code", "kind"),
     [("air", grpc.StatusCode.PERMISSION_DENIED, NotPermitted), ("sea", None, UnknownDataset)],
 )
-async def test_a_node_that_refuses_fails_what_it_was_asked(
-    serve_labels, both, ask, dataset, code, kind
-):
+async def test_fetch_refused_call_fails_its_items(serve_labels, both, ask, dataset, code, kind):
     async with serve_labels({"air": both}) as node:
         node.refusal = code
         answer = await ask(node, [{"dataset": dataset, "partitions": []}, {"dataset": dataset}])
@@ -103,8 +101,8 @@ async def test_a_node_that_refuses_fails_what_it_was_asked(
     assert isinstance(error, kind)
 
 
-async def test_an_answer_that_is_too_large_is_an_error(serve_labels, both, ask, monkeypatch):
-    monkeypatch.setattr(scans, "ANSWER_BYTES_MAX", 1_000)
+async def test_fetch_too_large_answer_is_an_error(serve_labels, both, ask, monkeypatch):
+    monkeypatch.setattr(node_scanner, "ANSWER_BYTES_MAX", 1_000)
     async with serve_labels({"air": both}) as node:
         answer = await ask(node, [{}])
     assert answer.parts == ()
@@ -113,11 +111,13 @@ async def test_an_answer_that_is_too_large_is_an_error(serve_labels, both, ask, 
     assert isinstance(error, Overloaded)
 
 
-def test_channels_are_kept_within_their_bound(monkeypatch, make_request):
-    monkeypatch.setattr(scans, "CHANNELS_MAX", 2)
-    work = work_of(make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).request)
-    scanner = Scanner()
-    found = scanner.fetch(work.shares(), work.groups, timeout_s=5.0)
+def test_node_scanner_bounds_open_channels(monkeypatch, make_request):
+    monkeypatch.setattr(node_scanner, "CHANNELS_MAX", 2)
+    job_request = request_from_pb(
+        make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).request
+    )
+    scanner = NodeScanner()
+    found = scanner.fetch(job_request.node_requests(), job_request.groups, timeout_s=5.0)
     assert [delta.answer.parts for delta in found] == [()] * 4
     assert len(scanner._channels) == 2
     scanner.close()

@@ -9,49 +9,49 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import InputError, SamplerFailed
 from galileo.matches import from_bytes, to_bytes
-from galileo.spark import tick as ticks
-from galileo.spark.tick import (
-    NOTHING,
+from galileo.spark import job as jobs_module
+from galileo.spark.job import (
+    EMPTY_REQUEST,
     ROW_SCHEMA,
+    Job,
+    JobLimits,
     Outcome,
-    Row,
-    Tick,
-    TickLimits,
-    outcomes_of,
-    packed,
-    shifted,
-    work_of,
+    TaskRow,
+    merge_rows,
+    request_from_pb,
+    shift_items,
+    to_batches,
 )
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_to_pb
 
-LIMITS = TickLimits(1.0, 1.0)
+LIMITS = JobLimits(1.0, 1.0)
 
 
-def told(work) -> list[tuple[str, list[tuple[int, list[int], list[int]]]]]:
-    """Each share's address, and for each ask the group, the partitions and the items."""
+def requests_as_lists(job_request) -> list[tuple[str, list[tuple[int, list[int], list[int]]]]]:
+    """Each node's address, and for each query its group, partitions and items."""
     return [
         (
-            share.address,
+            request.address,
             [
                 (
-                    ask.group,
-                    work.groups[ask.group].partitions[ask.columns].tolist(),
-                    ask.items.tolist(),
+                    query.group,
+                    job_request.groups[query.group].partitions[query.columns].tolist(),
+                    query.items.tolist(),
                 )
-                for ask in share.asks
+                for query in request.queries
             ],
         )
-        for share in work.shares()
+        for request in job_request.node_requests()
     ]
 
 
-def test_every_partition_is_asked_once_at_a_node_that_holds_it(make_request):
+def test_node_requests_have_each_partition_once(make_request):
     asked = make_request(
         {"a": [0, 1], "b": [1, 2], "c": [9]}, [{}, {"partitions": [1, 2]}, {"partitions": [5]}]
     )
-    assert told(work_of(asked.request)) == [
+    assert requests_as_lists(request_from_pb(asked.request)) == [
         ("a", [(0, [0, 1], [0, 1])]),
         ("b", [(0, [2], [0, 1])]),
         ("c", [(0, [9], [0])]),
@@ -75,42 +75,44 @@ def damaged(request, **changes):
         {"samplers": b""},
     ],
 )
-def test_damaged_columns_are_refused(make_request, changes):
+def test_request_from_pb_invalid_columns_are_refused(make_request, changes):
     with pytest.raises(InputError):
-        work_of(damaged(make_request({"a": [0]}, [{}]).request, **changes))
+        request_from_pb(damaged(make_request({"a": [0]}, [{}]).request, **changes))
 
 
-def test_joined_requests_ask_each_node_once(make_request):
-    one = work_of(make_request({"a": [0], "b": [1]}, [{}, {}]).request)
-    other = work_of(make_request({"b": [1], "a": [0]}, [{}]).request)
+def test_node_requests_of_joined_requests_have_each_node_once(make_request):
+    one = request_from_pb(make_request({"a": [0], "b": [1]}, [{}, {}]).request)
+    other = request_from_pb(make_request({"b": [1], "a": [0]}, [{}]).request)
     both = one + other
-    assert told(both) == [
+    assert requests_as_lists(both) == [
         ("a", [(0, [0], [0, 1]), (1, [0], [0])]),
         ("b", [(0, [1], [0, 1]), (1, [1], [0])]),
     ]
-    assert (len(one), len(other), len(both), len(NOTHING)) == (2, 1, 3, 0)
-    assert NOTHING.shares() == ()
+    assert (len(one), len(other), len(both), len(EMPTY_REQUEST)) == (2, 1, 3, 0)
+    assert EMPTY_REQUEST.node_requests() == ()
 
 
-def test_who_has_nothing_to_ask_of_a_node_is_not_in_its_share(make_request):
+def test_node_requests_omit_items_without_partitions(make_request):
     items = [{"partitions": [0]}, {"partitions": [1]}, {"partitions": []}]
-    work = work_of(make_request({"a": [0], "b": [1], "c": [2]}, items).request)
-    assert told(work) == [("a", [(0, [0], [0])]), ("b", [(0, [1], [1])])]
-    (group,) = work.groups
+    job_request = request_from_pb(make_request({"a": [0], "b": [1], "c": [2]}, items).request)
+    assert requests_as_lists(job_request) == [("a", [(0, [0], [0])]), ("b", [(0, [1], [1])])]
+    (group,) = job_request.groups
     assert group.digests_of(np.array([1], dtype=np.uint32)) == group.digests[16:32]
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8])
-def test_shares_are_dealt_out_to_the_tasks(make_request, tasks):
+def test_requests_of_task_distribute_nodes_evenly(make_request, tasks):
     nodes = {f"node-{number}": [number] for number in range(5)}
-    work = work_of(make_request(nodes, [{}]).request)
-    tick = Tick(0, work.groups, work.shares(), tasks, LIMITS)
-    dealt = [share.address for task in range(tasks) for share in tick.shares_of(task)]
-    assert sorted(dealt) == [share.address for share in tick.shares]
-    counts = sorted((len(tick.shares_of(task)) for task in range(tasks)), reverse=True)
+    job_request = request_from_pb(make_request(nodes, [{}]).request)
+    job = Job(0, job_request.groups, job_request.node_requests(), tasks, LIMITS)
+    distributed = [
+        request.address for task in range(tasks) for request in job.requests_of_task(task)
+    ]
+    assert sorted(distributed) == [request.address for request in job.node_requests]
+    counts = sorted((len(job.requests_of_task(task)) for task in range(tasks)), reverse=True)
     assert counts[0] - counts[-1] <= 1
-    again = pickle.loads(pickle.dumps(tick))
-    assert told(ticks.Work(again.groups)) == told(work)
+    again = pickle.loads(pickle.dumps(job))
+    assert requests_as_lists(jobs_module.JobRequest(again.groups)) == requests_as_lists(job_request)
 
 
 def part(items, reached, labels=()) -> peers_pb2.MatchPart:
@@ -128,15 +130,15 @@ def failure(items, error) -> peers_pb2.MatchFailure:
     return peers_pb2.MatchFailure(items=to_bytes(np.array(items)), error=error_to_pb(error))
 
 
-def test_rows_come_back_as_outcomes():
+def test_merge_rows_returns_outcomes_by_group():
     error = SamplerFailed("no", sampler="x")
     rows = [
-        Row(0, Outcome(parts=[part([0, 1], {0: 3}, [b"one"])]).SerializeToString()),
-        Row(2, Outcome(failures=[failure([4], error)]).SerializeToString()),
-        Row(0, Outcome(unknown=[b"1234"]).SerializeToString()),
-        Row(0, Outcome(parts=[part([2], {1: 4})]).SerializeToString()),
+        TaskRow(0, Outcome(parts=[part([0, 1], {0: 3}, [b"one"])]).SerializeToString()),
+        TaskRow(2, Outcome(failures=[failure([4], error)]).SerializeToString()),
+        TaskRow(0, Outcome(unknown=[b"1234"]).SerializeToString()),
+        TaskRow(0, Outcome(parts=[part([2], {1: 4})]).SerializeToString()),
     ]
-    found = outcomes_of(pa.Table.from_batches(packed(rows), ROW_SCHEMA), 3)
+    found = merge_rows(pa.Table.from_batches(to_batches(rows), ROW_SCHEMA), 3)
     assert found[0] == Outcome(
         parts=[part([0, 1], {0: 3}, [b"one"]), part([2], {1: 4})], unknown=[b"1234"]
     )
@@ -144,14 +146,14 @@ def test_rows_come_back_as_outcomes():
     assert found[2] == Outcome(failures=[failure([4], error)])
 
 
-def test_what_is_said_of_a_part_is_said_of_the_whole():
+def test_shift_items_renumbers_parts_unknown_and_failures():
     error = SamplerFailed("no", sampler="x")
     outcome = Outcome(
         parts=[part([0, 2], {0: 3}, [b"one"])],
         unknown=[to_bytes(np.array([1]))],
         failures=[failure([3], error)],
     )
-    moved = shifted(outcome, 10)
+    moved = shift_items(outcome, 10)
     assert from_bytes(moved.parts[0].answered).tolist() == [10, 12]
     assert from_bytes(moved.parts[0].items).tolist() == [10, 12]
     assert moved.parts[0].places == outcome.parts[0].places
@@ -160,14 +162,14 @@ def test_what_is_said_of_a_part_is_said_of_the_whole():
     assert moved.parts[0].dropped == outcome.parts[0].dropped
     assert from_bytes(moved.unknown[0]).tolist() == [11]
     assert from_bytes(moved.failures[0].items).tolist() == [13]
-    assert shifted(outcome, 0) == outcome
+    assert shift_items(outcome, 0) == outcome
 
 
-def test_rows_are_packed_into_few_batches_of_bounded_size(monkeypatch):
-    monkeypatch.setattr(ticks, "BATCH_BYTES_MAX", 1_000)
-    rows = [Row(i, b"x" * 300) for i in range(8)] + [Row(8, b"") for _ in range(600)]
-    batches = list(packed(rows))
+def test_to_batches_bounds_rows_and_bytes(monkeypatch):
+    monkeypatch.setattr(jobs_module, "BATCH_BYTES_MAX", 1_000)
+    rows = [TaskRow(i, b"x" * 300) for i in range(8)] + [TaskRow(8, b"") for _ in range(600)]
+    batches = list(to_batches(rows))
     assert [batch.num_rows for batch in batches] == [4, 4, 256, 256, 88]
     groups = [group for batch in batches for group in batch.column(0).to_pylist()]
     assert groups == [row.group for row in rows]
-    assert list(packed([])) == []
+    assert list(to_batches([])) == []

@@ -1,7 +1,7 @@
-"""Blocking calls to a cluster's nodes, for the processes that Spark runs.
+"""A blocking client of a cluster's nodes, for the processes that Spark runs.
 
-A call is tried at one node after the other until one answers, for as long as the caller is
-patient; an error that no node would answer differently is raised at once.
+A call tries one node after the other until one answers or the timeout ends; an error that all nodes
+would answer is raised at once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc, storage_pb2, storage_pb2_grpc
 from galileo.wire.zero_copy import STORAGE, Bulk, decoder, encode
 
-PATIENCE_S = 30.0
-"""How long a call goes on trying while nodes are away."""
+TIMEOUT_S = 30.0
+"""How long a call retries while nodes cannot be reached."""
 CALL_TIMEOUT_S = 40.0
 STREAM_TIMEOUT_S = 86_400.0
 PAUSE_S = 0.2
@@ -41,29 +41,29 @@ T = TypeVar("T")
 Selected = Bulk[storage_pb2.SelectPart]
 
 
-class Nodes:
-    """The nodes at some addresses, those first that shall be asked first; for any thread.
+class BlockingClient:
+    """Calls nodes, in the order of their addresses; thread-safe.
 
     Args:
         addresses: "host:port" of one or more nodes.
-        patience_s: how long a call goes on trying.
-        keys: what is proved to nodes.
+        timeout_s: how long a call retries.
+        keys: credentials for the nodes.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
         *,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         self._keys = keys
         self._addresses = list(addresses)
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._channels: dict[str, grpc.Channel] = {}
         self._opening = threading.Lock()
 
-    def __enter__(self) -> Nodes:
+    def __enter__(self) -> BlockingClient:
         return self
 
     def __exit__(
@@ -88,7 +88,7 @@ class Nodes:
         """The schema of a dataset.
 
         Raises:
-            UnknownDataset: no node has heard of it.
+            UnknownDataset: it does not exist.
         """
         request = cluster_pb2.ListDatasetsRequest()
         reply = self.call(
@@ -96,13 +96,13 @@ class Nodes:
                 request, timeout=CALL_TIMEOUT_S
             )
         )
-        schemas = {one.name: one for one in map(Schema.from_json, reply.schemas_json)}
+        schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         if dataset not in schemas:
             raise unknown_dataset(dataset, sorted(schemas))
         return schemas[dataset]
 
     def status(self) -> list[cluster_pb2.NodeStatus]:
-        """What every node says of itself, those included that cannot be reached."""
+        """The status of all nodes, including unreachable ones."""
         reply = self.call(
             lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
                 cluster_pb2.StatusRequest(), timeout=CALL_TIMEOUT_S
@@ -125,7 +125,7 @@ class Nodes:
         return self.call(attempt)
 
     def select(self, request: storage_pb2.SelectRequest) -> Iterator[Selected]:
-        """The parts of an answer. Until the first has come, another node is asked in its place."""
+        """The parts of an answer; tries other nodes until the first part has arrived."""
 
         def attempt(channel: grpc.Channel) -> Iterator[Selected]:
             call: Any = channel.unary_stream(
@@ -133,42 +133,44 @@ class Nodes:
                 request_serializer=storage_pb2.SelectRequest.SerializeToString,
                 response_deserializer=decoder(storage_pb2.SelectPart),
             )
-            return _begun(call(request, timeout=STREAM_TIMEOUT_S))
+            return _await_first(call(request, timeout=STREAM_TIMEOUT_S))
 
-        return _translated(self.call(attempt))
+        return _translate_errors(self.call(attempt))
 
     def scan(self, request: storage_pb2.ScanRequest) -> Iterator[storage_pb2.ScanReply]:
-        """The same for labels of a node's own partitions; one that has others is passed over."""
+        """As `select`, for labels; skips nodes that do not own the partitions."""
 
         def attempt(channel: grpc.Channel) -> Iterator[storage_pb2.ScanReply]:
             stub = storage_pb2_grpc.StorageStub(channel)
-            return _begun(stub.Scan(request, timeout=STREAM_TIMEOUT_S), check=_check_not_moved)
+            return _await_first(
+                stub.Scan(request, timeout=STREAM_TIMEOUT_S), check=_check_not_moved
+            )
 
-        return _translated(self.call(attempt))
+        return _translate_errors(self.call(attempt))
 
     def call(self, attempt: Callable[[grpc.Channel], T]) -> T:
-        """The result of one `attempt` at the first node that answers.
+        """The result of `attempt` at the first node that answers.
 
         Raises:
-            TransientError: none did for as long as we are patient.
-            GalileoError: what a node answered.
+            TransientError: no node answered within the timeout.
+            GalileoError: the error of a node.
         """
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._timeout_s
         while True:
             problems: list[GalileoError] = []
             for address in self._addresses:
                 try:
                     return attempt(self._channel(address))
                 except grpc.RpcError as error:
-                    meant = error_of_rpc(error, asked=address)
-                    if not isinstance(meant, TransientError | Cancelled):
-                        raise meant from error
-                    problems.append(meant)
+                    failure = error_of_rpc(error, asked=address)
+                    if not isinstance(failure, TransientError | Cancelled):
+                        raise failure from error
+                    problems.append(failure)
                 except PartitionMoved as error:
                     problems.append(error)
             if time.monotonic() > deadline:
-                # It names what is missing, which an address that cannot be reached does not.
-                incomplete = (one for one in problems if isinstance(one, IncompleteAnswer))
+                # An incomplete answer names what is missing; an unreachable address does not.
+                incomplete = (p for p in problems if isinstance(p, IncompleteAnswer))
                 raise next(incomplete, problems[0])
             time.sleep(PAUSE_S)
 
@@ -179,30 +181,30 @@ class Nodes:
             return self._channels[address]
 
 
-def addresses_of(text: str) -> tuple[str, ...]:
-    """The addresses of an option: "host:port", several separated by commas.
+def parse_addresses(text: str) -> tuple[str, ...]:
+    """Parses "host:port", or several separated by commas.
 
     Raises:
         InputError: there is none.
     """
-    found = tuple(filter(None, (part.strip() for part in text.split(","))))
-    if not found:
+    addresses = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if not addresses:
         raise InputError(
             "expected the option 'address' to name nodes as host:port, separated by commas; "
             f"got {text!r}"
         )
-    return found
+    return addresses
 
 
 def _check_not_moved(reply: storage_pb2.ScanReply) -> None:
-    """Raises PartitionMoved where the node does not keep what it was asked for."""
+    """Raises PartitionMoved if the node does not own a requested partition."""
     for part in reply.parts:
         if part.HasField("error") and part.error.kind == PartitionMoved.kind:
             raise error_from_pb(part.error)
 
 
-def _begun(call: Any, *, check: Callable[[Any], None] | None = None) -> Iterator[Any]:
-    """A stream whose first part has come, so that it is known to answer; `check` may refuse it."""
+def _await_first(call: Any, *, check: Callable[[Any], None] | None = None) -> Iterator[Any]:
+    """Waits for the first part of a stream, which `check` can refuse by raising."""
     first = next(call, None)
     if check is not None and first is not None:
         try:
@@ -222,12 +224,14 @@ def _begun(call: Any, *, check: Callable[[Any], None] | None = None) -> Iterator
     return parts()
 
 
-def _translated(parts: Iterator[T]) -> Iterator[T]:
+def _translate_errors(parts: Iterator[T]) -> Iterator[T]:
     try:
         yield from parts
     except grpc.RpcError as error:
-        meant = error_of_rpc(error, asked="the node that answered")
-        if isinstance(meant, Cancelled | DeadlineExceeded | TransientError):
-            message = f"the answer broke off ({meant.message}); Spark may run the task again"
+        failure = error_of_rpc(error, asked="the node that answered")
+        if isinstance(failure, Cancelled | DeadlineExceeded | TransientError):
+            message = (
+                f"the stream was interrupted ({failure.message}); Spark may run the task again"
+            )
             raise TransientError(message) from error
-        raise meant from error
+        raise failure from error

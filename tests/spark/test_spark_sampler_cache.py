@@ -8,8 +8,8 @@ from galileo.containment import ContainedSamplers, obstacle
 from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
 from galileo.sampler_package import sampler_archive
 from galileo.samplers import apply, sampler
-from galileo.spark import sent_samplers
-from galileo.spark.sent_samplers import IDLE_S, SentCode
+from galileo.spark import sampler_cache
+from galileo.spark.sampler_cache import IDLE_S, SamplerCache
 from galileo.wire.internal.v1 import peers_pb2
 
 CODE = """
@@ -57,8 +57,8 @@ def node(archive):
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock that stands; and nobody looks after the archives but the tests."""
-    monkeypatch.setattr(sent_samplers, "LOOK_S", 3_600.0)
+    """A manual clock; the thread of the cache never checks within a test."""
+    monkeypatch.setattr(sampler_cache, "CHECK_INTERVAL_S", 3_600.0)
     return [100.0]
 
 
@@ -71,18 +71,18 @@ def pool():
 
 @pytest.fixture
 def code(node, now, pool):
-    return SentCode(pool, get=node.get, monotonic=lambda: now[0])
+    return SamplerCache(pool, get=node.get, monotonic=lambda: now[0])
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=f"nothing is contained here: {obstacle()}")
-def test_it_is_fetched_once_and_runs_contained(code, node, archive, make_labels):
+def test_load_fetches_once_and_runs_contained(code, node, archive, make_labels):
     labels = make_labels(0, range(1, 3))
     for address in ("a:1", "b:1"):
         chosen = code.load(sampler(archive, of=5), address=address, owner="air")
         assert apply(chosen, labels, seed=1).rows.tolist() == [0, 5] * 2
     assert node.asked == [("a:1", False)]
-    assert code.look_after()
-    assert node.asked[1:] == [("b:1", True)], "the node that was asked last says whether it stands"
+    assert code.drop_unused()
+    assert node.asked[1:] == [("b:1", True)], "the check goes to the node that was used last"
 
 
 def load(code, archive):
@@ -90,38 +90,38 @@ def load(code, archive):
     return code._archive(archive.digest, "a:1")
 
 
-def test_what_was_revoked_is_dropped(code, node, archive, pool, monkeypatch):
+def test_drop_unused_revoked_archive_is_dropped(code, node, archive, pool, monkeypatch):
     forgotten = []
     monkeypatch.setattr(pool, "remove", forgotten.append)
     load(code, archive)
     node.error = Unavailable("the node is away")
-    assert code.look_after(), "that says nothing"
+    assert code.drop_unused(), "an unreachable node revokes nothing"
     node.error = SamplerRevoked("gone")
-    assert not code.look_after()
+    assert not code.drop_unused()
     assert forgotten == [archive.digest]
     with pytest.raises(SamplerRevoked, match="gone"):
         load(code, archive)
 
 
-def test_what_nobody_uses_is_dropped_and_fetched_again(code, node, archive, now):
+def test_drop_unused_idle_archive_is_fetched_again(code, node, archive, now):
     load(code, archive)
     now[0] += IDLE_S - 1
     load(code, archive)
     now[0] += IDLE_S - 1
-    assert code.look_after()
+    assert code.drop_unused()
     now[0] += 2
-    assert not code.look_after()
+    assert not code.drop_unused()
     load(code, archive)
     assert [facts_only for _, facts_only in node.asked] == [False, True, False]
 
 
-def test_other_code_than_that_of_the_digest_is_refused(code, archive):
+def test_load_archive_with_another_digest_is_refused(code, archive):
     with pytest.raises(InputError, match=f"expected the archive {'0' * 64}, got {archive.digest}"):
         code._archive("0" * 64, "a:1")
 
 
-def test_what_no_node_has_is_unknown(code, node, archive):
+def test_load_unknown_archive_is_refused(code, node, archive):
     node.error = UnknownSampler("never sent")
     with pytest.raises(UnknownSampler, match="never sent"):
         load(code, archive)
-    assert not code.look_after()
+    assert not code.drop_unused()

@@ -1,8 +1,8 @@
-"""Samplers that users sent, in a Python worker: their code fetched by digest, run contained.
+"""A cache of uploaded samplers in a Python worker: fetches code by digest and runs it contained.
 
-A worker may run on another machine than any node, so it asks the node whose labels are to be
-sampled, and goes on asking for as long as it keeps the code: an archive that was revoked, or that
-nobody has used for a while, is dropped, and its processes end.
+A worker can run on another machine than any node. It fetches the archive from the node whose labels
+it samples, and checks it there again while the archive is in the cache: archives that were revoked,
+or not used for `IDLE_S`, are dropped, and their processes end.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 FETCH_TIMEOUT_S = 5.0
-LOOK_S = 2.0
-"""A revoked sampler's processes end so soon after the node has heard of it."""
+CHECK_INTERVAL_S = 2.0
+"""The interval of checks; the processes of a revoked sampler end within it."""
 IDLE_S = 120.0
 
 Get = Callable[[str, peers_pb2.GetSamplerRequest], peers_pb2.GetSamplerReply]
 
 
 @dataclass(slots=True)
-class _Held:
+class _CachedArchive:
     archive: SamplerArchive
     address: str
     used_at: float
 
 
-class SentCode:
-    """The archives of one worker, for any of its threads; one of its own looks after them.
+class SamplerCache:
+    """The archives of one worker; thread-safe. A thread of its own drops archives.
 
     Args:
-        pool: runs them.
-        get: asks the node at an address.
-        monotonic: seconds.
+        pool: runs the samplers.
+        get: calls the node at an address.
+        monotonic: clock, in seconds.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class SentCode:
         self._pool = pool
         self._get = get
         self._monotonic = monotonic
-        self._held: dict[str, _Held] = {}
+        self._cached: dict[str, _CachedArchive] = {}
         self._revoked: set[str] = set()
-        self._changing = threading.Lock()
-        self._watching: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._checker: threading.Thread | None = None
 
     def load(self, spec: SamplerSpec, *, address: str, owner: str) -> Sampler:
         """The sampler, which runs in a process of its own.
 
         Args:
-            spec: names the digest.
-            address: of a node, which has the archive or finds it.
-            owner: whose labels it is shown.
+            spec: has the digest of the archive.
+            address: of a node.
+            owner: dataset whose labels the sampler gets.
 
         Raises:
-            TransientError: the node is away.
-            UnknownSampler, SamplerRevoked: it has no such archive, or not any more.
+            TransientError: the node cannot be reached.
+            UnknownSampler, SamplerRevoked: the archive does not exist, or was revoked.
             SandboxUnavailable, InputError, SamplerFailed: as `LeasedSampler`.
         """
         archive = self._archive(spec.archive, address)
@@ -85,33 +85,35 @@ class SentCode:
         if spec.archive in self._revoked:
             raise SamplerRevoked(f"the sampler {spec.name!r} was revoked", digest=spec.archive)
 
-    def look_after(self) -> bool:
-        """Drops what was revoked, and what was not used lately; whether anything is left."""
-        for digest, held in list(self._held.items()):
-            if self._monotonic() - held.used_at > IDLE_S or self._is_revoked(digest, held.address):
-                with self._changing:
-                    self._held.pop(digest, None)
+    def drop_unused(self) -> bool:
+        """Drops archives that were revoked or not used for `IDLE_S`; whether any is left."""
+        for digest, cached in list(self._cached.items()):
+            if self._monotonic() - cached.used_at > IDLE_S or self._is_revoked(
+                digest, cached.address
+            ):
+                with self._lock:
+                    self._cached.pop(digest, None)
                 self._pool.remove(digest)
-        with self._changing:
-            if not self._held:
-                self._watching = None
-            return bool(self._held)
+        with self._lock:
+            if not self._cached:
+                self._checker = None
+            return bool(self._cached)
 
     def _archive(self, digest: str, address: str) -> SamplerArchive:
-        held = self._held.get(digest)
-        if held is None:
+        cached = self._cached.get(digest)
+        if cached is None:
             reply = self._get(address, peers_pb2.GetSamplerRequest(digest=digest))
             archive = SamplerArchive.from_bytes(reply.archive)
             if archive.digest != digest:
                 raise InputError(f"expected the archive {digest}, got {archive.digest}")
-            held = _Held(archive, address, self._monotonic())
-        held.address, held.used_at = address, self._monotonic()
-        with self._changing:
-            self._held[digest] = held
-            if self._watching is None:
-                self._watching = threading.Thread(target=self._watch, daemon=True)
-                self._watching.start()
-        return held.archive
+            cached = _CachedArchive(archive, address, self._monotonic())
+        cached.address, cached.used_at = address, self._monotonic()
+        with self._lock:
+            self._cached[digest] = cached
+            if self._checker is None:
+                self._checker = threading.Thread(target=self._check_regularly, daemon=True)
+                self._checker.start()
+        return cached.archive
 
     def _is_revoked(self, digest: str, address: str) -> bool:
         request = peers_pb2.GetSamplerRequest(digest=digest, facts_only=True)
@@ -121,20 +123,20 @@ class SentCode:
             self._revoked.add(digest)
             return True
         except GalileoError:
-            return False  # It is away, or has forgotten: that says nothing.
+            return False  # The node cannot be reached, or does not know the archive.
         return False
 
-    def _watch(self) -> None:
+    def _check_regularly(self) -> None:
         while True:
-            time.sleep(LOOK_S)
-            if not self.look_after():
+            time.sleep(CHECK_INTERVAL_S)
+            if not self.drop_unused():
                 return
 
 
 def get_over_grpc(
     address: str, request: peers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
 ) -> peers_pb2.GetSamplerReply:
-    """Asks a node, over a channel of its own: it is rare, and threads share none."""
+    """Calls a node on a new channel, since calls are rare and threads share no channel."""
     with open_blocking_channel(address, keys) as channel:
         try:
             reply: peers_pb2.GetSamplerReply = peers_pb2_grpc.PeerSamplersStub(channel).Get(

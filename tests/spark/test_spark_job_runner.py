@@ -8,19 +8,19 @@ from __future__ import annotations
 import pytest
 
 from galileo.errors import Cancelled, InternalError, SamplerFailed
-from galileo.spark.jobs import EngineLost, Run
-from galileo.spark.tick import NOTHING, Outcome, Work
+from galileo.spark.job import EMPTY_REQUEST, JobRequest, Outcome
+from galileo.spark.job_runner import EngineLost, Run
 
 POISON = "poison"
 
 
 @pytest.mark.parametrize("place", range(7))
 @pytest.mark.parametrize("cut", [0, 3, 7])
-def test_the_item_that_kills_its_job_fails_alone(engine, jobs, make_group, echoed, place, cut):
+def test_evaluate_item_that_fails_its_job_fails_alone(engine, jobs, make_group, echoed, place, cut):
     queries = [f"q{n}" for n in range(7)]
     queries[place] = POISON
     groups = (make_group(*queries[:cut]), make_group(), make_group(*queries[cut:]))
-    found = jobs.evaluate(Run(Work(groups), "t"))
+    found = jobs.evaluate(Run(JobRequest(groups), "t"))
     (failure,) = [failure for outcome in found for failure in outcome.failures]
     assert failure.error.kind == InternalError.kind
     assert "a task failed" in failure.error.message
@@ -29,29 +29,29 @@ def test_the_item_that_kills_its_job_fails_alone(engine, jobs, make_group, echoe
     assert len([size for size in engine.sizes if size]) <= 7
 
 
-def test_a_killer_with_a_sampler_is_the_samplers_fault(jobs, work):
-    (found,) = jobs.evaluate(Run(work(POISON, sampler="{}"), "t"))
+def test_evaluate_failed_job_of_sampler_is_sampler_failed(jobs, job_request):
+    (found,) = jobs.evaluate(Run(job_request(POISON, sampler="{}"), "t"))
     assert [failure.error.kind for failure in found.failures] == [SamplerFailed.kind]
 
 
-def test_a_run_that_was_called_off_ends_without_a_job(engine, jobs, work):
-    run = Run(work("a"), "t")
+def test_evaluate_cancelled_run_starts_no_job(engine, jobs, job_request):
+    run = Run(job_request("a"), "t")
     jobs.cancel(run)
     with pytest.raises(Cancelled):
         jobs.evaluate(run)
     assert engine.sizes == []
 
 
-def test_a_lost_engine_is_not_asked_again(engine, jobs, work):
+def test_evaluate_lost_engine_is_not_used_again(engine, jobs, job_request):
     engine.living = False
     with pytest.raises(EngineLost):
-        jobs.evaluate(Run(work("a", "b"), "t"))
+        jobs.evaluate(Run(job_request("a", "b"), "t"))
     assert engine.sizes == [2, 0], "the job, and one without work"
     with pytest.raises(EngineLost):
         jobs.warm_up()
 
 
-def test_a_failing_job_without_items_ends(engine, jobs, work):
+def test_evaluate_failed_job_without_items_returns(engine, jobs, job_request):
     engine.failing = {"t"}
-    assert jobs.evaluate(Run(work(), "t")) == [Outcome()]
-    assert jobs.evaluate(Run(NOTHING, "t")) == []
+    assert jobs.evaluate(Run(job_request(), "t")) == [Outcome()]
+    assert jobs.evaluate(Run(EMPTY_REQUEST, "t")) == []

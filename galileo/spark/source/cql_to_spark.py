@@ -1,4 +1,4 @@
-"""From CQL2 to Spark's conditions, as far as Spark can say the same."""
+"""Converts CQL2 to conditions of Spark, where Spark has an equivalent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from galileo.model.times import micros
 from galileo.query import cql_syntax
 from galileo.query.operands import DATETIME
-from galileo.spark.source.filters import EXACT_INT_MAX
+from galileo.spark.source.spark_to_cql import EXACT_INT_MAX
 
 _COMPARED: dict[str, Callable[[Any, Any], Column]] = {
     "=": lambda subject, value: subject == value,
@@ -22,23 +22,23 @@ _COMPARED: dict[str, Callable[[Any, Any], Column]] = {
     ">": lambda subject, value: subject > value,
     ">=": lambda subject, value: subject >= value,
 }
-# Spark refuses a backslash in front of anything else.
+# Spark refuses a backslash before other characters.
 _PATTERN = re.compile(r"(?:[^\\]|\\[%_\\])*")
 
 
 def spark_conditions(query: str, frame: DataFrame) -> list[Column]:
-    """Conditions on columns of a DataFrame that every row of the query passes.
+    """Conditions on columns of a DataFrame that all rows of a query satisfy.
 
-    Places, cells, and what else Spark has no word for are left out; so is what is not joined to
-    the rest by AND.
+    Converts top-level conditions joined by AND; omits those without an equivalent, such as
+    conditions on places and cells.
 
     Raises:
-        QuerySyntaxError: it is no query.
+        QuerySyntaxError: the query does not parse.
     """
     tree = cql_syntax.read(query)
     trees = tree["args"] if isinstance(tree, dict) and tree.get("op") == "and" else [tree]
-    found = [_condition(one, frame) for one in trees]
-    return [condition for condition in found if condition is not None]
+    conditions = (_condition(tree, frame) for tree in trees)
+    return [condition for condition in conditions if condition is not None]
 
 
 def _condition(tree: Any, frame: DataFrame) -> Column | None:
@@ -53,11 +53,11 @@ def _condition(tree: Any, frame: DataFrame) -> Column | None:
         return None
     if op == "isNull":
         return subject.isNull()
-    values = [_value(one) for one in (args[1] if op == "in" else args[1:])]
-    return None if any(value is None for value in values) else _said(op, subject, values)
+    values = [_value(raw) for raw in (args[1] if op == "in" else args[1:])]
+    return None if any(value is None for value in values) else _compare(op, subject, values)
 
 
-def _said(op: str, subject: Column, values: list[Any]) -> Column | None:
+def _compare(op: str, subject: Column, values: list[Any]) -> Column | None:
     if op == "in":
         return subject.isin(values)
     if op == "between":
@@ -68,14 +68,14 @@ def _said(op: str, subject: Column, values: list[Any]) -> Column | None:
 
 
 def _subject(raw: Any, frame: DataFrame) -> Column | None:
-    """The column that a condition is about."""
-    named = raw.get("property") if isinstance(raw, dict) else None
-    name = "time" if named == DATETIME else named
+    """The column of a condition."""
+    property_name = raw.get("property") if isinstance(raw, dict) else None
+    name = "time" if property_name == DATETIME else property_name
     return frame[name] if isinstance(name, str) and name in frame.columns else None
 
 
 def _value(raw: Any) -> Any:
-    """A literal; None where Spark would compare it in another way."""
+    """A literal; None if Spark would compare it differently."""
     if isinstance(raw, dict) and set(raw) == {"timestamp"}:
         return F.timestamp_micros(F.lit(micros(raw["timestamp"])))
     if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) >= EXACT_INT_MAX:
