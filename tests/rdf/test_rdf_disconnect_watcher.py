@@ -40,11 +40,11 @@ def test_disconnect_watcher_ended_block_is_ignored(disconnects):
         ours, ours.fileno(), selectors.EVENT_READ, lambda: calls.append("")
     )
     ours.close()
-    disconnects._met(seen)
+    disconnects._on_readable(seen)
     again, other = socket.socketpair()
     with again, other, disconnects.calling(again, lambda: calls.append("")):
         assert again.fileno() == seen.fd, "the number is another's now"
         theirs.close()
-        disconnects._met(seen)
+        disconnects._on_readable(seen)
     assert not calls
     assert noticed(disconnects)

@@ -191,7 +191,7 @@ def test_disconnect_watcher_reused_connection_notifies_the_current_query():
         with watching.calling(ours, first.set):
             stale = watching._selector.get_key(ours)
         with watching.calling(ours, second.set):
-            watching._met(stale)
+            watching._on_readable(stale)
             theirs.close()
             assert second.wait(60)
         assert not first.is_set()

@@ -131,13 +131,13 @@ def test_a_query_that_ends_itself_before_it_is_interrupted_took_too_long(
 
 
 def test_a_query_is_cancelled_between_its_fork_and_its_question(engine, loads, monkeypatch):
-    cancel, fork = Cancellation(), Process._fork
+    cancel, fork = Cancellation(), Process._ensure_query_process
 
     def forking(process, *, geometry):
         fork(process, geometry=geometry)
         cancel.cancel()
 
-    monkeypatch.setattr(Process, "_fork", forking)
+    monkeypatch.setattr(Process, "_ensure_query_process", forking)
     with pytest.raises(Cancelled):
         engine.query(ENDLESS, QUICK, cancels=[cancel])
     monkeypatch.undo()
@@ -277,7 +277,9 @@ def test_a_query_is_answered_though_its_process_is_lost_unseen(engine, loads, la
 
 def test_engine_graph_process_killed_twice_is_an_error(engine, monkeypatch):
     """A graph that does not fit its memory is an error after two attempts."""
-    monkeypatch.setattr(Process, "ask", lambda process, *_, **__: process._take(process.end() or 1))
+    monkeypatch.setattr(
+        Process, "query", lambda process, *_, **__: process._read_bytes(process.end() or 1)
+    )
     with pytest.raises(InputError, match="SIGKILL"):
         engine.query("ASK {}", QUICK)
 

@@ -43,7 +43,7 @@ def test_a_term_names_the_labels_that_have_it_among_their_names(weather, data):
     names = names_of(labels)
     known = st.sampled_from(sorted(set().union(*names)))
     chosen = data.draw(st.lists(known | st.sampled_from(["", "nam", "x", VERTEX, None])))
-    found = labels_from_terms.labels_named(labels, {"x": pa.array(chosen, pa.string())})
+    found = labels_from_terms.find_labels(labels, {"x": pa.array(chosen, pa.string())})
     expected = [row for row, mine in zip(rows_of(labels), names, strict=True) if mine & set(chosen)]
     assert rows_of(found) == expected
 

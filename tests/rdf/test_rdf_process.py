@@ -38,7 +38,7 @@ def unread(process):
 
 
 def killed_at(process, monkeypatch, *, unread_min):
-    """Has the query process of the next query killed as soon as so much of its answer waits."""
+    """Kills the query process of the next query once `unread_min` bytes of its answer are unread."""
     wait = Process._wait
 
     def waiting(one):
@@ -97,4 +97,4 @@ def test_process_mark_in_two_parts_is_read(process, monkeypatch, cut):
     monkeypatch.setattr(process_module.os, "read", lambda stream, size: parts.pop(0))
     with pytest.raises(QueryProcessEnded) as ended:
         process._frame()
-    assert (ended.value.status, bytes(process._buffer), process._left) == (-9, b"", None)
+    assert (ended.value.status, bytes(process._buffer), process._exit_status) == (-9, b"", None)
