@@ -38,7 +38,7 @@ def unread(process):
 
 
 def killed_at(process, monkeypatch, *, unread_min):
-    """Kills the query process of the next query once `unread_min` bytes of its answer are unread."""
+    """Kills the query process of the next query once that much of its answer is unread."""
     wait = Process._wait
 
     def waiting(one):
