@@ -137,9 +137,9 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
         yield SparkEngine(session, gateway=gateway, tasks=options.tasks or cores)
 
 
-def _attach(gateway: Gateway, chosen: dict[str, str]) -> SparkSession:
-    with environment_variables(gateway.variables(chosen["spark.pyspark.python"])):
-        return create_session(SparkSession.builder, chosen)
+def _attach(gateway: Gateway, session_settings: dict[str, str]) -> SparkSession:
+    with environment_variables(gateway.variables(session_settings["spark.pyspark.python"])):
+        return create_session(SparkSession.builder, session_settings)
 
 
 def create_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
