@@ -53,5 +53,5 @@ def test_open_source_format_overrides_detection(tmp_path: Path) -> None:
 
 
 def test_open_source_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found none"):
+    with pytest.raises(InputError, match="there is no file at"):
         open_source(tmp_path / "none.csv")

@@ -401,7 +401,7 @@ def test_damaged_sections_are_refused(write: Callable[..., Path]) -> None:
 def test_a_file_without_messages_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.grib2"
     path.write_bytes(b"nothing here")
-    with pytest.raises(InputError, match="found none"):
+    with pytest.raises(InputError, match="has no GRIB messages"):
         open_source(path)
 
 

@@ -80,9 +80,9 @@ def test_names_that_become_equal_are_numbered() -> None:
 
 
 def test_default_features_none_or_too_many_are_refused() -> None:
-    with pytest.raises(InputError, match="found 0"):
+    with pytest.raises(InputError, match="got 0"):
         default_features([VariableInfo("t", default=False)])
-    with pytest.raises(InputError, match="found 300"):
+    with pytest.raises(InputError, match="got 300"):
         default_features([VariableInfo(f"v{number}") for number in range(300)])
 
 
