@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "ingest {air} {files}/time.csv": (
         "invalid_observations",
-        "^'time' holds no times.*'yesterday'",
+        "^'time' has no times.*'yesterday'",
     ),
     "ingest {air} {files}/place.csv": ("invalid_observations", "latitude .*got 95.0 in row 0"),
     "ingest {air} {files}/text.csv": ("invalid_observations", "'temperature', got 'warm' in row 0"),
