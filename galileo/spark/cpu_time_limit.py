@@ -86,7 +86,7 @@ class _Clocks:
     Attributes:
         monotonic_s: monotonic clock.
         used_s: processor time of this process.
-        run_queue_wait_s: wait of the main thread for a processor; 0 if the kernel does not report it.
+        run_queue_wait_s: wait of the main thread for a processor; 0 if it is unknown.
     """
 
     monotonic_s: float
