@@ -5,7 +5,6 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -86,17 +85,6 @@ def test_the_other_public_modules_load(module: str) -> None:
     assert importlib.import_module(module).__doc__
 
 
-def script(name: str) -> ModuleType:
-    """A module of scripts/, which is no package."""
-    path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def calls(cls: type) -> dict[str, inspect.Signature]:
     members = inspect.getmembers(cls, inspect.isfunction)
     return {name: inspect.signature(one) for name, one in members if not name.startswith("_")}
@@ -116,7 +104,7 @@ def test_every_call_of_both_clients_is_documented() -> None:
 
 
 def test_the_blocking_client_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = script("blocking_client")
+    writer = importlib.import_module("blocking_client")
     assert writer.TARGET.read_text() == writer.source(), "run scripts/blocking_client.py"
     monkeypatch.setattr(writer, "TARGET", tmp_path / "blocking_calls.py")
     monkeypatch.setattr(sys, "argv", ["blocking_client.py", "--check"])

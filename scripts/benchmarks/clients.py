@@ -22,7 +22,7 @@ import galileo
 from benchmarks import clusters
 from benchmarks.clusters import DATASET, FIRST_HOUR, SMALL, fill
 from benchmarks.figures import Figure, Peer, Spread
-from benchmarks.memory import Growth
+from benchmarks.processes import Growth
 from benchmarks.sizes import Bench
 from galileo.client import Client, Update
 from galileo.generate import NamLike

@@ -12,6 +12,7 @@ import psutil
 import galileo
 from benchmarks import clusters
 from benchmarks.figures import Figure, Goal, Spread
+from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 
@@ -77,18 +78,3 @@ def _used() -> dict[_Process, float]:
             one = _Process(process.pid, "galileo.server" in process.cmdline())
             used[one] = processor_seconds(process.pid)
     return used
-
-
-def processor_seconds(pid: int) -> float:
-    """Processor time of a process, its ended threads' too; psutil's is too coarse for what is idle.
-
-    Linux has a clock of each process: its number inverted, eight times, and 2 for what the
-    scheduler counted (clock_getcpuclockid(3)).
-
-    Raises:
-        ProcessLookupError: There is no such process.
-    """
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError as error:
-        raise ProcessLookupError(f"expected a process, there is none with number {pid}") from error

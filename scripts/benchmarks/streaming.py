@@ -18,7 +18,7 @@ import galileo
 from benchmarks import clusters
 from benchmarks.clusters import DATASET, SMALL, fill
 from benchmarks.figures import Figure, Peer, Spread, Subject, seconds
-from benchmarks.memory import Growth
+from benchmarks.processes import Growth
 from benchmarks.sizes import Bench
 from galileo.client import Client
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import galileo
 from benchmarks import clusters, jobs
 from benchmarks.figures import Figure, Goal, Peer, Spread
-from benchmarks.idle import processor_seconds
+from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.spark.launcher import EvaluatorClient

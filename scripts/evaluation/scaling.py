@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from benchmarks import clusters, jobs
 from benchmarks.figures import digits, quantity
-from benchmarks.idle import processor_seconds
+from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 
 import galileo

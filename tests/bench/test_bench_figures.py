@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 from benchmarks.figures import CALLS_MAX, Figure, Peer, Spread, calls_for, digits, in_turn, quantity
+from benchmarks.processes import processor_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,3 +112,26 @@ def test_a_quick_subject_is_called_often_in_a_run():
 )
 def test_calls_of_a_run(run_s, call_s, calls):
     assert calls_for(run_s, call_s) == calls
+
+
+def busy(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        sum(range(1_000))
+
+
+def test_processor_time_of_ended_threads_still_counts():
+    before = processor_seconds(os.getpid())
+    for number in range(5):
+        thread = threading.Thread(target=busy, args=(0.02,))
+        thread.start()
+        thread.join()
+        assert processor_seconds(os.getpid()) - before >= 0.02 * (number + 1)
+    assert processor_seconds(os.getpid()) <= time.process_time()
+
+
+def test_a_process_that_has_ended_has_no_processor_time():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with pytest.raises(ProcessLookupError, match=str(ended.pid)):
+        processor_seconds(ended.pid)

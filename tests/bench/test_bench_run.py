@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,12 +25,12 @@ measure_area = test_area
 del test_area  # It is no test of this file.
 
 
-def started(environment: dict[str, str], scratch: Path, *options: str) -> subprocess.Popen[str]:
+def started(scratch: Path, *options: str) -> subprocess.Popen[str]:
     command = ["-m", "pytest", "scripts/benchmarks", "-s", "--quick", *options]
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT,
-        env={**environment, "TMPDIR": str(scratch)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,12 +39,11 @@ def started(environment: dict[str, str], scratch: Path, *options: str) -> subpro
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_bench_with_small_sizes_measures_every_area(bench_environment, tmp_path):
+def test_bench_with_small_sizes_measures_every_area(tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     markdown, values = tmp_path / "figures.md", tmp_path / "figures.json"
     bench = started(
-        bench_environment,
         scratch,
         *("--markdown-file", str(markdown), "--json-file", str(values)),
     )
@@ -68,12 +68,12 @@ def test_bench_with_small_sizes_measures_every_area(bench_environment, tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_bench_when_cancelled_leaves_nothing_behind(bench_environment, tmp_path, number):
+def test_bench_when_cancelled_leaves_nothing_behind(tmp_path, number):
     report = tmp_path / "figures.md"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     options = ("--only", "cycle", "--markdown-file", str(report))
-    bench = started(bench_environment, scratch, *options)
+    bench = started(scratch, *options)
     assert bench.stderr is not None
     for line in bench.stderr:
         if "starting the evaluator" in line:

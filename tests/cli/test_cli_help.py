@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
+import wheel_smoke
 from click.testing import CliRunner
 
 import galileo
@@ -146,6 +145,5 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 
 def test_the_check_of_the_wheels_runs_every_command() -> None:
-    smoke = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "wheel_smoke.py"))
-    run = {*smoke["COMMANDS"], *smoke["WITH_EXTRA"], *smoke["NODES_REFUSE"]}
+    run = {*wheel_smoke.COMMANDS, *wheel_smoke.WITH_EXTRA, *wheel_smoke.NODES_REFUSE}
     assert {f"galileo {name}" for name in run} == LEAVES.keys()

@@ -12,7 +12,6 @@ observation lies within `EDGE` of an edge or `RING_M` of a circle.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -23,14 +22,12 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 import shapely
+from benchmarks import postgis
 
 import galileo
 from galileo.client import Ccq, Client
 from galileo.geo.circles import Circle, metres
 from galileo.model.schema import Feature, Schema
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-from benchmarks import postgis
 
 ROUNDS = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "200"))
 SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))

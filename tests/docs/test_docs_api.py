@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import api_reference
 import pytest
 
 import galileo
@@ -16,23 +15,13 @@ import galileo.client
 SCRIPT = Path(__file__).parents[2] / "scripts" / "api_reference.py"
 
 
-@pytest.fixture(scope="module")
-def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("api_reference", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_the_reference_is_current() -> None:
+    there = {path.name: path.read_text() for path in api_reference.TARGET.glob("*.md")}
+    assert there == api_reference.pages(), "run .venv/bin/python scripts/api_reference.py"
 
 
-def test_the_reference_is_current(writer: ModuleType) -> None:
-    there = {path.name: path.read_text() for path in writer.TARGET.glob("*.md")}
-    assert there == writer.pages(), "run .venv/bin/python scripts/api_reference.py"
-
-
-def test_every_public_name_has_a_heading_and_a_link_that_leads_to_it(writer: ModuleType) -> None:
-    pages = writer.pages()
+def test_every_public_name_has_a_heading_and_a_link_that_leads_to_it() -> None:
+    pages = api_reference.pages()
     public = {*galileo.__all__, *galileo.client.__all__} - {"__version__"}
     links = re.findall(r"\[`(\w+)`\]\((\w+\.md)#(\w+)\)", pages["README.md"])
     assert {name for name, _, _ in links} >= public
@@ -41,22 +30,20 @@ def test_every_public_name_has_a_heading_and_a_link_that_leads_to_it(writer: Mod
         assert [h for h in headings if h.lower().replace(" ", "-") == anchor] == [name]
 
 
-def test_every_call_of_a_client_is_in_it(writer: ModuleType) -> None:
-    text = writer.pages()["client.md"]
+def test_every_call_of_a_client_is_in_it() -> None:
+    text = api_reference.pages()["client.md"]
     calls = [name for name in dir(galileo.Client) if not name.startswith("_")]
     assert all(f"### Client.{name}\n" in text for name in calls)
     assert "await client" not in text.partition("## AsyncClient")[0]
     assert "```pycon\n>>> labels = client.query(" in text
 
 
-def test_an_old_reference_is_noticed(
-    writer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "TARGET", tmp_path / "api")
+def test_an_old_reference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_reference, "TARGET", tmp_path / "api")
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
-    assert writer.main() == 1
+    assert api_reference.main() == 1
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
-    assert writer.main() == 0
+    assert api_reference.main() == 0
     (tmp_path / "api" / "gone.md").write_text("")
-    assert writer.main() == 0
-    assert {path.name for path in (tmp_path / "api").iterdir()} == set(writer.pages())
+    assert api_reference.main() == 0
+    assert {path.name for path in (tmp_path / "api").iterdir()} == set(api_reference.pages())

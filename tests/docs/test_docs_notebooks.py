@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +13,8 @@ import galileo
 
 pytest.importorskip("geopandas")
 pytest.importorskip("matplotlib")
+
+import notebook_runner
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -40,20 +38,6 @@ def kinds(outputs: list[dict[str, Any]]) -> list[list[str]]:
     return [sorted(output.get("data", [output["output_type"]])) for output in outputs]
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[ModuleType]:
-    path = ROOT / "scripts" / "notebook_runner.py"
-    spec = importlib.util.spec_from_file_location("notebook_runner", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while it is made.
-    sys.modules["notebook_runner"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["notebook_runner"]
-
-
 def test_these_are_the_tutorials() -> None:
     assert NAMES == ["nam_forecast", "quakes", "stations", "storms"]
 
@@ -67,15 +51,14 @@ def test_these_are_the_tutorials() -> None:
 )
 def test_a_tutorial_runs_and_shows_what_is_stored(
     path: Path,
-    runner: ModuleType,
     cluster: galileo.LocalCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    notebook = runner.Notebook.read(path)
+    notebook = notebook_runner.Notebook.read(path)
     with galileo.connect(*cluster.addresses) as client:
-        kernel = runner.Kernel({"__name__": "__main__", "client": client})
+        kernel = notebook_runner.Kernel({"__name__": "__main__", "client": client})
         for number, cell in enumerate(notebook.code, start=1):
             if is_about_the_cluster(cell):
                 continue
@@ -86,8 +69,8 @@ def test_a_tutorial_runs_and_shows_what_is_stored(
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_was_run_whole_and_is_small(path: Path, runner: ModuleType) -> None:
-    notebook = runner.Notebook.read(path)
+def test_a_tutorial_was_run_whole_and_is_small(path: Path) -> None:
+    notebook = notebook_runner.Notebook.read(path)
     numbers = [cell["execution_count"] for cell in notebook.code]
     assert numbers == list(range(1, len(numbers) + 1)), "run scripts/notebooks"
     assert path.stat().st_size < BYTES_MAX
@@ -102,21 +85,23 @@ def test_a_tutorial_was_run_whole_and_is_small(path: Path, runner: ModuleType) -
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_tells_the_whole_story(path: Path, runner: ModuleType) -> None:
-    code = "\n".join("".join(cell["source"]) for cell in runner.Notebook.read(path).code)
+def test_a_tutorial_tells_the_whole_story(path: Path) -> None:
+    code = "\n".join("".join(cell["source"]) for cell in notebook_runner.Notebook.read(path).code)
     for part in ("ingest(", "submit(", "cancel(", "plot", "to_geopandas(", "LocalCluster("):
         assert part in code, part
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_the_links_of_a_tutorial_lead_somewhere(path: Path, runner: ModuleType) -> None:
-    links = [one for one in _LINK.findall(runner.Notebook.read(path).text) if ":" not in one]
+def test_the_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
+    links = [
+        one for one in _LINK.findall(notebook_runner.Notebook.read(path).text) if ":" not in one
+    ]
     assert [link for link in links if not (path.parent / link.partition("#")[0]).exists()] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_is_a_notebook_as_the_format_wants_it(path: Path, runner: ModuleType) -> None:
-    raw = runner.Notebook.read(path).raw
+def test_a_tutorial_is_a_notebook_as_the_format_wants_it(path: Path) -> None:
+    raw = notebook_runner.Notebook.read(path).raw
     assert (raw["nbformat"], raw["nbformat_minor"]) == (4, 5)
     names = [cell["id"] for cell in raw["cells"]]
     assert len(set(names)) == len(names)
@@ -129,8 +114,8 @@ def test_a_tutorial_is_a_notebook_as_the_format_wants_it(path: Path, runner: Mod
 # --- what runs them ------------------------------------------------------------------------------
 
 
-def test_a_cell_shows_what_it_prints_and_its_last_value(runner: ModuleType) -> None:
-    kernel = runner.Kernel()
+def test_a_cell_shows_what_it_prints_and_its_last_value() -> None:
+    kernel = notebook_runner.Kernel()
     printed, value = kernel.run("x = 1\nprint('hello')\nx + 1", name="cell")
     assert printed["text"] == "hello\n"
     assert value["data"] == {"text/plain": "2"}
@@ -138,8 +123,8 @@ def test_a_cell_shows_what_it_prints_and_its_last_value(runner: ModuleType) -> N
     assert kernel.run("y = x", name="cell") == kernel.run("", name="cell") == []
 
 
-def test_a_cell_shows_tables_and_figures(runner: ModuleType) -> None:
-    kernel = runner.Kernel()
+def test_a_cell_shows_tables_and_figures() -> None:
+    kernel = notebook_runner.Kernel()
     [frame] = kernel.run("import pandas\npandas.DataFrame({'a': [1]})", name="cell")
     assert "<table" in frame["data"]["text/html"]
     [figure] = kernel.run("import matplotlib.pyplot as p\np.plot([1, 2]);", name="cell")
@@ -147,9 +132,9 @@ def test_a_cell_shows_tables_and_figures(runner: ModuleType) -> None:
     assert kernel.run("1;", name="cell") == [], "a figure is shown once"
 
 
-def test_a_cell_that_fails_is_named(runner: ModuleType) -> None:
+def test_a_cell_that_fails_is_named() -> None:
     with pytest.raises(ZeroDivisionError) as failed:
-        runner.Kernel().run("1\n1 / 0", name="quakes.ipynb, cell 3")
+        notebook_runner.Kernel().run("1\n1 / 0", name="quakes.ipynb, cell 3")
     assert failed.traceback[-1].path == Path("quakes.ipynb, cell 3") or any(
         "quakes.ipynb, cell 3" in str(entry.path) for entry in failed.traceback
     )

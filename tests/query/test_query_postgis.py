@@ -19,7 +19,6 @@ a kind in one statement. What the two mean differently is kept out here, and not
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,15 +27,13 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 import shapely
+from benchmarks import postgis
 from shapes import drawn, points_about
 
 from galileo.geo import geohash
 from galileo.geo.circles import HALFWAY_M, Circle, metres
 from galileo.model.schema import Feature, Schema
 from galileo.query import parse
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-from benchmarks import postgis
 
 CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "400"))
 SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))

@@ -1,10 +1,12 @@
-"""The page of made-up results: blocks between marks, tables, sentences and pictures."""
+"""The evaluation in small, the page of made-up results, and simulated clusters."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -25,7 +27,7 @@ from evaluation.page import Taken, extent, percent, renewed, table, times
 from evaluation.plots import Axes, Line
 from evaluation.retrieval import Grown, History, Retrieval, Retrieved
 from evaluation.scaling import WORKS, Cluster, Scaling, Work
-from evaluation.simulated import Simulated, Times
+from evaluation.simulated import BUSY_SHARE, INTERVAL_S, Quiet, Simulated, Times, simulate
 from evaluation.sizes import QUICK, Sizes
 from evaluation.streaming import Retrieval as Came
 from evaluation.streaming import Standing, Stream, Streaming
@@ -34,6 +36,7 @@ from made_up_machine import MACHINE
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "dev" / "paper.md"
 PICTURES_BYTES_MAX = 300_000
+PROGRAM_PATH = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests" / "kit")])
 
 FORMS = (
     "path labels as text",
@@ -245,14 +248,12 @@ def test_lines_draw_a_band_and_a_dashed_line() -> None:
 
 
 @pytest.mark.slow
-def test_paper_with_small_sizes_stores_and_shows_a_part(
-    evaluation_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_paper_with_small_sizes_stores_and_shows_a_part(tmp_path: Path) -> None:
     results, scratch = tmp_path / "results", tmp_path / "scratch"
     scratch.mkdir()
     run = subprocess.run(
         [sys.executable, "-m", "evaluation", "--quick", "--only", "labels", "--results", results],
-        env={**evaluation_environment, "TMPDIR": str(scratch)},
+        env={**os.environ, "PYTHONPATH": PROGRAM_PATH, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
     )
@@ -324,3 +325,23 @@ def test_main_when_cancelled_says_how_to_go_on_and_leaves_nothing(
     assert "go on with --resume" in capsys.readouterr().err
     assert not scratches[0].exists()
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_the_same_worlds_play_the_same() -> None:
+    played = Quiet(2, seed=5).play()
+    assert played == Quiet(2, seed=5).play()
+    assert played != Quiet(2, seed=6).play()
+
+
+@pytest.mark.slow
+def test_more_nodes_share_the_scans_and_only_one_cannot_fail_over() -> None:
+    taken = simulate((1, 4), worlds=1, row_s=1e-6)
+    alone, four = taken.points
+    assert (alone.failover_s, alone.messages_per_s) == ((), (0.0,))
+    (failover_s,) = four.failover_s
+    assert taken.failure_timeout_s / 2 < failover_s < taken.failure_timeout_s + 3 * INTERVAL_S
+    slow, quick = (statistics.median(one.cached_s) for one in taken.points)
+    assert INTERVAL_S / 2 < quick < slow < INTERVAL_S * (1.5 + BUSY_SHARE)
+    # A single node is busy with all that comes in for the share that is meant, about.
+    assert taken.rows_per_s * taken.row_s == pytest.approx(BUSY_SHARE, rel=0.25)
