@@ -3,7 +3,7 @@
 Clusters of three nodes take the same blocks, one row each, since observations are on the disk and
 only paths in memory. In every other one continuous queries run, and nothing is fetched, so their
 caches hold every label. As the paper's Fig. 7 does, memory is compared of the nodes with and
-without queries; the evaluator, which is a process of its own and warm in both, stands beside it.
+without queries; the evaluator, which is a process of its own and warm in both, is next to it.
 
 There are two kinds of blocks: a generated forecast, of which each query finds another tenth by its
 temperature; and places, hours and features at random, which pack worst, where all find the same.

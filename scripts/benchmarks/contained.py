@@ -1,4 +1,4 @@
-"""What it costs to contain a sampler: its start, and calls beside the same code uncontained.
+"""What it costs to contain a sampler: its start, and calls compared with the same code uncontained.
 
 The sampler is the installed distribution's own `uniform`, sent as users send theirs.
 """
@@ -50,7 +50,7 @@ def _started() -> ContainedSampler:
 
 
 def _start(*, runs: int) -> Figure:
-    """From an archive to a sampler that can be asked, beside a plain interpreter."""
+    """From an archive to a sampler that can be asked, compared with a plain interpreter."""
 
     def plain() -> None:
         subprocess.run([sys.executable, *PLAIN], check=True)

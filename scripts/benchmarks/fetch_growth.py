@@ -5,7 +5,7 @@ size of the store there is a query that 10,000 of its paths match, spread over a
 features are drawn without regard to place and time, so nothing but looking finds them. Timed is
 the whole answer in one process's hands: what is fetched, from the first token on, is all that the
 query has found so far, unpacked; asked again is the same text, and the same labels come. How long a
-fetch takes that finds nothing stands beside both: what the call costs, however little it brings.
+fetch takes that finds nothing is next to both: what the call costs, however little it brings.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def delta(bench: Bench, paths: int) -> Figure:
         runs=sizes.runs,
         run_s=RUN_S,
     )
-    name = f"what is new since a sequence: {sizes.paths_new:,} beside {paths:,} paths"
+    name = f"what is new since a sequence: {sizes.paths_new:,} next to {paths:,} paths"
     return Figure(name, "s", scan, (Peer(f"{MASK} over the sequences", mask),))
 
 
@@ -252,7 +252,7 @@ def merged_delta(paths: int, bench: Bench) -> Figure:
     if graph.scan(everything, after=after).num_rows != new:
         raise AssertionError("a merged_delta of the graph is not what was inserted last")
     (taken,) = in_turn(lambda: graph.scan(everything, after=after), runs=bench.sizes.runs)
-    name = f"what is new since a sequence: {new:,} beside {paths:,} paths"
+    name = f"what is new since a sequence: {new:,} next to {paths:,} paths"
     return Figure(name, "s", taken, goals=(Goal("at most", DELTA_MAX_S),))
 
 

@@ -1,4 +1,4 @@
-"""How fast observations and whole blocks become durable, beside the bare disk.
+"""How fast observations and whole blocks become durable, compared with the bare disk.
 
 A block is all observations of one cell and one hour: 128 rows of eight columns, 8,192 bytes in
 Arrow. In one variant its indexed features are the same in all its rows, so that it has one path,

@@ -1,7 +1,7 @@
 """Bytes of a result's labels in the forms that they take, and how fast these are made and undone.
 
 The rows are those of the paper's Table I (text labels, compacted, compressed), with the codecs that
-come with Arrow beside them.
+come with Arrow next to them.
 """
 
 from __future__ import annotations

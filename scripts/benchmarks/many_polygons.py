@@ -1,4 +1,4 @@
-"""Polygons as continuous queries, from ingest to their reader, beside a trigger in PostGIS.
+"""Polygons as continuous queries, from ingest to their reader, and a trigger in PostGIS.
 
 Every polygon is a CCQ of its own on a cluster of one node with embedded Spark; one client watches
 all of them. A run ingests observations and ends when the client has every label of every CCQ as

@@ -18,7 +18,7 @@ class Sizes:
         stride: of the generated forecast's grid.
         ingest: (observations in a batch, batches) of each way to ingest.
         blocks: (blocks in a batch, batches) that are ingested.
-        copied: (observations in a batch, batches) that are ingested beside COPY.
+        copied: (observations in a batch, batches) that are ingested as COPY does.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.

@@ -1,4 +1,4 @@
-"""Reading a whole dataset through Spark, beside Parquet files of the same rows."""
+"""Reading a whole dataset through Spark, compared with Parquet files of the same rows."""
 
 from __future__ import annotations
 

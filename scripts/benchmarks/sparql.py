@@ -1,4 +1,4 @@
-"""SPARQL over results, beside rdflib's own engine and oxigraph called directly.
+"""SPARQL over results, compared with rdflib's own engine and oxigraph called directly.
 
 The suite is that of `tests/rdf/queries.rq`, where the tests compare all answers; here their sizes
 are compared once more, and the time of each query: of this engine with its process, pipes and

@@ -155,7 +155,7 @@ class Sides:
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
-    """Figures of each question, Galileo's time beside PostGIS's.
+    """Figures of each question, Galileo's time and PostGIS's.
 
     Raises:
         NotInstalled: PostGIS or the driver is not installed.

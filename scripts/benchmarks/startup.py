@@ -1,4 +1,4 @@
-"""How long a person waits for `galileo --help` and for an import, beside a bare interpreter."""
+"""How long a person waits for `galileo --help` and for an import, and of a bare interpreter."""
 
 from __future__ import annotations
 

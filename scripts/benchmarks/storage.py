@@ -191,7 +191,7 @@ def measure_recovery(bench: Bench) -> Iterator[Figure]:
 
 
 def _recovered(bench: Bench, directory: Path, *, paths: int, what: str) -> Figure:
-    """The store and the graph alone, beside a plain read of all files."""
+    """The store and the graph alone, compared with a plain read of all files."""
     floor, taken = [], []
     for _ in range(bench.sizes.runs):
         forget(directory)

@@ -66,7 +66,7 @@ def _measured(running: galileo.LocalCluster, labels: int, *, how: str) -> tuple[
 
 
 def _beside_others(running: galileo.LocalCluster, client: Client, bench: Bench) -> Iterator[Figure]:
-    """A small query alone, beside a reader that has stopped, and beside one that reads on."""
+    """A small query alone, with a reader that has stopped, and with one that reads on."""
     expected = len(client.query(DATASET, SMALL))
 
     def small() -> None:
@@ -83,10 +83,10 @@ def _beside_others(running: galileo.LocalCluster, client: Client, bench: Bench) 
     yield Figure("what the node grows by for a reader that has stopped", "B", _one(growth.bytes))
     peer = Peer("the same alone", alone)
     name = f"a query for {expected:,} labels"
-    yield Figure(f"{name} beside a reader that has stopped", "s", beside_stopped, (peer,))
+    yield Figure(f"{name} next to a reader that has stopped", "s", beside_stopped, (peer,))
     with reading_on(running.addresses[0], DATASET):
         beside_reader = _calls(small)
-    yield Figure(f"{name} beside one that reads on", "s", beside_reader, (peer,))
+    yield Figure(f"{name} next to one that reads on", "s", beside_reader, (peer,))
 
 
 def _calls(subject: Subject) -> Spread:
@@ -121,7 +121,7 @@ def read(address: str, dataset: str, how: str) -> Read:
 
 @contextlib.contextmanager
 def reading_on(address: str, dataset: str) -> Iterator[None]:
-    """Beside it a fresh process reads the answer in batches, over and over."""
+    """Meanwhile a fresh process reads the answer in batches, over and over."""
     with clusters.child("benchmarks.streaming", address, dataset, "forever") as process:
         yield
         if process.poll() is not None:

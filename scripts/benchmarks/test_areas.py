@@ -70,14 +70,14 @@ COMPARISONS = (
     Area("failover", "When a coordinator is killed", failover.measure),
     Area("ccq_memory", "What caches add to a cluster's memory", ccq_memory.measure),
     Area("growth", "Fetching while the store grows", fetch_growth.measure),
-    Area("duckdb", "The metadata graph beside DuckDB", graph_duckdb.measure),
+    Area("duckdb", "The metadata graph compared with DuckDB", graph_duckdb.measure),
     Area("scale", "What grows with the metadata graph", graph.measure_growth),
-    Area("copy", "Ingesting beside PostGIS COPY", ingest_postgis.measure),
+    Area("copy", "Ingesting compared with PostGIS COPY", ingest_postgis.measure),
     Area("boxes", "Very many continuous queries: boxes", many_queries.measure_boxes),
     Area("polygons", "Very many continuous queries: polygons", many_polygons.measure_polygons),
-    Area("source", "Reading through Spark beside Parquet files", source.measure),
-    Area("sparql", "SPARQL beside rdflib's engine", sparql.measure),
-    Area("postgis", "Polygons and circles beside PostGIS", spatial_postgis.measure),
+    Area("source", "Reading through Spark compared with Parquet files", source.measure),
+    Area("sparql", "SPARQL compared with rdflib's engine", sparql.measure),
+    Area("postgis", "Polygons and circles compared with PostGIS", spatial_postgis.measure),
 )
 
 
