@@ -1,4 +1,4 @@
-"""How fast observations of six columns become durable, compared with COPY into an indexed PostGIS table.
+"""How fast observations become durable, compared with COPY into an indexed PostGIS table.
 
 Both get the same batches, each durable by itself: Galileo through its client and gRPC, PostGIS by
 `\\copy` from files in PostgreSQL's binary format, made beforehand, over a Unix socket. The table
