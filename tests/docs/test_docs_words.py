@@ -15,12 +15,42 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WORDS = re.compile(r"\b(told|whoever|nobody|somebody|heed)\b", re.IGNORECASE)
 FOLDERS = (".ci", "deploy", "docs", "galileo", "plugins", "proto", "scripts", "tests")
-SUFFIXES = {"", ".css", ".ini", ".ipynb", ".js", ".md", ".proto", ".py", ".service", ".sh", ".toml"}
+SUFFIXES = {"", ".css", ".ini", ".ipynb", ".js", ".md", ".proto", ".py", ".pyi", ".service", ".sh"}
+SUFFIXES |= {".toml", ".txt", ".yml"}
 ALLOWED = {"tests/docs/test_docs_words.py"}
 """Files that may have the words: this one."""
 LINE_CHARS_MAX = 10_000
 """Longer lines are pictures in notebooks."""
-CEILINGS: dict[str, int] = {}
+CEILINGS: dict[str, int] = {
+    "docs/api": 8,
+    "galileo": 24,
+    "galileo/cli": 85,
+    "galileo/client": 58,
+    "galileo/containment": 7,
+    "galileo/formats": 13,
+    "galileo/node": 52,
+    "galileo/rdf": 23,
+    "galileo/rpc": 97,
+    "galileo/server": 77,
+    "galileo/spark": 25,
+    "galileo/storage": 8,
+    "galileo/tracing": 5,
+    "galileo/wire": 34,
+    "proto/galileo": 7,
+    "tests/cli": 158,
+    "tests/client": 132,
+    "tests/cluster": 37,
+    "tests/formats": 1,
+    "tests/node": 50,
+    "tests/rdf": 14,
+    "tests/rpc": 31,
+    "tests/server": 129,
+    "tests/spark": 21,
+    "tests/storage": 20,
+    "tests/testing": 3,
+    "tests/tracing": 16,
+    "tests/wire": 35,
+}
 """Lines with a word that a folder may still have. Lower a number when you remove some."""
 
 
@@ -29,8 +59,8 @@ def texts() -> Iterator[Path]:
     yield ROOT / "pyproject.toml"
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            is_cache = any(part.startswith((".", "__")) for part in path.parent.parts[-3:])
-            if path.is_file() and path.suffix in SUFFIXES and (folder == ".ci" or not is_cache):
+            is_cache = "__pycache__" in path.parts
+            if path.is_file() and path.suffix in SUFFIXES and not is_cache:
                 yield path
 
 
@@ -58,7 +88,7 @@ def test_no_folder_has_more_vague_words_than_allowed() -> None:
         allowed = CEILINGS.get(folder, 0)
         assert len(entries) <= allowed, "\n".join(
             [
-                f"{folder} has {len(entries)} lines with one of {WORDS.pattern}; {allowed} are allowed.",
+                f"{folder} has {len(entries)} lines with a vague word; {allowed} are allowed.",
                 "Name the process, user or message instead:",
                 *entries,
             ]
@@ -74,5 +104,5 @@ def test_no_folder_has_more_vague_words_than_allowed() -> None:
         ("toldness", False),
     ],
 )
-def test_vague_words_are_whole_words_in_any_case(line: str, has_one: bool, tmp_path: Path) -> None:
+def test_vague_words_are_whole_words_in_any_case(line: str, has_one: bool) -> None:
     assert bool(WORDS.search(line)) is has_one

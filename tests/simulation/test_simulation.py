@@ -160,6 +160,6 @@ def test_the_command_shrinks_and_says_how_to_repeat(
     words = ["scripts/sim", "--variant", "lazy_fsync", "--seeds", "0:20", "--shrink"]
     monkeypatch.setattr("sys.argv", words)
     assert main() == 1
-    told = capsys.readouterr().out
-    assert "needs no more than" in told
-    assert "--variant lazy_fsync --without" in told
+    output = capsys.readouterr().out
+    assert "needs no more than" in output
+    assert "--variant lazy_fsync --without" in output

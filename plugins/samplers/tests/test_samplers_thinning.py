@@ -99,7 +99,7 @@ def test_pieces_of_pairs_change_nothing(monkeypatch):
 
 
 def test_merged_samples_keep_the_distance_and_leave_no_large_gap():
-    """Whoever was dropped has a kept one within twice the distance."""
+    """Each dropped label has a kept one within twice the distance."""
     labels, chosen = sample_labels(), Thinning(distance_m=150_000)
     left = samplers.merge(chosen, samplers.apply(chosen, labels, seed=4), seed=4)
     kept, everything = (
