@@ -330,7 +330,7 @@ def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> No
     assert busy.pid is not None
     contained = psutil.Process(busy.pid)
     deadline = time.monotonic() + 60
-    while thread_states(busy.pid) != {"T"}:  # each thread stops when its turn comes
+    while thread_states(busy.pid) != {"T"}:  # told to; each stops when its turn comes
         assert time.monotonic() < deadline
         time.sleep(0.01)
     spent = contained.cpu_times()

@@ -159,13 +159,13 @@ def call(name: str) -> str:
 
 
 def test_every_call_of_the_client_is_documented(page: Callable[[str], Any]) -> None:
-    [rows] = page("docs/client.md").tables("All calls")
+    [rows] = page("docs/calls.md").tables("All calls")
     calls = [name for name in dir(Client) if not name.startswith("_")]
     assert sorted(code(row[0]) for row in rows) == sorted(map(call, calls))
 
 
 def test_every_field_of_a_result_is_documented(page: Callable[[str], Any]) -> None:
-    [rows] = page("docs/client.md").tables("All calls")
+    [rows] = page("docs/calls.md").tables("All calls")
     described: dict[str, set[str]] = {}
     for name, *parts in (re.findall(r"`(\w+)`", gives) for _, gives in rows if "`" in gives):
         described.setdefault(name, set()).update(parts)
