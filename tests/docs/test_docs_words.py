@@ -22,7 +22,7 @@ ALLOWED = {"tests/docs/test_docs_words.py"}
 LINE_CHARS_MAX = 10_000
 """Longer lines are pictures in notebooks."""
 CEILINGS: dict[str, int] = {
-    "docs/api": 8,
+    "docs/api": 6,
     "galileo": 24,
     "galileo/cli": 85,
     "galileo/client": 58,
@@ -40,6 +40,7 @@ CEILINGS: dict[str, int] = {
     "tests/cli": 158,
     "tests/client": 132,
     "tests/cluster": 37,
+    "tests/containment": 1,
     "tests/formats": 1,
     "tests/node": 50,
     "tests/rdf": 14,
