@@ -63,6 +63,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"{is_image}[{text}]({to}{hash_}{anchor})"
 
     mended_text = _outside_code(markdown, mended)
+    if uri == OUTSIDE["README.md"]:
+        page.meta["hide"] = ["navigation"]
     if uri.startswith("notebooks/"):
         name = posixpath.basename(uri).removesuffix(".md")
         heading, _, rest = mended_text.partition("\n")
