@@ -34,6 +34,8 @@ WITH_CLUSTER = [
     "docs/exploring.md",
     "docs/results.md",
     "docs/continuous.md",
+    "docs/windows.md",
+    "docs/many-queries.md",
     "docs/input.md",
     "docs/schema-design.md",
 ]
