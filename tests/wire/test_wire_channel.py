@@ -52,17 +52,29 @@ async def test_a_stream_on_which_nothing_comes_for_long_is_kept(
 
 
 class Slow(asyncio.Protocol):
-    """Answers the handshake of HTTP/2 after half a second."""
+    """Answers the handshake of HTTP/2 after half a second.
+
+    Attributes:
+        closed: set when the connection has ended.
+    """
+
+    def __init__(self, closed: asyncio.Event) -> None:
+        self.closed = closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         asyncio.get_running_loop().call_later(0.5, transport.write, HTTP2_SETTINGS)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+
 
 async def test_a_connection_with_a_handshake_of_half_a_second_is_made() -> None:
     """With TLS, three or four round trips over a long way take as long."""
-    server = await asyncio.get_running_loop().create_server(Slow, "127.0.0.1", 0)
-    async with server:
+    closed = asyncio.Event()
+    server = await asyncio.get_running_loop().create_server(lambda: Slow(closed), "127.0.0.1", 0)
+    async with server, asyncio.timeout(60):
         address = "{}:{}".format(*server.sockets[0].getsockname())
-        async with open_channel(address) as line, asyncio.timeout(60):
+        async with open_channel(address) as line:
             await line.channel_ready()
+        await closed.wait()
