@@ -128,7 +128,7 @@ def sampler_archive(
         members = dict(_members_of(place))
     except OSError as error:
         raise InvalidArchive(f"cannot read {place}: {error.strerror or error}") from error
-    found_name, found_entry = _declared(members, asked=name)
+    found_name, found_entry = _declared(members, name=name)
     members.pop(MANIFEST, None)
     members = _of_distribution(members, found_entry) if found_entry else members
     chosen = entry or found_entry or _only_sampler(members)
@@ -245,7 +245,7 @@ def _check_places(infos: list[zipfile.ZipInfo], data: bytes, *, stop: int) -> No
         end = at + _LOCAL.size + name_size + extra_size + info.compress_size
         if magic != _LOCAL_MAGIC or at < free or end > stop:
             raise InvalidArchive(
-                f"expected members beside each other, got {info.filename!r} in the bytes of another"
+                f"expected members that do not overlap, got {info.filename!r} within another"
             )
         free = end
 
@@ -372,7 +372,7 @@ def _content(path: Path) -> bytes:
     return data
 
 
-def _declared(members: Members, *, asked: str | None) -> tuple[str | None, str | None]:
+def _declared(members: Members, *, name: str | None) -> tuple[str | None, str | None]:
     """Name and entry that a manifest or the project file of a distribution declares."""
     if MANIFEST in members:
         manifest = _manifest(members[MANIFEST])
@@ -381,8 +381,8 @@ def _declared(members: Members, *, asked: str | None) -> tuple[str | None, str |
     if "pyproject.toml" not in members:
         return None, None
     points = _entry_points(members["pyproject.toml"])
-    if asked is not None:
-        return asked, points.get(asked)
+    if name is not None:
+        return name, points.get(name)
     if len(points) > 1:
         raise InvalidArchive(
             f"expected one sampler, the distribution has {', '.join(sorted(points))}; say which"

@@ -1,7 +1,7 @@
 """Samplers: user-defined sampling functions (the paper's UDSF), and how they are found.
 
-A sampler thins labels where the data lives: those of a CCQ before anything is cached, those of
-a query that is asked once before they are sent. It decides in one or two steps.
+A sampler thins labels where the data lives: those of a CCQ before they are cached, those of a
+one-shot query before they are sent. It decides in one or two steps.
 
 `sample` sees whole commits. Its decision about a label must depend on nothing but the labels of
 the *same commit* (equal partition and sequence), its own options and the seed. Then a cycle that
@@ -13,7 +13,7 @@ no others, which spares copying them to where sent code runs.
 
 `merge` is for samplers that promise something about all commits together, such as "1,000 of
 everything"; see `MergingSampler`. It is applied to answers that are complete when they are made:
-those of queries asked once. For CCQs `merged` does the same where the labels are kept.
+those of one-shot queries. For CCQs `merged` does the same where the labels are kept.
 
 Samplers are found by the entry-point group `galileo.samplers`.
 """
@@ -52,7 +52,7 @@ Observe: TypeAlias = Callable[[LabelSet], pa.Table]
 """Reads the observations behind labels, in columns of `observed_schema`."""
 
 IDENTITY = ("partition", "sequence", "row")
-"""The columns that every sampler is shown: what tells a label from all others."""
+"""The columns that every sampler is shown: together they identify a label."""
 COLUMNS_MAX = 1_024
 """That a sampler may name."""
 LABEL = "label"
@@ -119,7 +119,7 @@ class MergingSampler(Sampler, Protocol):
         regroups: whether samples may be merged in groups, and the merged ones again, with the
             same result: `merge(merge(A) + merge(B)) = merge(A + B)` for samples A and B of
             different commits. Nodes then merge their own before they send them. Else everything
-            is merged at once, at the node that was asked.
+            is merged at once, at the node that received the query.
     """
 
     scope: Scope
@@ -279,7 +279,7 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
     """Refuses options that the constructor does not have, or lacks."""
     try:
         parameters = inspect.signature(made_by).parameters.values()
-    except (TypeError, ValueError):  # Not every callable tells its parameters.
+    except (TypeError, ValueError):  # Some callables have no signature.
         return
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
@@ -423,7 +423,7 @@ def merged(spec: SamplerSpec, labels: Labels) -> Labels:
 
 
 def failed(error: BaseException, spec: SamplerSpec, *, labels: int) -> SamplerFailed:
-    """What to tell of whatever a sampler raised, with its own traceback."""
+    """The error for an exception of a sampler, with the sampler's part of the traceback."""
     return SamplerFailed(
         f"sampler {spec.name!r} failed on {labels} labels: {type(error).__name__}: {error}",
         traceback=_own_traceback(error),

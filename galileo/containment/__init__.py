@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from galileo.containment.limits import ContainmentLimits as ContainmentLimits
     from galileo.containment.pool import ContainedSamplers as ContainedSamplers
-    from galileo.containment.probe import obstacle as obstacle
+    from galileo.containment.probe import unavailable_reason as unavailable_reason
     from galileo.containment.sampler import ContainedSampler as ContainedSampler
 
 _HOMES = {
     "ContainedSampler": "galileo.containment.sampler",
     "ContainedSamplers": "galileo.containment.pool",
     "ContainmentLimits": "galileo.containment.limits",
-    "obstacle": "galileo.containment.probe",
+    "unavailable_reason": "galileo.containment.probe",
 }
 
-__all__ = ["ContainedSampler", "ContainedSamplers", "ContainmentLimits", "obstacle"]
+__all__ = ["ContainedSampler", "ContainedSamplers", "ContainmentLimits", "unavailable_reason"]
 
 
 def __getattr__(name: str) -> Any:

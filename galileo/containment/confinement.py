@@ -32,7 +32,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def become(user: int) -> None:
+def drop_privileges(user: int) -> None:
     """Becomes a user that owns nothing, where bubblewrap was started by root.
 
     Root that has left its rights behind would still own the files of root, and Linux does not

@@ -136,7 +136,7 @@ def _asked(name: str, checks: list[Instruction], machine: Machine) -> list[Instr
 
 
 def _lower_half(argument: int) -> int:
-    """Where it stands; both kinds of machine are little-endian."""
+    """Its offset; both kinds of machine are little-endian."""
     return _ARGUMENTS_AT + _ARGUMENT_BYTES * argument
 
 

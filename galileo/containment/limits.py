@@ -26,7 +26,7 @@ class ContainmentLimits:
         wall_s: seconds of one call.
         output_bytes: what its code may print in one call.
         open_files: file descriptors.
-        processes: threads, all told; other processes it cannot start.
+        processes: threads in total; it cannot start other processes.
         input_bytes: labels and observations of one call, as Arrow has them.
     """
 

@@ -58,7 +58,7 @@ class ContainedSamplers:
         Args:
             archive: its code.
             spec: its options; the seed is given with each call, so it does not matter here.
-            owner: whose data it sees; nobody else's call gets the same process.
+            owner: whose data the process sees; calls of other owners get another process.
 
         Raises:
             Overloaded: so many are lent out that there is no room for one more.
@@ -110,7 +110,7 @@ class ContainedSamplers:
     def _start(
         self, kept: _PooledSampler, archive: SamplerArchive, spec: SamplerSpec
     ) -> ContainedSampler:
-        """Started by the first who asks; the others wait for it."""
+        """Started by the first call; concurrent calls wait for it."""
         with kept.starting:
             if kept.sampler is None:
                 kept.sampler = ContainedSampler(archive, spec, limits=self._limits)

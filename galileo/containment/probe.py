@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from galileo.containment.filters import this_machine
 from galileo.containment.limits import ContainmentLimits
-from galileo.containment.process import ContainedProcess, Raised
-from galileo.containment.response_pipe import Ended
+from galileo.containment.process import ContainedProcess, UserCodeError
+from galileo.containment.response_pipe import SandboxTerminated
 from galileo.containment.sandbox import PROGRAM, program
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
@@ -55,10 +55,10 @@ class _NotProven(Exception):
     """Why it is not."""
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Why code cannot be contained on this machine, or None; found by doing it.
 
-    What was proven once is not tried again. An obstacle is, for it may be gone: a package was
+    A success is remembered. A failure is tried again, since it may be over: a package was
     installed, or the machine was only too busy.
     """
     try:
@@ -71,11 +71,11 @@ def obstacle() -> str | None:
 @functools.cache
 def _prove() -> None:
     """Remembers, as caches do, that it returned, but not that it raised."""
-    if (reason := obstacle_of()) is not None:
+    if (reason := probe_containment()) is not None:
         raise _NotProven(reason)
 
 
-def obstacle_of(*, as_root: bool | None = None) -> str | None:
+def probe_containment(*, as_root: bool | None = None) -> str | None:
     """The same, tried anew.
 
     Args:
@@ -87,7 +87,7 @@ def obstacle_of(*, as_root: bool | None = None) -> str | None:
         return f"{PROGRAM!r} is not installed; install bubblewrap"
     try:
         return None if _contained(as_root) else "sent code could do there what it must not"
-    except (Ended, Raised) as error:
+    except (SandboxTerminated, UserCodeError) as error:
         return f"bubblewrap does not contain here: {error}"
 
 

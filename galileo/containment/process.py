@@ -1,7 +1,7 @@
-"""A contained process: its start, its calls, its end.
+"""A contained process: start, calls and end.
 
-It is stopped by the kernel whenever it is not asked anything, so that what sent code leaves
-running does not run on.
+The process is stopped (SIGSTOP) between two calls, so that threads which uploaded code left running
+take no CPU time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from galileo.containment.limits import ContainmentLimits
 from galileo.containment.response_pipe import (
     DIED,
     INVALID_RESPONSE,
-    Ended,
     ResponseReader,
+    SandboxTerminated,
     readable,
 )
 from galileo.containment.shared_memory import SharedMemory
@@ -41,8 +41,8 @@ _TRAITS = range(frames.TRAITS.size, frames.TRAITS.size + frames.COLUMNS_BYTES_MA
 _ERRORS = {frames.REFUSED: _TEXT, frames.FAILED: _TEXT}
 
 
-class Raised(Exception):
-    """The sent code raised; its process is as good as before.
+class UserCodeError(Exception):
+    """The uploaded code raised; its process can be used again.
 
     Attributes:
         refused: whether it was an `InputError`.
@@ -58,7 +58,7 @@ class Raised(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a sampler's class says of itself, see `Sampler` and the protocols beside it."""
+    """What a sampler's class says of itself, see the protocols in `galileo.samplers`."""
 
     scope: Scope
     regroups: bool
@@ -67,21 +67,21 @@ class Traits:
 
     @staticmethod
     def from_bytes(data: bytes) -> Traits:
-        """Raises `Ended` where no worker of ours would have sent this."""
+        """Raises `SandboxTerminated` for bytes that no worker of Galileo sends."""
         size = frames.TRAITS.size
         scope, regroups, observes, names_columns = frames.TRAITS.unpack(data[:size])
         try:
             names = data[size:].decode()
         except UnicodeDecodeError as error:
-            raise Ended(INVALID_RESPONSE) from error
+            raise SandboxTerminated(INVALID_RESPONSE) from error
         if scope >= len(frames.SCOPES):
-            raise Ended(INVALID_RESPONSE)
+            raise SandboxTerminated(INVALID_RESPONSE)
         columns = tuple(names.split(frames.SEPARATOR)) if names_columns else None
         return Traits(frames.SCOPES[scope], bool(regroups), bool(observes), columns)
 
 
 class ContainedProcess:
-    """One process with the code of one archive. Not to be called by two threads at once."""
+    """One process with the code of one archive; not thread-safe."""
 
     def __init__(
         self, archive: SamplerArchive, *, limits: ContainmentLimits, as_root: bool | None = None
@@ -89,7 +89,7 @@ class ContainedProcess:
         """Starts it.
 
         Raises:
-            Ended: it does not come up; what bubblewrap or Python said of it is in the message.
+            SandboxTerminated: it did not start; the message has the output of bubblewrap or Python.
         """
         self._limits, self._entry = limits, archive.entry
         self._memory = SharedMemory()
@@ -97,23 +97,23 @@ class ContainedProcess:
             self._child = spawn(archive.data, self._memory.reader, limits, as_root=as_root)
         except OSError as error:
             self._memory.close()
-            raise Ended(f"it cannot be started: {error}") from error
+            raise SandboxTerminated(f"it cannot be started: {error}") from error
         self._answers = ResponseReader(
             self._child.answers, self._child.printed, printed_max=limits.output_bytes
         )
         try:
-            self._next({frames.READY: range(1)}, seconds=START_S, look=_nothing)
+            self._next({frames.READY: range(1)}, seconds=START_S, look=_no_check)
             self._child.find()
         except BaseException as error:
             reason = f"{error}: {self.printed()}".strip(": \n")
             self.end()
-            if isinstance(error, Ended | psutil.Error | OSError | ValueError):
-                raise Ended(reason) from error
+            if isinstance(error, SandboxTerminated | psutil.Error | OSError | ValueError):
+                raise SandboxTerminated(reason) from error
             raise
 
     @property
     def pid(self) -> int:
-        """Of the contained process, as it is seen from here."""
+        """Process id of the contained process in the namespace of this one."""
         return self._child.pid
 
     def alive(self) -> bool:
@@ -126,12 +126,12 @@ class ContainedProcess:
         """Imports the sent code and constructs the sampler.
 
         Raises:
-            Raised: by the sent code; also where there is no such class, or it is no sampler.
-            Ended: the process is of no use any more.
+            UserCodeError: the uploaded code raised, or has no such sampler class.
+            SandboxTerminated: the process has ended.
         """
         head = {"entry": self._entry, "name": spec.name, "options": dict(spec.options)}
         request = self._memory.write("load", json.dumps(head).encode())
-        payload = self._asked(request, {frames.LOADED: _TRAITS}, seconds=START_S)
+        payload = self._call(request, {frames.LOADED: _TRAITS}, seconds=START_S)
         return Traits.from_bytes(payload)
 
     def mask(
@@ -145,12 +145,13 @@ class ContainedProcess:
         """Which labels the sampler keeps.
 
         Raises:
-            Raised, Ended: as `load`; also where labels and observations are too many.
+            UserCodeError: as `load`; also where labels and observations are too large.
+            SandboxTerminated: as `load`.
         """
         head = json.dumps({"schema": labels.schema.to_json(), "seed": int(seed)}).encode()
         tables = [labels.table] if observations is None else [labels.table, observations]
         if sum(table.nbytes for table in tables) > self._limits.input_bytes:
-            raise Raised(
+            raise UserCodeError(
                 f"expected at most {self._limits.input_bytes:,} bytes of labels and observations "
                 "at a time, got more",
                 refused=False,
@@ -159,7 +160,7 @@ class ContainedProcess:
         size = -(-len(labels) // 8)
         sizes = {frames.MASK: range(size, size + 1)}
         try:
-            bits = self._asked(request, sizes, seconds=self._limits.wall_s)
+            bits = self._call(request, sizes, seconds=self._limits.wall_s)
         finally:
             self._memory.trim()
         packed = np.frombuffer(bits, dtype=np.uint8)
@@ -169,30 +170,32 @@ class ContainedProcess:
         """The beginning of what was printed since the last request."""
         try:
             return self._answers.printed()
-        except Ended as error:
+        except SandboxTerminated as error:
             return str(error)
 
     def end(self) -> None:
         self._child.end()
         self._memory.close()
 
-    def _asked(self, request: Request, sizes: Mapping[int, range], *, seconds: float) -> bytes:
+    def _call(self, request: Request, sizes: Mapping[int, range], *, seconds: float) -> bytes:
         self._answers.begin()
         spent_s = self._child.cpu_s()
 
         def look() -> None:
             if self._child.cpu_s() - spent_s > self._limits.cpu_s:
-                raise Ended(f"it took more than {self._limits.cpu_s:g} s of CPU time")
+                raise SandboxTerminated(f"it took more than {self._limits.cpu_s:g} s of CPU time")
 
         self._child.signal(signal.SIGCONT)
         try:
             os.write(self._child.requests, request.to_bytes())
         except BrokenPipeError as error:
-            raise Ended(DIED) from error
+            raise SandboxTerminated(DIED) from error
         status, payload = self._next({**sizes, **_ERRORS}, seconds=seconds, look=look)
         self._child.signal(signal.SIGSTOP)
         if status in _ERRORS:
-            raise Raised(readable(payload, keep=frames.SEPARATOR), refused=status == frames.REFUSED)
+            raise UserCodeError(
+                readable(payload, keep=frames.SEPARATOR), refused=status == frames.REFUSED
+            )
         return payload
 
     def _next(
@@ -204,8 +207,8 @@ class ContainedProcess:
                 sizes=sizes, until=lambda: until + self._child.run_queue_wait_s(), look=look
             )
         except TimeoutError:
-            raise Ended(f"it took longer than {seconds:g} s") from None
+            raise SandboxTerminated(f"it took longer than {seconds:g} s") from None
 
 
-def _nothing() -> None:
-    """Looks at nothing: before the process is known there is nothing to look at."""
+def _no_check() -> None:
+    """Checks nothing: for calls before the process id is known."""

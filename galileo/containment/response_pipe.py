@@ -19,8 +19,8 @@ _CHUNK_BYTES = 65_536
 _LOOK_AFTER_MS = 100
 
 
-class Ended(Exception):
-    """Why a contained process is of no use any more; the message says so to a sampler's author."""
+class SandboxTerminated(Exception):
+    """A contained process has ended or must end; the message is for the author of its sampler."""
 
 
 class ResponseReader:
@@ -46,12 +46,12 @@ class ResponseReader:
         """Forgets what was printed before.
 
         Raises:
-            Ended: there is an answer already, to a question that nobody has asked.
+            SandboxTerminated: the process has answered before any request.
         """
         self._beginning.clear()
         self._count = 0
         if _available(self._answers, 1):
-            raise Ended(INVALID_RESPONSE)
+            raise SandboxTerminated(INVALID_RESPONSE)
 
     def printed(self) -> str:
         """The beginning of what was printed."""
@@ -69,17 +69,17 @@ class ResponseReader:
 
         Args:
             sizes: how many bytes may follow each status that may come.
-            until: when to give up, monotonic seconds; asked from time to time.
+            until: when to give up, monotonic seconds; called from time to time.
             look: called from time to time; what it raises ends the wait.
 
         Raises:
-            Ended: it is no such answer, or the process died.
+            SandboxTerminated: it is no such answer, or the process died.
             TimeoutError: it does not come in time.
         """
         head = self._exactly(frames.ANSWER.size, until=until, look=look)
         status, size = frames.ANSWER.unpack(head)
         if status not in sizes or size not in sizes[status]:
-            raise Ended(INVALID_RESPONSE)
+            raise SandboxTerminated(INVALID_RESPONSE)
         return status, self._exactly(size, until=until, look=look)
 
     def _exactly(self, size: int, *, until: Callable[[], float], look: Callable[[], None]) -> bytes:
@@ -91,7 +91,7 @@ class ResponseReader:
             self._drain()
             came = _available(self._answers, size - len(data))
             if came == b"":
-                raise Ended(DIED)
+                raise SandboxTerminated(DIED)
             data += came or b""
             look()
             # Only now, for what came while this process was stopped came in time.
@@ -104,7 +104,7 @@ class ResponseReader:
             self._count += len(came)
             self._beginning += came[: PRINTED_BYTES_KEPT - len(self._beginning)]
             if self._count > self._printed_max:
-                raise Ended(f"it printed more than {self._printed_max:,} bytes")
+                raise SandboxTerminated(f"it printed more than {self._printed_max:,} bytes")
         if came == b"" and self._is_open:
             # Else its end would wake every wait at once.
             self._is_open = False

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from galileo.containment.frames import Operation
 from galileo.containment.limits import ContainmentLimits
-from galileo.containment.probe import obstacle
-from galileo.containment.process import ContainedProcess, Raised, Traits
-from galileo.containment.response_pipe import Ended
+from galileo.containment.probe import unavailable_reason
+from galileo.containment.process import ContainedProcess, Traits, UserCodeError
+from galileo.containment.response_pipe import SandboxTerminated
 from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
 from galileo.sampler_package import SamplerArchive
@@ -62,7 +62,7 @@ class ContainedSampler:
             SamplerFailed: its code raised, hung or died when it was imported or constructed, or
                 is no sampler.
         """
-        if (reason := obstacle()) is not None:
+        if (reason := unavailable_reason()) is not None:
             raise SandboxUnavailable(
                 f"sampler {spec.name!r} was sent, and is not run where it cannot be contained: "
                 f"{reason}"
@@ -127,13 +127,13 @@ class ContainedSampler:
                     ),
                     what=what,
                 )
-            except Raised as error:
+            except UserCodeError as error:
                 raise self._failure(what, error) from None
 
     def _start(self) -> Traits:
         try:
             self._process = ContainedProcess(self._archive, limits=self._limits)
-        except Ended as error:
+        except SandboxTerminated as error:
             raise SamplerFailed(
                 f"the process of sampler {self.name!r} did not start: {error}"
             ) from error
@@ -141,7 +141,7 @@ class ContainedSampler:
             return self._read_response(
                 lambda process: process.load(self._spec), what="when it was loaded"
             )
-        except Raised as error:
+        except UserCodeError as error:
             self._end()
             if error.refused:
                 # Most messages name the sampler themselves.
@@ -156,9 +156,9 @@ class ContainedSampler:
         assert process is not None
         try:
             return ask(process)
-        except Raised:
+        except UserCodeError:
             raise
-        except Ended as error:
+        except SandboxTerminated as error:
             printed = process.printed()
             self._end()
             raise self._failure(what, error, printed=printed) from None
@@ -168,11 +168,11 @@ class ContainedSampler:
             raise
 
     def _failure(
-        self, what: str, error: Raised | Ended, *, printed: str | None = None
+        self, what: str, error: UserCodeError | SandboxTerminated, *, printed: str | None = None
     ) -> SamplerFailed:
         if printed is None and self._process is not None:
             printed = self._process.printed()
-        traceback = error.traceback if isinstance(error, Raised) else ""
+        traceback = error.traceback if isinstance(error, UserCodeError) else ""
         return SamplerFailed(
             f"sampler {self.name!r} failed {what}: {error}",
             traceback=traceback[-_DETAIL_CHARS_MAX:],

@@ -5,7 +5,7 @@ samplers work with, the time zones, and the sent archive, all read-only: no `/pr
 `/etc`, no temporary directory. Its environment is written here.
 
 Two ways lead there. Root becomes a user that owns nothing, of a number of its own. Anybody else
-needs a user namespace, and is nobody in it.
+needs a user namespace, and has an unprivileged uid in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from galileo.containment.limits import ContainmentLimits
 PROGRAM = "bwrap"
 SITE = "/site"
 ARCHIVE = "/sent/sampler.zip"
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 USERS = range(61_184, 65_520)
 """Users that hosts leave to services without a user of their own, and no file belongs to."""
@@ -52,7 +52,7 @@ _ENVIRONMENT = {
     # Address space is what is bounded; some allocators reserve much of it.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "2",
-    # Else arrays of megabytes are given back and asked for anew, page by page, all the time.
+    # Else large arrays are returned to the kernel and allocated again, page by page, in every call.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20),
     "OPENBLAS_NUM_THREADS": "1",
@@ -98,7 +98,7 @@ def command(
     """
     rooted = os.geteuid() == 0 if as_root is None else as_root
     interpreter = str(Path(sys.executable).resolve())
-    orders = {
+    config = {
         "answers": descriptors.answers,
         "memory": descriptors.memory,
         "archive": ARCHIVE,
@@ -128,7 +128,7 @@ def command(
             "utf8",
             "-c",
             _START,
-            json.dumps(orders),
+            json.dumps(config),
         ),
     ]
 
@@ -140,7 +140,13 @@ def _isolation(*, rooted: bool) -> Iterator[str]:
         # For as long as it takes to become another user.
         yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
     else:
-        yield from ("--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY))
+        yield from (
+            "--unshare-user",
+            "--uid",
+            str(UNPRIVILEGED_UID),
+            "--gid",
+            str(UNPRIVILEGED_UID),
+        )
 
 
 def _environment() -> Iterator[str]:
@@ -149,7 +155,7 @@ def _environment() -> Iterator[str]:
 
 
 def _files() -> list[str]:
-    """Mounts of the files that are seen, and all directories above them, open to everybody."""
+    """Mounts of the visible files, and of all directories above them with mode 755."""
     places = {place: source for source, place in _seen()}
     above = {str(one) for place in (*places, ARCHIVE) for one in Path(place).parents} - {"/"}
     found = [["--perms", "0755", "--dir", one] for one in sorted(above)]
@@ -190,16 +196,16 @@ def _libraries() -> Path:
 
 
 def _package(name: str) -> Iterator[tuple[str, str]]:
-    """A package of ours or of the environment, with the libraries that wheels put beside it."""
+    """A package of ours or of the environment, with the libraries that wheels put next to it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return
     file = Path(spec.origin)
     home = file.parent if file.name == "__init__.py" else file
     yield str(home), f"{SITE}/{home.name}"
-    beside = home.with_name(name + _LIBRARIES_OF_PACKAGES)
-    if beside.is_dir():
-        yield str(beside), f"{SITE}/{beside.name}"
+    libraries = home.with_name(name + _LIBRARIES_OF_PACKAGES)
+    if libraries.is_dir():
+        yield str(libraries), f"{SITE}/{libraries.name}"
 
 
 def _system_libraries() -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Where a contained process begins; imported by nobody else."""
+"""Entry point of a contained process; a module of its own, so that it imports nothing else."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_LATE = "pandas"
+_LAZY = "pandas"
 
 
-class Late(ModuleType):
-    """Stands for a module that is imported when one first looks into it.
+class LazyModule(ModuleType):
+    """A module that is imported at the first access to an attribute.
 
-    Few samplers need pandas, which takes as long to import as everything else together.
+    Few samplers need pandas, which takes as long to import as all other modules together.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -24,5 +24,5 @@ class Late(ModuleType):
 
 def begin() -> None:
     """Serves until there are no more requests."""
-    sys.modules[_LATE] = Late(_LATE)
+    sys.modules[_LAZY] = LazyModule(_LAZY)
     importlib.import_module("galileo.containment.worker").main(sys.argv[1])

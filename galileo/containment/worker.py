@@ -32,7 +32,7 @@ SCHEMAS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkerConfig:
     """What the parent says at the start, as JSON in the arguments.
 
     Attributes:
@@ -53,8 +53,8 @@ class Orders:
 class Worker:
     """Answers requests until there are no more."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, config: WorkerConfig) -> None:
+        self._orders = config
         self._mapped: mmap.mmap | None = None
         self._sampler: Any = None
 
@@ -154,9 +154,9 @@ def _told(error: BaseException) -> bytes:
     return text.encode(errors="replace")[: frames.TEXT_BYTES_MAX]
 
 
-def main(orders_json: str) -> None:
-    orders = Orders(**json.loads(orders_json))
-    if orders.user is not None:
-        confinement.become(orders.user)
-    confinement.confine(orders.bounds)
-    Worker(orders).serve()
+def main(config_json: str) -> None:
+    config = WorkerConfig(**json.loads(config_json))
+    if config.user is not None:
+        confinement.drop_privileges(config.user)
+    confinement.confine(config.bounds)
+    Worker(config).serve()

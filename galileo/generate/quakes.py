@@ -129,7 +129,7 @@ class QuakesLike:
                 pa.array(longitude[both]),
                 times_from_micros(times_us.astype(np.int64)[both]),
                 pa.array(np.round(np.where(is_review, size[both], guessed[both]), 1)),
-                # A machine that cannot tell puts the earthquake at ten kilometres.
+                # Automatic solutions without a depth have ten kilometres.
                 pa.array(np.round(np.where(is_review, depth[both], 10.0))),
                 pa.array(is_review.astype(np.int64)),
                 pa.array(events[both]),
@@ -141,7 +141,7 @@ class QuakesLike:
 
 
 def _places(generator: np.random.Generator, count: int) -> tuple[Floats, Floats]:
-    """Latitudes and longitudes along the boundaries, some degrees beside them."""
+    """Latitudes and longitudes along the boundaries, some degrees off them."""
     corners = np.array(_FAULTS, dtype=float)
     fault = generator.integers(0, len(corners), count)
     along = generator.uniform(0, corners.shape[1] - 1, count)

@@ -1,7 +1,7 @@
 """Reports like those of a network of weather stations, made up.
 
-The stations stand still, scattered over the plains and the foothills; the weather passes over them
-as plane waves, above a fixed course of latitude, season, time of day and altitude. Any hour can be
+The stations have fixed places, scattered over the plains and the foothills. The weather is plane
+waves on top of a fixed course of latitude, season, time of day and altitude. Any hour can be
 computed by itself.
 """
 

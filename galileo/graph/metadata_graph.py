@@ -33,7 +33,7 @@ from galileo.graph.snapshot import Snapshot, count_live
 from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, summarise
-from galileo.matches import Matches
+from galileo.match_batch import MatchBatch
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
 from galileo.query.query import Query
@@ -317,7 +317,7 @@ class MetadataGraph:
                     tasks[number].append(RunScan.of(part, searches[number], commits=held))
         return [self._table(each) for each in tasks]
 
-    def match(self, question: MatchQuery) -> Matches | None:
+    def match(self, question: MatchQuery) -> MatchBatch | None:
         """What matches each of very many standing queries, found in one pass over what is new.
 
         Returns:

@@ -21,7 +21,7 @@ from galileo.graph.columns import StringDictionary, to_labels
 from galileo.graph.row_ranges import Positions, Rows, count_rows, slice_rows, to_positions
 from galileo.graph.run_scan import PORTION_PATHS, BoundQuery, Coverage, RunScan, Window
 from galileo.graph.sorted_runs import SortedRun
-from galileo.matches import Matches
+from galileo.match_batch import MatchBatch
 from galileo.query.columns import Columns, TextColumn, take_rows
 from galileo.query.index import MatchHits, MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
@@ -84,11 +84,11 @@ class MatchPass:
         most = self.question.pairs_max
         return most is not None and self._pairs > most
 
-    def matches(self) -> Matches:
+    def matches(self) -> MatchBatch:
         if not self._items:
-            return Matches.none(self.label_schema)
+            return MatchBatch.none(self.label_schema)
         rows = pa.Table.from_batches(self._labels, schema=self.label_schema)
-        return Matches.of(np.concatenate(self._items), np.concatenate(self._places), rows)
+        return MatchBatch.of(np.concatenate(self._items), np.concatenate(self._places), rows)
 
     def visit(self, run: SortedRun) -> None:
         """Looks at what is new in a run, as far as there is room for what it finds."""

@@ -47,7 +47,7 @@ class ChildrenRequest:
         order: of the levels.
         limit: children of the page.
         after: the last value of the page before; None for the first.
-        partitions: that a node is asked about; it answers for all that are its own.
+        partitions: to answer for; a node answers for those that it owns.
     """
 
     schema: Schema

@@ -1,7 +1,7 @@
 """The datasets that a node knows, each with its shard.
 
-A dataset is created at its *home*, the first node of its name's rendezvous order, which is
-what makes two creations of one name conflict; the home then hands it to every node, and
+A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
+creations of one name conflict. The home then sends it to every node, and
 heartbeats bring it to those that were away. It is dropped there, too: every node keeps how many
 datasets of each name were dropped (its *generations*), of which the highest number counts, and a
 dataset of a lower generation is never taken in again. Inside the cluster a dataset goes by its key
@@ -37,10 +37,10 @@ from galileo.storage.store import Store
 DATASETS_MAX = 10_000
 RETENTION_KIND = "retention"
 FENCED_S = 0.1
-"""After which a commit for a partition that is being moved is to come again."""
+"""Seconds after which a producer repeats a commit for a partition that is being moved."""
 
 OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
-"""Called with a name, how many datasets of it were dropped, and the keys of those there were."""
+"""Called with a name, its number of dropped generations, and the keys of the dropped datasets."""
 NAMED_MAX = 8
 """Features of a dataset that an error lists."""
 
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def _ignore(name: str, generations: int, keys: Sequence[str]) -> None:
-    """For who has nothing else to forget."""
+    """The default of `Catalog.on_dropped`: nothing else depends on the dataset."""
 
 
 class Catalog:
@@ -242,7 +242,7 @@ class Catalog:
             self._retentions = {k: one for k, one in self._retentions.items() if k != dataset}
 
     def retention(self, dataset: str) -> VersionedRetention:
-        """The retention policy of a dataset, as far as this node has heard.
+        """The retention policy of a dataset, as far as this node knows.
 
         Raises:
             UnknownDataset: there is none of that name.
@@ -323,7 +323,7 @@ class Catalog:
     async def fence(self, partition: int) -> None:
         """Takes no more commits for a partition; returns when those under way are done.
 
-        Its writers stay: a second one beside one that writes yet would publish out of order.
+        Its writers stay: a second writer during a write would publish out of order.
         """
         with self._opening:
             self._fenced.add(partition)
@@ -374,7 +374,7 @@ class Catalog:
     def close_partition(self, partition: int) -> None:
         """Forgets a partition that is not this node's, in a thread; its files stay.
 
-        Where it is just being taken in, that comes to its end first: nobody can stop it.
+        Where it is being opened, waits for the end of that, which cannot be stopped.
         """
         with self._opening:
             self._writers = {key: one for key, one in self._writers.items() if key[1] != partition}
@@ -409,7 +409,7 @@ def _exists(schema: Schema, *, same: bool) -> DatasetExists:
 
 
 def fenced(partition: int) -> PartitionMoved:
-    """What a producer is told whose partition is being moved, or was."""
+    """The error for a producer whose partition is being moved, or was."""
     return PartitionMoved(
         f"partition {partition} is being moved to another node, or was just now; send the same "
         "batch again",

@@ -1,6 +1,6 @@
 """What the graphs of the whole cluster say, without labels crossing it.
 
-The node that is asked sends each owner its share and puts the answers together. A node that
+The node that receives a request sends each owner its share and merges the answers. A node that
 cannot be reached makes its partitions missing: a partial answer is a value that names them.
 """
 
@@ -35,18 +35,18 @@ from galileo.node.analytics_protocol import (
     PartitionScope,
     SummaryRequest,
 )
+from galileo.node.cluster_scan import UNREACHABLE_ERRORS
 from galileo.node.local_analytics import LocalAnalytics
-from galileo.node.scans import UNREACHABLE_ERRORS
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
 from galileo.query.nearest import NearestTo, Neighbours, first
 
 THREADS = 2
-"""For exploration alone, so that it takes no thread from commits and scans."""
+"""Threads for analytics alone, so that commits and scans keep theirs."""
 CHILDREN_MAX = 100_000
 """Children of one page."""
 
-Asked = TypeVar("Asked")
+Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
 
@@ -57,7 +57,7 @@ class NodeAnswer:
     Attributes:
         node: its name.
         group: of the node.
-        partitions: that it was asked about.
+        partitions: its share of the request.
         explanation: None where it did not answer.
         error: None where it did.
         seconds: until its answer was there.
@@ -78,8 +78,8 @@ class ClusterExplanation:
     Attributes:
         groups: that can hold a match, by placement.
         partitions: likewise.
-        spared: partitions in which the feature graph rules a match out, up to which commit.
-        nodes: that were asked.
+        spared: the commit of each partition up to which the feature graph excludes a match.
+        nodes: the owners of these partitions.
         plan_s: seconds for finding out whom to ask.
         total_s: seconds for everything.
     """
@@ -109,7 +109,7 @@ class ClusterEstimate:
         count: bounds on the number of matching paths.
         quantiles: of a feature over them.
         behind: commits that are known to be there and not yet in the feature graph.
-        unheard: partitions of nodes that have not been heard from since this one started.
+        unheard: partitions of nodes that have sent no report since this one started.
     """
 
     count: Estimate
@@ -131,23 +131,23 @@ class ClusterAnalytics:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
     async def explain(self, query: Query) -> ClusterExplanation:
-        """Answers a query and tells how, in place of the labels."""
+        """Runs a query, and returns how it was answered in place of the labels."""
         started = time.perf_counter()
         wanted = self._node.scans.candidates(query)
-        spared = self._node.view.spared(query, wanted)
-        shares = self._shares(PartitionScope(wanted, after=spared))
+        pruned = self._node.view.pruned_until(query, wanted)
+        shares = self._shares(PartitionScope(wanted, after=pruned))
         planned = time.perf_counter()
-        answers, _ = await _scatter_gather(shares, functools.partial(self._explained, query))
+        answers, _ = await _scatter_gather(shares, functools.partial(self._explain_node, query))
         return ClusterExplanation(
             groups=tuple(sorted(self._groups_of(wanted))),
             partitions=wanted,
-            spared=spared,
+            spared=pruned,
             nodes=tuple(answers[node] for node in sorted(answers)),
             plan_s=planned - started,
             total_s=time.perf_counter() - started,
         )
 
-    async def _explained(self, query: Query, node: str, share: PartitionScope) -> NodeAnswer:
+    async def _explain_node(self, query: Query, node: str, share: PartitionScope) -> NodeAnswer:
         started = time.perf_counter()
         explanation: Explanation | None = None
         failed: GalileoError | None = None
@@ -181,21 +181,21 @@ class ClusterAnalytics:
         query = question.query
         check_summary(query.schema, question.feature, question.bins)
         wanted = self._node.scans.candidates(query)
-        share = PartitionScope(wanted, after=self._node.view.spared(query, wanted))
+        share = PartitionScope(wanted, after=self._node.view.pruned_until(query, wanted))
         if not isinstance(question.bins, int):
-            return await self._summarised(question, share)
+            return await self._summarise_once(question, share)
         plain = dataclasses.replace(question, bins=None)
-        whole = await self._summarised(plain, share)
+        whole = await self._summarise_once(plain, share)
         least, most = whole.value.minimum, whole.value.maximum
         if least is None or most is None:
             return whole
         edges = tuple(equal_edges(least, most, bins=question.bins).tolist())
         again = dataclasses.replace(question, bins=edges)
         same = PartitionScope(wanted - whole.missing, share.after, whole.frontier)
-        counted = await self._summarised(again, same)
+        counted = await self._summarise_once(again, same)
         return dataclasses.replace(counted, missing=counted.missing | whole.missing)
 
-    async def _summarised(
+    async def _summarise_once(
         self, question: SummaryRequest, share: PartitionScope
     ) -> ClusterResult[Summary]:
         shares = self._shares(share)
@@ -207,7 +207,7 @@ class ClusterAnalytics:
                 else self._peers.summarise(node, question, part)
             ),
         )
-        frontier = _joined([answer.reached for answer in answers.values()]).join(
+        frontier = _join_cursors([answer.reached for answer in answers.values()]).join(
             _of(share.after, share.partitions - _missing(shares, errors))
         )
         value = merge_summaries([answer.summary for answer in answers.values()])
@@ -246,7 +246,7 @@ class ClusterAnalytics:
         """The nearest observations of all partitions that answered, each node's own merged."""
         query = sought.within(sought.limit_m)
         wanted = self._node.scans.candidates(query)
-        share = PartitionScope(wanted, after=self._node.view.spared(query, wanted))
+        share = PartitionScope(wanted, after=self._node.view.pruned_until(query, wanted))
         shares = self._shares(share)
         answers, errors = await _scatter_gather(
             shares,
@@ -261,14 +261,14 @@ class ClusterAnalytics:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, first, tables, sought)
         missing = _missing(shares, errors)
-        frontier = _joined([answer.reached for answer in answers.values()])
+        frontier = _join_cursors([answer.reached for answer in answers.values()])
         return ClusterResult(found, frontier.join(_of(share.after, wanted - missing)), missing)
 
     async def describe(self, schema: Schema) -> ClusterResult[Described]:
         """What the dataset holds, in all partitions that answered.
 
         Every node describes its own partitions in one call. It looks through what its metadata
-        graph has gathered since it was last asked, and reads no observation.
+        graph has gathered since the last call, and reads no observation.
         """
         shares = self._shares(PartitionScope(frozenset(self._node.topology.partitions)))
         answers, errors = await _scatter_gather(
@@ -280,7 +280,7 @@ class ClusterAnalytics:
             ),
         )
         parts = list(answers.values())
-        frontier = _joined([part.reached for part in parts])
+        frontier = _join_cursors([part.reached for part in parts])
         whole = Described(
             merge_descriptions(schema, [part.description for part in parts]),
             sum(part.bytes for part in parts),
@@ -294,7 +294,7 @@ class ClusterAnalytics:
         """Bounds from the feature graph, without asking any other node; takes milliseconds.
 
         Raises:
-            InputError: quantiles are asked for that cannot be told.
+            InputError: the feature has no quantiles, or a share is not between 0 and 1.
         """
         check_quantiles(query.schema, feature, shares)
         view, wanted = self._node.view, self._node.scans.candidates(query)
@@ -302,20 +302,22 @@ class ClusterAnalytics:
         graph = view.graph(query.schema)
         for partition, synopsis in shard.synopses().items():
             if graph.version(partition) != synopsis.version:
-                view.hear_synopsis(query.schema, synopsis.changes_since(graph.version(partition)))
+                view.apply_synopsis(query.schema, synopsis.changes_since(graph.version(partition)))
         count = graph.estimate(query)
-        told = view.sequences(query.schema.key).join(shard.published())
+        last = view.sequences(query.schema.key).join(shard.published())
         owners = placement.owners(self._node.topology)
-        heard = {node.name for node in self._node.topology.nodes if view.heard(node.name)}
+        reporters = {
+            node.name for node in self._node.topology.nodes if view.has_reported(node.name)
+        }
         return ClusterEstimate(
             count=count,
             quantiles=graph.quantiles(query, feature, shares) if feature and shares else (),
-            behind=sum(max(told[p] - count.covered[p], 0) for p in wanted),
-            unheard=frozenset(p for p in wanted if owners[p] not in heard | {self._node.name}),
+            behind=sum(max(last[p] - count.covered[p], 0) for p in wanted),
+            unheard=frozenset(p for p in wanted if owners[p] not in reporters | {self._node.name}),
         )
 
     def _shares(self, share: PartitionScope) -> dict[str, PartitionScope]:
-        """The part that each node has to answer."""
+        """The scope of each node: the partitions that it owns."""
         by_node = placement.partitions_by_node(self._node.topology)
         owned = {node: mine & share.partitions for node, mine in by_node.items()}
         return {
@@ -342,30 +344,30 @@ class ClusterAnalytics:
 
 
 async def _scatter_gather(
-    shares: Mapping[str, Asked], ask: Callable[[str, Asked], Awaitable[Answer]]
+    shares: Mapping[str, Part], call: Callable[[str, Part], Awaitable[Answer]]
 ) -> tuple[dict[str, Answer], dict[str, GalileoError]]:
-    """The answer of every node, or why it gave none; other errors end all of it.
+    """The answers of the nodes, and the errors of unreachable ones; raises other errors.
 
     Raises:
-        PartitionMoved: it is worth while to ask all of it again.
+        PartitionMoved: a partition has moved; the caller repeats the request.
     """
 
-    async def one(node: str) -> Answer | GalileoError:
+    async def call_node(node: str) -> Answer | GalileoError:
         try:
-            return await ask(node, shares[node])
+            return await call(node, shares[node])
         except PartitionMoved:
             raise
         except UNREACHABLE_ERRORS as error:
             return error
 
-    asked = {node: asyncio.create_task(one(node)) for node in shares}
+    tasks = {node: asyncio.create_task(call_node(node)) for node in shares}
     try:
-        await asyncio.gather(*asked.values())
+        await asyncio.gather(*tasks.values())
     finally:
-        for task in asked.values():
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*asked.values(), return_exceptions=True)
-    results = {node: task.result() for node, task in asked.items()}
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    results = {node: task.result() for node, task in tasks.items()}
     answers = {n: r for n, r in results.items() if not isinstance(r, GalileoError)}
     return answers, {n: r for n, r in results.items() if isinstance(r, GalileoError)}
 
@@ -380,7 +382,7 @@ def _missing(
     return frozenset(p for node in errors for p in shares[node].partitions)
 
 
-def _joined(cursors: Sequence[Cursor]) -> Cursor:
+def _join_cursors(cursors: Sequence[Cursor]) -> Cursor:
     joined = ORIGIN
     for cursor in cursors:
         joined = joined.join(cursor)

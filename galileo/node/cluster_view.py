@@ -1,7 +1,7 @@
-"""What a node believes about the others: their commits and their synopses, from heartbeats.
+"""The last commits and synopses of all nodes, as this node knows them from heartbeats.
 
-A belief can be late, never wrong: a synopsis says up to which commit it speaks, and up to there
-it may spare work, never an answer.
+The view may be late, but is never wrong: a synopsis covers commits up to a sequence, and prunes
+partitions only up to there.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from galileo.query import Query
 
 
 class ClusterView:
-    """Sequences and feature graphs of all datasets, as last heard.
+    """Sequences and feature graphs of all datasets, as last reported.
 
     Attributes:
-        losses: commits that were told of, and are not there any more.
+        losses: nodes whose log went backwards.
     """
 
     def __init__(self) -> None:
         self.losses = LogRegressions()
         self._sequences: dict[str, Cursor] = {}
         self._graphs: dict[str, FeatureGraph] = {}
-        self._heard: set[str] = set()
+        self._reporters: set[str] = set()
         self._clocks: dict[str, dict[int, ClockStep]] = {}
 
-    def hear_node(self, node: str) -> None:
-        """Remembers that a node has told what it has committed, if anything."""
-        self._heard.add(node)
+    def record_report(self, node: str) -> None:
+        """Records that a node has reported its commits."""
+        self._reporters.add(node)
 
-    def heard(self, node: str) -> bool:
-        """Whether a node has told anything since this one started."""
-        return node in self._heard
+    def has_reported(self, node: str) -> bool:
+        """Whether a node has reported its commits since this one started."""
+        return node in self._reporters
 
     def forget(self, dataset: str) -> None:
-        """Forgets a dataset that was dropped."""
+        """Removes a dropped dataset."""
         for known in (self._sequences, self._graphs, self._clocks):
             known.pop(dataset, None)
         self.losses.forget(dataset)
@@ -53,22 +53,22 @@ class ClusterView:
     def sequences(self, dataset: str) -> Cursor:
         return self._sequences.get(dataset, ORIGIN)
 
-    def hear_sequences(self, dataset: str, sequences: Cursor) -> bool:
-        """Takes a node's report; whether it told something new."""
+    def update_sequences(self, dataset: str, sequences: Cursor) -> bool:
+        """Joins reported sequences into the view; returns whether they changed it."""
         before = self.sequences(dataset)
         self._sequences[dataset] = before.join(sequences)
         return self._sequences[dataset] != before
 
     def event_clock(self, dataset: str) -> tuple[ClockStep, ...]:
-        """The newest time bucket of each partition, and which commit brought it."""
+        """The newest time bucket of each partition, and the commit that contains it."""
         return tuple(self._clocks.get(dataset, {}).values())
 
-    def hear_event_clock(self, dataset: str, steps: Iterable[ClockStep]) -> None:
-        """Takes a node's report of its newest time buckets; of each partition the last one."""
+    def update_event_clock(self, dataset: str, steps: Iterable[ClockStep]) -> None:
+        """Sets the newest time bucket of each reported partition."""
         self._clocks.setdefault(dataset, {}).update({one.partition: one for one in steps})
 
-    def hear_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
-        """Takes a synopsis' changes; what is now known of it, for acknowledgement."""
+    def apply_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
+        """Applies the changes of a synopsis; returns its version now, for the acknowledgement."""
         return self.graph(schema).apply(delta)
 
     def graph(self, schema: Schema) -> FeatureGraph:
@@ -76,18 +76,20 @@ class ClusterView:
             self._graphs[schema.key] = FeatureGraph(schema)
         return self._graphs[schema.key]
 
-    def spared(
+    def pruned_until(
         self, query: Query, partitions: frozenset[int], *, after: Cursor | None = None
     ) -> Cursor:
-        """Up to which commit of each partition the feature graph rules a match out.
+        """The commit of each partition up to which the feature graph excludes a match.
 
         Args:
             query: bound to its dataset's schema.
-            partitions: those that placement allows.
-            after: what every commit past this holds is asked for, those included that retention
-                has dropped since, of which some synopses know nothing. None: what is stored.
+            partitions: the candidates by placement.
+            after: the caller needs every commit past this cursor, also those that retention has
+                dropped since and that some synopses do not cover. None: only stored commits.
         """
-        found = self.graph(query.schema).candidates(query, partitions)
+        candidates = self.graph(query.schema).candidates(query, partitions)
         if after is None:
-            return Cursor(found.spared)
-        return Cursor({p: s for p, s in found.spared.items() if found.since[p] <= after[p]})
+            return Cursor(candidates.spared)
+        return Cursor(
+            {p: s for p, s in candidates.spared.items() if candidates.since[p] <= after[p]}
+        )

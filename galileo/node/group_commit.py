@@ -138,13 +138,15 @@ class GroupCommit:
         results: list[Committed | GalileoError] | list[Exception]
         synced_s = 0.0
         try:
-            synced_s = self._synced_s  # Within: whoever waits hears of whatever goes wrong.
+            synced_s = self._synced_s  # In the try block: an error reaches the waiting commits.
             results = self._shard.write(self._partition, [each.commit for each in together])
         except Exception as error:
             results = [error] * len(together)
         for each, result in zip(together, results, strict=True):
             if each.span is not None:
-                _tell(each.span, result, together=len(together), sync_s=self._synced_s - synced_s)
+                _end_span(
+                    each.span, result, together=len(together), sync_s=self._synced_s - synced_s
+                )
             _settle(each.done, result)
         with self._lock:
             more = bool(self._waiting)
@@ -163,7 +165,9 @@ class GroupCommit:
             log.exception("merging runs of a graph failed")
 
 
-def _tell(span: spans.Span, result: Committed | Exception, *, together: int, sync_s: float) -> None:
+def _end_span(
+    span: spans.Span, result: Committed | Exception, *, together: int, sync_s: float
+) -> None:
     error = type(result).__name__ if isinstance(result, Exception) else ""
     spans.record("fsync", parent=span.traceparent, took_s=sync_s, error=error, commits=together)
     span.end(error=error)

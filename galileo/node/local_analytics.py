@@ -149,7 +149,7 @@ class LocalAnalytics:
     async def _read(
         self, question: ReadObservations, shard: Shard, share: PartitionScope, *, sought: NearestTo
     ) -> pa.Table:
-        """The nearest of the observations asked for, which are read commit by commit."""
+        """The nearest observations, read commit by commit."""
         query = question.query
         labels = await self._run(
             lambda check: shard.graph.scan(
@@ -183,14 +183,14 @@ class LocalAnalytics:
         """Does a piece of work in a thread; when this is cancelled the work's check raises."""
         if self._working >= WORK_WAITING_MAX:
             raise Overloaded(
-                f"{self._working} explorations are under way at this node; try again in a moment",
+                f"{self._working} analytics requests are running at this node; try again later",
                 after_s=0.5,
             )
         stopped = threading.Event()
 
         def check() -> None:
             if stopped.is_set():
-                raise Cancelled("nobody waits for this exploration any more")
+                raise Cancelled("the request was cancelled")
 
         self._working += 1
         try:

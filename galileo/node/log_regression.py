@@ -1,7 +1,7 @@
 """Detects nodes whose log went backwards (lost or older disk).
 
-A node whose disk was lost, was not mounted, or is an older copy starts as if nothing had happened,
-and gives the numbers of what it lost to other commits. Who has heard of the lost ones can tell.
+A node whose disk was lost, was not mounted, or is an older copy starts without an error, and gives
+the sequences of the lost commits to other ones. Other nodes detect this by comparing sequences.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from galileo.cursor import ORIGIN, Cursor
 
 log = logging.getLogger(__name__)
 
-HEARD_TIMES = 3
-"""Reports in a row that have to agree: one may have been under way for long."""
+REPORTS_MIN = 3
+"""Consecutive reports that have to agree, since a single one may be an old one that came late."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRegression:
-    """A partition of a dataset, the last commit of it that was told of, and the one that is there.
+    """A partition whose last commit is older than one that was reported before.
 
     Attributes:
-        node: which keeps the partition.
+        node: the owner of the partition.
+        had: last commit that was reported before.
+        has: last commit that is there now.
     """
 
     node: str
@@ -35,13 +37,13 @@ class LogRegression:
 
     def __str__(self) -> str:
         return (
-            f"partition {self.partition} of dataset {self.dataset!r} at node {self.node}: it had "
-            f"told of commit {self.had:,}, and came back with {self.has:,}"
+            f"partition {self.partition} of dataset {self.dataset!r} at node {self.node} had "
+            f"commit {self.had:,}, and came back with commit {self.has:,} as the last one"
         )
 
 
 class LogRegressions:
-    """What other nodes have lost, as far as it was heard of here; it is known until a restart."""
+    """The log regressions of other nodes that this node has detected since its start."""
 
     def __init__(self) -> None:
         self._behind: dict[str, int] = {}
@@ -54,58 +56,60 @@ class LogRegressions:
         return sorted(self._known.values(), key=lambda one: (one.dataset, one.partition))
 
     def expect(self, dataset: str, retrieved: Cursor) -> None:
-        """Takes what readers have retrieved of a dataset, as records on disk say.
+        """Adds the cursor that readers of a dataset have retrieved, from records on disk.
 
-        So a loss is found, too, where every node was restarted since.
+        With it a loss is also detected after a restart of every node.
         """
         self._retrieved[dataset] = self._retrieved.get(dataset, ORIGIN).join(retrieved)
 
     def forget(self, dataset: str) -> None:
-        """Forgets a dataset that was dropped."""
+        """Removes a dropped dataset."""
         self._retrieved.pop(dataset, None)
         self._compared = {pair: of for pair, of in self._compared.items() if pair[1] != dataset}
         self._known = {place: one for place, one in self._known.items() if one.dataset != dataset}
 
     def check_own(
-        self, node: str, partitions: Collection[int], *, told: Mapping[str, Cursor]
+        self, node: str, partitions: Collection[int], *, reported: Mapping[str, Cursor]
     ) -> None:
-        """Compares what this node has with what readers have retrieved, once it has recovered."""
-        self._note(_behind(node, partitions, told=told, heard=self._retrieved))
+        """Compares this node's last commits with what readers have retrieved; after recovery."""
+        self._record(_behind(node, partitions, reported=reported, expected=self._retrieved))
 
-    def hear(
+    def check_report(
         self,
         node: str,
         partitions: Collection[int],
         *,
-        told: Mapping[str, Cursor],
-        heard: Mapping[str, Cursor],
+        reported: Mapping[str, Cursor],
+        expected: Mapping[str, Cursor],
     ) -> None:
-        """Takes a node's report.
+        """Compares a node's report with the last commits that are known.
 
         Args:
-            node: whose.
-            partitions: that it keeps.
-            told: its last commits, by dataset.
-            heard: the last ones that anybody has told of.
+            node: the sender.
+            partitions: the partitions that it owns.
+            reported: its last commits, by dataset.
+            expected: the last commits that any node has reported, by dataset.
         """
         behind = []
-        for dataset in heard.keys() | self._retrieved.keys():
-            expected = heard.get(dataset, ORIGIN), self._retrieved.get(dataset, ORIGIN)
-            compared = partitions, told.get(dataset, ORIGIN), *expected
+        for dataset in expected.keys() | self._retrieved.keys():
+            last = expected.get(dataset, ORIGIN), self._retrieved.get(dataset, ORIGIN)
+            compared = partitions, reported.get(dataset, ORIGIN), *last
             before = self._compared.get((node, dataset), ())
             if before and all(map(operator.is_, compared, before)):
                 continue  # Nothing was missing when the same objects were compared.
-            missing = _behind(node, partitions, told=told, heard={dataset: Cursor.join(*expected)})
+            missing = _behind(
+                node, partitions, reported=reported, expected={dataset: Cursor.join(*last)}
+            )
             if missing:
                 self._compared.pop((node, dataset), None)
             else:
                 self._compared[node, dataset] = compared
             behind += missing
         self._behind[node] = self._behind.get(node, 0) + 1 if behind else 0
-        if self._behind[node] >= HEARD_TIMES:
-            self._note(behind)
+        if self._behind[node] >= REPORTS_MIN:
+            self._record(behind)
 
-    def _note(self, losses: Iterable[LogRegression]) -> None:
+    def _record(self, losses: Iterable[LogRegression]) -> None:
         for loss in losses:
             place = (loss.dataset, loss.partition)
             if place not in self._known:
@@ -117,12 +121,12 @@ def _behind(
     node: str,
     partitions: Collection[int],
     *,
-    told: Mapping[str, Cursor],
-    heard: Mapping[str, Cursor],
+    reported: Mapping[str, Cursor],
+    expected: Mapping[str, Cursor],
 ) -> list[LogRegression]:
     return [
         LogRegression(node, dataset, partition, last[partition], has)
-        for dataset, last in heard.items()
+        for dataset, last in expected.items()
         for partition in partitions
-        if (has := told.get(dataset, ORIGIN)[partition]) < last[partition]
+        if (has := reported.get(dataset, ORIGIN)[partition]) < last[partition]
     ]

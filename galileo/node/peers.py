@@ -1,7 +1,9 @@
-"""What a node asks of other nodes, as values and one protocol; `rpc.peers` speaks gRPC."""
+"""Calls between nodes: their values and one protocol, which `rpc.peers` implements by gRPC."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,11 +11,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, PartitionMoved
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
+
+MOVED_RETRY_TIMEOUT_S = 5.0
+MOVED_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,8 @@ class ScanTask:
     """The commits (after, until] of some partitions, seen through one query.
 
     `until` None means: up to what is committed when the scan starts. With `labels_max` above 0
-    the answer may stop before, behind a whole commit, and says so by how far it reached. With a
-    sampler the labels are what it keeps of them.
+    the answer may stop before, after a whole commit; `ScanDone.reached` has the frontier. With a
+    sampler the labels are its sample.
     """
 
     item: int
@@ -62,7 +67,7 @@ class ScanLabels:
 
 @dataclass(frozen=True, slots=True)
 class ScanDone:
-    """The last of an item: it is answered in `reached`'s partitions, up to there.
+    """The end of an item: `reached` has the frontier of the answer in each partition.
 
     Attributes:
         gone: the partitions in which retention has dropped commits past the task's `after`, and
@@ -87,8 +92,8 @@ ScanAnswer = ScanLabels | ScanDone | ScanFailed
 class ReadTask:
     """Row ranges of commits: columns partition, sequence, row, rows (`PARTS_SCHEMA`).
 
-    With a column `label` beside them (`NUMBERED_PARTS_SCHEMA`) the observations say in a column of
-    this name which range each is of; such a task has no options.
+    With a further column `label` (`NUMBERED_PARTS_SCHEMA`) the observations have a column of this
+    name with the range of each; such a task has no options.
     """
 
     dataset: str
@@ -140,14 +145,14 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class UploadedSampler:
-    """What is said of a sampler that a user sent.
+    """Metadata of a sampler that a user has sent.
 
     Attributes:
         digest: of its archive.
         name: of the sampler.
         entry: its class, `module:Class`.
         bytes: of the archive.
-        sent_by: whoever sent it first, as its client says.
+        sent_by: the first sender, as its client says.
         sent_at: seconds since 1970.
         revoked_at: likewise; 0: it is not revoked.
     """
@@ -205,3 +210,23 @@ class Peers(Protocol):
     async def keep_sampler(self, node: str, sampler: UploadedSampler, data: bytes) -> None: ...
 
     async def revoke_sampler(self, node: str, digest: str) -> None: ...
+
+
+class RetryWhileMoving:
+    """Retries one call while a partition move propagates to all nodes."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+
+    async def after(self, error: PartitionMoved) -> None:
+        """Waits for `MOVED_PAUSE_S`.
+
+        Raises:
+            PartitionMoved: the error, `MOVED_RETRY_TIMEOUT_S` after the first one.
+        """
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + MOVED_RETRY_TIMEOUT_S
+        if now > self._deadline:
+            raise error
+        await asyncio.sleep(MOVED_PAUSE_S)

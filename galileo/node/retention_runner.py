@@ -59,7 +59,7 @@ class RetentionRunner:
     Args:
         catalog: of the node.
         options: when.
-        readers: asked from this thread.
+        readers: called in this thread.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RetentionRunner:
         dataset = shard.schema.key
         pieces = {p: journal.log_files() for p, journal in shard.own.items()}
         settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
-        # Readers are asked after the files were listed, so that none of these is newer.
+        # Readers are listed after the files were listed, so that none of these is newer.
         bounds = Bounds(settled, self._readers(dataset))
         found = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
         seal = found.seal | self._long_written(shard, policy)
@@ -134,7 +134,7 @@ class RetentionRunner:
         return int(min(self._options.wall(), lived) * MICROS)
 
     def _observe(self) -> None:
-        """Notes what is committed, so that one can tell later what has settled."""
+        """Records what is committed now, to know later which commits have settled."""
         now = self._options.monotonic()
         for dataset, shard in self._catalog.shards.items():
             before = self._settling.get(dataset)

@@ -21,13 +21,17 @@ from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
-from galileo.node.parsing import read_query
-from galileo.node.peers import NUMBERED_PARTS_SCHEMA, PARTS_SCHEMA, Peers, ReadTask
-from galileo.node.retry import RetryWhileMoving
+from galileo.node.peers import (
+    NUMBERED_PARTS_SCHEMA,
+    PARTS_SCHEMA,
+    Peers,
+    ReadTask,
+    RetryWhileMoving,
+)
 from galileo.node.shard import Shard
-from galileo.query import Query
+from galileo.query import Query, parse_async
 from galileo.samplers import LABEL, numbered_parts, observed_schema
-from galileo.storage.row_ranges import RowRanges
+from galileo.storage.commits import RowRanges
 
 ROWS_PER_PIECE = 65_536
 """Observations that are read together; a piece has less than twice as many."""
@@ -36,7 +40,7 @@ ROWS_PER_PIECE = 65_536
 class RowReader:
     """Reads observations of this node's partitions, and through peers those of others.
 
-    Their order is that of partition, sequence and row, whichever node is asked and however the
+    Their order is that of partition, sequence and row, on every node and however the
     partitions are spread. So a reader whose stream broke can ask again, of another node, and skip
     as many rows as it has.
     """
@@ -83,9 +87,9 @@ class RowReader:
         while shares:
             node, share = shares.pop(0)
             here, is_begun = node == self._name, False
-            asked = self.read_local(share) if here else self._peers.read(node, share, schema)
+            stream = self.read_local(share) if here else self._peers.read(node, share, schema)
             try:
-                async with aclosing(asked) as tables:
+                async with aclosing(stream) as tables:
                     async for table in tables:
                         is_begun = True
                         yield table
@@ -111,7 +115,7 @@ class RowReader:
         self._check_of_cluster(named)
         shard.check_own(named)
         _check_not_dropped(shard, task.parts)
-        query = await read_query(task.query_json, shard.schema) if task.query_json else None
+        query = await parse_async(task.query_json, shard.schema) if task.query_json else None
         tables = self._read_pieces(shard, task, query)
         async with aclosing(
             first_rows(tables, FirstRows(task.options), executor=self._executor)
@@ -204,16 +208,16 @@ def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
 
 @contextlib.contextmanager
 def translate_dropped_to_retry() -> Iterator[None]:
-    """For reading what a scan has just found, where nobody asks for given commits.
+    """Turns `DataExpired` into `Unavailable` while rows of a scan are read.
 
     Raises:
-        Unavailable: retention dropped it in between; a new scan will not find it.
+        Unavailable: retention has dropped rows since the scan; a new scan does not find them.
     """
     try:
         yield
     except DataExpired as error:
         raise Unavailable(
-            f"{error.message}. It was dropped after it was found; ask again", after_s=0.1
+            f"{error.message}. It was dropped during the query; try again", after_s=0.1
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Samplers that users sent: kept by the digest of their code, spread to every node, revoked.
+"""Samplers that users have sent: stored by digest, replicated to every node, and revoked.
 
-What counts of an archive is its digest; a node keeps it as two records, the bytes and what is
-said of them, and a revocation as a third, which outlives both. Whoever lacks an archive when it
-is needed asks the others. A revocation is never taken back: who wants the code again changes it.
+A node stores an archive as two records, the bytes and the metadata, and a revocation as a third,
+which outlives both. A node that lacks an archive fetches it from the others at the first use. A
+revocation is final: a changed archive has another digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from galileo import samplers
-from galileo.containment import ContainedSamplers, obstacle
+from galileo.containment import ContainedSamplers, unavailable_reason
 from galileo.containment.leased_sampler import LeasedSampler
 from galileo.dht.topology import Topology
 from galileo.errors import (
@@ -66,7 +66,7 @@ class UploadOptions:
 
 
 class SamplerStore:
-    """Keeps, hands out, constructs and revokes what users sent. `load` may be called anywhere.
+    """Stores, serves, constructs and revokes samplers of users. `load` is thread-safe.
 
     Args:
         name: of this node.
@@ -88,7 +88,7 @@ class SamplerStore:
         peers: Peers,
         options: UploadOptions,
     ) -> None:
-        self.on_revoked: Callable[[str], None] = _nobody
+        self.on_revoked: Callable[[str], None] = _ignore
         self._name = name
         self._others = [node.name for node in topology.nodes if node.name != name]
         self._store = store
@@ -131,7 +131,7 @@ class SamplerStore:
     def check_not_revoked(self, digest: str) -> None:
         """Raises `SamplerRevoked` where it was."""
         if digest in self._revoked:
-            # A node that was away when it was sent has heard of its end alone.
+            # A node that was away when it was sent knows only the revocation.
             name = f" {self._revoked[digest].name!r}" if self._revoked[digest].name else ""
             raise SamplerRevoked(
                 f"the sampler{name} with the digest {digest[:12]} was revoked; submit the "
@@ -151,7 +151,7 @@ class SamplerStore:
                 f"node {self._name} takes no samplers that are sent; install them on the nodes, "
                 'or have an administrator set samplers.uploads = "sandboxed"'
             )
-        reason = await asyncio.to_thread(obstacle)
+        reason = await asyncio.to_thread(unavailable_reason)
         if reason is not None:
             raise SandboxUnavailable(f"node {self._name} cannot contain sent samplers: {reason}")
 
@@ -196,7 +196,7 @@ class SamplerStore:
     async def archive(self, digest: str, *, only_here: bool = False) -> SamplerArchive:
         """The code of a digest, of this node or another, which this one then keeps, too.
 
-        With `only_here` no other node is asked.
+        With `only_here` the archive is not fetched from other nodes.
 
         Raises:
             SamplerRevoked: it was revoked.
@@ -260,7 +260,7 @@ class SamplerStore:
         return facts
 
     async def would_keep(self, facts: UploadedSampler) -> None:
-        """Raises what `keep` would: nothing is kept anywhere before all have been asked."""
+        """Raises what `keep` would: no node stores the archive before all have agreed."""
         await self.check_allowed()
         self._check_room(facts)
 
@@ -302,17 +302,17 @@ class SamplerStore:
         """Ends every use of an archive, for good; again is harmless.
 
         Returns:
-            What it was, and the nodes that are away: they hear of it when they are back.
+            What it was, and the nodes that are away: heartbeats inform them later.
 
         Raises:
-            UnknownSampler: nobody knows it.
+            UnknownSampler: no reachable node has it.
         """
         if digest not in self._revoked:
             await self.archive(digest)
         facts = await self.revoke_here(digest)
-        told = await asyncio.gather(*(self._tell(node, digest) for node in self._others))
+        revoked = await asyncio.gather(*(self._revoke_at(node, digest) for node in self._others))
         return facts, tuple(
-            node for node, is_told in zip(self._others, told, strict=True) if not is_told
+            node for node, is_done in zip(self._others, revoked, strict=True) if not is_done
         )
 
     async def revoke_here(self, digest: str, *, revoked_at: float = 0.0) -> UploadedSampler:
@@ -324,11 +324,11 @@ class SamplerStore:
             self.on_revoked(digest)
         return self._revoked[digest]
 
-    async def _tell(self, node: str, digest: str) -> bool:
+    async def _revoke_at(self, node: str, digest: str) -> bool:
         try:
             await self._peers.revoke_sampler(node, digest)
         except GalileoError as error:
-            log.warning("node %s will hear that %s is revoked: %s", node, digest[:12], error)
+            log.warning("node %s will learn later that %s is revoked: %s", node, digest[:12], error)
             return False
         return True
 
@@ -336,7 +336,7 @@ class SamplerStore:
         """On disk before anything is ended or deleted."""
         with self._changing:
             if digest in self._revoked:
-                return  # By somebody else at the same moment, who knew what it was.
+                return  # A concurrent call has revoked it.
             if len(self._revoked) >= REVOKED_MAX:
                 raise InputError(f"node {self._name} keeps at most {REVOKED_MAX} revocations")
             nothing = UploadedSampler(digest, name="", entry="", bytes=0, sent_by="", sent_at=0.0)
@@ -352,18 +352,18 @@ class SamplerStore:
         self._store.delete_record(_FACTS, digest)
         self._store.delete_record(_CODE, digest)
 
-    # --- what nodes tell one another ---------------------------------------------------------
+    # --- heartbeats --------------------------------------------------------------------------
 
     def news(self) -> dict[str, float]:
-        """All digests that are kept, with 0, or were revoked, with the time."""
+        """The digests of all archives: kept ones with 0, revoked ones with the time of it."""
         kept = dict.fromkeys(self._kept, 0.0)
         return kept | {digest: one.revoked_at for digest, one in self._revoked.items()}
 
-    async def hear(self, node: str, digest: str, *, revoked_at: float) -> bool:
-        """Takes in what another node keeps or, at a time above 0, has revoked.
+    async def apply_news(self, node: str, digest: str, *, revoked_at: float) -> bool:
+        """Fetches what another node keeps, or revokes what it has revoked (`revoked_at` above 0).
 
         Returns:
-            Whether that is done; else it is to come again.
+            Whether that is done; else the next heartbeat repeats it.
         """
         try:
             if revoked_at:
@@ -377,8 +377,8 @@ class SamplerStore:
         return True
 
 
-def _nobody(digest: str) -> None:
-    """Where nobody waits for it."""
+def _ignore(digest: str) -> None:
+    """The default of `on_revoked`."""
 
 
 def _checked(data: bytes, digest: str) -> SamplerArchive:

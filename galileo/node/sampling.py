@@ -1,4 +1,4 @@
-"""Samples of queries that are asked once: made where the labels lie, merged where it is due.
+"""Samples of one-shot queries: taken at the nodes that store the labels, then merged.
 
 A sampler decides about whole commits. The pieces of a scan are cut anywhere, so they are put
 together first: all at once where that is little, else in windows that end between commits, each
@@ -46,7 +46,7 @@ def merges_here(chosen: Sampler) -> bool:
 
 
 def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> Merged | None:
-    """What takes the samples of all nodes and merges them; None where each stands for itself.
+    """What takes the samples of all nodes and merges them; None where samples are not merged.
 
     Nothing is merged before everything is there: labels of a node that fails midway do not count.
     """
@@ -70,7 +70,7 @@ def sampled_pieces(
         scan: pieces of the labels of (after, until], cut anywhere; called more than once.
         schema: of the dataset.
         after: exclusive.
-        until: inclusive; names every partition that is asked.
+        until: inclusive; names every partition of the query.
         sampler: and what names it.
         observe: reads the observations of labels, for a sampler that looks at them.
 

@@ -1,8 +1,8 @@
-"""Selecting observations: those that match a query exactly, found and read in one call.
+"""Selects the observations that match a query exactly, in one call.
 
-What this node keeps is scanned and read in the same step of a thread; labels do not leave it. Of
-other nodes the labels are asked for, then the observations behind them. Where a path's cell and
-bucket lie wholly within what is asked for, its observations match without being tested.
+This node's partitions are scanned and read in the same step of a thread. Other nodes send labels
+first, then their observations. Where a path's cell and bucket lie wholly within the query, its
+observations match without a test.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
+from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
-from galileo.node.scans import ClusterScans, ScanEnd
 from galileo.node.shard import Shard
 from galileo.query import Query
 
@@ -38,7 +38,7 @@ LABELS_PER_PIECE = 32_768
 ROWS_PER_TABLE = 65_536
 """Rows that are read together, unless one commit alone has more."""
 STEP_S = 0.025
-"""After so long a step ends with what it has, so that others get their turn."""
+"""Seconds after which a step returns what it has, so that others can run."""
 
 _PLACE_AND_TIME = ("latitude", "longitude", "time")
 ALL_ROWS = RowOptions()
@@ -84,25 +84,23 @@ class Selection:
         commits: CommitRange | None = None,
         on_missing: Callable[[frozenset[int]], None] | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """The observations that match, of everything committed when it was asked.
+        """The matching observations of all commits at the time of the call.
 
-        They come in any order, those of a limit and an order in that. A limit ends the work at
-        this node and at others once it is reached. With an order every node looks at all that
-        matches, except for time buckets that lie behind what it has found, and sends its own first
-        observations. Nodes that cannot be reached are reported also where the limit was reached
-        without them.
+        Their order is undefined unless `options` has one. Reaching the limit ends the work of all
+        nodes. With an order every node reads all its matches, except in time buckets that cannot
+        contain a better one, and sends its own first observations. Unreachable nodes are reported
+        even if the limit was reached without them.
 
         Args:
             query: bound to its dataset's schema.
             options: columns, limit and order.
-            commits: of these alone, whenever it is asked: always the same answer.
-            on_missing: called with the partitions of nodes that could not be asked, in place of
-                an error.
+            commits: restricts the answer to these commits, which makes it repeatable.
+            on_missing: called with the partitions of unreachable nodes, in place of an error.
 
         Raises:
             InputError: the options do not fit the dataset, or there is no such commit.
             IncompleteAnswer: a node that may keep some of them cannot be reached.
-            Unavailable: retention dropped what was just found.
+            Unavailable: retention has dropped rows of this answer meanwhile.
             DataExpired: retention has dropped some of the commits that were named.
         """
         options.check(query.schema)
@@ -116,7 +114,7 @@ class Selection:
         if wanted.left == 0:
             # The limit was reached before every node had answered.
             _, others = self._shares(query, commits)
-            _check_whole(await self._scans.unreachable(query, others), on_missing)
+            _check_missing(await self._scans.unreachable(query, others), work)
 
     async def _all_of(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
         """What may be among the wanted observations."""
@@ -128,16 +126,16 @@ class Selection:
             pieces = _Pieces(shard, work, own).tables()
             async for table in self._stepwise(pieces):
                 yield table
-            # What went meanwhile the graph may have forgotten before it was found.
+            # Retention may have dropped commits before the scan reached them.
             _check_stored(shard, own, commits)
         async with aclosing(self._of_others(work, others)) as tables:
             async for table in tables:
                 yield table
 
     async def count(self, query: Query) -> int:
-        """How many observations match; errors as `select`. What certainly matches is not read."""
+        """The number of matching observations; errors as `select`."""
         own, others = self._shares(query, None)
-        # Of what other nodes send, the number of rows is all that is wanted.
+        # Only the number of rows of other nodes matters.
         options = RowOptions(columns=(TIME,))
         work = _Work(query, options, FirstRows(options))
         found = 0
@@ -161,7 +159,7 @@ class Selection:
         return own, wanted - own
 
     async def _stepwise(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
-        """What comes out of an iterator that works in a thread for a while, then is asked again."""
+        """The items of an iterator, which a thread advances in steps of `STEP_S`."""
         loop, done = asyncio.get_running_loop(), False
         while not done:
             step = functools.partial(_step, pieces)
@@ -180,7 +178,7 @@ class Selection:
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ScanEnd):
-                    _check_whole(part.missing, work.on_missing)
+                    _check_missing(part.missing, work)
                     _check_reached(part, partitions, commits)
                     continue
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
@@ -195,7 +193,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """What is looked for, and what is known of it by now."""
+    """A query, its options, and the rows found so far."""
 
     query: Query
     options: RowOptions
@@ -204,7 +202,7 @@ class _Work:
     on_missing: Callable[[frozenset[int]], None] | None = None
 
     def rest(self) -> RowOptions:
-        """What another node is asked for: no more than is wanted still."""
+        """The options for another node: the columns and number of rows that are still needed."""
         needed = self.options.needed(self.query.schema)
         return dataclasses.replace(self.options, columns=needed, limit=self.wanted.left)
 
@@ -215,13 +213,12 @@ class _Work:
         return labels if mask is None else labels.filter(pa.array(mask))
 
 
-def _check_whole(
-    missing: frozenset[int], on_missing: Callable[[frozenset[int]], None] | None
-) -> None:
+def _check_missing(missing: frozenset[int], work: _Work) -> None:
+    """Reports missing partitions by `on_missing`; without it raises `IncompleteAnswer`."""
     if not missing:
         return
-    if on_missing is not None:
-        on_missing(missing)
+    if work.on_missing is not None:
+        work.on_missing(missing)
         return
     partitions = ", ".join(map(str, sorted(missing)))
     raise IncompleteAnswer(
@@ -232,27 +229,27 @@ def _check_whole(
 
 
 def _check_stored(shard: Shard, own: frozenset[int], commits: CommitRange | None) -> None:
-    """That this node has all commits that were named, and has them still."""
+    """Raises where this node lacks or has dropped some of the commits."""
     if commits is not None:
         gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
         _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
 
 
-def _check_reached(tail: ScanEnd, asked: frozenset[int], commits: CommitRange | None) -> None:
-    """The same of what other nodes have answered."""
+def _check_reached(tail: ScanEnd, partitions: frozenset[int], commits: CommitRange | None) -> None:
+    """As `_check_stored`, for the answers of other nodes."""
     if commits is not None:
-        _check_range(asked, commits, reached=tail.frontier, gone=tail.gone)
+        _check_range(partitions, commits, reached=tail.frontier, gone=tail.gone)
 
 
 def _check_range(
-    asked: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
+    partitions: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
 ) -> None:
     """Raises InputError where commits are not there yet, DataExpired where they are gone."""
-    ahead = sorted(p for p in asked if commits.until[p] > reached[p])
+    ahead = sorted(p for p in partitions if commits.until[p] > reached[p])
     if ahead:
         named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
         raise InputError(f"expected commits of this cluster, got {named}; use its own cursors")
-    lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in asked}
+    lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in partitions}
     lost = {p: s for p, s in lost.items() if s > commits.after[p]}
     if lost:
         named = ", ".join(f"{p} up to commit {s}" for p, s in lost.items())

@@ -58,7 +58,7 @@ class Shard:
     speaks of the node's own partitions leaves it out.
 
     A synopsis takes in many commits at once for little more than the cost of one, so commits
-    wait for it until it is asked for, or until there are many. It is then late, which it may be.
+    wait until it is read, or until there are many; a synopsis may be late.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Shard:
     def own_published(self) -> PublishedCommits:
         """What is published in its own partitions; one object until that, or a synopsis, changes.
 
-        So who asks again and again finds out at once that there is nothing new.
+        So repeated calls return at once when nothing is new.
         """
         # Read first: what changes meanwhile sets another one, and counts the next time.
         change, owned = self._change, self._owned()
@@ -217,8 +217,8 @@ class Shard:
     def drop(self, partition: int, until: int) -> Truncation:
         """Drops the oldest files of a partition and forgets what they held, in a thread.
 
-        First the journal says durably what is gone, then the graph forgets it: whoever misses a
-        commit in the graph finds it under the mark. Errors as `PartitionJournal.drop`.
+        The journal records the new log start before the graph removes the commits, so a commit that
+        is missing in the graph is always before the log start. Errors as `PartitionJournal.drop`.
         """
         journal = self.journals[partition]
         before = journal.dropped
@@ -231,7 +231,7 @@ class Shard:
                 self._narrow(partition)
 
     def maintain(self) -> None:
-        """Merges runs of the graph where that is due; beside reads and writes, in a thread."""
+        """Merges runs of the graph if necessary, in a thread; reads and writes go on."""
         self._runs_maintained = self.graph.runs
         if self.graph.maintain():
             self._runs_maintained = self.graph.runs

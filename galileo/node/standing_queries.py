@@ -1,8 +1,8 @@
-"""Standing queries on this node: indexed once, then matched at every tick in one pass.
+"""Continuous queries on this node: indexed once, then matched in every cycle in one pass.
 
-Whoever asks names queries by the digests of their texts, and hands in the texts that this node
-does not know. So a tick of a hundred thousand queries is a few columns, and none of them is parsed
-again. The index forgets the queries that nobody has asked for longest.
+A request names queries by the digests of their texts, and registers texts that this node does not
+know. So a cycle of a hundred thousand queries is a few columns, and no query is parsed again. A
+full index evicts the least recently used queries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from galileo.cursor import Cursor
 from galileo.errors import GalileoError, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
-from galileo.matches import Answered, MatchAnswer, Numbers
+from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.query import Query, parse
@@ -33,20 +33,20 @@ QUERIES_MAX = 200_000
 TEXT_BYTES_MAX = 256 << 20
 """Of their texts."""
 PAIRS_MAX = 1 << 22
-"""Matches of one answer; what is past them comes with the next, a single commit excepted."""
-SPARED = 0.9
-"""Share of the bound that is left where something had to be forgotten."""
+"""MatchBatch of one answer; what is past them comes with the next, a single commit excepted."""
+EVICT_TO_SHARE = 0.9
+"""Share of a bound that an eviction leaves filled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchTask:
-    """What is new for n items in some partitions of this node.
+    """A request for the new matches of n items in some partitions of this node.
 
     Attributes:
-        dataset: that all of them ask about.
+        dataset: of all items.
         partitions: ascending, shape (p,).
-        after: for each cursor the sequences up to which it is done, `UNASKED` where a partition
-            is none of its; shape (c, p).
+        after: for each cursor the last processed sequence of each partition, `NOT_REQUESTED`
+            where it does not name the partition; shape (c, p).
         cursors: for each item its row of `after`, shape (n,).
         digests: of the items' queries, one behind the other.
     """
@@ -59,7 +59,7 @@ class MatchTask:
 
 
 class Registry:
-    """The standing queries of one dataset; its lock is held by whoever looks at them.
+    """The indexed continuous queries of one dataset; `lock` is held during each access.
 
     Args:
         schema: of the dataset.
@@ -89,7 +89,7 @@ class Registry:
         return len(self._texts)
 
     def learn(self, text: str) -> None:
-        """Indexes a query, or notes what is wrong with it."""
+        """Indexes a query, or records its error."""
         name = digest(text)
         if name in self._texts or name in self.wrong:
             return
@@ -107,14 +107,14 @@ class Registry:
             self._texts[name] = text
             self._text_bytes += len(text)
             self.standing.add(name, query)
-            self._note(self.standing.slots([name]))
+            self._mark_used(self.standing.slots([name]))
 
     def slots(self, names: Sequence[bytes]) -> npt.NDArray[np.int32]:
-        """The slot of each, -1 for one not known; those are asked for now."""
-        found = self.standing.slots(names)
+        """The slot of each query, -1 where it is unknown; marks the others as used now."""
+        slots = self.standing.slots(names)
         self._turn += 1
-        self._note(found[found >= 0])
-        return found
+        self._mark_used(slots[slots >= 0])
+        return slots
 
     def query(self, name: bytes) -> Query:
         return parse(self._texts[name], self._schema)
@@ -123,7 +123,7 @@ class Registry:
         """The text of a query; None where it is not known."""
         return self._texts.get(name)
 
-    def _note(self, slots: npt.NDArray[np.int32]) -> None:
+    def _mark_used(self, slots: npt.NDArray[np.int32]) -> None:
         if len(self._turns) < self.standing.capacity:
             more = np.zeros(self.standing.capacity, dtype=np.int64)
             more[: len(self._turns)] = self._turns
@@ -131,15 +131,15 @@ class Registry:
         self._turns[slots] = self._turn
 
     def _make_room(self, text_bytes: int) -> None:
-        """Forgets those that nobody has asked for longest, some more than there need be."""
+        """Evicts the least recently used queries, some more than necessary."""
         full = len(self._texts) >= self._queries_max
         if not full and self._text_bytes + text_bytes <= self._text_bytes_max:
             return
         names = [*self._texts]
         oldest = np.argsort(self._turns[self.standing.slots(names)], kind="stable")
         for at in oldest.tolist():
-            fits = self._text_bytes + text_bytes <= SPARED * self._text_bytes_max
-            if fits and len(self._texts) < SPARED * self._queries_max:
+            fits = self._text_bytes + text_bytes <= EVICT_TO_SHARE * self._text_bytes_max
+            if fits and len(self._texts) < EVICT_TO_SHARE * self._queries_max:
                 return
             self._text_bytes -= len(self._texts.pop(names[at]))
             self.standing.remove(names[at])
@@ -170,8 +170,8 @@ class Matching:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, _learn, registry, texts)
 
-    async def match(self, task: MatchTask) -> MatchAnswer:
-        """What is new for each item, up to what is committed now.
+    async def match(self, task: MatchTask) -> MatchResponse:
+        """The new matches of each item, up to what is committed now.
 
         Raises:
             UnknownDataset: there is none of that name here.
@@ -182,26 +182,26 @@ class Matching:
             return await loop.run_in_executor(self._executor, self._match, task)
 
     def text(self, dataset: str, name: bytes) -> str:
-        """The text of a standing query.
+        """The text of a continuous query.
 
         Raises:
             UnknownDataset: there is none of that name here.
-            Unavailable: the query has been forgotten; the next tick introduces it again.
+            Unavailable: the query was evicted; the next cycle registers it again.
         """
         text = self.registry(dataset).text(name)
         if text is None:
-            raise Unavailable("this node does not know the standing query any more; try again")
+            raise Unavailable("this node has evicted the continuous query; try again")
         return text
 
     def forget(self, dataset: str) -> None:
-        """Forgets the queries of a dataset that was dropped."""
+        """Removes the queries of a dropped dataset."""
         self._registries.pop(dataset, None)
 
     def registry(self, dataset: str) -> Registry:
         schema = self._catalog.schema(dataset)
         return self._registries.setdefault(dataset, Registry(schema))
 
-    def _match(self, task: MatchTask) -> MatchAnswer:
+    def _match(self, task: MatchTask) -> MatchResponse:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
         shard.check_own(task.partitions.tolist())
         # Published before the graph is read: the graph then holds at least this much.
@@ -222,7 +222,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Passes:
-    """As few passes as keep the answer within its bound: usually one."""
+    """As few passes as keep the response within its bound, usually one."""
 
     graph: MetadataGraph
     registry: Registry
@@ -231,11 +231,11 @@ class _Passes:
 
     def parts(
         self, items: npt.NDArray[np.int32], *, until: Cursor, pairs_max: int | None
-    ) -> list[Answered]:
-        """What is new for some of the asks.
+    ) -> list[MatchedPartitions]:
+        """The new matches of some items.
 
-        Where it is too much, those that are farthest behind are answered by themselves; then
-        fewer commits are looked at; then some are left for the next time.
+        Too many matches are reduced in three steps: the items that are farthest behind get a pass
+        of their own; then a pass covers fewer commits; then some items wait for the next request.
         """
         if len(items) == 0:
             return []
@@ -250,7 +250,7 @@ class _Passes:
             )
         )
         if found is not None:
-            return [Answered(items.astype(np.uint32), until, found.renumbered(items))]
+            return [MatchedPartitions(items.astype(np.uint32), until, found.renumbered(items))]
         assert pairs_max is not None
         ahead, behind = _by_distance(asks, until)
         if len(ahead):
@@ -289,11 +289,11 @@ def _learn(registry: Registry, texts: Sequence[str]) -> None:
 
 
 def _answer(
-    parts: Sequence[Answered],
+    parts: Sequence[MatchedPartitions],
     names: Sequence[bytes],
     slots: npt.NDArray[np.int32],
     wrong: dict[bytes, GalileoError],
-) -> MatchAnswer:
+) -> MatchResponse:
     missing = np.flatnonzero(slots < 0).tolist()
     failed: dict[bytes, list[int]] = {}
     unknown: list[int] = []
@@ -303,7 +303,7 @@ def _answer(
         else:
             unknown.append(item)
     errors = tuple((_numbers(items), wrong[name]) for name, items in failed.items())
-    return MatchAnswer(tuple(parts), _numbers(unknown), errors)
+    return MatchResponse(tuple(parts), _numbers(unknown), errors)
 
 
 def _numbers(items: Sequence[int]) -> Numbers:

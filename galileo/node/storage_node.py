@@ -17,9 +17,11 @@ from galileo.errors import GalileoError, Unavailable
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, split_key
 from galileo.node.catalog import Catalog, OnDropped, dataset_home
+from galileo.node.cluster_scan import ClusterScans
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.ingest import Ingest
+from galileo.node.local_scan import LocalScans
 from galileo.node.migration.moves import Moves, stored_moves
 from galileo.node.migration.protocol import MigrationPeer
 from galileo.node.migration.source import PartitionSource
@@ -29,7 +31,6 @@ from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader
 from galileo.node.sampler_store import SamplerStore, UploadOptions
-from galileo.node.scans import ClusterScans, LocalScans
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
 from galileo.storage.store import Store
@@ -53,7 +54,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What status tells of one dataset on one node; sizes in bytes.
+    """The status of one dataset on one node; sizes in bytes.
 
     Attributes:
         dropped: up to where retention has dropped each partition's commits.
@@ -176,7 +177,7 @@ class StorageNode:
         """Begins to apply the retention policies of the datasets; nothing is dropped before.
 
         Args:
-            readers: tells whom a policy may not pass; called from a thread.
+            readers: lists the readers that a policy may not pass; called in a thread.
             options: when.
         """
         self._retaining = RetentionRunner(
@@ -217,7 +218,7 @@ class StorageNode:
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
         """Drops the dataset with this key at its home, which has every other node drop it.
 
-        A node that cannot be reached now drops it when it hears of it, by a heartbeat.
+        A node that cannot be reached now drops it after a later heartbeat.
 
         Returns:
             What each node removed, or why it has not yet.
@@ -244,7 +245,7 @@ class StorageNode:
         return await self.catalog.drop(name, generations)
 
     def _forget(self, name: str, generations: int, keys: Sequence[str]) -> None:
-        """What is known besides of datasets that were just dropped."""
+        """Removes all other state of datasets that were dropped."""
         for dataset in keys:
             self.view.forget(dataset)
             self.matching.forget(dataset)
@@ -257,7 +258,7 @@ class StorageNode:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
 
     async def schema(self, dataset: str) -> Schema:
-        """The schema of the dataset with this key; its home is asked where it is not known here.
+        """The schema of the dataset with this key; fetched from its home where it is unknown here.
 
         Raises:
             UnknownDataset: there is none, or it was dropped.
@@ -298,7 +299,7 @@ class StorageNode:
             await self.adopt(schema)
 
     async def learn_generations(self, generations: Mapping[str, int]) -> None:
-        """Drops what another node has heard to be dropped.
+        """Drops the datasets that are dropped at another node.
 
         Raises:
             PartitionReadOnly: the disk refuses; of some of it nothing was dropped.
@@ -324,7 +325,7 @@ class StorageNode:
         return numbered
 
     async def retention(self, dataset: str) -> VersionedRetention:
-        """The policy of a dataset, as far as this node has heard.
+        """The policy of a dataset, as far as this node knows.
 
         Raises:
             UnknownDataset: there is none of that name.

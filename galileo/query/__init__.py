@@ -9,7 +9,7 @@ from galileo.query.columns import (
     TextColumn,
     from_arrow,
 )
-from galileo.query.query import Query, parse
+from galileo.query.query import Query, parse, parse_async
 from galileo.query.zone_maps import FeatureZones, Zones
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "Zones",
     "from_arrow",
     "parse",
+    "parse_async",
 ]

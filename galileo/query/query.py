@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -159,6 +160,17 @@ def parse(source: str | dict[str, Any], schema: Schema) -> Query:
         if len(source) <= CACHED_CHARACTERS_MAX
         else _parse(source, schema)
     )
+
+
+async def parse_async(text: str, schema: Schema) -> Query:
+    """As `parse`, for use in an event loop: parses long texts in a thread.
+
+    Raises:
+        InputError: as `parse`.
+    """
+    if len(text) <= CACHED_CHARACTERS_MAX:
+        return parse(text, schema)
+    return await asyncio.to_thread(parse, text, schema)
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")

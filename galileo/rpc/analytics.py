@@ -16,9 +16,8 @@ from galileo.labels import to_ipc
 from galileo.model.schema import Schema
 from galileo.node.analytics_protocol import ChildrenRequest, SummaryRequest
 from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
-from galileo.node.parsing import read_query
 from galileo.node.storage_node import StorageNode
-from galileo.query import Query
+from galileo.query import Query, parse_async
 from galileo.query.nearest import NearestTo, Neighbours
 from galileo.rpc.analytics_client import described_to_pb, share_from_pb
 from galileo.rpc.error_mapping import Context, streaming, unary
@@ -167,7 +166,7 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
             "share"
         )
         schema = self._node.schema if is_by_node else self._node.named
-        query = await read_query(request.query, await schema(request.dataset))
+        query = await parse_async(request.query, await schema(request.dataset))
         self._allowances.check_query(query, context)
         return query
 

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator, Iterator
 import pyarrow as pa
 
 from galileo.errors import Overloaded
-from galileo.node.parsing import read_query
-from galileo.node.scans import ScanEnd
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
-from galileo.query import Query
+from galileo.query import Query, parse_async
 from galileo.rpc.arrow_chunks import label_messages
 from galileo.rpc.error_mapping import Context, streaming
 from galileo.rpc.quotas import QuotaResolver
@@ -37,7 +36,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         self, request: query_pb2.QueryRequest, context: Context
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
         schema = await self._node.named(request.dataset)
-        query = await read_query(request.query, schema)
+        query = await parse_async(request.query, schema)
         self._allowances.check_query(query, context)
         found = self._found(query, request.sampler_json)
         if request.HasField("limit"):

@@ -11,7 +11,6 @@ import pyarrow as pa
 from galileo.errors import InputError, InvalidObservations
 from galileo.labels import from_ipc
 from galileo.model.rows import RowOptions
-from galileo.node.parsing import read_query
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
@@ -24,6 +23,7 @@ from galileo.node.peers import (
 from galileo.node.select import CommitRange
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
+from galileo.query import parse_async
 from galileo.rpc.arrow_chunks import label_messages, row_messages, row_streams
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
@@ -120,7 +120,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.SelectRequest, context: Context
     ) -> AsyncGenerator[Bulk[storage_pb2.SelectPart], None]:
         schema = self._node.named if request.count_only else self._node.schema
-        query = await read_query(request.query, await schema(request.dataset))
+        query = await parse_async(request.query, await schema(request.dataset))
         self._allowances.check_query(query, context)
         if request.count_only:
             found = await self._node.selection.count(query)
@@ -169,7 +169,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             return
         for dataset, text in dict.fromkeys(queries):
             try:
-                query = await read_query(text, await self._node.schema(dataset))
+                query = await parse_async(text, await self._node.schema(dataset))
             except InputError:
                 continue
             check_vertices(query, quotas)

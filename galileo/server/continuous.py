@@ -29,12 +29,11 @@ from galileo.errors import (
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
-from galileo.node.parsing import read_query
-from galileo.node.scans import ScanEnd
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
 from galileo.packing import FORMAT_VERSION
-from galileo.query import Query
+from galileo.query import Query, parse_async
 from galileo.rpc.bulk_codec import ManyFetched
 from galileo.rpc.continuous import (
     CachedRange,
@@ -127,7 +126,7 @@ class ContinuousQueries:
             TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
-        query = await read_query(submission.query, schema)
+        query = await parse_async(submission.query, schema)
         made = self._checked(submission, query)
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)

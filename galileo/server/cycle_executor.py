@@ -25,7 +25,7 @@ from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError
-from galileo.matches import Answered, Matches, Numbers, from_bytes, joined, to_bytes
+from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
@@ -191,7 +191,7 @@ class CycleExecutor:
         if not is_spared:
             return _Row(item.after, possible, certain)
         query = parse(item.ccq.query, schema)
-        spared = self._node.view.spared(query, possible, after=item.after)
+        spared = self._node.view.pruned_until(query, possible, after=item.after)
         # A synopsis that is older than the evaluated commits excludes nothing new.
         spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
         return _Row(item.after, possible - set(spared), certain.join(spared))
@@ -308,7 +308,7 @@ class _Reached:
         cursors: the evaluated cursor, and the end of commits that retention dropped.
     """
 
-    def __init__(self, group: _Group, parts: Sequence[Answered]) -> None:
+    def __init__(self, group: _Group, parts: Sequence[MatchedPartitions]) -> None:
         self._parts = parts
         said = _memberships(len(group.items), parts)
         rows = np.array(group.row_of, dtype=np.int64)
@@ -323,7 +323,7 @@ class _Reached:
                 members[number] = [k for k, part in enumerate(parts) if _holds(part, item)]
             self.cursors.append(self._joined(row, members[number]))
 
-    def within(self, matches: Matches) -> Matches:
+    def within(self, matches: MatchBatch) -> MatchBatch:
         """Selects the labels after the cursor of their item, up to its evaluated cursor."""
         if len(matches) == 0:
             return matches
@@ -352,7 +352,7 @@ class _Reached:
         return reached, gone
 
 
-def _memberships(items: int, parts: Sequence[Answered]) -> npt.NDArray[np.int64]:
+def _memberships(items: int, parts: Sequence[MatchedPartitions]) -> npt.NDArray[np.int64]:
     """A number for each item, equal for items in the same parts."""
     said = np.zeros(items, dtype=np.int64)
     for part in parts:
@@ -362,12 +362,12 @@ def _memberships(items: int, parts: Sequence[Answered]) -> npt.NDArray[np.int64]
     return said
 
 
-def _holds(part: Answered, item: int) -> bool:
+def _holds(part: MatchedPartitions, item: int) -> bool:
     at = int(np.searchsorted(part.items, item))
     return at < len(part.items) and int(part.items[at]) == item
 
 
-def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
+def _packed(group: _Group, matches: MatchBatch) -> dict[int, PackedLabels]:
     """The labels of each item with matches."""
     packs_of: dict[int, PackedLabels] = {}
     is_compressed = np.array([item.ccq.compression == "lz4" for item in group.items])
@@ -382,7 +382,7 @@ def _packed(group: _Group, matches: Matches) -> dict[int, PackedLabels]:
     return packs_of
 
 
-def _in_commit_order(matches: Matches) -> tuple[pa.Table, Numbers]:
+def _in_commit_order(matches: MatchBatch) -> tuple[pa.Table, Numbers]:
     """The rows of all pairs, by item, then partition, sequence and row; and their items."""
     keys = [matches.rows.column(name).to_numpy() for name in ("row", "sequence", "partition")]
     rank = np.empty(matches.rows.num_rows, dtype=np.int64)

@@ -27,9 +27,9 @@ from galileo.errors import (
 )
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ReadTask
 from galileo.node.row_reader import translate_dropped_to_retry
-from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.peers import GrpcPeers

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from galileo.containment.probe import obstacle
+from galileo.containment.probe import unavailable_reason
 from galileo.errors import ConfigError
 from galileo.spark.java import find_java
 
@@ -65,7 +65,7 @@ def host_condition(directory: Path, *, takes_samplers: bool, master: str) -> Hos
         open_files=psutil.Process().num_fds(),
         open_files_max=_open_files_max(),
         java="" if master.startswith("sc://") else _java(),
-        containment=(obstacle() or "") if takes_samplers else "",
+        containment=(unavailable_reason() or "") if takes_samplers else "",
     )
 
 

@@ -352,7 +352,7 @@ class NodeProcess:
             if record.ended is None and record.ccq.dataset in shards:
                 losses.expect(record.ccq.dataset, record.retrieved)
         sequences = {dataset: shard.own_published().sequences for dataset, shard in shards.items()}
-        losses.check_own(self.node.name, self.node.partitions, told=sequences)
+        losses.check_own(self.node.name, self.node.partitions, reported=sequences)
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
@@ -374,8 +374,8 @@ class NodeProcess:
                 continue
             self._published[dataset] = published
             if before is None or published.sequences != before.sequences:
-                self.node.view.hear_sequences(dataset, published.sequences)
-                self.node.view.hear_event_clock(dataset, published.clock)
+                self.node.view.update_sequences(dataset, published.sequences)
+                self.node.view.update_event_clock(dataset, published.clock)
                 news.append(self._commits_observed(dataset))
         return news
 

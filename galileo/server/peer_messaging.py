@@ -293,9 +293,9 @@ class PeerMessenger:
             refused = await self._sync_datasets(request)
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
-            self._node.moves.hear(request.sender, received)
+            self._node.moves.receive(request.sender, received)
             held = self._take_heartbeat(request.heartbeat, sender=request.sender)
-            self._node.view.hear_node(request.sender)
+            self._node.view.record_report(request.sender)
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
         for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
@@ -306,7 +306,9 @@ class PeerMessenger:
         adopted = [
             one.digest
             for one in request.heartbeat.samplers
-            if await self._node.samplers.hear(request.sender, one.digest, revoked_at=one.revoked_at)
+            if await self._node.samplers.apply_news(
+                request.sender, one.digest, revoked_at=one.revoked_at
+            )
         ]
         return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=adopted)
 
@@ -336,13 +338,13 @@ class PeerMessenger:
         living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
         received = self._decode(living, sender=sender)
         for dataset, one in received.items():
-            view.hear_event_clock(dataset, one.published.clock)
+            view.update_event_clock(dataset, one.published.clock)
         sequences = {dataset: one.published.sequences for dataset, one in received.items()}
         news = [
-            dataset for dataset in sequences if view.hear_sequences(dataset, sequences[dataset])
+            dataset for dataset in sequences if view.update_sequences(dataset, sequences[dataset])
         ]
         own = self._node.live.partitions(sender)
-        view.losses.hear(sender, own, told=sequences, heard=view.all_sequences)
+        view.losses.check_report(sender, own, reported=sequences, expected=view.all_sequences)
         if news:
             self._on_news(news)
         held = []
@@ -351,7 +353,7 @@ class PeerMessenger:
                 continue  # Dropped, or not adopted yet; the change is sent again.
             schema = catalog.schema(change.dataset)
             delta = SynopsisDelta.from_bytes(schema, change.delta)
-            version = view.hear_synopsis(schema, delta)
+            version = view.apply_synopsis(schema, delta)
             held.append(
                 peers_pb2.SynopsisVersion(
                     dataset=change.dataset,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import Cancelled, GalileoError, InternalError, SamplerFailed
-from galileo.matches import to_bytes
+from galileo.match_batch import to_bytes
 from galileo.spark.java import summarise_error
 from galileo.spark.job import (
     EMPTY_REQUEST,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import Cancelled, GalileoError, NotOwner, Overloaded, TransientError
-from galileo.matches import Answered, MatchAnswer, to_bytes
+from galileo.match_batch import MatchedPartitions, MatchResponse, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.job import Group, NodeQuery, NodeRequest
 from galileo.wire.channel import Channels
@@ -35,7 +35,7 @@ class NodeAnswer:
     """The answer of the node at an address; items are numbered as in the group."""
 
     query: NodeQuery
-    answer: MatchAnswer
+    answer: MatchResponse
     address: str
 
 
@@ -114,7 +114,7 @@ async def _receive(call: grpc.aio.UnaryStreamCall, replies: MatchReplies) -> Non
             )
 
 
-def _failed(answer: MatchAnswer, error: GalileoError, query: NodeQuery) -> MatchAnswer:
+def _failed(answer: MatchResponse, error: GalileoError, query: NodeQuery) -> MatchResponse:
     """The answer after an error: unanswered items fail, except where the connection was lost.
 
     A dropped dataset fails no items: their coordinator ends them once it knows.
@@ -128,18 +128,20 @@ def _failed(answer: MatchAnswer, error: GalileoError, query: NodeQuery) -> Match
     for items, _ in answer.errors:
         open_items[items] = False
     failed = (np.flatnonzero(open_items).astype(np.uint32), error)
-    return MatchAnswer(answer.parts, answer.unknown, (*answer.errors, failed))
+    return MatchResponse(answer.parts, answer.unknown, (*answer.errors, failed))
 
 
-def _renumber(answer: MatchAnswer, query: NodeQuery) -> MatchAnswer:
+def _renumber(answer: MatchResponse, query: NodeQuery) -> MatchResponse:
     """The answer with items numbered as in the group."""
     items = query.items
     parts = tuple(
-        Answered(items[part.items], part.reached, part.matches.renumbered(items), part.dropped)
+        MatchedPartitions(
+            items[part.items], part.reached, part.matches.renumbered(items), part.dropped
+        )
         for part in answer.parts
     )
     errors = tuple((items[numbers], error) for numbers, error in answer.errors)
-    return MatchAnswer(parts, items[answer.unknown], errors)
+    return MatchResponse(parts, items[answer.unknown], errors)
 
 
 def _request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
@@ -153,7 +155,7 @@ def _request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
     )
 
 
-def filter_untrusted(part: Answered, query: NodeQuery, group: Group) -> Answered:
+def filter_untrusted(part: MatchedPartitions, query: NodeQuery, group: Group) -> MatchedPartitions:
     """Removes from a node's answer what does not belong there.
 
     Keeps commits of requested partitions that are new, complete (up to `reached`) and not dropped.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.labels import LabelSet, first_commits
-from galileo.matches import PAIR_BYTES, Answered, Matches
+from galileo.match_batch import PAIR_BYTES, MatchBatch, MatchedPartitions
 from galileo.model.schema import Schema
 
 CUTS_MAX = 64
@@ -34,8 +34,8 @@ def fair_share(sizes: npt.ArrayLike, *, room: int) -> int:
 
 
 def fit_to_budget(
-    parts: Sequence[tuple[Answered, Schema]], *, bytes_max: int, turn: int
-) -> Iterator[list[Answered]]:
+    parts: Sequence[tuple[MatchedPartitions, Schema]], *, bytes_max: int, turn: int
+) -> Iterator[list[MatchedPartitions]]:
     """For each part, the parts of it that fit the budget.
 
     Args:
@@ -62,22 +62,24 @@ def fit_to_budget(
         ]
 
 
-def _row_bytes(matches: Matches) -> int:
+def _row_bytes(matches: MatchBatch) -> int:
     rows = max(1, int(matches.rows.num_rows))
     return -(-int(matches.rows.nbytes) // rows)
 
 
-def _end(part: Answered) -> int:
+def _end(part: MatchedPartitions) -> int:
     return int(part.items[-1]) + 1 if len(part.items) else 0
 
 
-def _without(part: Answered, items: npt.NDArray[np.intp]) -> Answered:
+def _without(part: MatchedPartitions, items: npt.NDArray[np.intp]) -> MatchedPartitions:
     matches = part.matches.where(~np.isin(part.matches.items, items))
     others = part.items[~np.isin(part.items, items)]
     return replace(part, items=others, matches=matches)
 
 
-def _cut(part: Answered, item: int, *, schema: Schema, labels_max: int) -> Answered:
+def _cut(
+    part: MatchedPartitions, item: int, *, schema: Schema, labels_max: int
+) -> MatchedPartitions:
     """The first whole commits of one item, and the cursor up to which they are complete."""
     matches = part.matches.where(part.matches.items == item)
     labels, reached = first_commits(
@@ -86,8 +88,8 @@ def _cut(part: Answered, item: int, *, schema: Schema, labels_max: int) -> Answe
     return single_query_part(item, labels, like=replace(part, reached=reached))
 
 
-def single_query_part(item: int, labels: LabelSet, *, like: Answered) -> Answered:
+def single_query_part(item: int, labels: LabelSet, *, like: MatchedPartitions) -> MatchedPartitions:
     """A part with the labels of one item, and the cursors of another part."""
     items = np.full(len(labels), item, dtype=np.uint32)
-    matches = Matches(items, np.arange(len(labels), dtype=np.uint32), labels.table)
+    matches = MatchBatch(items, np.arange(len(labels), dtype=np.uint32), labels.table)
     return replace(like, items=np.array([item], dtype=np.uint32), matches=matches)

@@ -21,7 +21,7 @@ from galileo import spans
 from galileo.containment import ContainedSamplers, ContainmentLimits
 from galileo.errors import GalileoError, InternalError, MessageTooLarge, Overloaded
 from galileo.labels import LabelSet
-from galileo.matches import Answered, Matches, Numbers, joined, to_bytes
+from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.samplers import SamplerSpec
 from galileo.spark.cpu_time_limit import WAITING_FACTOR
@@ -83,7 +83,7 @@ def run(job: Job, task: int) -> Iterator[TaskRow]:
 class _Result:
     group: int
     schema: Schema
-    part: Answered
+    part: MatchedPartitions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class _UploadedCall:
     """A call of an uploaded sampler for one item of a part."""
 
     group: int
-    part: Answered
+    part: MatchedPartitions
     item: int
     key: Key
     make: Callable[[], Call]
@@ -109,7 +109,7 @@ def _evaluate(job: Job, answer: NodeAnswer) -> Iterator[_Result | _UploadedCall 
             trusted = filter_untrusted(part, answer.query, group)
             schema = _schema(group.schema_json)
             for item in _sample_part(trusted, answer, schema, job=job):
-                if isinstance(item, Answered):
+                if isinstance(item, MatchedPartitions):
                     yield _Result(answer.query.group, schema, item)
                 else:
                     yield item
@@ -132,7 +132,7 @@ def _row(group: int, outcome: Outcome) -> TaskRow:
     return TaskRow(group, outcome.SerializeToString())
 
 
-def _encode(part: Answered, *, bytes_max: int) -> Outcome:
+def _encode(part: MatchedPartitions, *, bytes_max: int) -> Outcome:
     message = part_to_pb(part)
     if message.ByteSize() <= bytes_max or len(part.matches) == 0:
         return Outcome(parts=[message])
@@ -149,15 +149,15 @@ def _failure(items: Numbers, error: GalileoError) -> Outcome:
 
 
 def _sample_part(
-    part: Answered, answer: NodeAnswer, schema: Schema, *, job: Job
-) -> Iterator[Answered | _UploadedCall | Outcome]:
+    part: MatchedPartitions, answer: NodeAnswer, schema: Schema, *, job: Job
+) -> Iterator[MatchedPartitions | _UploadedCall | Outcome]:
     """Applies installed samplers; yields the part, the calls of uploaded samplers, and failures."""
     group = job.groups[answer.query.group]
     is_sampled = group.samplers[part.matches.items] > 0
     if not is_sampled.any():
         yield part
         return
-    sampled: list[Matches] = []
+    sampled: list[MatchBatch] = []
     absent: list[int] = []
     for item, table in part.matches.where(is_sampled).split():
         spec = SamplerSpec.from_json(group.samplers_json[int(group.samplers[item]) - 1])
@@ -211,7 +211,7 @@ def _uploaded_call(
     answer: NodeAnswer,
     item: int,
     job: Job,
-    part: Answered,
+    part: MatchedPartitions,
 ) -> _UploadedCall:
     """A call whose key is the same in each job, as long as the query's cursors are."""
     group, columns = job.groups[answer.query.group], answer.query.columns

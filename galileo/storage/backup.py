@@ -107,7 +107,7 @@ def backup(
         directory: of the node.
         target: a directory that does not exist yet.
         options: how.
-        progress: told how many bytes were copied.
+        progress: called with the number of bytes just copied.
 
     Raises:
         InputError: `directory` is no node's, or `target` exists.
@@ -141,7 +141,7 @@ def restore(
         source: a backup.
         directory: of the node; does not exist yet.
         disk: to write with.
-        progress: told how many bytes were copied.
+        progress: called with the number of bytes just copied.
 
     Raises:
         InputError: `source` is no backup, or `directory` exists.

@@ -1,15 +1,30 @@
-"""What is handed to a journal, and what it answers."""
+"""Commits to a journal: requests, results, validation, and row ranges of stored commits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import BatchConflict, GalileoError
+from galileo.errors import (
+    BatchConflict,
+    GalileoError,
+    InputError,
+    InvalidObservations,
+    MessageTooLarge,
+)
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.frame import Buffer, FrameHeader, encode_header
+
+COMMIT_BYTES_MAX = 1 << 30
+"""Arrow bytes of the observations of one commit."""
+
+RowRanges: TypeAlias = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
+"""First rows and row counts, as in the columns `row` and `rows` of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +92,57 @@ def conflict(commit: Commit, first: Committed) -> BatchConflict:
 def is_new(result: Committed | GalileoError, group: FrameGroup) -> bool:
     """Whether a commit went into the group."""
     return isinstance(result, Committed) and result.sequence >= group.first
+
+
+def to_record_batch(data: Any, schema: pa.Schema, what: str) -> pa.RecordBatch:
+    """The observations of a commit as one record batch; checks schema and size.
+
+    Raises:
+        InvalidObservations: the columns are not those of `schema`, or there is no row.
+        MessageTooLarge: they exceed `COMMIT_BYTES_MAX`.
+    """
+    if not data.schema.equals(schema):
+        raise InvalidObservations(
+            f"expected {what} with the columns {', '.join(map(str, schema))}; "
+            f"got {', '.join(map(str, data.schema))}"
+        )
+    if data.num_rows == 0:
+        raise InvalidObservations(f"expected {what} of at least one row, got none")
+    if data.nbytes > COMMIT_BYTES_MAX:
+        raise MessageTooLarge(
+            f"expected {what} of at most {COMMIT_BYTES_MAX} bytes, got {data.nbytes}; "
+            "send smaller batches"
+        )
+    return data.combine_chunks().to_batches()[0] if isinstance(data, pa.Table) else data
+
+
+def take_rows(table: pa.Table, ranges: RowRanges) -> pa.Table:
+    """The rows of all ranges, in their order; not copied where they are adjacent.
+
+    Raises:
+        InputError: a range is not within the table.
+    """
+    starts, counts = (np.asarray(numbers, dtype=np.int64) for numbers in ranges)
+    outside = (starts < 0) | (counts < 0) | (starts + counts > table.num_rows)
+    if starts.shape != counts.shape or outside.any():
+        raise InputError(
+            f"expected first rows and row counts, one for one, within {table.num_rows} rows, "
+            f"got {starts.tolist()[:5]} … and {counts.tolist()[:5]} …"
+        )
+    starts, counts = _merge_adjacent(starts, counts)
+    if len(starts) == 1:
+        return table.slice(int(starts[0]), int(counts[0]))
+    shifts = starts - np.append(0, np.cumsum(counts)[:-1])[: len(starts)]
+    return table.take(pa.array(np.repeat(shifts, counts) + np.arange(counts.sum())))
+
+
+def _merge_adjacent(
+    starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The same rows in as few ranges as possible: adjacent ones become one."""
+    if len(starts) == 0:
+        return starts, counts
+    ends = starts + counts
+    first = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
+    last = np.append(first[1:] - 1, len(starts) - 1)
+    return starts[first], ends[last] - starts[first]

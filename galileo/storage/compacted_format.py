@@ -194,7 +194,7 @@ def read_index(path: Path) -> Index:
     commits = decode_batch(data[:commits_bytes], _COMMITS)
     blocks = _placed(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
-        raise CorruptData("the index does not describe the file that it stands in")
+        raise CorruptData("the index does not describe its file")
     return Index(partition, first, commits, blocks, length)
 
 

@@ -39,7 +39,7 @@ COMPACTION_BYTES_MAX = 1 << 30
 BLOCK_BYTES = 1 << 20
 
 RateLimit: TypeAlias = Callable[[int], bool]
-"""Told how many bytes were read since the last call; waits; says whether to go on."""
+"""Called with the bytes read since the last call; may wait; returns whether to go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def make_directory(disk: Disk, directory: Path) -> None:
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     existing = missing[-1].parent if missing else directory
-    with contextlib.suppress(PermissionError):  # whoever made it could also read its parent
+    with contextlib.suppress(PermissionError):  # its creator could read the parent
         disk.sync_directory(existing.parent)
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)

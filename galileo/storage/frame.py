@@ -153,7 +153,7 @@ def decode_header(data: bytes) -> FrameHeader:
     """The header at the start of `data`, of which `HEADER_BYTES_MAX` bytes are always enough.
 
     Raises:
-        CorruptData: no whole header with a right checksum stands there.
+        CorruptData: no complete header with a valid checksum is there.
         ConfigError: one does, in a format that this version does not know.
     """
     if len(data) < HEADER_BYTES_MIN or data[: len(MAGIC)] != MAGIC:

@@ -16,10 +16,16 @@ from galileo.errors import CorruptData, GalileoError, InputError, PartitionReadO
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
-from galileo.storage.commit_validation import one_batch
 from galileo.storage.commits import Commit as Commit
 from galileo.storage.commits import Committed as Committed
-from galileo.storage.commits import FrameGroup, first_result, is_new
+from galileo.storage.commits import (
+    FrameGroup,
+    RowRanges,
+    first_result,
+    is_new,
+    take_rows,
+    to_record_batch,
+)
 from galileo.storage.compacted_format import Index
 from galileo.storage.compacted_segment import (
     BlockCache,
@@ -40,7 +46,6 @@ from galileo.storage.frame import BATCH_MAX, FrameHeader, encode_body, producer_
 from galileo.storage.producers import ProducerIndex
 from galileo.storage.recovery import Replayed, SegmentScan, in_groups, scan
 from galileo.storage.retention import LogFile, LogStart, Truncation
-from galileo.storage.row_ranges import RowRanges, take_rows
 from galileo.storage.segment import Segment, SegmentMaps, corrupt_error, segment_paths
 from galileo.storage.writer import JournalOptions, SegmentWriter
 
@@ -209,7 +214,7 @@ class PartitionJournal:
     def merge(self, options: CompactionOptions, pace: RateLimit) -> bool:
         """Merges the oldest sealed segments into one, where there are enough of them.
 
-        Beside reads and writes; sequences, rows and what recovery replays stay as they are.
+        Reads and writes go on; sequences, rows and what recovery replays stay as they are.
 
         Args:
             options: when it is worth while.
@@ -261,7 +266,7 @@ class PartitionJournal:
     def drop(self, until: int) -> Truncation:
         """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
 
-        Beside reads and writes. What was read before stays valid. Durable when it returns, and a
+        Reads and writes go on. What was read before stays valid. Durable when it returns, and a
         crash on the way leaves either nothing or all of it dropped.
 
         Raises:
@@ -311,7 +316,7 @@ class PartitionJournal:
     def _remove_files(
         self, files: Sequence[Segment | CompactedSegment], mark: LogStart, dropped: Truncation
     ) -> None:
-        """From here on readers are told that the commits of these files are dropped."""
+        """Removes files from the journal; their readers get `DataExpired` from now on."""
         with self._writing:
             self._mark = mark
             self._segments = self._segments[len(files) :]
@@ -465,8 +470,10 @@ class PartitionJournal:
         return group.batches.get((producer, commit.batch))
 
     def _encode(self, commit: Commit, group: FrameGroup) -> FrameHeader:
-        observations = one_batch(commit.observations, self._observation_schema, "observations")
-        paths = one_batch(commit.paths, self._path_schema, "paths")
+        observations = to_record_batch(
+            commit.observations, self._observation_schema, "observations"
+        )
+        paths = to_record_batch(commit.paths, self._path_schema, "paths")
         observations_body, paths_body = encode_body(observations), encode_body(paths)
         header = FrameHeader(
             partition=self._partition,

@@ -31,7 +31,7 @@ class Partition:
         """In sequence order; the last one may be written to. Dropped ones may be among them.
 
         A node that runs may be merging them: segments that are gone by the second look were there
-        at the first, so their commits are not missed, and whoever opens them looks again.
+        at the first, so their commits are not missed. A caller that cannot open a file lists again.
         """
         segments = segment_paths(self.directory)
         return [*compacted_segment_paths(self.directory), *segments]

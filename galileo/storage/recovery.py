@@ -1,10 +1,10 @@
-"""Reads a segment's frames back, and tells a torn tail from damage.
+"""Reads a segment's frames back, and distinguishes a torn tail from damage.
 
 A crash can leave the last group of frames half written: that tail was never acknowledged and
 is cut. Anything else that fails its checksum is damage and stops the start. The difference:
 
-- behind a torn tail stands no valid header;
-- or, since a power cut loses pages in any order, only headers of the *same* group stand behind
+- no valid header follows a torn tail;
+- or, since a power cut loses pages in any order, only headers of the *same* group follow
   it (a header says which group it was synced with) and whole pages of the damaged stretch were
   never written, that is, read as zeros. A flipped bit does not look like that.
 

@@ -105,7 +105,7 @@ class PartitionCopy:
     def write_log_start(self, data: bytes) -> None:
         """Writes the record of what retention dropped; nothing where there is none.
 
-        Where it has dropped all that there was, the empty file that stands behind a mark is
+        Where it has dropped all that there was, the empty file that follows a mark is
         made, too: files without commits are not listed.
         """
         path = log_start_path(self._directory)

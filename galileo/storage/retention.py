@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
-from galileo.storage.commit_validation import one_batch
-from galileo.storage.commits import Commit, Committed, conflict
+from galileo.storage.commits import Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
 from galileo.storage.frame import encode_body
@@ -104,9 +103,9 @@ class TruncatedProducers:
     def __len__(self) -> int:
         return int(self.batches.num_rows)
 
-    def merge(self, news: pa.Table) -> TruncatedProducers:
-        """These and those of `news`; the oldest are forgotten where there are too many."""
-        together = pa.concat_tables([self.batches, news]).sort_by("sequence")
+    def merge(self, dropped: pa.Table) -> TruncatedProducers:
+        """These and those of `dropped`; the oldest are forgotten where there are too many."""
+        together = pa.concat_tables([self.batches, dropped]).sort_by("sequence")
         return TruncatedProducers(together.slice(max(0, together.num_rows - BATCHES_KEPT_MAX)))
 
     def newest(self, count: int) -> TruncatedProducers:
@@ -141,7 +140,7 @@ class TruncatedProducers:
         first, crc = self._result(place), self._crcs[place].as_py()
         is_same = first.rows == commit.observations.num_rows and crc in (
             None,
-            encode_body(one_batch(commit.observations, schema, "observations")).crc,
+            encode_body(to_record_batch(commit.observations, schema, "observations")).crc,
         )
         return first if is_same else conflict(commit, first)
 
@@ -172,9 +171,9 @@ class LogStart:
     until: int = 0
     batches: TruncatedProducers = NO_PRODUCERS
 
-    def advance(self, until: int, news: pa.Table) -> LogStart:
-        """The mark after `news` were dropped too, cut to what a record may hold."""
-        mark = LogStart(until, self.batches.merge(news))
+    def advance(self, until: int, dropped: pa.Table) -> LogStart:
+        """The mark after `dropped` were dropped too, cut to what a record may hold."""
+        mark = LogStart(until, self.batches.merge(dropped))
         while len(mark.to_bytes()) > LOG_START_BYTES_MAX:
             mark = LogStart(until, mark.batches.newest(len(mark.batches) // 2))
         return mark
@@ -248,12 +247,12 @@ def advance_log_start(
         CorruptData: a header of a file is not what was written.
         PartitionReadOnly: the disk refuses; the mark is where it was.
     """
-    news = _batches(files)
-    moved = mark.advance(files[-1].next_sequence - 1, news)
+    dropped = _batches(files)
+    moved = mark.advance(files[-1].next_sequence - 1, dropped)
     MetadataFiles(directory, disk).save(LOG_START_FILE, moved.to_bytes())
-    rows, paths = (int(pc.sum(news.column(name)).as_py()) for name in ("rows", "paths"))
+    rows, paths = (int(pc.sum(dropped.column(name)).as_py()) for name in ("rows", "paths"))
     size = sum(file.length for file in files)
-    return moved, Truncation(moved.until, news.num_rows, rows, paths, len(files), size)
+    return moved, Truncation(moved.until, dropped.num_rows, rows, paths, len(files), size)
 
 
 def recover_log_start(directory: Path, *, disk: Disk) -> LogStart:

@@ -88,7 +88,7 @@ class Segment:
         return self.first_sequence + len(self._offsets)
 
     def add(self, header: FrameHeader, *, verified: bool) -> None:
-        """Notes the frame that stands at the end of what is known.
+        """Adds the frame at the end of the known part.
 
         Args:
             header: of that frame.

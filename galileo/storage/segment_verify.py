@@ -68,7 +68,7 @@ class FileCheck:
 
 @dataclass(slots=True)
 class _VerifyCursor:
-    """Where a check stands; `found` is its result so far."""
+    """The position of a check; `found` is its result so far."""
 
     window: SequentialReader
     partition: int
@@ -264,7 +264,7 @@ def _is_tail(path: Path, walk: _VerifyCursor, header: FrameHeader | None) -> boo
 
 
 def _is_misplaced(walk: _VerifyCursor) -> bool:
-    """Whether a whole header stands at the offset, though not the one that belongs there."""
+    """Whether a whole header is at the offset, though not the one that belongs there."""
     try:
         decode_header(walk.window.bytes_at(walk.offset, HEADER_BYTES_MAX))
     except (CorruptData, OSError):

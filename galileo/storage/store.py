@@ -114,7 +114,7 @@ class Store:
 
         Args:
             replay: takes their commits.
-            wanted: tells which partitions are this node's; others stay closed. None: all are.
+            wanted: whether a partition is this node's; others stay closed. None: all are.
 
         Raises:
             CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.

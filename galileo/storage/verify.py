@@ -1,6 +1,6 @@
 """Checks everything that a node keeps on disk against its checksums; changes nothing.
 
-It takes no lock, so it works beside a running node: what that appends meanwhile is not looked
+It takes no lock, so it works next to a running node: what that appends meanwhile is not looked
 at, and a file that it replaced meanwhile is looked for again.
 """
 
@@ -92,7 +92,7 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
 
     Args:
         directory: of a node, running or not.
-        progress: told how many bytes were read.
+        progress: called with the number of bytes just read.
         threads: that read at the same time, files or pieces of them.
 
     Raises:
@@ -171,7 +171,7 @@ def _check_compacted(
 
 
 def _dropped(partition: Partition) -> int:
-    """Up to which commit the log is dropped; damage of the record itself is told as such."""
+    """The commit up to which the log is dropped; damage of the record is reported elsewhere."""
     try:
         return load_log_start(partition.directory).until
     except CorruptData:

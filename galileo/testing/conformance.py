@@ -268,7 +268,7 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
 
     The dataset `conformance` has geohashes of precision 5, hourly buckets, and the features
     temperature (K), level (int), station (text) and raining (bool), all with missing values; and
-    pressure (Pa), which is not indexed, so that observations alone tell it.
+    pressure (Pa), which is not indexed, so that only observations have it.
     """
     rng = np.random.default_rng(seed)
     schema = Schema(

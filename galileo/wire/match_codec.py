@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.labels import from_ipc
-from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
+from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse, from_bytes, to_bytes
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, label_chunks
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.status import error_from_pb, error_to_pb
@@ -49,7 +49,9 @@ def cursors_from_bytes(data: bytes, *, rows: int) -> npt.NDArray[np.int32]:
     return cursors.astype(np.int32)
 
 
-def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> peers_pb2.MatchPart:
+def part_to_pb(
+    part: MatchedPartitions, *, labels: Sequence[bytes] | None = None
+) -> peers_pb2.MatchPart:
     """Encodes a part; `labels` replaces its labels if they are sent separately."""
     return peers_pb2.MatchPart(
         answered=to_bytes(part.items),
@@ -63,7 +65,7 @@ def part_to_pb(part: Answered, *, labels: Sequence[bytes] | None = None) -> peer
 
 def part_from_pb(
     part: peers_pb2.MatchPart, schema: pa.Schema, *, labels: Iterable[bytes] = ()
-) -> Answered:
+) -> MatchedPartitions:
     """Decodes a part; `labels` were received before it.
 
     Raises:
@@ -71,8 +73,8 @@ def part_from_pb(
     """
     tables = [from_ipc(chunk, schema) for chunk in (*labels, *part.labels)]
     rows = pa.concat_tables(tables) if tables else schema.empty_table()
-    matches = Matches(from_bytes(part.items), from_bytes(part.places), rows).check()
-    return Answered(
+    matches = MatchBatch(from_bytes(part.items), from_bytes(part.places), rows).check()
+    return MatchedPartitions(
         from_bytes(part.answered),
         cursor_from_pb(part.reached),
         matches,
@@ -80,7 +82,7 @@ def part_from_pb(
     )
 
 
-def replies_of(answer: MatchAnswer) -> Iterator[peers_pb2.MatchReply]:
+def replies_of(answer: MatchResponse) -> Iterator[peers_pb2.MatchReply]:
     """Encodes an answer as messages of bounded size."""
     for part in answer.parts:
         for chunk in label_chunks(part.matches.rows):
@@ -103,7 +105,7 @@ class MatchReplies:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._labels: list[bytes] = []
-        self.answer = MatchAnswer()
+        self.answer = MatchResponse()
 
     def take(self, reply: peers_pb2.MatchReply) -> int:
         """Adds a reply; returns its size in bytes.
@@ -119,10 +121,10 @@ class MatchReplies:
         if kind == "part":
             part = part_from_pb(reply.part, self._schema, labels=self._labels)
             self._labels = []
-            self.answer = MatchAnswer((*now.parts, part), now.unknown, now.errors)
+            self.answer = MatchResponse((*now.parts, part), now.unknown, now.errors)
         elif kind == "unknown":
-            self.answer = MatchAnswer(now.parts, from_bytes(reply.unknown), now.errors)
+            self.answer = MatchResponse(now.parts, from_bytes(reply.unknown), now.errors)
         elif kind == "failure":
             failure = (from_bytes(reply.failure.items), error_from_pb(reply.failure.error))
-            self.answer = MatchAnswer(now.parts, now.unknown, (*now.errors, failure))
+            self.answer = MatchResponse(now.parts, now.unknown, (*now.errors, failure))
         return reply.ByteSize()

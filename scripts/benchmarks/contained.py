@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.label_size import nam_result
 from benchmarks.sizes import Bench, NotInstalled
 from galileo import samplers
-from galileo.containment import ContainedSampler, obstacle
+from galileo.containment import ContainedSampler, unavailable_reason
 from galileo.labels import LabelSet
 from galileo.sampler_package import sampler_archive
 
@@ -31,7 +31,7 @@ GOAL_LABELS, TIMES_MAX = 1_000_000, 1.5
 
 def measure(bench: Bench) -> Iterator[Figure]:
     # One that passes, such as a busy machine's, is none when it is looked for again.
-    if obstacle() is not None and (reason := obstacle()) is not None:
+    if unavailable_reason() is not None and (reason := unavailable_reason()) is not None:
         raise NotInstalled(f"samplers cannot be contained here: {reason}")
     yield _start(runs=bench.sizes.cold_starts)
     result = nam_result(bench.sizes.stride, least=max(bench.sizes.labels))

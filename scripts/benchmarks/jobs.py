@@ -19,7 +19,7 @@ from galileo.client import Client
 from galileo.cursor import Cursor
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
-from galileo.matches import to_bytes
+from galileo.match_batch import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
 from galileo.query.index.query_digest import digest

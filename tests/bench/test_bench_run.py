@@ -130,8 +130,8 @@ def test_contained_on_a_busy_machine_looks_again_for_an_obstacle(monkeypatch, tm
     monkeypatch.setattr(contained, "_start", lambda *, runs: start)
     bench = Bench(QUICK, tmp_path, lambda _: None)
     answers = iter(["the machine is busy", None])
-    monkeypatch.setattr(contained, "obstacle", lambda: next(answers))
+    monkeypatch.setattr(contained, "unavailable_reason", lambda: next(answers))
     assert next(contained.measure(bench)) is start
-    monkeypatch.setattr(contained, "obstacle", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr(contained, "unavailable_reason", lambda: "bubblewrap is not installed")
     with pytest.raises(NotInstalled, match="bubblewrap is not installed"):
         next(contained.measure(bench))

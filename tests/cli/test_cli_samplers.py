@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import galileo
 from galileo import samplers
 from galileo.cli.main import main
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.model.schema import Feature, Schema
 
 ROWS = 400
@@ -55,7 +55,7 @@ def run(*words: str, fails: int = 0) -> Result:
     return done
 
 
-def told(*words: str, fails: int = 0) -> Any:
+def run_json(*words: str, fails: int = 0) -> Any:
     return json.loads(run(*words, "--json", fails=fails).stdout)
 
 
@@ -74,7 +74,7 @@ def _own_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_list_names_what_is_installed() -> None:
-    rows = {row["name"]: row for row in told("sampler", "list")}
+    rows = {row["name"]: row for row in run_json("sampler", "list")}
     assert set(rows) == set(samplers.installed())
     assert rows["reservoir"]["distribution"] == "galileo-samplers"
     assert rows["reservoir"]["about"].startswith("Keeps `n` labels")
@@ -89,7 +89,7 @@ def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{samplers.ENTRY_POINTS}]\nlost = not_there:Lost\n")
     monkeypatch.syspath_prepend(tmp_path)
-    [row] = [row for row in told("sampler", "list") if row["name"] == "lost"]
+    [row] = [row for row in run_json("sampler", "list") if row["name"] == "lost"]
     assert row["about"] == "cannot be imported: ModuleNotFoundError: No module named 'not_there'"
 
 
@@ -106,7 +106,7 @@ def test_an_installed_sampler_is_tested_by_name(
     name: str, options: list[str], skipped: int
 ) -> None:
     words = [word for option in options for word in ("--option", option)]
-    rows = told("sampler", "test", name, *words)
+    rows = run_json("sampler", "test", name, *words)
     assert {row["sampler"] for row in rows} == {name}
     assert [row["verdict"] for row in rows].count("skipped") == skipped
     assert [row["verdict"] for row in rows].count("passed") == len(rows) - skipped
@@ -116,7 +116,7 @@ def test_an_installed_sampler_is_tested_by_name(
 
 
 def test_a_new_sampler_keeps_the_rule_as_it_is(tmp_path: Path) -> None:
-    made = told("sampler", "new", "dry_hours", "--directory", str(tmp_path))
+    made = run_json("sampler", "new", "dry_hours", "--directory", str(tmp_path))
     home = tmp_path / "dry_hours"
     assert made["directory"] == str(home)
     assert sorted(made["files"]) == sorted(str(p) for p in home.rglob("*") if p.is_file())
@@ -126,7 +126,7 @@ def test_a_new_sampler_keeps_the_rule_as_it_is(tmp_path: Path) -> None:
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [
         "galileo_sampler_dry_hours"
     ]
-    rows = told("sampler", "test", str(home))
+    rows = run_json("sampler", "test", str(home))
     assert {row["sampler"] for row in rows} == {"TestDryHours"}
     assert {row["verdict"] for row in rows} == {"passed", "skipped"}
     module = sys.modules["galileo_sampler_dry_hours"]
@@ -157,10 +157,10 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_new_sampler_may_look_at_observations(tmp_path: Path) -> None:
-    told("sampler", "new", "steep", "--directory", str(tmp_path), "--observations")
+    run_json("sampler", "new", "steep", "--directory", str(tmp_path), "--observations")
     home = tmp_path / "steep"
     assert "needs_observations = True" in (home / "galileo_sampler_steep/__init__.py").read_text()
-    rows = told("sampler", "test", str(home))
+    rows = run_json("sampler", "test", str(home))
     assert {row["sampler"] for row in rows} == {"TestSteep"}
     verdicts = {row["check"]: row["verdict"] for row in rows}
     assert verdicts["labels may have no observations"] == "passed"
@@ -187,12 +187,12 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_a_file_s_samplers_are_tested_with_the_options_given(tmp_path: Path) -> None:
     path = tmp_path / "by_place.py"
     path.write_text(BROKEN)
-    rows = told("sampler", "test", str(path), "--option", "every=2", "--ignores-seed", fails=1)
+    rows = run_json("sampler", "test", str(path), "--option", "every=2", "--ignores-seed", fails=1)
     verdicts = {row["check"]: row["verdict"] for row in rows}
     assert {row["sampler"] for row in rows} == {"ByPlace"}
     assert verdicts["the order of the labels does not matter"] == "failed"
     assert verdicts["the seed matters or is declared not to"] == "passed"
-    whole = told("sampler", "test", str(path), "--option", "every=1", "--ignores-seed")
+    whole = run_json("sampler", "test", str(path), "--option", "every=1", "--ignores-seed")
     assert {row["verdict"] for row in whole} == {"passed", "skipped"}
     done = run("sampler", "test", str(path), "--option", "some=1", fails=2)
     assert "has no option 'some'" in done.stderr
@@ -201,10 +201,10 @@ def test_a_file_s_samplers_are_tested_with_the_options_given(tmp_path: Path) -> 
 def test_a_file_s_own_checks_go_first(tmp_path: Path) -> None:
     path = tmp_path / "even_rows.py"
     path.write_text(KEEPING)
-    rows = told("sampler", "test", str(path), fails=1)
+    rows = run_json("sampler", "test", str(path), fails=1)
     assert {row["sampler"] for row in rows} == {"EvenRows"}
     path.write_text(KEEPING + OF_ITS_OWN)
-    rows = told("sampler", "test", str(path))
+    rows = run_json("sampler", "test", str(path))
     assert {row["sampler"] for row in rows} == {"TestEvenRows"}
 
 
@@ -267,7 +267,7 @@ def test_a_query_is_thinned_where_its_labels_lie(
 
     node = ("--node", cluster.addresses[0])
     words = (dataset, "--sampler", "reservoir", "--option", "n=30", "--seed", "7")
-    found = told(*node, "query", *words)
+    found = run_json(*node, "query", *words)
     assert sorted(row["label"] for row in found["labels"]) == sorted(expected)
     target = tmp_path / "labels.parquet"
     run(*node, "query", *words, "--output", str(target))
@@ -291,15 +291,15 @@ def test_a_wrong_sampler_of_a_query_is_told(
 def test_a_sampler_file_goes_along_with_a_query(
     client: galileo.Client, dataset: str, cluster: galileo.LocalCluster, tmp_path: Path
 ) -> None:
-    if obstacle() is not None:
-        pytest.skip(f"sent code cannot be contained here: {obstacle()}")
+    if unavailable_reason() is not None:
+        pytest.skip(f"sent code cannot be contained here: {unavailable_reason()}")
     path = tmp_path / "even.py"
     path.write_text(
         f"# {tmp_path}\nclass Even:\n    def sample(self, labels, *, seed):\n"
         "        assert seed < 9, 'no luck'\n        return labels.rows % 2 == 0\n"
     )
     node = ("--node", cluster.addresses[0])
-    found = told(*node, "query", dataset, "--sampler-file", str(path), "--seed", "1")["labels"]
+    found = run_json(*node, "query", dataset, "--sampler-file", str(path), "--seed", "1")["labels"]
     everything = client.query(dataset)
     assert len(found) == int((everything.rows % 2 == 0).sum())
     done = run(*node, "query", dataset, "--sampler-file", str(path), "--seed", "9", fails=4)

@@ -14,7 +14,7 @@ import pytest
 
 import galileo
 from galileo import samplers
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.errors import NotPermitted, SamplerFailed, SamplerRevoked
 from galileo.testing.conformance import identities
 
@@ -62,7 +62,8 @@ class Late:
 """
 
 pytestmark = pytest.mark.skipif(
-    obstacle() is not None, reason=f"sent code cannot be contained here: {obstacle()}"
+    unavailable_reason() is not None,
+    reason=f"sent code cannot be contained here: {unavailable_reason()}",
 )
 
 
@@ -200,14 +201,14 @@ def test_a_reader_who_waits_is_told_of_the_revocation(
         with galileo.connect(address) as there:
             [row] = [one for one in there.sent_samplers() if one.digest == share.digest]
             assert (row.ccq_ids, row.revoked_at) == ((ccq.id,), None)
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     def read(address: str) -> None:
         with galileo.connect(address) as reader:
             try:
                 reader.fetch(ccq.id, token=ccq.token, wait="60s")
             except SamplerRevoked as error:
-                told.append(error)
+                errors.append(error)
 
     started = time.monotonic()
     readers = [threading.Thread(target=read, args=(one,)) for one in cluster.addresses]
@@ -218,7 +219,7 @@ def test_a_reader_who_waits_is_told_of_the_revocation(
     client.revoke_sampler(share.digest)
     for thread in readers:
         thread.join(PATIENCE_S)
-    assert len(told) == len(readers), "who waits in vain gets an update, and no error"
+    assert len(errors) == len(readers), "who waits in vain gets an update, and no error"
 
 
 def waiting(client: galileo.Client) -> list[int]:
@@ -235,14 +236,14 @@ def test_a_cluster_that_does_not_allow_it_says_how_to(
         client.create_dataset(galileo.Schema("air", [galileo.Feature("temperature", "K")]))
         with pytest.raises(NotPermitted, match=r'set samplers\.uploads = "sandboxed"'):
             client.query("air", sampler=archive("share", SHARE))
-        share, told = archive("share", SHARE), list[int]()
+        share, progress = archive("share", SHARE), list[int]()
         asked = [
             galileo.Submission("air", sampler=share),
             galileo.Submission("air", interval="1h", expiration="2h"),
             galileo.Submission("air", sampler=galileo.sampler(share, fraction=0.5)),
         ]
-        done = client.submit_many(asked, progress=told.append)
+        done = client.submit_many(asked, progress=progress.append)
         assert [one.id for one in done] == [one.id for one in asked]
         assert [type(one.error) for one in done] == [NotPermitted, type(None), NotPermitted]
-        assert sum(told) == len(asked)
+        assert sum(progress) == len(asked)
         assert client.sent_samplers() == []

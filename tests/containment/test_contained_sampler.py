@@ -21,10 +21,10 @@ from galileo import samplers
 from galileo.containment import (
     ContainedSampler,
     ContainmentLimits,
-    obstacle,
     probe,
     process,
     response_pipe,
+    unavailable_reason,
 )
 from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
@@ -132,7 +132,7 @@ LABELS = sample_labels()
 
 @pytest.fixture(scope="module", autouse=True)
 def _contained() -> None:
-    if (reason := obstacle()) is not None:
+    if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
 
 
@@ -330,7 +330,7 @@ def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> No
     assert busy.pid is not None
     contained = psutil.Process(busy.pid)
     deadline = time.monotonic() + 60
-    while thread_states(busy.pid) != {"T"}:  # told to; each stops when its turn comes
+    while thread_states(busy.pid) != {"T"}:  # each thread stops when it is next scheduled
         assert time.monotonic() < deadline
         time.sleep(0.01)
     spent = contained.cpu_times()
@@ -396,25 +396,27 @@ def test_descriptors_and_threads_are_given_back(make: Callable[..., ContainedSam
 def test_where_it_cannot_be_contained_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("galileo.containment.sandbox.PROGRAM", "no-such-bubblewrap")
     monkeypatch.setattr("galileo.containment.probe.PROGRAM", "no-such-bubblewrap")
-    reason = probe.obstacle_of()
+    reason = probe.probe_containment()
     assert reason == "'no-such-bubblewrap' is not installed; install bubblewrap"
-    monkeypatch.setattr("galileo.containment.sampler.obstacle", lambda: reason)
-    with pytest.raises(
-        SandboxUnavailable, match="cannot be contained: 'no-such-bubblewrap' is not"
-    ):
+    monkeypatch.setattr("galileo.containment.sampler.unavailable_reason", lambda: reason)
+    with pytest.raises(SandboxUnavailable, match="no-such-bubblewrap"):
         ContainedSampler(archive("Tenth"), SamplerSpec("tenth", {"fraction": 0.5}))
 
 
-def test_an_obstacle_is_looked_at_again_and_a_proof_is_not(
+def test_unavailable_reason_is_probed_again_after_a_failure_and_not_after_a_success(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe._prove.cache_clear()
     answers = iter(["the machine is busy", None])
-    monkeypatch.setattr(probe, "obstacle_of", lambda: next(answers))
-    assert [obstacle(), obstacle(), obstacle()] == ["the machine is busy", None, None]
+    monkeypatch.setattr(probe, "probe_containment", lambda: next(answers))
+    assert [unavailable_reason(), unavailable_reason(), unavailable_reason()] == [
+        "the machine is busy",
+        None,
+        None,
+    ]
 
 
-def test_a_broken_bubblewrap_is_an_obstacle(
+def test_unavailable_reason_of_a_broken_bubblewrap(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "bwrap"
@@ -423,7 +425,7 @@ def test_a_broken_bubblewrap_is_an_obstacle(
     )
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    reason = probe.obstacle_of()
+    reason = probe.probe_containment()
     assert reason is not None
     assert "No permissions to create new namespace" in reason
 
@@ -432,7 +434,7 @@ def test_a_broken_bubblewrap_is_an_obstacle(
 def test_both_ways_contain(as_root: bool) -> None:
     if as_root and os.geteuid() != 0:
         pytest.skip("this is not root")
-    assert probe.obstacle_of(as_root=as_root) is None
+    assert probe.probe_containment(as_root=as_root) is None
 
 
 PARENT = """
@@ -492,7 +494,7 @@ def test_what_it_is_as_the_host_sees_it(tenth: ContainedSampler) -> None:
     "data", [b"\x03\0\0\0", b"\0\0\0\1\xff", b"\xff\1\1\1cell"], ids=["scope", "text", "both"]
 )
 def test_traits_that_no_worker_sends_are_forged(data: bytes) -> None:
-    with pytest.raises(response_pipe.Ended, match=response_pipe.INVALID_RESPONSE):
+    with pytest.raises(response_pipe.SandboxTerminated, match=response_pipe.INVALID_RESPONSE):
         process.Traits.from_bytes(data)
 
 

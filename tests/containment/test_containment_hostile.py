@@ -14,7 +14,7 @@ import pytest
 from hostile import ATTEMPTS, Attempt, listing
 from hostile_sampler import hostile_archive
 
-from galileo.containment import ContainedSampler, ContainmentLimits, obstacle
+from galileo.containment import ContainedSampler, ContainmentLimits, unavailable_reason
 from galileo.containment.filters import this_machine
 from galileo.errors import SamplerFailed
 from galileo.labels import LabelSet
@@ -64,7 +64,7 @@ def start(
     server: socket.socket, abstract_server: socket.socket, place: Path
 ) -> Iterator[Callable[[ContainmentLimits], ContainedSampler]]:
     """A contained sampler for each limits, kept for all attempts."""
-    if (reason := obstacle()) is not None:
+    if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     machine = this_machine()
     assert machine is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from galileo.containment import ContainedSamplers, obstacle
+from galileo.containment import ContainedSamplers, unavailable_reason
 from galileo.errors import InputError, Overloaded
 from galileo.sampler_package import archive_of
 from galileo.samplers import SamplerSpec
@@ -38,7 +38,7 @@ def spec(n: int, *, seed: int = 0) -> SamplerSpec:
 
 @pytest.fixture
 def pool() -> Iterator[ContainedSamplers]:
-    if (reason := obstacle()) is not None:
+    if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     made = ContainedSamplers(samplers_max=2)
     yield made

@@ -15,8 +15,8 @@ from galileo.containment import (
     ContainmentLimits,
     child,
     frames,
-    obstacle,
     response_pipe,
+    unavailable_reason,
 )
 from galileo.errors import SamplerFailed
 from galileo.sampler_package import archive_of
@@ -38,7 +38,7 @@ LABELS = sample_labels()
 
 @pytest.fixture
 def sleepy() -> Iterator[ContainedSampler]:
-    if (reason := obstacle()) is not None:
+    if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     archive = archive_of({"kind.py": SLEEPY}, name="sleepy", entry="kind:Sleepy")
     limits = ContainmentLimits(wall_s=0.5)

@@ -24,7 +24,7 @@ from matplotlib import pyplot
 
 import galileo
 import galileo.client
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.query.builder import Properties, Property
 
 DATASET = "weather"
@@ -197,8 +197,8 @@ def test_the_examples_run(
     names: Callable[[str], dict[str, Any]],
     cluster: galileo.LocalCluster,
 ) -> None:
-    if one.name.partition(".")[2] in SENDS and obstacle() is not None:
-        pytest.skip(f"sent code cannot be contained here: {obstacle()}")
+    if one.name.partition(".")[2] in SENDS and unavailable_reason() is not None:
+        pytest.skip(f"sent code cannot be contained here: {unavailable_reason()}")
     examples = [e for e in one.examples if not e.options.get(doctest.SKIP)]
     if not examples:
         return

@@ -20,7 +20,7 @@ import galileo
 from galileo import config
 from galileo.cli.main import main
 from galileo.cli.session import Session
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -88,8 +88,8 @@ def test_the_code_runs_against_a_cluster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if name == "docs/samplers.md" and obstacle() is not None:
-        pytest.skip(f"what the page sends cannot be contained here: {obstacle()}")
+    if name == "docs/samplers.md" and unavailable_reason() is not None:
+        pytest.skip(f"what the page sends cannot be contained here: {unavailable_reason()}")
     monkeypatch.chdir(tmp_path)
     run(page(name), node=cluster.addresses[0])
 

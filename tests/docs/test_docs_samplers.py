@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 import galileo
 from galileo.cli.main import main
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 
 pytestmark = pytest.mark.skipif(
-    obstacle() is not None, reason=f"sent code cannot be contained here: {obstacle()}"
+    unavailable_reason() is not None,
+    reason=f"sent code cannot be contained here: {unavailable_reason()}",
 )
 
 HOURS = 24

@@ -93,7 +93,7 @@ async def tell_all(cluster: Any) -> None:
     for sender in cluster.nodes:
         for node in cluster.nodes:
             if node is not sender:
-                node.moves.hear(sender.name, sender.moves.known)
+                node.moves.receive(sender.name, sender.moves.known)
     for node in cluster.nodes:
         await node.moves.settled()
 

@@ -16,6 +16,7 @@ from galileo.labels import LabelSet
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.ingest import IngestAnswer
 from galileo.node.peers import (
     CommitAnswer,
@@ -27,7 +28,6 @@ from galileo.node.peers import (
     ScanTask,
     UploadedSampler,
 )
-from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.storage.disk import RealDisk

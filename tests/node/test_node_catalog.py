@@ -138,9 +138,9 @@ async def test_the_number_of_datasets_is_bounded(
 
 async def test_what_a_view_heard_never_goes_back(cluster: Any) -> None:
     view = cluster["a"].view
-    assert view.hear_sequences("nam", Cursor({1: 5, 2: 3}))
-    assert not view.hear_sequences("nam", Cursor({1: 4}))
-    assert not view.hear_sequences("nam", Cursor())
-    assert view.hear_sequences("nam", Cursor({1: 6}))
+    assert view.update_sequences("nam", Cursor({1: 5, 2: 3}))
+    assert not view.update_sequences("nam", Cursor({1: 4}))
+    assert not view.update_sequences("nam", Cursor())
+    assert view.update_sequences("nam", Cursor({1: 6}))
     assert view.sequences("nam") == Cursor({1: 6, 2: 3})
     assert view.sequences("gfs") == Cursor()

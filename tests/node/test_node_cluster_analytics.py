@@ -116,8 +116,8 @@ async def test_every_node_answers_alike(
         summary = (await exploration.summarise(question)).value
         assert (summary.observations, summary.maximum) == (len(warm), warm["temperature"].max())
         counts.append(summary.histogram.counts.tolist())
-        told = await exploration.explain(query)
-        assert sum(node.explanation.found for node in told.nodes) == summary.paths
+        explanation = await exploration.explain(query)
+        assert sum(node.explanation.found for node in explanation.nodes) == summary.paths
         assert found.missing == frozenset()
     assert near[0] == near[1] == near[2]
     assert counts[0] == counts[1] == counts[2] == np.histogram(warm["temperature"], 5)[0].tolist()
@@ -143,10 +143,13 @@ async def test_what_a_node_that_is_away_holds_is_missing_and_the_rest_is_right(
     near = await asked.nearest(NearestTo(0.0, 0.0, 10_000, everything))
     assert (near.value.observations.num_rows, near.missing) == (rows, gone)
     assert gone.isdisjoint(near.frontier)
-    told = await asked.explain(everything)
-    errors = {node.node: node.error for node in told.nodes}
+    explanation = await asked.explain(everything)
+    errors = {node.node: node.error for node in explanation.nodes}
     assert {name for name, error in errors.items() if error} == {"b"}
-    assert sum(node.explanation.found for node in told.nodes if node.explanation) == kept.num_rows
+    assert (
+        sum(node.explanation.found for node in explanation.nodes if node.explanation)
+        == kept.num_rows
+    )
 
 
 async def test_a_node_lost_between_the_rounds_of_a_histogram_is_missing(
@@ -208,7 +211,7 @@ async def test_what_the_feature_graph_spares_is_not_looked_at(
         shard = owner.catalog.shard("nam")
         published = published.join(shard.published())
         for synopsis in shard.synopses().values():
-            cluster["a"].view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
+            cluster["a"].view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
     after = await exploration.explain(cold)
     assert after.spared == published
     assert sum(node.explanation.paths_examined for node in after.nodes) == 0
@@ -257,27 +260,27 @@ async def test_an_estimate_asks_nobody_and_says_what_it_does_not_know(
     mine, exploration = held_by(cluster, "a"), direct.explorations["a"]
     own = [p for p in (await cluster.ask("", at="a")).partitions.tolist() if p in mine]
 
-    told = exploration.estimate(everything, feature="temperature", shares=[0.5])
+    estimate = exploration.estimate(everything, feature="temperature", shares=[0.5])
     assert direct.asked == []
-    assert told.unheard == frozenset(cluster.topology.partitions) - mine
-    assert told.count.low <= len(own) <= told.count.high
-    assert len(told.quantiles) == 1
+    assert estimate.unheard == frozenset(cluster.topology.partitions) - mine
+    assert estimate.count.low <= len(own) <= estimate.count.high
+    assert len(estimate.quantiles) == 1
 
     for other in "bc":
-        node.view.hear_node(other)
-        node.view.hear_sequences("nam", cluster[other].catalog.shard("nam").published())
-    told = exploration.estimate(everything, feature=None, shares=[])
-    assert told.unheard == frozenset()
+        node.view.record_report(other)
+        node.view.update_sequences("nam", cluster[other].catalog.shard("nam").published())
+    estimate = exploration.estimate(everything, feature=None, shares=[])
+    assert estimate.unheard == frozenset()
     theirs = [cluster[other].catalog.shard("nam").published() for other in "bc"]
-    assert told.behind == sum(sum(cursor.values()) for cursor in theirs) > 0
+    assert estimate.behind == sum(sum(cursor.values()) for cursor in theirs) > 0
 
     for other in "bc":
         for synopsis in cluster[other].catalog.shard("nam").synopses().values():
-            node.view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
-    told = exploration.estimate(everything, feature=None, shares=[])
-    assert told.behind == 0
+            node.view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
+    estimate = exploration.estimate(everything, feature=None, shares=[])
+    assert estimate.behind == 0
     whole = len((await cluster.ask("", at="a")).partitions)
-    assert told.count.low <= whole <= told.count.high
+    assert estimate.count.low <= whole <= estimate.count.high
 
 
 async def test_an_error_of_the_question_is_the_answers_error(
@@ -398,15 +401,15 @@ async def test_every_node_describes_the_whole_dataset(
         direct.asked.clear()
         whole = await direct.explorations[node].describe(cluster.schema)
         assert sorted(name for name, _ in direct.asked) == sorted({*"abc"} - {node})
-        told, temperatures = whole.value.description, frame["temperature"]
-        assert told.observations == len(frame)
-        numbers = told.numbers["temperature"]
+        description, temperatures = whole.value.description, frame["temperature"]
+        assert description.observations == len(frame)
+        numbers = description.numbers["temperature"]
         assert numbers.missing == temperatures.isna().sum()
         assert (numbers.minimum, numbers.maximum) == (temperatures.min(), temperatures.max())
         assert numbers.mean == pytest.approx(temperatures.mean())
-        assert told.extent is not None
-        assert told.extent.south <= frame["latitude"].min()
-        assert told.extent.east >= frame["longitude"].max()
+        assert description.extent is not None
+        assert description.extent.south <= frame["latitude"].min()
+        assert description.extent.east >= frame["longitude"].max()
         assert whole.value.bytes > 0
         assert not whole.missing
 

@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 class GatedDisk(RealDisk):
-    """While the gate is shut, whoever syncs waits."""
+    """A sync waits while the gate is shut."""
 
     def __init__(self) -> None:
         self.gate, self.entered = threading.Event(), threading.Event()
@@ -30,7 +30,7 @@ class GatedDisk(RealDisk):
 
     def fdatasync(self, descriptor: int) -> None:
         self.entered.set()
-        assert self.gate.wait(DEADLINE_S), "nobody opened the gate"
+        assert self.gate.wait(DEADLINE_S), "the gate was not opened"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def held(
 async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
     held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
 ) -> None:
-    """What its owner has by then is not all that producers will be told it has."""
+    """The owner may report further commits to producers after that."""
     cluster, partition, commit, disk = held
     node = cluster[FROM].giving
     first = asyncio.create_task(node.fence(partition, to=TO))

@@ -32,7 +32,7 @@ Make = Callable[..., pa.Table]
 
 
 class GatedDisk(RealDisk):
-    """Counts syncs; while the gate is shut they wait, when told so they fail."""
+    """Counts syncs; they wait while the gate is shut, and fail on request."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -47,7 +47,7 @@ class GatedDisk(RealDisk):
     def fdatasync(self, descriptor: int) -> None:
         self.syncs += 1
         self.entered.release()
-        assert self.gate.wait(TIMEOUT_S), "nobody opened the gate"
+        assert self.gate.wait(TIMEOUT_S), "the gate was not opened"
         if self.fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().fdatasync(descriptor)

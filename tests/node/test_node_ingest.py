@@ -158,7 +158,7 @@ async def test_a_batch_number_for_other_rows_is_a_conflict(
 
 
 async def test_as_many_other_rows_are_a_conflict_too(cluster: Any, make_observations: Make) -> None:
-    """Else a producer that starts to count anew would be told that its rows are stored."""
+    """Else a producer that restarts its numbering would get a duplicate for new rows."""
     table = make_observations(200)
     await cluster.ingest(table)
     before = stored(cluster)
@@ -271,7 +271,7 @@ async def test_the_node_goes_on_while_the_disk_makes_a_partition(
 
     def made_late(dataset: str, partition: int) -> Any:
         making.set()
-        assert gate.wait(60.0), "nobody came to open the gate"
+        assert gate.wait(60.0), "the gate was not opened"
         return journal(dataset, partition)
 
     monkeypatch.setattr(node.store, "journal", made_late)

@@ -1,4 +1,4 @@
-"""Commits that were told of and are not there any more."""
+"""Commits that were reported and are not there any more."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import ORIGIN, Cursor
-from galileo.node.log_regression import HEARD_TIMES, LogRegression, LogRegressions
+from galileo.node.log_regression import REPORTS_MIN, LogRegression, LogRegressions
 
-HEARD = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
+EXPECTED = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
 
 
-def hear(losses: LogRegressions, told: dict[str, Cursor], times: int = 1) -> None:
+def report(losses: LogRegressions, reported: dict[str, Cursor], times: int = 1) -> None:
     for _ in range(times):
-        losses.hear("b", [1, 2, 3], told=told, heard=HEARD)
+        losses.check_report("b", [1, 2, 3], reported=reported, expected=EXPECTED)
 
 
 def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     losses = LogRegressions()
-    hear(losses, {"air": Cursor({1: 7, 2: 9}), "rain": Cursor({1: 2})}, HEARD_TIMES)
+    report(losses, {"air": Cursor({1: 7, 2: 9}), "rain": Cursor({1: 2})}, REPORTS_MIN)
     assert losses.known == []
     with caplog.at_level(logging.ERROR):
-        hear(losses, {"air": Cursor({1: 6, 2: 9})}, HEARD_TIMES + 2)
+        report(losses, {"air": Cursor({1: 6, 2: 9})}, REPORTS_MIN + 2)
     found = [(one.dataset, one.partition, one.had, one.has) for one in losses.known]
     assert found == [("air", 1, 7, 6), ("rain", 1, 2, 0)]
     assert len(caplog.messages) == 2
-    assert "partition 1 of dataset 'air' at node b: it had told of commit 7" in caplog.text
-    hear(losses, HEARD, HEARD_TIMES)
+    assert "partition 1 of dataset 'air' at node b: had commit 7" in caplog.text
+    report(losses, EXPECTED, REPORTS_MIN)
     assert len(losses.known) == 2, "that its numbers have caught up brings nothing back"
 
 
 def test_a_report_that_was_under_way_for_long_is_no_loss() -> None:
     losses = LogRegressions()
     for _ in range(5):
-        hear(losses, {"air": Cursor({1: 3, 2: 9})}, HEARD_TIMES - 1)
-        hear(losses, HEARD)
+        report(losses, {"air": Cursor({1: 3, 2: 9})}, REPORTS_MIN - 1)
+        report(losses, EXPECTED)
     assert losses.known == []
 
 
 def test_what_others_keep_is_not_asked_of_it() -> None:
     losses = LogRegressions()
-    for _ in range(HEARD_TIMES):
-        losses.hear("c", [], told={}, heard=HEARD)
+    for _ in range(REPORTS_MIN):
+        losses.check_report("c", [], reported={}, expected=EXPECTED)
     assert losses.known == []
 
 
@@ -55,9 +55,10 @@ def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node()
     losses = LogRegressions()
     losses.expect("air", Cursor({1: 6}))
     losses.expect("air", Cursor({1: 4, 2: 5}))
-    for _ in range(HEARD_TIMES):
-        losses.hear("b", [1, 2], told={"air": Cursor({1: 6, 2: 3})}, heard={"air": Cursor({1: 6})})
-    losses.check_own("a", [3], told={})
+    reported = {"air": Cursor({1: 6, 2: 3})}
+    for _ in range(REPORTS_MIN):
+        losses.check_report("b", [1, 2], reported=reported, expected={"air": Cursor({1: 6})})
+    losses.check_own("a", [3], reported={})
     assert losses.known == [LogRegression("b", "air", 2, had=5, has=3)]
 
 
@@ -82,10 +83,10 @@ REPORTS = st.fixed_dictionaries(
 )
 def test_reports_that_are_not_compared_again_hide_no_loss(steps: list[Any]) -> None:
     losses, always = LogRegressions(), LogRegressions()
-    for node, partitions, told, heard, retrieved in steps:
+    for node, partitions, reported, expected, retrieved in steps:
         for each in (losses, always):
             if retrieved is not None:
                 each.expect("air", retrieved)
-            each.hear(node, partitions, told=told, heard=heard)
+            each.check_report(node, partitions, reported=reported, expected=expected)
         always._compared.clear()
         assert losses.known == always.known

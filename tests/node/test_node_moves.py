@@ -61,7 +61,7 @@ async def test_what_was_left_behind_is_deleted_once_the_new_owner_has_said_so(
     partition = partition_of(cluster)
     place = cluster[FROM].store.partition_directory("nam", partition)
     await take(cluster, partition)
-    cluster[FROM].moves.hear("b", cluster[TO].moves.known)
+    cluster[FROM].moves.receive("b", cluster[TO].moves.known)
     await cluster[FROM].moves.settled()
     assert place.exists(), "the word of a third node is not enough"
     await tell_all(cluster)
@@ -131,7 +131,7 @@ async def test_what_is_given_up_while_it_is_opened_is_closed_again(
     taking = asyncio.create_task(take(cluster, partition))
     assert await asyncio.to_thread(opening.wait, DEADLINE_S)
     taking.cancel()
-    await asyncio.wait([taking], timeout=0.5)  # Whoever does not wait for the thread is done.
+    await asyncio.wait([taking], timeout=0.5)  # A cancel has to wait for the thread.
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await taking
@@ -165,7 +165,7 @@ async def test_a_partition_moves_of_which_retention_left_nothing(
 async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
-    """The fence was gone for a while, and somebody wrote."""
+    """The fence was gone for a while, and a commit came in between."""
     cluster, sent = loaded
     partition = partition_of(cluster)
     listing = await cluster[FROM].giving.fence(partition, to=TO)
@@ -245,7 +245,7 @@ async def test_wherever_a_move_breaks_off_there_is_one_owner_and_it_goes_on(
             with contextlib.suppress(GalileoError):
                 await take(cluster, partition, line, to=to)
             if len(line.calls) <= number:
-                assert settled > 0, "some hand-over was carried out though nobody heard of it"
+                assert settled > 0, "some hand-over was completed although its answer was lost"
                 return
             for name in {"taker": [to], "owner": [other], "both": [to, other]}.get(victims, []):
                 await cluster.restart(name)

@@ -161,11 +161,11 @@ async def test_an_unfinished_copy_goes_when_the_partition_is_elsewhere(
     )
     assert any(place.iterdir())
     if restarted:
-        cluster[TO].moves.hear("b", [elsewhere])
+        cluster[TO].moves.receive("b", [elsewhere])
         await cluster[TO].moves.settled()
         await cluster.restart(TO)
     monkeypatch.setattr(moves, "GRACE_S", 0.0)
-    cluster[TO].moves.hear(FROM, [elsewhere])
+    cluster[TO].moves.receive(FROM, [elsewhere])
     await cluster[TO].moves.settled()
     assert not place.exists()
     assert not cluster[TO].store.load_records("incoming")

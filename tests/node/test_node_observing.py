@@ -14,9 +14,9 @@ import pytest
 from galileo import samplers
 from galileo.errors import InputError, Unavailable
 from galileo.labels import LabelSet
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import NUMBERED_PARTS_SCHEMA, ReadTask
 from galileo.node.row_reader import observed
-from galileo.node.scans import ScanEnd
 from galileo.query import parse
 from galileo.samplers import SamplerSpec, numbered_parts, observed_schema
 from galileo.testing.conformance import identities

@@ -64,7 +64,7 @@ def test_readers_hold_back_unless_they_may_be_passed() -> None:
     found = plan(pieces, AGE, bounds=Bounds(settled, None), now_us=60 * MICROS)
     assert (found.drop, found.held) == (ORIGIN, (HeldBack(1, 70, ()), HeldBack(2, 5, ())))
     found = plan(pieces, AGE, bounds=Bounds(Cursor({1: 4}), ()), now_us=60 * MICROS)
-    assert (found.drop, found.held) == (Cursor({1: 4}), ()), "what is young holds nobody's name"
+    assert (found.drop, found.held) == (Cursor({1: 4}), ()), "young commits name no reader"
     free = Retention("10s", past_readers=True)
     found = plan(pieces, free, bounds=Bounds(ORIGIN, None), now_us=60 * MICROS)
     assert (found.drop, found.held) == (Cursor({1: 6, 2: 1}), ())

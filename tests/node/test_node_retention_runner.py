@@ -1,4 +1,4 @@
-"""Retention on real nodes: what is dropped, held back and told."""
+"""Retention on real nodes: what is dropped, held back and reported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import DataExpired, Unavailable, UnknownDataset
 from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 from galileo.model.times import MICROS
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ScanDone, ScanLabels, ScanTask
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
-from galileo.node.scans import ScanEnd
 from galileo.query import parse
 from galileo.storage.compaction import CompactionOptions
 
@@ -183,20 +183,20 @@ async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
 
     def hear(restarted: Any) -> None:
         for synopsis in restarted.synopses().values():
-            view.hear_synopsis(kept.schema, synopsis.changes_since(None))
+            view.apply_synopsis(kept.schema, synopsis.changes_since(None))
 
     hear(shard)
     mine = frozenset(shard.journals)
     last = shard.published()
-    assert view.spared(nothing, mine, after=ORIGIN) == last
+    assert view.pruned_until(nothing, mine, after=ORIGIN) == last
     for partition, journal in shard.journals.items():
         journal.seal()
         shard.drop(partition, last[partition])
     assert len(shard.graph.scan(query)) == 0
     hear(shard)
-    assert view.spared(query, mine) == last, "nothing that is stored matches"
-    assert view.spared(query, mine, after=ORIGIN) == ORIGIN, "what is gone may have matched"
-    assert view.spared(query, mine, after=last) == last
+    assert view.pruned_until(query, mine) == last, "nothing that is stored matches"
+    assert view.pruned_until(query, mine, after=ORIGIN) == ORIGIN, "what is gone may have matched"
+    assert view.pruned_until(query, mine, after=last) == last
     for synopsis in shard.synopses().values():
         synopsis.check()
     await kept.restart("a")
@@ -205,9 +205,9 @@ async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
     await kept.ingest(make_observations(200, 77), batch=77)
     hear(shard)
     later = shard.published()
-    assert view.spared(nothing, mine) == later
-    assert view.spared(nothing, mine, after=ORIGIN) == ORIGIN
-    assert view.spared(nothing, mine, after=last) == later
+    assert view.pruned_until(nothing, mine) == later
+    assert view.pruned_until(nothing, mine, after=ORIGIN) == ORIGIN
+    assert view.pruned_until(nothing, mine, after=last) == later
 
 
 async def test_readers_are_spared_and_named(kept: Any, clocks: Clocks) -> None:
@@ -229,9 +229,9 @@ async def test_readers_are_spared_and_named(kept: Any, clocks: Clocks) -> None:
     assert asked
     held = [one for report in reports.values() for one in report.held]
     assert {one.ccq_ids for one in held} == {("slow",)}
-    told = [one for node in kept.nodes for one in node.facts()[0].held]
+    held = [one for node in kept.nodes for one in node.facts()[0].held]
     assert sorted(held, key=lambda one: one.partition) == sorted(
-        told, key=lambda one: one.partition
+        held, key=lambda one: one.partition
     )
     for node in kept.nodes:
         for journal in node.catalog.shard("nam").journals.values():

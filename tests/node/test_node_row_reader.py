@@ -16,7 +16,7 @@ from galileo.errors import (
     Unavailable,
     UnknownDataset,
 )
-from galileo.node import retry
+from galileo.node import peers
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 
 Make = Callable[..., pa.Table]
@@ -70,7 +70,7 @@ async def test_partitions_that_move_while_a_reader_takes_its_time_are_found_agai
     """However long ago it began, and however often it happens."""
     table = make_observations(500)
     await cluster.ingest(table)
-    monkeypatch.setattr(retry, "MOVED_RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(peers, "MOVED_RETRY_TIMEOUT_S", 0.0)
     labels, moved = await cluster.ask(), list[str]()
     for name in "abc":
         there = cluster[name].reading

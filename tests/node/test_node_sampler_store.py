@@ -13,7 +13,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.errors import (
     CorruptData,
     InputError,
@@ -26,8 +26,8 @@ from galileo.errors import (
 )
 from galileo.labels import LabelSet
 from galileo.node import sampler_store
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.sampler_store import UploadOptions
-from galileo.node.scans import ScanEnd
 from galileo.node.storage_node import NodeOptions
 from galileo.query import parse
 from galileo.sampler_package import SamplerArchive, sampler_archive
@@ -68,7 +68,8 @@ class Lottery:
 '''
 
 pytestmark = pytest.mark.skipif(
-    obstacle() is not None, reason=f"sent code cannot be contained here: {obstacle()}"
+    unavailable_reason() is not None,
+    reason=f"sent code cannot be contained here: {unavailable_reason()}",
 )
 
 
@@ -152,10 +153,8 @@ async def test_nobody_keeps_what_one_node_refuses(open_cluster: Any, share: Any)
 async def test_where_it_cannot_be_contained_it_is_refused(
     open_cluster: Any, share: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_store, "obstacle", lambda: "there is no bwrap")
-    with pytest.raises(
-        SandboxUnavailable, match="node a cannot contain sent samplers: there is no bwr"
-    ):
+    monkeypatch.setattr(sampler_store, "unavailable_reason", lambda: "there is no bwrap")
+    with pytest.raises(SandboxUnavailable, match="there is no bwrap"):
         await open_cluster["a"].samplers.send(share.data, sent_by="")
     assert kept_at(open_cluster) == ""
 
@@ -239,14 +238,14 @@ async def test_what_was_never_sent_is_unknown(open_cluster: Any, share: Any) -> 
 
 
 async def test_revoking_ends_it_everywhere_for_good(open_cluster: Any, share: Any) -> None:
-    heard: list[tuple[str, str]] = []
+    revocations: list[tuple[str, str]] = []
     for node in open_cluster.nodes:
-        node.samplers.on_revoked = lambda digest, name=node.name: heard.append((name, digest))
+        node.samplers.on_revoked = lambda digest, name=node.name: revocations.append((name, digest))
     await open_cluster["a"].samplers.send(share.data, sent_by="")
     open_cluster.clock.now += 5
     gone, away = await open_cluster["b"].samplers.revoke(share.digest)
     assert (gone.name, gone.revoked_at, away) == ("share", open_cluster.clock.wall(), ())
-    assert sorted(heard) == [(name, share.digest) for name in "abc"]
+    assert sorted(revocations) == [(name, share.digest) for name in "abc"]
     assert await open_cluster["b"].samplers.revoke(share.digest) == (gone, ())
     for name in "abc":
         for _ in range(2):
@@ -268,8 +267,8 @@ async def test_two_who_revoke_it_at_once_do_not_forget_what_it_was(
 ) -> None:
     samplers = open_cluster["a"].samplers
     await samplers.send(share.data, sent_by="ada")
-    told = await asyncio.gather(*(samplers.revoke_here(share.digest) for _ in range(2)))
-    assert [(one.name, one.sent_by) for one in told] == [("share", "ada")] * 2
+    revoked = await asyncio.gather(*(samplers.revoke_here(share.digest) for _ in range(2)))
+    assert [(one.name, one.sent_by) for one in revoked] == [("share", "ada")] * 2
     await open_cluster.restart("a")
     (known,) = open_cluster["a"].samplers.known()
     assert (known.name, known.sent_by) == ("share", "ada")
@@ -301,7 +300,7 @@ async def test_a_node_that_was_away_hears_of_it_later(open_cluster: Any, share: 
     there = open_cluster["c"].samplers
     await there.ready(sampler(share))
     for _ in range(2):
-        assert await there.hear("a", share.digest, revoked_at=gone.revoked_at)
+        assert await there.apply_news("a", share.digest, revoked_at=gone.revoked_at)
     with pytest.raises(SamplerRevoked):
         await there.ready(sampler(share))
     assert there.known()[0].revoked_at == gone.revoked_at
@@ -315,13 +314,13 @@ async def test_news_of_what_is_kept_is_fetched_and_of_nothing_else(
     there = open_cluster["c"].samplers
     [(digest, revoked_at)] = open_cluster["a"].samplers.news().items()
     open_cluster.network.away = {"a"}
-    assert not await there.hear("a", digest, revoked_at=revoked_at), "it is to come again"
+    assert not await there.apply_news("a", digest, revoked_at=revoked_at), "it is to come again"
     open_cluster.network.away = set()
-    assert await there.hear("a", digest, revoked_at=revoked_at)
+    assert await there.apply_news("a", digest, revoked_at=revoked_at)
     assert await there.archive(share.digest, only_here=True) == share
-    assert not await there.hear("a", "not a digest", revoked_at=1.0), "it is to come again"
+    assert not await there.apply_news("a", "not a digest", revoked_at=1.0), "it is to come again"
     open_cluster.network.calls.clear()
-    await there.hear("a", digest, revoked_at=0.0)
+    await there.apply_news("a", digest, revoked_at=0.0)
     assert open_cluster.network.calls == []
 
 
@@ -329,7 +328,7 @@ async def test_a_node_that_never_had_it_names_what_was_revoked_by_its_digest(
     open_cluster: Any, share: Any
 ) -> None:
     there = open_cluster["c"].samplers
-    assert await there.hear("a", share.digest, revoked_at=1.0)
+    assert await there.apply_news("a", share.digest, revoked_at=1.0)
     with pytest.raises(SamplerRevoked, match=rf"^the sampler with the digest {share.digest[:12]}"):
         await there.ready(sampler(share))
 

@@ -16,7 +16,7 @@ from galileo.cursor import Cursor
 from galileo.errors import InputError, MessageTooLarge, SamplerFailed, UnknownSampler
 from galileo.labels import LabelSet
 from galileo.node import sampling
-from galileo.node.scans import ScanEnd
+from galileo.node.cluster_scan import ScanEnd
 from galileo.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import identities, sample_labels
@@ -40,7 +40,7 @@ QUERY = "temperature > 260"
 
 
 class Failing:
-    """Raises what it is told to."""
+    """Raises a given error."""
 
     def __init__(self, *, error: str = "ValueError", last: bool = False) -> None:
         self.error, self.last = error, last

@@ -16,9 +16,9 @@ from galileo.errors import InputError, PartitionMoved
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
-from galileo.node import scans as scans_module
+from galileo.node import cluster_scan, local_scan
+from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
-from galileo.node.scans import ScanEnd
 from galileo.query import parse
 
 Make = Callable[..., pa.Table]
@@ -65,14 +65,14 @@ async def fill(cluster: Any, make: Make, batches: int = 3, rows: int = 300) -> p
 
 
 def tell_all(cluster: Any) -> None:
-    """What heartbeats would bring: everybody's sequences and synopses to everybody."""
+    """Brings the sequences and synopses of all nodes to all nodes, as heartbeats do."""
     for owner in cluster.nodes:
         shard = owner.catalog.shard("nam")
         for node in cluster.nodes:
-            node.view.hear_sequences("nam", shard.published())
+            node.view.update_sequences("nam", shard.published())
             if node is not owner:
                 for synopsis in shard.synopses().values():
-                    node.view.hear_synopsis(cluster.schema, synopsis.changes_since(None))
+                    node.view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
 
 
 # --- complete answers ----------------------------------------------------------------------------
@@ -191,7 +191,7 @@ async def test_labels_of_a_stream_that_broke_are_dropped(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node had sent some labels; whether they are all is not known, so none count."""
-    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 20)
+    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 20)
     await fill(cluster, make_observations)
     whole = await cluster.ask()
     cluster.network.cut_after = {"b": 2}
@@ -241,7 +241,7 @@ async def test_our_own_mistake_is_no_missing_partition(
 async def test_an_answer_that_nobody_reads_on_leaves_nothing_behind(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 1)
+    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 1)
     await fill(cluster, make_observations, batches=1)
     before = asyncio.all_tasks()
     parts = cluster["a"].scans.between(
@@ -410,9 +410,9 @@ async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:
 async def test_an_answer_is_made_as_it_is_taken(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what nobody has asked for yet, no more is made than the queue and a step hold."""
-    monkeypatch.setattr(scans_module, "LABELS_PER_PART", 1)
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 50)
+    """Ahead of its reader a scan makes only what the queue and one step hold."""
+    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 1)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 50)
     await fill(cluster, make_observations, batches=1)
     made: list[int] = []
     gathered = MetadataGraph._labels
@@ -425,7 +425,7 @@ async def test_an_answer_is_made_as_it_is_taken(
     monkeypatch.setattr(MetadataGraph, "_labels", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     assert (await anext(parts)).num_rows == 1
-    waiting = scans_module.PARTS_WAITING_MAX
+    waiting = cluster_scan.PARTS_WAITING_MAX
     async with asyncio.timeout(60):
         while sum(made) <= waiting:  # noqa: ASYNC110 - threads count
             await asyncio.sleep(0.001)
@@ -439,16 +439,16 @@ async def test_an_answer_is_made_as_it_is_taken(
 async def test_a_scan_that_nobody_reads_on_is_not_carried_on(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 50)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 50)
     await fill(cluster, make_observations, batches=1)
     steps: list[int] = []
-    step = scans_module._IncrementalScan.step
+    step = local_scan._IncrementalScan.step
 
     def counted(self: Any) -> list[ScanAnswer]:
         steps.append(1)
         return step(self)
 
-    monkeypatch.setattr(scans_module._IncrementalScan, "step", counted)
+    monkeypatch.setattr(local_scan._IncrementalScan, "step", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     await anext(parts)
     await parts.aclose()
@@ -467,7 +467,7 @@ async def test_a_step_ends_in_time_however_little_matches(
     """With no time at all each look at a chunk is a step, and the answer is the same."""
     await fill(cluster, make_observations)
     whole = await cluster.ask("temperature > 300")
-    monkeypatch.setattr(scans_module, "STEP_S", -1.0)
+    monkeypatch.setattr(local_scan, "STEP_S", -1.0)
     assert identities(await cluster.ask("temperature > 300")) == identities(whole)
     assert len(await cluster.ask("temperature > 1000")) == 0
 

@@ -96,7 +96,7 @@ def _no_memory(*_: Any, **__: Any) -> None:
 def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is told of a later one would take what it has seen for everything."""
+    """A later sequence would make readers skip the missing commit."""
     commits = [
         Commit("p", batch, *paths.index(stored.schema, make_observations(3, seed=batch)))
         for batch in range(4)
@@ -252,7 +252,7 @@ def test_what_is_published_is_one_object_until_it_changes(
 def test_the_last_commit_of_many_threads_is_published(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
-    """Whatever the order in which they end, and however often somebody looks meanwhile."""
+    """Whatever the order in which they end, and however often readers look meanwhile."""
     partitions, batches = range(4), 25
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)

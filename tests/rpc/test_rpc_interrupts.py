@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from galileo.labels import to_ipc
-from galileo.node import row_reader, select
-from galileo.node import scans as scans_module
+from galileo.node import local_scan, row_reader, select
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 ROWS = 5_000
@@ -84,12 +83,12 @@ class Work:
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     made = Work()
     for place, name in (
-        (scans_module._IncrementalScan, "step"),
+        (local_scan._IncrementalScan, "step"),
         (row_reader, "_read"),
         (select, "_step"),
     ):
         monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 12)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 12)
     monkeypatch.setattr(row_reader, "ROWS_PER_PIECE", 64)
     monkeypatch.setattr(select, "STEP_S", 0.0)
     monkeypatch.setattr(select, "LABELS_PER_PIECE", 64)

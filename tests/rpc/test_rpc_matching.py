@@ -9,7 +9,7 @@ import pytest
 from galileo.dht import placement
 from galileo.errors import InputError, UnknownDataset
 from galileo.labels import to_ipc
-from galileo.matches import to_bytes
+from galileo.match_batch import to_bytes
 from galileo.query import parse
 from galileo.query.index.query_digest import digest
 from galileo.rpc import matching

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from galileo import errors
+from galileo.cursor import ORIGIN
 from galileo.labels import to_ipc
-from galileo.node import scans as scans_module
-from galileo.node.peers import ScanAnswer
+from galileo.node import cluster_scan, local_scan
+from galileo.node.peers import ScanAnswer, ScanDone
 from galileo.rpc import error_mapping, query
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire import codec
@@ -61,16 +62,14 @@ async def count(company: Any, call: Any) -> int:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The labels of each step that any node made."""
     made: list[int] = []
-    step = scans_module._IncrementalScan.step
+    step = local_scan._IncrementalScan.step
 
     def counted(self: Any) -> list[ScanAnswer]:
         answers = step(self)
-        made.append(
-            sum(a.table.num_rows for a in answers if isinstance(a, scans_module.ScanLabels))
-        )
+        made.append(sum(a.table.num_rows for a in answers if isinstance(a, local_scan.ScanLabels)))
         return answers
 
-    monkeypatch.setattr(scans_module._IncrementalScan, "step", counted)
+    monkeypatch.setattr(local_scan._IncrementalScan, "step", counted)
     return made
 
 
@@ -88,13 +87,13 @@ async def quiet(made: list[int]) -> int:
 def scanning() -> list[str]:
     """The tasks that ask nodes for labels."""
     names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if name == scans_module._put.__qualname__]
+    return [name for name in names if name == cluster_scan._put.__qualname__]
 
 
 async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     slow = ask(filled)
     first = await slow.read()
     assert first.HasField("head")
@@ -113,8 +112,8 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
 async def test_a_reader_that_goes_away_ends_the_scans(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 14)
-    monkeypatch.setattr(scans_module, "PARTS_WAITING_MAX", 1)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 14)
+    monkeypatch.setattr(cluster_scan, "PARTS_WAITING_MAX", 1)
     call = ask(filled)
     await call.read()
     await call.read()
@@ -131,7 +130,7 @@ async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(error_mapping, "STALLED_MAX_S", 0.2)
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     call = ask(filled)
     await call.read()
     deadline = time.monotonic() + TIMEOUT_S
@@ -148,7 +147,7 @@ async def test_so_many_answers_at_a_time_and_no_more(
     filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query, "ANSWERS_MAX", 2)
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     slow = [ask(filled) for _ in range(2)]
     for call in slow:
         await call.read()
@@ -180,7 +179,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
 
     async def silent(tasks: Any) -> AsyncIterator[ScanAnswer]:
         await blocked.wait()
-        yield scans_module.ScanDone(0, scans_module.ORIGIN)
+        yield ScanDone(0, ORIGIN)
 
     monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)
@@ -196,7 +195,7 @@ async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
 ) -> None:
     """The time that a peer has for its next part is not used up by our own reader."""
     monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(scans_module, "STEP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     assert isinstance(filled["a"].peers, GrpcPeers)
     call = ask(filled)
     part = await call.read()

@@ -21,7 +21,7 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.errors import SamplerFailed, Unavailable
 from galileo.labels import LabelSet
-from galileo.matches import Answered, Matches, from_bytes, to_bytes
+from galileo.match_batch import MatchBatch, MatchedPartitions, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -78,7 +78,7 @@ class Evaluator:
         answer.failures.append(peers_pb2.MatchFailure(items=to_bytes(failed), error=error))
         return answer
 
-    def _part(self, group, columns, names) -> Answered:
+    def _part(self, group, columns, names) -> MatchedPartitions:
         after = sequences_from_bytes(group.after, partitions=len(group.partitions))
         cursors = from_bytes(group.cursors)
         partitions = [group.partitions[i] for i in columns]
@@ -98,10 +98,10 @@ class Evaluator:
             if (after[cursor, columns] != NOT_REQUESTED).any() and names[item] not in self.unknown
         ]
         items, places = np.array([*pairs, (0, 0)], dtype=np.uint32)[:-1].T
-        return Answered(
+        return MatchedPartitions(
             np.array(answered, dtype=np.uint32),
             Cursor(dict.fromkeys(partitions, 10)),
-            Matches.of(items, places, rows.table),
+            MatchBatch.of(items, places, rows.table),
             self.dropped,
         )
 
@@ -132,7 +132,7 @@ def node(tmp_path_factory):
     store = Store.open(directory, wall=lambda: 1e9)
     node = StorageNode("a", topology, store=store, peers=SimpleNamespace(), options=NodeOptions())
     node.catalog.adopt(SCHEMA)
-    node.view.hear_sequences("air", KNOWN)
+    node.view.update_sequences("air", KNOWN)
     return node
 
 
@@ -298,7 +298,7 @@ async def test_items_of_two_datasets_share_no_row(node, monkeypatch):
     monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
     sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
     node.catalog.adopt(sea)
-    node.view.hear_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
+    node.view.update_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
     air = item(0, WEST)
     other = replace(air, ccq=replace(air.ccq, id="c1", dataset="sea"), term=2)
     results = await cycle(cycling(node, Evaluator()), air, other)

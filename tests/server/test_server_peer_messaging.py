@@ -147,7 +147,7 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
     assert b.view.sequences("nam") == a.catalog.shard("nam").published()
     assert sorted(b.view.event_clock("nam")) == sorted(a.catalog.shard("nam").event_clock())
     assert len(b.view.event_clock("nam")) == len(b.view.sequences("nam"))
-    assert (b.view.heard("a"), a.view.heard("b")) == (True, False)
+    assert (b.view.has_reported("a"), a.view.has_reported("b")) == (True, False)
     await post.heartbeat("a", "b")
     assert post.news == [("b", ["nam"])], "the second had nothing new"
     assert len(post.heartbeats) == 2
@@ -298,7 +298,7 @@ async def test_synopses_travel_until_they_are_acknowledged(
     assert len((await post.heartbeat("a", "b")).heartbeat.synopses) == 0
     nothing = parse("temperature > 1000", schema)
     published = a.catalog.shard("nam").published()
-    assert b.view.spared(nothing, frozenset(mine)) == published
+    assert b.view.pruned_until(nothing, frozenset(mine)) == published
     await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
     later = (await post.heartbeat("a", "b")).heartbeat.synopses
     assert 0 < len(later) <= len(mine)

@@ -20,7 +20,7 @@ from proving import Certified, Tokens, keys_in, tls_section, token_file
 import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Submission
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.errors import Forbidden, QuotaExceeded, Throttled, Unauthenticated
 from galileo.labels import to_ipc
 from galileo.model.retention import Retention
@@ -359,7 +359,9 @@ def test_the_audit_log_tells_who_did_what(metered: Metered) -> None:
     assert metered.events(action="start")
 
 
-@pytest.mark.skipif(obstacle() is not None, reason=f"sent code is not run here: {obstacle()}")
+@pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"sent code is not run here: {unavailable_reason()}"
+)
 def test_whose_queries_a_sampler_is_used_by_is_told_to_those_alone(
     metered: Metered, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Credentials
 from galileo.cluster import free_ports
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.errors import GalileoError, InternalError
 from galileo.rpc.access import Role
 from galileo.rpc.token_store import TOKEN_PREFIX
@@ -178,7 +178,7 @@ def crash_of(planted: Planted, node: int) -> str:
 
 
 def look_at_samplers(planted: Planted, root: Client) -> None:
-    if obstacle() is not None:
+    if unavailable_reason() is not None:
         return
     source = planted.directory / "telling.py"
     source.write_text(TELLING)

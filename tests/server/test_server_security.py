@@ -38,7 +38,7 @@ from galileo.client import Client, Credentials
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.clock import SystemClock
 from galileo.config import load
-from galileo.containment import obstacle
+from galileo.containment import unavailable_reason
 from galileo.errors import (
     BatchConflict,
     ConfigError,
@@ -424,7 +424,9 @@ def test_a_continuous_query_is_its_submitters(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(obstacle() is not None, reason=f"sent code is not run here: {obstacle()}")
+@pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"sent code is not run here: {unavailable_reason()}"
+)
 def test_a_sent_sampler_runs_where_proof_is_asked_for(
     guarded: Guarded, client_of: Callable[[str], Client], tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ import pytest
 from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import UnknownDataset
 from galileo.labels import LabelSet
-from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, to_bytes
+from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query.index.query_digest import digest, unpacked_digests
@@ -149,7 +149,7 @@ class LabelNode(peers_pb2_grpc.PeerStorageServicer):
         if self.broken:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
-    def _answer(self, request: peers_pb2.MatchRequest) -> MatchAnswer:
+    def _answer(self, request: peers_pb2.MatchRequest) -> MatchResponse:
         labels = self.labels[request.dataset]
         after = sequences_from_bytes(request.after, partitions=len(request.partitions))
         digests = unpacked_digests(request.digests)
@@ -164,9 +164,9 @@ class LabelNode(peers_pb2_grpc.PeerStorageServicer):
                 pairs.append(np.column_stack([np.full(len(places), item), places]))
         items, places = np.concatenate(pairs).astype(np.uint32).T
         known = np.setdiff1d(np.arange(len(digests)), unknown).astype(np.uint32)
-        matches = Matches.of(items, places, labels.table)
-        part = Answered(known, self.claim or frontier(labels), matches, self.dropped)
-        return MatchAnswer((part,), np.array(unknown, dtype=np.uint32))
+        matches = MatchBatch.of(items, places, labels.table)
+        part = MatchedPartitions(known, self.claim or frontier(labels), matches, self.dropped)
+        return MatchResponse((part,), np.array(unknown, dtype=np.uint32))
 
 
 def frontier(labels: LabelSet) -> Cursor:

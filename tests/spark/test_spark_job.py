@@ -8,7 +8,7 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError, SamplerFailed
-from galileo.matches import from_bytes, to_bytes
+from galileo.match_batch import from_bytes, to_bytes
 from galileo.spark import job as jobs_module
 from galileo.spark.job import (
     EMPTY_REQUEST,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.labels import LabelSet
-from galileo.matches import Answered, Matches
+from galileo.match_batch import MatchBatch, MatchedPartitions
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.spark import result_budget as module
 from galileo.spark.job import Group, NodeQuery
@@ -48,10 +48,10 @@ def test_filter_untrusted_keeps_requested_new_commits(
     labels = LabelSet.concat(schema, [make_labels(p, range(1, 5), rows=2) for p in (0, 1, 5)])
     items = np.repeat(np.arange(len(after)), len(labels)).astype(np.uint32)
     places = np.tile(np.arange(len(labels)), len(after)).astype(np.uint32)
-    part = Answered(
+    part = MatchedPartitions(
         np.arange(len(after), dtype=np.uint32),
         Cursor(claims),
-        Matches(items, places, labels.table),
+        MatchBatch(items, places, labels.table),
         Cursor(dropped),
     )
     group = group_of(schema, after)
@@ -86,7 +86,7 @@ def group_of(schema, after) -> Group:
     )
 
 
-def said(part: Answered, schema) -> set[tuple[int, int, int, int]]:
+def said(part: MatchedPartitions, schema) -> set[tuple[int, int, int, int]]:
     return {
         (item, *identity)
         for item, table in part.matches.split()
@@ -102,19 +102,19 @@ def identities(labels: LabelSet) -> list[tuple[int, int, int]]:
 # --- what fits -------------------------------------------------------------------------------
 
 
-def part_of(make_labels, schema, sizes, *, rows=3) -> Answered:
+def part_of(make_labels, schema, sizes, *, rows=3) -> MatchedPartitions:
     """`sizes[i]` commits for item i, in two partitions; another item has none."""
     parts = [
         make_labels(p, range(1, size + 1), rows=rows) for size in sizes for p in (0, 1) if size
     ]
     labels = LabelSet.concat(schema, parts)
     items = np.repeat(np.arange(len(sizes)), [2 * rows * size for size in sizes])
-    matches = Matches(
+    matches = MatchBatch(
         items.astype(np.uint32), np.arange(len(labels), dtype=np.uint32), labels.table
     )
     answered = np.arange(len(sizes) + 1, dtype=np.uint32)
     reached = Cursor(dict.fromkeys((0, 1), max(sizes, default=0) + 1))
-    return Answered(answered, reached, matches)
+    return MatchedPartitions(answered, reached, matches)
 
 
 @given(
@@ -167,7 +167,7 @@ def test_fit_to_budget_repeated_returns_each_label_once(make_labels, schema):
                 )
             ]
         )
-        rest = Answered(whole.items, whole.reached, whole.matches.where(new))
+        rest = MatchedPartitions(whole.items, whole.reached, whole.matches.where(new))
         (kept,) = fit_to_budget([(rest, schema)], bytes_max=4_000, turn=ticks)
         for one in kept:
             assert found.isdisjoint(said(one, schema))

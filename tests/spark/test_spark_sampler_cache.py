@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from galileo.containment import ContainedSamplers, obstacle
+from galileo.containment import ContainedSamplers
 from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
 from galileo.sampler_package import sampler_archive
 from galileo.samplers import apply, sampler
@@ -74,7 +74,9 @@ def code(node, now, pool):
     return SamplerCache(pool, get=node.get, monotonic=lambda: now[0])
 
 
-@pytest.mark.skipif(obstacle() is not None, reason=f"nothing is contained here: {obstacle()}")
+@pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"nothing is contained here: {unavailable_reason()}"
+)
 def test_load_fetches_once_and_runs_contained(code, node, archive, make_labels):
     labels = make_labels(0, range(1, 3))
     for address in ("a:1", "b:1"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from galileo.cursor import Cursor
-from galileo.matches import Answered, MatchAnswer, Matches
+from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse
 from galileo.samplers import SamplerSpec
 from galileo.spark import task
 from galileo.spark.job import Job, JobLimits, NodeQuery, merge_rows, to_batches
@@ -51,10 +51,10 @@ def job(make_group, make_labels, schema, free, monkeypatch):
         for spec, name in zip(SPECS, ("air", "sea"), strict=True)
     )
     items, labels = np.arange(2, dtype=np.uint32), make_labels(0, range(1, 3), rows=2)
-    matches = Matches.of(
+    matches = MatchBatch.of(
         np.repeat(items, len(labels)), np.tile(np.arange(len(labels)), 2), labels.table
     )
-    answer = MatchAnswer((Answered(items, Cursor({0: 2}), matches),))
+    answer = MatchResponse((MatchedPartitions(items, Cursor({0: 2}), matches),))
     node_answers = [
         NodeAnswer(NodeQuery(number, np.array([0]), items), answer, "node:1") for number in (0, 1)
     ]

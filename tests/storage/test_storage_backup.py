@@ -89,8 +89,8 @@ def check_node(directory: Path, make_commit: Make, *, commits: dict[int, int]) -
 def test_a_backup_is_restored_as_it_was(
     node: Path, tmp_path: Path, make_commit: Make, options: BackupOptions
 ) -> None:
-    before, told = contents(node), []
-    manifest = backup(node, tmp_path / "backup", options=options, progress=told.append)
+    before, progress = contents(node), []
+    manifest = backup(node, tmp_path / "backup", options=options, progress=progress.append)
     assert contents(node) == before
     assert (manifest.commits, manifest.created_at) == (2 * COMMITS + 1, 1.6e9)
     stored = contents(tmp_path / "backup")
@@ -99,11 +99,11 @@ def test_a_backup_is_restored_as_it_was(
     for file in manifest.files:
         assert stored[file.path] == before[file.path]
         assert file.bytes == len(before[file.path])
-    assert sum(told) == manifest.total_bytes
+    assert sum(progress) == manifest.total_bytes
 
-    told.clear()
-    assert restore(tmp_path / "backup", tmp_path / "again", progress=told.append) == manifest
-    assert sum(told) == manifest.total_bytes
+    progress.clear()
+    assert restore(tmp_path / "backup", tmp_path / "again", progress=progress.append) == manifest
+    assert sum(progress) == manifest.total_bytes
     assert contents(tmp_path / "backup") == stored
     check_node(tmp_path / "again", make_commit, commits={3: COMMITS, 12: COMMITS + 1})
     with opened(node) as store, opened(tmp_path / "again") as restored:

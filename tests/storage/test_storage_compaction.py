@@ -111,18 +111,18 @@ def test_pace_is_told_every_byte_and_can_end_it(
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     before = {path: path.read_bytes() for path in stored.iterdir()}
-    told: list[int] = []
+    progress: list[int] = []
 
     def ends(size: int) -> bool:
-        told.append(size)
-        return len(told) < 2
+        progress.append(size)
+        return len(progress) < 2
 
     assert not journal.merge(EVERYTHING, ends)
     assert {path: path.read_bytes() for path in stored.iterdir()} == before
-    told.clear()
-    assert journal.merge(EVERYTHING, lambda size: told.append(size) is None)
+    progress.clear()
+    assert journal.merge(EVERYTHING, lambda size: progress.append(size) is None)
     sealed = sorted(before)[:-1]
-    assert sum(told) == sum(len(before[path]) for path in sealed)
+    assert sum(progress) == sum(len(before[path]) for path in sealed)
     check_holds(journal, commits)
 
 

@@ -150,7 +150,7 @@ def test_a_retried_batch_gets_its_first_result_in_the_call_later_and_after_reope
     assert journal.last_sequence == 3
     assert journal.last_batch("radar") == 6
     assert journal.last_batch("satellite") == 5
-    assert journal.last_batch("nobody") is None
+    assert journal.last_batch("unknown") is None
 
 
 def test_one_batch_number_for_two_batches_is_a_conflict_and_harms_nobody_else(

@@ -19,7 +19,7 @@ from galileo.storage.writer import JournalOptions
 
 
 class CountingDisk(RealDisk):
-    """Does not wait for the disk; counts, and fails at the n-th step if it is told to."""
+    """Does not wait for the disk; counts, and can fail at the n-th step."""
 
     def __init__(self, *, fails_at: int = 0) -> None:
         self.syncs = 0

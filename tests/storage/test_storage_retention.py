@@ -162,7 +162,7 @@ def test_a_dropped_batch_with_other_rows_is_a_conflict(
     journal.seal()
     journal.drop(len(commits))
     assert journal.last_batch(commits[0].producer) == 9
-    assert journal.last_batch("nobody") is None
+    assert journal.last_batch("unknown") is None
 
 
 def test_a_mark_of_an_earlier_version_knows_the_number_of_rows_alone(
@@ -240,7 +240,7 @@ def test_dropped_batches_against_a_dict(rows: list[tuple[str, int, int]], split:
     found = TruncatedProducers(table.slice(0, split)).merge(table.slice(split))
     for sequence, (producer, batch, count) in enumerate(rows, start=1):
         assert found.find(producer, batch) == Committed(sequence, count, 1, duplicate=True)
-        assert found.find("nobody", batch) is None
+        assert found.find("unknown", batch) is None
         if (producer, batch + 1) not in {row[:2] for row in rows} and batch < 2**64 - 1:
             assert found.find(producer, batch + 1) is None
     for producer in "abcäz":

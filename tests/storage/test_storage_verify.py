@@ -75,8 +75,8 @@ def snapshot(directory: Path) -> dict[Path, bytes]:
 
 
 def test_a_sound_directory_is_read_whole_and_left_alone(node: Path) -> None:
-    before, told = snapshot(node), []
-    report = verify(node, progress=told.append)
+    before, progress = snapshot(node), []
+    report = verify(node, progress=progress.append)
     assert report.ok
     assert report == Report(
         directory=str(node),
@@ -86,8 +86,8 @@ def test_a_sound_directory_is_read_whole_and_left_alone(node: Path) -> None:
         torn_bytes=0,
         damages=(),
     )
-    assert sum(told) == bytes_to_read(node) == sum(len(before[p]) for p in segments(node))
-    assert report.bytes > sum(told)
+    assert sum(progress) == bytes_to_read(node) == sum(len(before[p]) for p in segments(node))
+    assert report.bytes > sum(progress)
     assert snapshot(node) == before
     assert len(segments(node)) == 6
 

@@ -41,7 +41,7 @@ def test_a_running_process_sees_its_wall_clock_jump_and_its_monotonic_one_go_on(
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def told() -> tuple[float, float]:
+        def read_clocks() -> tuple[float, float]:
             """How far off both clocks are."""
             assert process.stdin is not None
             assert process.stdout is not None
@@ -53,7 +53,7 @@ def test_a_running_process_sees_its_wall_clock_jump_and_its_monotonic_one_go_on(
         for offset_s in (HOUR_S, -HOUR_S):
             clock.jump(offset_s)
             time.sleep(1.2 * READ_AGAIN_S)
-            off = told()
+            off = read_clocks()
             assert off == pytest.approx((offset_s, 0.0), abs=30.0)
         process.stdin.close()
 

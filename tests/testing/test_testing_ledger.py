@@ -19,7 +19,7 @@ class Recorder:
 
     def ingest(self, dataset: str, table: pa.Table) -> Recorder:
         if self.refuses:
-            raise Unavailable("nobody is there")
+            raise Unavailable("no node is reachable")
         self.tables.append(table)
         return self
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
 from galileo.errors import InputError, UnknownProperty
-from galileo.matches import Answered, MatchAnswer, Matches, from_bytes, joined, to_bytes
+from galileo.match_batch import (
+    MatchBatch,
+    MatchedPartitions,
+    MatchResponse,
+    from_bytes,
+    joined,
+    to_bytes,
+)
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.wire import codec
@@ -36,12 +43,12 @@ def rows(count: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def matches(pairs) -> Matches:
+def matches(pairs) -> MatchBatch:
     items, places = (np.array([pair[i] for pair in pairs], dtype=np.uint32) for i in (0, 1))
-    return Matches.of(items, places, rows(10))
+    return MatchBatch.of(items, places, rows(10))
 
 
-def said(matches: Matches) -> dict[int, list[int]]:
+def said(matches: MatchBatch) -> dict[int, list[int]]:
     return {item: sorted(table.column("row").to_pylist()) for item, table in matches.split()}
 
 
@@ -79,11 +86,13 @@ def test_matches_are_joined(one, other):
 @given(PAIRS, PAIRS, st.lists(st.integers(0, 2**32 - 1), max_size=5))
 def test_an_answer_survives_the_wire(one, other, unknown):
     parts = (
-        Answered(np.arange(6, dtype=np.uint32), Cursor({1: 2}), matches(one)),
-        Answered(np.array([9], dtype=np.uint32), Cursor({3: 4}), matches(other), Cursor({3: 1})),
+        MatchedPartitions(np.arange(6, dtype=np.uint32), Cursor({1: 2}), matches(one)),
+        MatchedPartitions(
+            np.array([9], dtype=np.uint32), Cursor({3: 4}), matches(other), Cursor({3: 1})
+        ),
     )
     wrong = (np.array([7, 8], dtype=np.uint32), UnknownProperty("no", property="x", nearest="y"))
-    answer = MatchAnswer(parts, np.array(sorted(unknown), dtype=np.uint32), (wrong,))
+    answer = MatchResponse(parts, np.array(sorted(unknown), dtype=np.uint32), (wrong,))
     replies = MatchReplies(SCHEMA)
     sent = list(replies_of(answer))
     assert sum(map(replies.take, sent)) > 0
@@ -100,8 +109,10 @@ def test_an_answer_survives_the_wire(one, other, unknown):
 
 def test_labels_travel_in_messages_of_bounded_size(monkeypatch):
     monkeypatch.setattr(codec, "LABELS_PER_MESSAGE", 4)
-    part = Answered(np.arange(3, dtype=np.uint32), Cursor({1: 2}), matches([(1, 9), (2, 0)]))
-    kinds = [reply.WhichOneof("reply") for reply in replies_of(MatchAnswer((part,)))]
+    part = MatchedPartitions(
+        np.arange(3, dtype=np.uint32), Cursor({1: 2}), matches([(1, 9), (2, 0)])
+    )
+    kinds = [reply.WhichOneof("reply") for reply in replies_of(MatchResponse((part,)))]
     assert kinds == ["labels"] * 3 + ["part"]
 
 
@@ -118,9 +129,9 @@ def test_sequences_survive_the_wire(pairs):
         lambda: sequences_from_bytes(b"x" * 12, partitions=1),
         lambda: sequences_from_bytes(b"", partitions=0),
         lambda: cursors_from_bytes(to_bytes(np.array([3])), rows=3),
-        lambda: Matches(from_bytes(b""), from_bytes(b"0000"), rows(1)).check(),
-        lambda: Matches(from_bytes(b"\0\0\0\0"), from_bytes(b"\1\0\0\0"), rows(1)).check(),
-        lambda: Matches(
+        lambda: MatchBatch(from_bytes(b""), from_bytes(b"0000"), rows(1)).check(),
+        lambda: MatchBatch(from_bytes(b"\0\0\0\0"), from_bytes(b"\1\0\0\0"), rows(1)).check(),
+        lambda: MatchBatch(
             from_bytes(b"\1\0\0\0\0\0\0\0"), from_bytes(b"\0\0\0\0\0\0\0\0"), rows(1)
         ).check(),
         lambda: MatchReplies(SCHEMA).take(peers_pb2.MatchReply(unknown=b"abc")),

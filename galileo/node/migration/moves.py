@@ -1,4 +1,4 @@
-"""Which partitions are where: what this node keeps of the moves that it took part in or heard of.
+"""Partition moves: the record of all moves that this node knows, and what follows from them.
 
 Theory of operation. A partition has one owner, and only its owner gives it away. It does so by one
 durable write, of the record of moves, when another node has a verified copy of all of it. Before
@@ -6,8 +6,8 @@ that write the old owner serves the partition, and after it never again; the new
 when it has learnt of the write: by the answer to its own call, or by a heartbeat. So at each moment
 at most one node serves it, and whatever crashes when, the disk of one node says who is to.
 
-What a node knows spreads with heartbeats. Of each partition the move with the highest number
-counts, and nobody but its owner makes one, so whoever has heard the same moves agrees.
+Moves spread with heartbeats. Of each partition the move with the highest number counts, and only
+its owner makes one, so nodes that know the same moves agree.
 
 Files of a partition that this node gave away are deleted when the new owner has said itself that it
 has it, and calls that began before have had time to end; so is an unfinished copy of a partition
@@ -54,8 +54,8 @@ class Moves:
         monotonic: seconds, of a clock that never jumps.
 
     Attributes:
-        lock: held by whoever changes what this node has.
-        on_moved: called when something was adopted, to tell the others.
+        lock: held while the partitions of this node change.
+        on_moved: called when moves were adopted, to announce them to the others.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Moves:
         self._store = store
         self._catalog = catalog
         self._monotonic = monotonic
-        self._heard: set[Move] = set()
+        self._received: set[Move] = set()
         self._confirmed: set[Move] = set()
         self._working: asyncio.Task[None] | None = None
         self._leaving = dict.fromkeys(self._left_behind(), monotonic())
@@ -86,18 +86,18 @@ class Moves:
     def is_own(self, partition: int) -> bool:
         return partition in self._live.partitions(self._name)
 
-    # --- what others say ---------------------------------------------------------------------
+    # --- moves of other nodes-----------------------------------------------------------------
 
-    def hear(self, sender: str, moves: Iterable[Move]) -> None:
-        """Takes in what a node says in a heartbeat; what has to be done is done in a task."""
-        told = set(moves)
-        self._confirmed |= {move for move in told if move.node == sender}
-        self._heard.update(self._live.moves(told))
-        if (self._heard or self._due()) and (self._working is None or self._working.done()):
+    def receive(self, sender: str, moves: Iterable[Move]) -> None:
+        """Takes the moves of a heartbeat; a task adopts the new ones."""
+        reported = set(moves)
+        self._confirmed |= {move for move in reported if move.node == sender}
+        self._received.update(self._live.moves(reported))
+        if (self._received or self._due()) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._catch_up())
 
     async def settled(self) -> None:
-        """Returns when what was heard has been taken in."""
+        """Returns when all received moves have been adopted."""
         while self._working is not None and not self._working.done():
             await asyncio.wait([self._working])
 
@@ -108,25 +108,25 @@ class Moves:
 
     async def _catch_up(self) -> None:
         try:
-            heard, self._heard = self._heard, set()
-            await self.adopt(heard)
+            received, self._received = self._received, set()
+            await self.adopt(received)
             for partition in self._due():
                 await self.discard(partition)
         except Exception:
-            log.exception("what was heard of moves could not be taken in; it comes again")
+            log.exception("received moves could not be adopted; the next heartbeat repeats them")
 
     # --- adopting ----------------------------------------------------------------------------
 
     async def adopt(self, moves: Iterable[Move]) -> None:
-        """Takes in moves, durably; a partition that came to this node is served on return.
+        """Stores moves; a partition that came to this node is served on return.
 
         Raises:
             PartitionReadOnly: the disk refuses; nothing was adopted.
         """
         async with self.lock:
-            taken = [move for move in self._live.moves(moves) if await self._has(move)]
-            if taken:
-                await self._keep(taken)
+            new = [move for move in self._live.moves(moves) if await self._has(move)]
+            if new:
+                await self._keep(new)
 
     async def give(self, move: Move) -> None:
         """Gives a partition away, durably; its fence is up, and the lock held by the caller.
@@ -171,7 +171,7 @@ class Moves:
         self.on_moved()
 
     async def _has(self, move: Move) -> bool:
-        """Whether this node can stand for the move: what comes to it has to be there, and open."""
+        """Whether the move can be adopted: a partition that comes here is copied, and opens."""
         if move.node != self._name:
             return True
         expected = self.incoming(move)
@@ -214,7 +214,7 @@ class Moves:
 
     def expect(self, move: Move, contents: tuple[DatasetManifest, ...] | None) -> None:
         """Says durably, in a thread, that a copy is being made (None) or is complete."""
-        told = (
+        raw = (
             None
             if contents is None
             else [
@@ -222,7 +222,7 @@ class Moves:
                 for one in contents
             ]
         )
-        data = json.dumps({"number": move.number, "contents": told}).encode()
+        data = json.dumps({"number": move.number, "contents": raw}).encode()
         self._store.save_record(INCOMING_KIND, str(move.partition), data)
 
     # --- what is left behind -----------------------------------------------------------------

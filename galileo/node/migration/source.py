@@ -1,4 +1,4 @@
-"""What the node that has a partition does while another one takes it."""
+"""The owner's side of a partition move: serves the files, fences writes and hands over."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from galileo.storage.store import Store
 
 PIECE_BYTES_MAX = 8 << 20
 FENCE_S = 5.0
-"""After which writes go on unless the node that takes the partition asks for more time."""
+"""After which writes go on unless the target renews the fence."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Fence:
-    """Writes wait. `expiry`: None once it stands until the partition is given away."""
+    """Commits are rejected. `expiry`: None once it stays until the partition is given away."""
 
     to: str
     expiry: asyncio.TimerHandle | None
@@ -114,7 +114,7 @@ class PartitionSource:
             fence.expiry.cancel()
             self._expire(partition)
 
-    async def hand_over(self, asked: Handoff) -> Move:
+    async def hand_over(self, handoff: Handoff) -> Move:
         """Gives a partition away, durably.
 
         Raises:
@@ -122,11 +122,11 @@ class PartitionSource:
             PartitionReadOnly: the disk refuses. Where it is not known what the disk has, the
                 partition takes no commits until this is repeated, or the node restarted.
         """
-        # Whoever asks may hang up; what has begun is carried to its end.
-        return await asyncio.shield(asyncio.create_task(self._handed_over(asked)))
+        # The caller may disconnect; a hand-over that has begun is completed.
+        return await asyncio.shield(asyncio.create_task(self._hand_over(handoff)))
 
-    async def _handed_over(self, asked: Handoff) -> Move:
-        move = asked.move
+    async def _hand_over(self, handoff: Handoff) -> Move:
+        move = handoff.move
         async with self._moves.lock:
             self._check(move.partition)
             fence = self._fences.get(move.partition)
@@ -138,10 +138,10 @@ class PartitionSource:
                     after_s=0.0,
                 )
             found = dataset_manifest(self._catalog, move.partition)
-            if found != asked.contents or move.number != self._number(move.partition):
+            if found != handoff.contents or move.number != self._number(move.partition):
                 raise Unavailable(
                     f"expected a copy of partition {move.partition} with {found}, got one with "
-                    f"{asked.contents}; move it again",
+                    f"{handoff.contents}; move it again",
                     after_s=0.0,
                 )
             if fence.expiry is not None:
@@ -165,12 +165,12 @@ class PartitionSource:
         if self._moves.is_own(partition):
             return
         last = self._live.move_of(partition)
-        told = {} if last is None else {"number": last.number, "node": last.node}
+        move = {} if last is None else {"number": last.number, "node": last.node}
         raise PartitionMoved(
             f"node {self._name!r} does not have partition {partition}",
             after_s=0.1,
             partition=partition,
-            **told,
+            **move,
         )
 
     def _number(self, partition: int) -> int:
@@ -194,7 +194,7 @@ class PartitionSource:
     def _path(self, partition: int, file: File) -> Path:
         """Where a file is; it has to be one of the partition's, at least so long.
 
-        In a thread: the journal tells it when it has written what it is writing.
+        Blocks until the journal has finished its current write; call it in a thread.
         """
         self._check(partition)
         journal = self._catalog.shard(file.dataset).journals.get(partition)

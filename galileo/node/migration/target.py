@@ -1,15 +1,15 @@
-"""What a node does that takes a partition over: copy, verify, switch.
+"""The new owner's side of a partition move: copy, verify, switch.
 
 Theory of operation. Everything is pulled, so the owner's part is to answer. While it takes commits,
 its files are copied and verified, round by round, until little is left. Then its fence goes up:
 commits wait, reads go on. The rest is copied and verified, made durable and opened, so that the
-graph is built before anybody asks; what the copy has to contain is written down; and the owner is
-asked to hand over, which is the one moment that counts (see `node.migration.moves`).
+graph is built before the first request, and what the copy has to contain is recorded. Then the
+owner is asked to hand over, which is the commit point (see `node.migration.moves`).
 
 Whatever fails before leaves the owner what it was, with files here that the next attempt goes on
 from; but a copy that fills the disk is deleted, for what the node has needs the room. Where the
-answer to the hand-over is lost, the owner is asked again; where it is silent, its next heartbeat
-tells.
+answer to the hand-over is lost, the target asks again; where the owner is silent, its next
+heartbeat decides.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FENCED_ROUNDS_MAX = 4
 """Behind the fence, where merges and retention may still replace files."""
 RENEW_S = 1.0
 ASKED_AGAIN = 5
-"""Times that an owner is asked what became of a hand-over whose answer was lost."""
+"""Requests to an owner about a hand-over whose answer was lost."""
 ASK_PAUSE_S = 0.5
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -100,7 +100,7 @@ class PartitionTarget:
         self._taking.add(partition)
         try:
             if not self._moves.is_own(partition):
-                async with contextlib.aclosing(self._taken(partition)) as steps:
+                async with contextlib.aclosing(self._copy_and_switch(partition)) as steps:
                     async for step in steps:
                         yield step
         except OSError as error:
@@ -125,10 +125,10 @@ class PartitionTarget:
                 f"got {partition}"
             )
 
-    async def _taken(self, partition: int) -> AsyncGenerator[Progress, None]:
+    async def _copy_and_switch(self, partition: int) -> AsyncGenerator[Progress, None]:
         owner = placement.owner(self._live.current, partition)
         await self._check_known()
-        listing = await self._begun(owner, partition)
+        listing = await self._start(owner, partition)
         copy = Copy(self._movers, self._store, owner=owner, partition=partition)
         for _ in range(ROUNDS_MAX):
             async with contextlib.aclosing(copy.follow(listing)) as steps:
@@ -138,10 +138,10 @@ class PartitionTarget:
             if copy.missing(listing) <= TAIL_BYTES:
                 break
         yield Progress("switch", copy.done(listing), listing.bytes)
-        await self._switched(owner, partition, copy)
+        await self._switch(owner, partition, copy)
 
     async def _check_known(self) -> None:
-        """All nodes have to know this one, or would not know where to ask."""
+        """Raises InputError unless the topology of every node has this one."""
         others = [node.name for node in self._live.current.nodes if node.name != self._name]
         known = await asyncio.gather(*(self._movers.topology(node) for node in others))
         without = [
@@ -155,7 +155,7 @@ class PartitionTarget:
                 "add it to their [cluster] table and restart them"
             )
 
-    async def _begun(self, owner: str, partition: int) -> PartitionManifest:
+    async def _start(self, owner: str, partition: int) -> PartitionManifest:
         """What there is to copy, once it is written down that it is coming."""
         listing = await self._listing(owner, partition)
         await self._moves.discard(partition)
@@ -169,24 +169,24 @@ class PartitionTarget:
         try:
             listing = await self._movers.listing(owner, partition)
         except PartitionMoved as error:
-            await self._adopt_told(error)
+            await self._adopt_named(error)
             raise
         await self._learn(owner, [one.dataset for one in listing.contents])
         return listing
 
-    async def _adopt_told(self, error: PartitionMoved) -> Move | None:
-        """Adopts the move that an error tells of."""
-        told = error.details
-        if "node" not in told or "number" not in told:
+    async def _adopt_named(self, error: PartitionMoved) -> Move | None:
+        """Adopts the move that the details of an error name."""
+        details = error.details
+        if "node" not in details or "number" not in details:
             return None
-        move = Move(int(told["partition"]), int(told["number"]), str(told["node"]))
+        move = Move(int(details["partition"]), int(details["number"]), str(details["node"]))
         await self._moves.adopt([move])
         return move
 
     # --- the switch ----------------------------------------------------------------------------
 
-    async def _switched(self, owner: str, partition: int, copy: Copy) -> None:
-        """Has the fence put up, copies the rest, and takes over."""
+    async def _switch(self, owner: str, partition: int, copy: Copy) -> None:
+        """Fences the partition, copies the rest, and takes over."""
         renewing: asyncio.Task[None] | None = None
         try:
             listing = await self._movers.fence(owner, partition, to=self._name)
@@ -200,12 +200,12 @@ class PartitionTarget:
                     break
                 listing = await self._movers.fence(owner, partition, to=self._name)
             await copy.put_marks(listing)
-            await self._handed_over(owner, listing)
+            await self._take_over(owner, listing)
         finally:
             if renewing is not None:
                 renewing.cancel()
                 await asyncio.gather(renewing, return_exceptions=True)
-            await asyncio.shield(asyncio.create_task(self._given_up(owner, partition)))
+            await asyncio.shield(asyncio.create_task(self._clean_up(owner, partition)))
 
     async def _renew(self, owner: str, partition: int) -> None:
         while True:
@@ -213,7 +213,7 @@ class PartitionTarget:
             with contextlib.suppress(GalileoError):
                 await self._movers.fence(owner, partition, to=self._name)
 
-    async def _handed_over(self, owner: str, listing: PartitionManifest) -> None:
+    async def _take_over(self, owner: str, listing: PartitionManifest) -> None:
         move = Move(listing.partition, listing.number, self._name)
         await asyncio.to_thread(self._moves.open, move, listing.contents)
         await asyncio.to_thread(self._moves.expect, move, listing.contents)
@@ -234,20 +234,20 @@ class PartitionTarget:
             )
 
     async def _was_handed_over(self, owner: str, move: Move) -> bool:
-        """What became of a hand-over without an answer; the owner's disk knows."""
+        """Whether the owner has stored the hand-over whose answer was lost."""
         for _ in range(ASKED_AGAIN):
             try:
                 await self._movers.listing(owner, move.partition)
             except PartitionMoved as error:
-                return await self._adopt_told(error) == move
+                return await self._adopt_named(error) == move
             except TransientError:
                 await asyncio.sleep(ASK_PAUSE_S)
             else:
                 return False
         return False
 
-    async def _given_up(self, owner: str, partition: int) -> None:
-        """After the switch: closes what was opened and has the fence taken down, if in vain."""
+    async def _clean_up(self, owner: str, partition: int) -> None:
+        """After a failed switch: closes the copy and releases the fence."""
         async with self._moves.lock:
             if self._moves.is_own(partition):
                 return

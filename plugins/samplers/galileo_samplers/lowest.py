@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 Key = npt.NDArray[Any]
 
 _CODES_MAX = 1 << 24
-"""So that many bits of a priority are left beside the number of a group."""
+"""So that many bits of a priority are left next to the number of a group."""
 _SPAN_MAX = 1 << 62
 
 

@@ -188,7 +188,7 @@ def _neighbours(places: Ints, known: Ints) -> tuple[Ints, Ints]:
 
 
 def _found(ascending: Ints, wanted: Ints, *, among: Mask | None = None) -> tuple[Ints, Mask]:
-    """Where each wanted value stands, and whether it does."""
+    """The position of each wanted value, and whether it is there."""
     at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
     there = ascending[at] == wanted
     return at, there if among is None else there & among

@@ -1,4 +1,4 @@
-"""Matches: what a pass over new paths found for many queries together, in columns.
+"""MatchBatch: what a pass over new paths found for many queries together, in columns.
 
 A path that matches several queries is there once; pairs of an item and a row say who gets it. What
 an item is, a query's number in some request, is for those to know who made the request.
@@ -28,7 +28,7 @@ def _no_numbers() -> Numbers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matches:
+class MatchBatch:
     """Pairs of items and rows.
 
     Attributes:
@@ -42,11 +42,11 @@ class Matches:
     rows: pa.Table
 
     @classmethod
-    def none(cls, schema: pa.Schema) -> Matches:
+    def none(cls, schema: pa.Schema) -> MatchBatch:
         return cls(_no_numbers(), _no_numbers(), schema.empty_table())
 
     @classmethod
-    def of(cls, items: npt.NDArray[np.integer], places: Numbers, rows: pa.Table) -> Matches:
+    def of(cls, items: npt.NDArray[np.integer], places: Numbers, rows: pa.Table) -> MatchBatch:
         """The same for pairs in any order."""
         order = np.argsort(items, kind="stable")
         return cls(items[order].astype(np.uint32), places[order].astype(np.uint32), rows)
@@ -62,17 +62,17 @@ class Matches:
         """The number of rows of each of so many items."""
         return np.bincount(self.items, minlength=items)
 
-    def where(self, mask: Mask) -> Matches:
+    def where(self, mask: Mask) -> MatchBatch:
         """Some of the pairs, and only their rows."""
         if mask.all():
             return self
         items, places = self.items[mask], self.places[mask]
         used, at = np.unique(places, return_inverse=True)
-        return Matches(items, at.astype(np.uint32), self.rows.take(pa.array(used)))
+        return MatchBatch(items, at.astype(np.uint32), self.rows.take(pa.array(used)))
 
-    def renumbered(self, items: npt.NDArray[np.integer]) -> Matches:
+    def renumbered(self, items: npt.NDArray[np.integer]) -> MatchBatch:
         """With `items[i]`, which ascend, in place of item i."""
-        return Matches(items[self.items].astype(np.uint32), self.places, self.rows)
+        return MatchBatch(items[self.items].astype(np.uint32), self.places, self.rows)
 
     def split(self) -> Iterator[tuple[int, pa.Table]]:
         """Each item that has rows, and its rows, which share one gathered table."""
@@ -85,7 +85,7 @@ class Matches:
         for item, start, size in zip(items, starts.tolist(), sizes, strict=True):
             yield item, gathered.slice(start, size)
 
-    def check(self) -> Matches:
+    def check(self) -> MatchBatch:
         """Itself; for what came from elsewhere.
 
         Raises:
@@ -106,7 +106,7 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class MatchedPartitions:
     """What was found for some items, all up to one frontier.
 
     Attributes:
@@ -118,12 +118,12 @@ class Answered:
 
     items: Numbers
     reached: Cursor
-    matches: Matches
+    matches: MatchBatch
     dropped: Cursor = ORIGIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchAnswer:
+class MatchResponse:
     """What became of the items of a request; one that is nowhere in it is to be asked again.
 
     Attributes:
@@ -132,21 +132,21 @@ class MatchAnswer:
         errors: items that failed, by error.
     """
 
-    parts: tuple[Answered, ...] = ()
+    parts: tuple[MatchedPartitions, ...] = ()
     unknown: Numbers = field(default_factory=_no_numbers)
     errors: tuple[tuple[Numbers, GalileoError], ...] = ()
 
 
-def joined(parts: Sequence[Matches], schema: pa.Schema) -> Matches:
+def joined(parts: Sequence[MatchBatch], schema: pa.Schema) -> MatchBatch:
     """All pairs of several; rows that are in several of them are there as often."""
     if not parts:
-        return Matches.none(schema)
+        return MatchBatch.none(schema)
     sizes = [part.rows.num_rows for part in parts]
     first = np.cumsum([0, *sizes[:-1]])
     places = [part.places + np.uint32(at) for part, at in zip(parts, first, strict=True)]
     items = np.concatenate([part.items for part in parts])
     rows = pa.concat_tables([part.rows for part in parts])
-    return Matches.of(items, np.concatenate(places), rows)
+    return MatchBatch.of(items, np.concatenate(places), rows)
 
 
 def to_bytes(numbers: npt.NDArray[np.integer]) -> bytes:

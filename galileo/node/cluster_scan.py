@@ -1,0 +1,284 @@
+"""Scans of the whole cluster: one answer from the partitions of all nodes that may hold a match."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from galileo import spans
+from galileo.cursor import ORIGIN, Cursor
+from galileo.dht import placement
+from galileo.dht.live import LiveTopology
+from galileo.errors import Cancelled, NotOwner, PartitionMoved, TransientError, UnknownDataset
+from galileo.node import sampling
+from galileo.node.cluster_view import ClusterView
+from galileo.node.local_scan import LocalScans, split_table
+from galileo.node.peers import Peers, RetryWhileMoving, ScanDone, ScanLabels, ScanTask
+from galileo.node.sampler_store import SamplerStore
+from galileo.query import Query
+from galileo.samplers import SamplerSpec
+
+PARTS_WAITING_MAX = 4
+"""Parts of one answer that wait for its reader; the scans behind them wait, too."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEnd:
+    """How far an answer goes: a frontier for each partition, and the partitions not reached.
+
+    Attributes:
+        gone: the commits up to which retention has dropped requested data; labels up to there
+            do not count. One-shot queries answer from what is stored and may ignore it.
+    """
+
+    frontier: Cursor
+    missing: frozenset[int]
+    gone: Cursor = ORIGIN
+
+
+UNREACHABLE_ERRORS = (TransientError, NotOwner, Cancelled, UnknownDataset)
+"""Errors that make a node's partitions missing: it is away, busy, or does not know the dataset yet.
+Any other error of a node is the answer's error, never a silent gap."""
+
+_Part: TypeAlias = pa.Table | ScanEnd | Exception
+_Answer: TypeAlias = AsyncGenerator[pa.Table | ScanEnd, None]
+
+
+class ClusterScans:
+    """Answers a query from all partitions that could hold a match."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: LiveTopology,
+        *,
+        local: LocalScans,
+        peers: Peers,
+        view: ClusterView,
+        samplers: SamplerStore,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._local = local
+        self._samplers = samplers
+        self._peers = peers
+        self._view = view
+
+    def candidates(self, query: Query) -> frozenset[int]:
+        """The partitions that placement allows to hold a match."""
+        return placement.candidates(self._topology.current, query.schema, query.cell_ranges())
+
+    async def sampled(self, query: Query, spec: SamplerSpec) -> _Answer:
+        """The labels of `run`, sampled at the nodes that store them, and merged here if necessary.
+
+        Raises:
+            UnknownSampler: the sampler is not installed at this or another node.
+            NotPermitted, SandboxUnavailable, SamplerRevoked: an uploaded sampler cannot run.
+            InputError: the sampler rejects its options, or they do not fit the dataset.
+            SamplerFailed: the sampler raised, or returned no mask.
+            MessageTooLarge: the samples of the nodes are too large to merge.
+        """
+        await self._samplers.ready(spec)
+        chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.key)
+        last = sampling.merging_at_last(query.schema, chosen, spec)
+        async with aclosing(self.run(query, sampler=spec)) as parts:
+            async for part in parts:
+                if last is None:
+                    yield part
+                elif isinstance(part, ScanEnd):
+                    labels = await asyncio.to_thread(last.result, until=part.frontier)
+                    for table in split_table(labels.table):
+                        yield table
+                    yield part
+                else:
+                    last.add(part)
+
+    async def run(
+        self, query: Query, *, sampler: SamplerSpec | None = None
+    ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
+        """The matching labels of all commits at the time of the call, in parts, then a `ScanEnd`.
+
+        Where the feature graph excludes a match up to some commit, only later commits are scanned.
+        The partitions of an unreachable node are missing; labels that it had already sent lie past
+        the frontier of the `ScanEnd`, and the caller drops them by `LabelSet.until`.
+        """
+        wanted = self.candidates(query)
+        pruned = self._view.pruned_until(query, wanted)
+        async with aclosing(
+            self.between(query, partitions=wanted, after=pruned, until=None, sampler=sampler)
+        ) as parts:
+            async for part in parts:
+                if isinstance(part, ScanEnd):
+                    yield ScanEnd(part.frontier.join(pruned), part.missing)
+                else:
+                    yield part
+
+    async def limited(self, query: Query, answer: _Answer, labels_max: int) -> _Answer:
+        """The first `labels_max` labels of an answer, then its `ScanEnd`.
+
+        Reaching the bound ends the scans of all nodes. The `ScanEnd` then has an empty frontier,
+        and names the partitions of all unreachable nodes.
+        """
+        async with aclosing(answer) as parts:
+            async for part in parts:
+                if isinstance(part, ScanEnd):
+                    yield part
+                    return
+                if part.num_rows > labels_max:
+                    if labels_max:
+                        yield part.slice(0, labels_max)
+                    break
+                labels_max -= part.num_rows
+                yield part
+        yield ScanEnd(ORIGIN, await self.unreachable(query, self.candidates(query)))
+
+    async def unreachable(self, query: Query, partitions: frozenset[int]) -> frozenset[int]:
+        """The partitions whose nodes cannot be reached; scans none of their commits."""
+        missing = frozenset[int]()
+        async with aclosing(
+            self.between(query, partitions=partitions, after=ORIGIN, until=ORIGIN)
+        ) as parts:
+            async for part in parts:
+                if isinstance(part, ScanEnd):
+                    missing |= part.missing
+        return missing
+
+    async def between(
+        self,
+        query: Query,
+        *,
+        partitions: frozenset[int],
+        after: Cursor,
+        until: Cursor | None,
+        labels_max: int = 0,
+        sampler: SamplerSpec | None = None,
+    ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
+        """The labels of the commits (after, until] of some partitions, then their `ScanEnd`.
+
+        With `labels_max` above 0 each node may stop after that many. A sampler runs at the nodes;
+        samples of different nodes are not merged.
+        """
+        whole = ScanTask(0, query.schema.key, query.to_json(), after, until, partitions, labels_max)
+        if sampler is not None:
+            whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
+        shares = self._shares(whole)
+        answers = [self._answer(node, share) for node, share in shares.items()]
+        if list(shares) == [self._name]:
+            # A small answer is one part and its end: tasks and a queue would only cost time.
+            for _ in range(2):
+                part = await anext(answers[0])
+                yield part
+                if isinstance(part, ScanEnd):
+                    return
+        async with aclosing(_merge_parts(answers)) as parts:
+            async for part in parts:
+                yield part
+
+    def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
+        """The task for each node, with the partitions that it owns."""
+        by_node = placement.partitions_by_node(self._topology.current)
+        shares = {node: owned & task.partitions for node, owned in by_node.items()}
+        return {
+            node: dataclasses.replace(task, partitions=share)
+            for node, share in shares.items()
+            if share
+        }
+
+    async def _answer(self, node: str, task: ScanTask) -> _Answer:
+        """One node's labels, then their `ScanEnd`; raises the errors of this side.
+
+        Partitions that have moved meanwhile are scanned at their new nodes.
+        """
+        retry, tasks, ends = RetryWhileMoving(), [(node, task)], list[ScanEnd]()
+        while tasks:
+            node, share = tasks.pop()
+            try:
+                async with aclosing(self._scan_node(node, share)) as parts:
+                    async for part in parts:
+                        if isinstance(part, ScanEnd):
+                            ends.append(part)
+                        else:
+                            yield part
+            except PartitionMoved as error:
+                try:
+                    await retry.after(error)
+                except PartitionMoved:
+                    ends.append(ScanEnd(ORIGIN, share.partitions))
+                else:
+                    tasks += self._shares(share).items()
+        yield _merge_ends(ends)
+
+    async def _scan_node(self, node: str, task: ScanTask) -> _Answer:
+        """The labels and the end of one scan at one node.
+
+        Raises:
+            PartitionMoved: the node does not have all partitions, and has sent no labels.
+        """
+        scan = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
+        end, is_begun = ScanEnd(ORIGIN, task.partitions), False
+        try:
+            async with aclosing(scan) as answers:
+                async for answer in answers:
+                    if isinstance(answer, ScanLabels):
+                        is_begun = True
+                        yield answer.table
+                    elif isinstance(answer, ScanDone):
+                        end = ScanEnd(answer.reached, frozenset(), answer.gone)
+                    else:
+                        raise answer.error
+        except UNREACHABLE_ERRORS as error:
+            if isinstance(error, PartitionMoved) and not is_begun:
+                raise
+            log.warning("node %s did not answer a scan: %s", node, error)
+        yield end
+
+
+async def _merge_parts(answers: Sequence[_Answer]) -> _Answer:
+    """The labels of several nodes as they arrive, then one `ScanEnd` for all."""
+    queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
+    running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
+    ends: list[ScanEnd] = []
+    span = spans.begun("merge", nodes=len(answers))
+    try:
+        while len(ends) < len(running):
+            part = await queue.get()
+            if isinstance(part, Exception):
+                raise part
+            if isinstance(part, ScanEnd):
+                ends.append(part)
+            else:
+                yield part
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if span is not None:
+            span.end()
+    yield _merge_ends(ends)
+
+
+async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
+    """Puts the parts of one node's answer into the queue, or the error of this side."""
+    try:
+        async with aclosing(answer) as parts:
+            async for part in parts:
+                await queue.put(part)
+    except Exception as error:
+        await queue.put(error)
+
+
+def _merge_ends(ends: Sequence[ScanEnd]) -> ScanEnd:
+    frontier, missing, gone = ORIGIN, frozenset[int](), ORIGIN
+    for end in ends:
+        frontier, missing = frontier.join(end.frontier), missing | end.missing
+        gone = gone.join(end.gone)
+    return ScanEnd(frontier, missing, gone)

@@ -1,0 +1,252 @@
+"""Scans of this node's own partitions: the labels that match queries, from the metadata graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from galileo import spans
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError
+from galileo.labels import LabelSet, first_commits
+from galileo.model.schema import Schema
+from galileo.node import sampling
+from galileo.node.catalog import Catalog
+from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.row_reader import observed
+from galileo.node.sampler_store import SamplerStore
+from galileo.node.shard import Shard
+from galileo.query import Query, parse
+from galileo.samplers import Sampler, SamplerSpec
+
+LABELS_PER_PART = 32_768
+STEP_BYTES_MAX = 4 << 20
+"""Bytes of labels that one step of a scan makes; an answer in flight takes a few times this."""
+STEP_S = 0.025
+"""Seconds after which a step returns what it has, so that other scans can run."""
+_TEXT_BYTES = 32
+_PATH_BYTES = 36
+
+
+class LocalScans:
+    """Answers scan tasks from this node's graphs.
+
+    A single task without a bound is answered in steps: between two steps the executor's threads
+    are free, and a step begins only when the labels of the last one are taken. Several tasks share
+    one pass over the new commits.
+    """
+
+    def __init__(self, catalog: Catalog, *, executor: Executor, samplers: SamplerStore) -> None:
+        self._catalog = catalog
+        self._executor = executor
+        self._samplers = samplers
+
+    async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
+        """Each task's labels in parts, then its own `ScanDone` or `ScanFailed`."""
+        span = spans.begun("scan", dataset=tasks[0].dataset, queries=len(tasks)) if tasks else None
+        try:
+            async with aclosing(self._scan_all(tasks)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            if span is not None:
+                span.end()
+
+    async def _scan_all(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
+        loop = asyncio.get_running_loop()
+        is_alone = len(tasks) == 1 and not tasks[0].labels_max
+        for task in tasks:
+            if is_alone or task.sampler_json:
+                try:
+                    stepwise = _IncrementalScan(
+                        self._catalog, task, sampler=await self._sampler(task)
+                    )
+                except GalileoError as error:
+                    yield ScanFailed(task.item, error)
+                    continue
+                while not stepwise.done:
+                    for answer in await loop.run_in_executor(self._executor, stepwise.step):
+                        yield answer
+        grouped = [] if is_alone else [task for task in tasks if not task.sampler_json]
+        for dataset in sorted({task.dataset for task in grouped}):
+            group = [task for task in grouped if task.dataset == dataset]
+            for answer in await loop.run_in_executor(self._executor, self._scan, dataset, group):
+                yield answer
+
+    async def _sampler(self, task: ScanTask) -> tuple[Sampler, SamplerSpec] | None:
+        if not task.sampler_json:
+            return None
+        spec = SamplerSpec.from_json(task.sampler_json)
+        await self._samplers.ready(spec)
+        load = functools.partial(self._samplers.load, spec, owner=task.dataset)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, load), spec
+
+    def _scan(self, dataset: str, tasks: Sequence[ScanTask]) -> list[ScanAnswer]:
+        try:
+            shard = self._catalog.shard(dataset)
+        except GalileoError as error:
+            return [ScanFailed(task.item, error) for task in tasks]
+        failures: list[ScanAnswer] = []
+        for partitions in {task.partitions for task in tasks}:
+            try:
+                shard.check_own(partitions)
+            except GalileoError as error:
+                moved = [task for task in tasks if task.partitions == partitions]
+                failures += [ScanFailed(task.item, error) for task in moved]
+                tasks = [task for task in tasks if task.partitions != partitions]
+        # Published before the graph is read: the graph then holds at least this much.
+        published = shard.published()
+        groups: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
+        for task in tasks:
+            groups.setdefault((task.until, task.partitions), []).append(task)
+        answers = failures
+        for (until, partitions), group in groups.items():
+            reached = _reached(published, until=until, partitions=partitions)
+            answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
+        return answers
+
+
+class _IncrementalScan:
+    """The scan of one task in steps; each runs in a thread, one at a time."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        task: ScanTask,
+        *,
+        sampler: tuple[Sampler, SamplerSpec] | None,
+    ) -> None:
+        self.done = False
+        self._catalog = catalog
+        self._task = task
+        self._sampler = sampler
+        self._started: _Started | None = None
+
+    def step(self) -> list[ScanAnswer]:
+        """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
+        try:
+            if self._started is None:
+                self._started = _start(self._catalog, self._task, self._sampler)
+            batches, self.done = _next_batches(self._started)
+        except GalileoError as error:
+            self.done = True
+            return [ScanFailed(self._task.item, error)]
+        answers: list[ScanAnswer] = []
+        if batches:
+            table = pa.Table.from_batches(batches)
+            answers += [ScanLabels(self._task.item, part) for part in split_table(table)]
+        if self.done:
+            answers.append(self._started.end(self._task))
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    shard: Shard
+    pieces: Iterator[pa.RecordBatch | None]
+    reached: Cursor
+    labels_max: int
+
+    def end(self, task: ScanTask) -> ScanDone:
+        return _done(self.shard, task, reached=self.reached)
+
+
+def _start(
+    catalog: Catalog, task: ScanTask, sampler: tuple[Sampler, SamplerSpec] | None
+) -> _Started:
+    shard = catalog.shard(task.dataset)
+    shard.check_own(task.partitions)
+    query = parse(task.query_json, shard.schema)
+    # Published before the graph is read, as above.
+    published = shard.published()
+    reached = _reached(published, until=task.until, partitions=task.partitions)
+    labels_max = _labels_per_step(shard.schema)
+
+    def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
+        return shard.graph.scan_pieces(
+            query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
+        )
+
+    if sampler is not None:
+        pieces = sampling.sampled_pieces(
+            scan,
+            shard.schema,
+            after=task.after,
+            until=reached,
+            sampler=sampler,
+            observe=functools.partial(observed, shard, query=query),
+        )
+    else:
+        pieces = scan(task.after, reached)
+    return _Started(shard, pieces, reached, labels_max)
+
+
+def _next_batches(started: _Started) -> tuple[list[pa.RecordBatch], bool]:
+    """The labels of one step, and whether they are the last."""
+    batches: list[pa.RecordBatch] = []
+    labels, deadline = 0, time.monotonic() + STEP_S
+    for piece in started.pieces:
+        if piece is not None:
+            batches.append(piece)
+            labels += piece.num_rows
+        if 2 * labels > started.labels_max or time.monotonic() > deadline:
+            return batches, False
+    return batches, True
+
+
+def _labels_per_step(schema: Schema) -> int:
+    """How many labels `STEP_BYTES_MAX` holds; texts count as short ones."""
+    texts = sum(feature.type == "text" for feature in schema.indexed)
+    width = _PATH_BYTES + 8 * len(schema.indexed) + (_TEXT_BYTES - 8) * texts
+    return max(1, STEP_BYTES_MAX // width)
+
+
+def _reached(published: Cursor, *, until: Cursor | None, partitions: frozenset[int]) -> Cursor:
+    """The frontier of an answer that begins now."""
+    bound = published if until is None else published.meet(until)
+    return Cursor({partition: bound[partition] for partition in partitions})
+
+
+def _scan_alike(
+    shard: Shard, tasks: Sequence[ScanTask], *, partitions: frozenset[int], reached: Cursor
+) -> list[ScanAnswer]:
+    """Answers tasks that differ only in query and cursor, by one pass over the new commits."""
+    answers: list[ScanAnswer] = []
+    parsed: list[tuple[ScanTask, Query]] = []
+    for task in tasks:
+        try:
+            parsed.append((task, parse(task.query_json, shard.schema)))
+        except GalileoError as error:
+            answers.append(ScanFailed(task.item, error))
+    tables = shard.graph.scan_many(
+        [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
+    )
+    for (task, _), table in zip(parsed, tables, strict=True):
+        labels, until = LabelSet(shard.schema, table), reached
+        if task.labels_max:
+            labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
+        answers += [ScanLabels(task.item, part) for part in split_table(labels.table)]
+        answers.append(_done(shard, task, reached=until))
+    return answers
+
+
+def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
+    """The end of an answer, with the requested commits that retention has dropped by now."""
+    dropped = shard.dropped().meet(reached)
+    gone = {p: s for p, s in dropped.items() if s > task.after[p]}
+    return ScanDone(task.item, reached, Cursor(gone))
+
+
+def split_table(table: pa.Table) -> list[pa.Table]:
+    """The table in slices of up to `LABELS_PER_PART` labels."""
+    return [
+        table.slice(start, LABELS_PER_PART) for start in range(0, table.num_rows, LABELS_PER_PART)
+    ]
