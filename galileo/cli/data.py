@@ -17,7 +17,7 @@ from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
 from galileo.client import BlockingLabelBatches, Client, Labels
-from galileo.errors import InputError
+from galileo.errors import InputError, UnknownDataset
 from galileo.labels import missing_of
 from galileo.model.rows import row_options
 from galileo.model.schema import Feature, Schema
@@ -104,7 +104,11 @@ def is_terminal() -> bool:
 
 
 def _is_confirmed(client: Client, dataset: str) -> bool:
-    client.schema(dataset)  # Or there is nothing to ask about.
+    try:
+        client.schema(dataset)
+    except UnknownDataset as error:
+        error.details.pop("remedy", None)  # Creating it is no way to drop it.
+        raise
     found = [
         one for node in client.status().nodes for one in node.datasets if one["dataset"] == dataset
     ]

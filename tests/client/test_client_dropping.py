@@ -127,10 +127,22 @@ def test_the_command_asks_before_it_drops(
         assert "Nothing was dropped." in declined.stderr
         assert client.count(name) == ROWS
         accepted = run(cluster, "drop", name, answer="y\n")
-    assert accepted.exit_code == 0
-    assert f"dataset {name} is dropped: {ROWS} observations" in accepted.stdout
-    unknown = run(cluster, "drop", name, "--yes")
-    assert (unknown.exit_code, "[unknown_dataset]" in unknown.stderr) == (2, True)
+        assert accepted.exit_code == 0
+        assert f"dataset {name} is dropped: {ROWS} observations" in accepted.stdout
+        unknown = run(cluster, "drop", name)
+        assert (unknown.exit_code, "[unknown_dataset]" in unknown.stderr) == (2, True)
+        assert "create" not in unknown.stderr
+    again = run(cluster, "drop", name, "--yes")
+    assert (again.exit_code, "[unknown_dataset]" in again.stderr) == (2, True)
+    assert "create" not in again.stderr
+
+
+def test_drop_dataset_of_an_unknown_name_names_the_nearest_without_advice_to_create_it(
+    client: galileo.Client, name: str
+) -> None:
+    with pytest.raises(UnknownDataset) as caught:
+        client.drop_dataset(f"{name}x")
+    assert (caught.value.details["nearest"], caught.value.remedy) == (name, None)
 
 
 def test_the_command_drops_without_asking_where_told_to(
