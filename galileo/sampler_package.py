@@ -147,7 +147,7 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
         )
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
-            infos = [one for one in file.infolist() if not _is_empty_directory(one)]
+            infos = [info for info in file.infolist() if not _is_empty_directory(info)]
             _check_infos(infos)
             _check_places(infos, data, stop=file.start_dir)
             for info in infos:
@@ -239,7 +239,7 @@ def _check_sum(size: int) -> None:
 def _check_places(infos: list[zipfile.ZipInfo], data: bytes, *, stop: int) -> None:
     """That no member's bytes are another's, or the directory's: else few could become many."""
     free = 0
-    for info in sorted(infos, key=lambda one: one.header_offset):
+    for info in sorted(infos, key=lambda member: member.header_offset):
         at = info.header_offset
         magic, name_size, extra_size = _LOCAL.unpack_from(data, at) if at >= 0 else (b"", 0, 0)
         end = at + _LOCAL.size + name_size + extra_size + info.compress_size
@@ -310,12 +310,12 @@ def archive_of(members: Members, *, name: Any, entry: Any) -> SamplerArchive:
 
 
 def _check_entry(entry: Any, members: Members) -> None:
-    found = _ENTRY.fullmatch(entry) if isinstance(entry, str) else None
-    if found is None:
+    match = _ENTRY.fullmatch(entry) if isinstance(entry, str) else None
+    if match is None:
         raise InvalidArchive(f"expected an entry 'module:Class', got {str(entry)[:80]!r}")
-    home = found[1].replace(".", "/")
+    home = match[1].replace(".", "/")
     if f"{home}{CODE}" not in members and f"{home}/__init__{CODE}" not in members:
-        raise InvalidArchive(f"expected a module {found[1][:80]!r} in the archive, found none")
+        raise InvalidArchive(f"expected a module {match[1][:80]!r} in the archive, found none")
 
 
 def _zip(members: Members) -> bytes:
@@ -420,18 +420,18 @@ def _check_modules(members: Members) -> None:
 
 
 def _only_sampler(members: Members) -> str:
-    found = [
+    classes = [
         f"{_module(name)}:{cls}"
         for name, data in members.items()
         if name.endswith(CODE)
         for cls in _sampler_classes(_parsed(name, data))
     ]
-    if len(found) != 1:
+    if len(classes) != 1:
         raise InvalidArchive(
-            f"expected one class with a method sample, got {', '.join(sorted(found)) or 'none'}",
+            f"expected one class with a method sample, got {', '.join(sorted(classes)) or 'none'}",
             remedy="one_sampler",
         )
-    return found[0]
+    return classes[0]
 
 
 def _module(name: str) -> str:
@@ -448,6 +448,6 @@ def _parsed(name: str, data: bytes) -> ast.Module:
 def _sampler_classes(module: ast.Module) -> Iterator[str]:
     for node in module.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+            methods = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
             if "sample" in methods:
                 yield node.name

@@ -238,16 +238,16 @@ def load(spec: SamplerSpec) -> Sampler:
             f"expected a sampler that is installed here, got {spec.name!r}, which is sent to "
             "nodes; where its class is at hand, construct it and use `merge` or `apply`"
         )
-    found = installed()
-    if spec.name not in found:
-        close = nearest_name(spec.name, list(found))
+    points = installed()
+    if spec.name not in points:
+        close = nearest_name(spec.name, list(points))
         hint = f"; did you mean {close!r}?" if close else "."
         raise UnknownSampler(
             f"sampler {spec.name!r} is not installed{hint} "
-            f"Installed: {', '.join(sorted(found)) or 'none'}. "
+            f"Installed: {', '.join(sorted(points)) or 'none'}. "
             "Install its distribution on every node (the built-in ones: galileo-samplers)"
         )
-    return construct(found[spec.name].load(), spec)
+    return construct(points[spec.name].load(), spec)
 
 
 def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
@@ -281,10 +281,12 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
         parameters = inspect.signature(made_by).parameters.values()
     except (TypeError, ValueError):  # Some callables have no signature.
         return
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     names = [
-        one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     options = f"its options are {', '.join(names)}" if names else "it has no options"
     for name in spec.options:
@@ -292,16 +294,19 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
             close = nearest_name(name, names)
             hint = f" (did you mean {close!r}?)" if close else ""
             raise InputError(f"sampler {spec.name!r} has no option {name!r}{hint}; {options}")
-    for one in parameters:
-        if one.name in names and one.default is one.empty and one.name not in spec.options:
-            raise InputError(f"sampler {spec.name!r} needs the option {one.name!r}; {options}")
+    for parameter in parameters:
+        is_required = parameter.name in names and parameter.default is parameter.empty
+        if is_required and parameter.name not in spec.options:
+            raise InputError(
+                f"sampler {spec.name!r} needs the option {parameter.name!r}; {options}"
+            )
 
 
 def _check_columns(made: Sampler, name: str) -> None:
     columns = getattr(made, "needs_columns", None)
     if columns is None:
         return
-    named = isinstance(columns, list | tuple) and all(isinstance(one, str) for one in columns)
+    named = isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns)
     if not named or len(columns) > COLUMNS_MAX:
         raise InputError(
             f"expected needs_columns of {name!r} as a tuple of up to {COLUMNS_MAX} names of "

@@ -115,7 +115,7 @@ def spawn(
     answered, answers = os.pipe2(os.O_CLOEXEC)
     printed, prints = os.pipe2(os.O_CLOEXEC)
     given = (answers, memory, _file(archive), _file(filters.base(machine)))
-    theirs = (requests, prints, *(one for one in given if one != memory))
+    theirs = (requests, prints, *(descriptor for descriptor in given if descriptor != memory))
     try:
         words = command(Descriptors(*given), limits, as_root=as_root)
         process, keeper = _kept(words, requests=requests, prints=prints, given=given)

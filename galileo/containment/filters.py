@@ -141,4 +141,4 @@ def _lower_half(argument: int) -> int:
 
 
 def _assemble(program: Iterable[Instruction]) -> bytes:
-    return b"".join(_INSTRUCTION.pack(*one) for one in program)
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)

@@ -106,5 +106,5 @@ def _contained(as_root: bool | None) -> bool:
 def _labels() -> LabelSet:
     schema = Schema("probe", [Feature("value")])
     zeros = np.zeros(_LABELS, dtype=np.int64)
-    columns = {one.name: pa.array(zeros).cast(one.type) for one in schema.label_schema}
+    columns = {column.name: pa.array(zeros).cast(column.type) for column in schema.label_schema}
     return LabelSet(schema, pa.table(columns, schema=schema.label_schema))

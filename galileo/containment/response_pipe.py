@@ -116,7 +116,8 @@ def readable(data: bytes, *, keep: str = "") -> str:
     plain = "\n\t" + keep
     text = data.decode(errors="replace")
     return "".join(
-        one if one.isprintable() or one in plain else "\N{REPLACEMENT CHARACTER}" for one in text
+        char if char.isprintable() or char in plain else "\N{REPLACEMENT CHARACTER}"
+        for char in text
     )
 
 

@@ -158,12 +158,12 @@ def _files() -> list[str]:
     """Mounts of the visible files, and of all directories above them with mode 755."""
     places = {place: source for source, place in _seen()}
     above = {str(one) for place in (*places, ARCHIVE) for one in Path(place).parents} - {"/"}
-    found = [["--perms", "0755", "--dir", one] for one in sorted(above)]
-    found += [["--ro-bind", source, place] for place, source in places.items()]
+    options = [["--perms", "0755", "--dir", one] for one in sorted(above)]
+    options += [["--ro-bind", source, place] for place, source in places.items()]
     # Where Galileo is installed without an environment of its own, others' packages are there.
-    found += [["--tmpfs", place, "--remount-ro", place] for place in _other_packages()]
-    found += [["--symlink", target, link] for link, target in _links()]
-    return [word for words in found for word in words]
+    options += [["--tmpfs", place, "--remount-ro", place] for place in _other_packages()]
+    options += [["--symlink", target, link] for link, target in _links()]
+    return [word for option in options for word in option]
 
 
 def _seen() -> Iterator[tuple[str, str]]:
@@ -188,7 +188,7 @@ def _other_packages() -> list[str]:
 
 def _libpython() -> list[str]:
     """The interpreter's own library, where it is not in the program."""
-    return [str(one) for one in sorted(_libraries().glob("libpython3*.so*"))]
+    return [str(path) for path in sorted(_libraries().glob("libpython3*.so*"))]
 
 
 def _libraries() -> Path:
@@ -213,10 +213,10 @@ def _system_libraries() -> Sequence[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line}
     parents = {
-        one.parent.resolve() for one in mapped if one.name.startswith(("libc.so", "ld-linux"))
+        path.parent.resolve() for path in mapped if path.name.startswith(("libc.so", "ld-linux"))
     }
     lib64 = Path("/lib64").resolve()
-    return sorted({str(one) for one in parents} | ({str(lib64)} if lib64.is_dir() else set()))
+    return sorted({str(path) for path in parents} | ({str(lib64)} if lib64.is_dir() else set()))
 
 
 def _links() -> Iterator[tuple[str, str]]:

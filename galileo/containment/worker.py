@@ -87,9 +87,9 @@ class Worker:
     def _load(self, head: dict[str, Any]) -> tuple[int, bytes]:
         sys.path.append(self._orders.archive)
         module, _, name = head["entry"].partition(":")
-        found = getattr(importlib.import_module(module), name)
+        sampler_class = getattr(importlib.import_module(module), name)
         spec = samplers.SamplerSpec(head["name"], head["options"])
-        self._sampler = samplers.construct(found, spec)
+        self._sampler = samplers.construct(sampler_class, spec)
         columns = samplers.needed_columns(self._sampler)
         traits = frames.TRAITS.pack(
             frames.SCOPES.index(samplers.scope_of(self._sampler)),

@@ -212,13 +212,14 @@ class Catalog:
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
             with self._opening:
-                writers = [one for key, one in self._writers.items() if key[0] in dropped]
-                kept = {key: one for key, one in self._writers.items() if key[0] not in dropped}
-                self._writers = kept
+                writers = [writer for key, writer in self._writers.items() if key[0] in dropped]
+                self._writers = {
+                    key: writer for key, writer in self._writers.items() if key[0] not in dropped
+                }
             for writer in writers:
                 writer.end()
             shards = [self._shards[key] for key in dropped if key in self._shards]
-            self._shards = {k: one for k, one in self._shards.items() if k not in dropped}
+            self._shards = {k: shard for k, shard in self._shards.items() if k not in dropped}
             if self._keys.get(name) in dropped:
                 del self._keys[name]
             return shards, writers
@@ -237,9 +238,9 @@ class Catalog:
             return removed
 
     def _forget_retentions(self) -> None:
-        for dataset in [one for one in self._retentions if self.is_dropped(one)]:
+        for dataset in [key for key in self._retentions if self.is_dropped(key)]:
             self._store.delete_record(RETENTION_KIND, dataset)
-            self._retentions = {k: one for k, one in self._retentions.items() if k != dataset}
+            self._retentions = {k: policy for k, policy in self._retentions.items() if k != dataset}
 
     def retention(self, dataset: str) -> VersionedRetention:
         """The retention policy of a dataset, as far as this node knows.
@@ -377,7 +378,7 @@ class Catalog:
         Where it is being opened, waits for the end of that, which cannot be stopped.
         """
         with self._opening:
-            self._writers = {key: one for key, one in self._writers.items() if key[1] != partition}
+            self._writers = {k: writer for k, writer in self._writers.items() if k[1] != partition}
         with self._coming_and_going:
             for shard in self.shards.values():
                 if partition in shard.journals or shard.published()[partition]:

@@ -259,10 +259,10 @@ class ClusterAnalytics:
         tables = [answer.observations for answer in answers.values()]
         tables.append(sought.schema.observation_schema.empty_table())
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._executor, first, tables, sought)
+        neighbours = await loop.run_in_executor(self._executor, first, tables, sought)
         missing = _missing(shares, errors)
         frontier = _join_cursors([answer.reached for answer in answers.values()])
-        return ClusterResult(found, frontier.join(_of(share.after, wanted - missing)), missing)
+        return ClusterResult(neighbours, frontier.join(_of(share.after, wanted - missing)), missing)
 
     async def describe(self, schema: Schema) -> ClusterResult[Described]:
         """What the dataset holds, in all partitions that answered.

@@ -65,7 +65,7 @@ class ClusterView:
 
     def update_event_clock(self, dataset: str, steps: Iterable[ClockStep]) -> None:
         """Sets the newest time bucket of each reported partition."""
-        self._clocks.setdefault(dataset, {}).update({one.partition: one for one in steps})
+        self._clocks.setdefault(dataset, {}).update({step.partition: step for step in steps})
 
     def apply_synopsis(self, schema: Schema, delta: SynopsisDelta) -> Version:
         """Applies the changes of a synopsis; returns its version now, for the acknowledgement."""

@@ -163,7 +163,7 @@ class LocalAnalytics:
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:
             async for table in tables:
                 held.append(table)
-                if sum(one.num_rows for one in held) > sought.count + ROWS_HELD:
+                if sum(table.num_rows for table in held) > sought.count + ROWS_HELD:
                     held = [await self._nearest_of(held, sought)]
         return await self._nearest_of(held, sought)
 

@@ -53,7 +53,7 @@ class LogRegressions:
 
     @property
     def known(self) -> list[LogRegression]:
-        return sorted(self._known.values(), key=lambda one: (one.dataset, one.partition))
+        return sorted(self._known.values(), key=lambda loss: (loss.dataset, loss.partition))
 
     def expect(self, dataset: str, retrieved: Cursor) -> None:
         """Adds the cursor that readers of a dataset have retrieved, from records on disk.
@@ -66,7 +66,7 @@ class LogRegressions:
         """Removes a dropped dataset."""
         self._retrieved.pop(dataset, None)
         self._compared = {pair: of for pair, of in self._compared.items() if pair[1] != dataset}
-        self._known = {place: one for place, one in self._known.items() if one.dataset != dataset}
+        self._known = {key: loss for key, loss in self._known.items() if loss.dataset != dataset}
 
     def check_own(
         self, node: str, partitions: Collection[int], *, reported: Mapping[str, Cursor]

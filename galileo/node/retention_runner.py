@@ -122,9 +122,9 @@ class RetentionRunner:
         settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
         # Readers are listed after the files were listed, so that none of these is newer.
         bounds = Bounds(settled, self._readers(dataset))
-        found = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
-        seal = found.seal | self._long_written(shard, policy)
-        return Plan(seal, found.drop, found.held)
+        planned = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
+        seal = planned.seal | self._long_written(shard, policy)
+        return Plan(seal, planned.drop, planned.held)
 
     def _now_us(self) -> int:
         """The time, but never further on than this process has lived: a wall clock that is set
@@ -147,7 +147,7 @@ class RetentionRunner:
         """The partitions that have written to one file for a good part of the policy's age."""
         if policy.age_s is None:
             return frozenset()
-        now, found = self._options.monotonic(), set()
+        now, partitions = self._options.monotonic(), set()
         for partition, journal in shard.own.items():
             key, last = (shard.schema.key, partition), journal.log_files()[-1:]
             if not last or last[0].sealed:
@@ -157,8 +157,8 @@ class RetentionRunner:
             if first != last[0].first:
                 self._begun[key] = (last[0].first, now)
             elif now - since > policy.age_s / PIECES:
-                found.add(partition)
-        return frozenset(found)
+                partitions.add(partition)
+        return frozenset(partitions)
 
     def _carry_out(self, shard: Shard, found: Plan) -> RetentionReport:
         files = commits = size = 0

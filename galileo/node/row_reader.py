@@ -227,13 +227,13 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
     gone = ~dropped.past(*places) if dropped else np.zeros(0, dtype=np.bool_)
     if not gone.any():
         return
-    found = np.unique(places[0][gone]).tolist()
-    named = ", ".join(f"{p} up to commit {dropped[p]}" for p in found)
+    partitions = np.unique(places[0][gone]).tolist()
+    named = ", ".join(f"{p} up to commit {dropped[p]}" for p in partitions)
     raise DataExpired(
         f"expected labels whose observations are stored, got {int(gone.sum())} that the retention "
         f"of dataset {shard.schema.name!r} has dropped, in partitions {named}; leave them out",
-        partitions=found,
-        until=[dropped[p] for p in found],
+        partitions=partitions,
+        until=[dropped[p] for p in partitions],
     )
 
 

@@ -113,7 +113,7 @@ class SamplerStore:
     def known(self) -> tuple[UploadedSampler, ...]:
         """What is kept or was revoked here, in the order in which it was sent."""
         everything = [*self._kept.values(), *self._revoked.values()]
-        return tuple(sorted(everything, key=lambda one: (one.sent_at, one.digest)))
+        return tuple(sorted(everything, key=lambda sampler: (sampler.sent_at, sampler.digest)))
 
     def facts(self, digest: str) -> UploadedSampler:
         """What is said of one that this node keeps.
@@ -208,16 +208,16 @@ class SamplerStore:
 
     def _own(self, digest: str) -> SamplerArchive:
         self.facts(digest)
-        found = self._loaded.get(digest)
-        if found is None:
+        archive = self._loaded.get(digest)
+        if archive is None:
             data = self._store.load_record(_CODE, digest)
             if data is None:
                 raise _unknown(digest)
-            found = _checked(data, digest)
+            archive = _checked(data, digest)
             if len(self._loaded) >= ARCHIVES_LOADED_MAX:
                 self._loaded.clear()
-            self._loaded[digest] = found
-        return found
+            self._loaded[digest] = archive
+        return archive
 
     async def _fetch(self, digest: str, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -289,7 +289,7 @@ class SamplerStore:
         self.check_not_revoked(facts.digest)
         if facts.digest in self._kept:
             return
-        size = facts.bytes + sum(one.bytes for one in self._kept.values())
+        size = facts.bytes + sum(sampler.bytes for sampler in self._kept.values())
         if len(self._kept) >= SENT_MAX or size > SENT_BYTES_MAX:
             raise InputError(
                 f"node {self._name} keeps at most {SENT_MAX} sent samplers of {SENT_BYTES_MAX:,} "
@@ -343,7 +343,7 @@ class SamplerStore:
             gone = replace(self._kept.get(digest, nothing), revoked_at=revoked_at)
             self._store.save_record(_REVOKED, digest, _record(gone))
             self._revoked = {**self._revoked, digest: gone}
-            self._kept = {name: one for name, one in self._kept.items() if name != digest}
+            self._kept = {name: sampler for name, sampler in self._kept.items() if name != digest}
         self._pool.remove(digest)
         self._delete(digest)
 
@@ -357,7 +357,7 @@ class SamplerStore:
     def news(self) -> dict[str, float]:
         """The digests of all archives: kept ones with 0, revoked ones with the time of it."""
         kept = dict.fromkeys(self._kept, 0.0)
-        return kept | {digest: one.revoked_at for digest, one in self._revoked.items()}
+        return kept | {digest: sampler.revoked_at for digest, sampler in self._revoked.items()}
 
     async def apply_news(self, node: str, digest: str, *, revoked_at: float) -> bool:
         """Fetches what another node keeps, or revokes what it has revoked (`revoked_at` above 0).
@@ -389,7 +389,7 @@ def _checked(data: bytes, digest: str) -> SamplerArchive:
 
 
 def _printable(text: str) -> str:
-    return "".join(one for one in text if one.isprintable())[:SENDER_CHARACTERS_MAX]
+    return "".join(char for char in text if char.isprintable())[:SENDER_CHARACTERS_MAX]
 
 
 def _record(facts: UploadedSampler) -> bytes:

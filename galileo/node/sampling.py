@@ -184,18 +184,18 @@ def _windows(
         return
     begin = after
     for end in counted.cuts(until):
-        found = yield from _gathered(scan(begin, end))
-        yield _labels(schema, found)
+        batches = yield from _gathered(scan(begin, end))
+        yield _labels(schema, batches)
         begin = end
 
 
 def _gathered(pieces: Pieces) -> Generator[None, None, list[pa.RecordBatch]]:
-    found: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     for piece in pieces:
         if piece is not None:
-            found.append(piece)
+            batches.append(piece)
         yield None
-    return found
+    return batches
 
 
 def _labels(schema: Schema, batches: list[pa.RecordBatch]) -> LabelSet:

@@ -138,15 +138,15 @@ class Selection:
         # Only the number of rows of other nodes matters.
         options = RowOptions(columns=(TIME,))
         work = _Work(query, options, FirstRows(options))
-        found = 0
+        rows = 0
         if own:
             pieces = _Pieces(self._catalog.shard(query.schema.key), work, own).counts()
             async for count in self._stepwise(pieces):
-                found += count
+                rows += count
         async with aclosing(self._of_others(work, others)) as tables:
             async for table in tables:
-                found += table.num_rows
-        return found
+                rows += table.num_rows
+        return rows
 
     def _shares(
         self, query: Query, commits: CommitRange | None
@@ -163,9 +163,9 @@ class Selection:
         loop, done = asyncio.get_running_loop(), False
         while not done:
             step = functools.partial(_step, pieces)
-            found, done = await loop.run_in_executor(self._executor, step)
-            for one in found:
-                yield one
+            items, done = await loop.run_in_executor(self._executor, step)
+            for item in items:
+                yield item
 
     async def _of_others(
         self, work: _Work, partitions: frozenset[int]
@@ -262,14 +262,14 @@ def _check_range(
 
 def _step(pieces: Iterator[_T | None]) -> tuple[list[_T], bool]:
     """What comes within a while, and whether it was the last; at least one where there is one."""
-    found: list[_T] = []
+    items: list[_T] = []
     deadline = time.monotonic() + STEP_S
     for piece in pieces:
         if piece is not None:
-            found.append(piece)
+            items.append(piece)
         if time.monotonic() > deadline:
-            return found, False
-    return found, True
+            return items, False
+    return items, True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,16 +297,16 @@ class _Pieces:
         if self.query.everything and not self.work.options.is_top:
             yield from self._whole()
             return
-        for found in self._found():
-            yield None if found is None else self._read(found)
+        for batch in self._found():
+            yield None if batch is None else self._read(batch)
 
     def counts(self) -> Iterator[int | None]:
-        for found in self._found():
-            if found is None:
+        for batch in self._found():
+            if batch is None:
                 yield None
             else:
-                rest = found.take(np.flatnonzero(~found.certain))
-                known = int(found.rows[found.certain].sum(dtype=np.int64))
+                rest = batch.take(np.flatnonzero(~batch.certain))
+                known = int(batch.rows[batch.certain].sum(dtype=np.int64))
                 yield known + (self._count(rest) if len(rest.row) else 0)
 
     def _bounds(self) -> tuple[Cursor, Cursor]:
@@ -363,16 +363,16 @@ class _Pieces:
         if waiting:
             yield from _Found.joined(waiting).groups()
 
-    def _read(self, found: _Found) -> pa.Table:
+    def _read(self, batch: _Found) -> pa.Table:
         """The observations behind labels that match exactly."""
-        near = self._near(found, {*self.columns, *_PLACE_AND_TIME, *self.query.features})
-        keep = self._matching(near, np.repeat(found.certain, found.rows))
+        near = self._near(batch, {*self.columns, *_PLACE_AND_TIME, *self.query.features})
+        keep = self._matching(near, np.repeat(batch.certain, batch.rows))
         table = near if keep is None else near.filter(pa.array(keep))
         return table.select(self.columns)
 
-    def _count(self, found: _Found) -> int:
+    def _count(self, batch: _Found) -> int:
         """How many observations behind labels match exactly."""
-        near = self._near(found, {*_PLACE_AND_TIME, *self.query.features})
+        near = self._near(batch, {*_PLACE_AND_TIME, *self.query.features})
         return int(np.count_nonzero(self.query.match_observations(near)))
 
     def _matching(self, near: pa.Table, certain: _Mask) -> _Mask | None:
@@ -384,9 +384,9 @@ class _Pieces:
         certain[open_] = self.query.match_observations(tested)
         return certain
 
-    def _near(self, found: _Found, columns: Set[str]) -> pa.Table:
+    def _near(self, batch: _Found, columns: Set[str]) -> pa.Table:
         """Some columns of all observations behind labels."""
-        numbers, commits = found.row_numbers()
+        numbers, commits = batch.row_numbers()
         tables = []
         for partition, sequence, start, stop in commits:
             with translate_dropped_to_retry():
@@ -487,5 +487,5 @@ class _Found:
         return np.flatnonzero(first)
 
 
-def _arrays(found: _Found) -> tuple[npt.NDArray[Any], ...]:
-    return found.partition, found.sequence, found.row, found.rows, found.certain
+def _arrays(batch: _Found) -> tuple[npt.NDArray[Any], ...]:
+    return batch.partition, batch.sequence, batch.row, batch.rows, batch.certain

@@ -148,13 +148,13 @@ class Shard:
         Raises:
             PartitionMoved: it has left this node meanwhile.
         """
-        found = self.journals.get(partition)
-        if found is None:
+        journal = self.journals.get(partition)
+        if journal is None:
             self.check_own([partition])
             raise InternalError(
                 f"expected partition {partition} of {self.schema.name!r} to have commits"
             )
-        return found
+        return journal
 
     def own_published(self) -> PublishedCommits:
         """What is published in its own partitions; one object until that, or a synopsis, changes.

@@ -240,7 +240,7 @@ class _Passes:
         if len(items) == 0:
             return []
         asks = self.asks.select(items)
-        found = self.graph.match(
+        matches = self.graph.match(
             MatchQuery(
                 self.registry.standing,
                 asks,
@@ -249,8 +249,8 @@ class _Passes:
                 pairs_max,
             )
         )
-        if found is not None:
-            return [MatchedPartitions(items.astype(np.uint32), until, found.renumbered(items))]
+        if matches is not None:
+            return [MatchedPartitions(items.astype(np.uint32), until, matches.renumbered(items))]
         assert pairs_max is not None
         ahead, behind = _by_distance(asks, until)
         if len(ahead):

@@ -179,8 +179,8 @@ class _BackupWriter:
         copied only where its schema was.
         """
         places = ["node", *sorted(f"records/{p.name}" for p in self.source.glob("records/*"))]
-        found = [path for place in (*places, "datasets") for path in self._names(place)]
-        copied = {path: self._record(path) for path in found}
+        paths = [path for place in (*places, "datasets") for path in self._names(place)]
+        copied = {path: self._record(path) for path in paths}
         for _ in range(ATTEMPTS_MAX):
             if None not in copied.values():
                 break
@@ -251,12 +251,12 @@ class _BackupWriter:
     def _tail(self, partition: Partition, path: Path) -> StoredFile:
         """The file that the node writes to, up to the last complete frame."""
         copied, target = self._copy_files(path), self.target / path
-        found = check_file(target, partition.number, last=True)
-        if not found.torn_bytes:
+        check = check_file(target, partition.number, last=True)
+        if not check.torn_bytes:
             return copied
         descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.options.disk.truncate(descriptor, copied.bytes - found.torn_bytes)
+            self.options.disk.truncate(descriptor, copied.bytes - check.torn_bytes)
             self.options.disk.fdatasync(descriptor)
         finally:
             os.close(descriptor)

@@ -56,10 +56,10 @@ class BlockCache:
 
     def get(self, path: Path, offset: int) -> pa.RecordBatch | None:
         with self._lock:
-            found = self._blocks.get((path, offset))
-            if found is not None:
+            block = self._blocks.get((path, offset))
+            if block is not None:
                 self._blocks.move_to_end((path, offset))
-            return found
+            return block
 
     def put(self, path: Path, offset: int, batch: pa.RecordBatch) -> None:
         if batch.nbytes <= CACHED_BLOCK_BYTES_MAX:

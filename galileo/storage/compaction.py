@@ -116,7 +116,7 @@ def pick_compaction(sealed: Sequence[Segment], options: CompactionOptions) -> tu
 
 def _span(segment: Segment, chosen: Sequence[Segment]) -> int:
     """Between the newest times of a segment and of those before it; they may come in any order."""
-    newest = [segment.newest_us, *(one.newest_us for one in chosen)]
+    newest = [segment.newest_us, *(other.newest_us for other in chosen)]
     return max(newest) - min(newest)
 
 
@@ -236,9 +236,9 @@ def _frame(descriptor: int, offset: int, merge: Compaction) -> _Frame:
 
 def _check(path: Path, partition: int) -> None:
     """Reads the new file back before anything else depends on it."""
-    found = check_compacted(path, partition=partition)
-    if found.flaws:
-        flaw = found.flaws[0]
+    check = check_compacted(path, partition=partition)
+    if check.flaws:
+        flaw = check.flaws[0]
         raise corrupt_error(
             path, flaw.offset, reason=f"just written, it reads differently: {flaw.reason}"
         )

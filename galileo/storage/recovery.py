@@ -130,14 +130,14 @@ def scan(plan: SegmentScan) -> Iterator[ScannedFrame]:
     with SequentialReader(plan.path, window_bytes=WINDOW_BYTES) as window:
         offset, sequence = 0, plan.sequence
         while offset < window.size:
-            found = _frame(window, offset, plan=plan, sequence=sequence)
-            if isinstance(found, _Invalid):
-                torn, header = plan.last and found.can_be_torn, found.header
+            frame = _frame(window, offset, plan=plan, sequence=sequence)
+            if isinstance(frame, _Invalid):
+                torn, header = plan.last and frame.can_be_torn, frame.header
                 if torn and is_torn(window.descriptor, offset, header=header, sequence=sequence):
                     return
-                raise corrupt_error(plan.path, offset, reason=found.reason)
-            yield found
-            offset += found.header.frame_bytes
+                raise corrupt_error(plan.path, offset, reason=frame.reason)
+            yield frame
+            offset += frame.header.frame_bytes
             sequence += 1
 
 
@@ -172,8 +172,8 @@ def _paths(
     if checksum([data]) != header.paths_crc:
         raise CorruptData("the checksum of the paths is wrong")
     if plan.last:
-        found = window.checksum(start + header.paths_bytes, header.observations_bytes)
-        if found != header.observations_crc:
+        actual = window.checksum(start + header.paths_bytes, header.observations_bytes)
+        if actual != header.observations_crc:
             raise CorruptData("the checksum of the observations is wrong")
     paths = decode_body(pa.py_buffer(data), plan.path_schema)
     if paths.num_rows != header.paths:
@@ -195,7 +195,7 @@ def is_torn(descriptor: int, offset: int, *, header: FrameHeader | None, sequenc
         later = list(_headers_behind(data, behind, sequence=sequence))
         if not later:
             return True
-        same_group = all(found.group <= sequence for _, found in later)
+        same_group = all(follower.group <= sequence for _, follower in later)
         return same_group and _has_unwritten_page(data, offset, later[0][0])
 
 

@@ -37,17 +37,17 @@ def file_checksum(path: Path, *, size: int) -> int:
         CorruptData: the file is shorter.
         OSError: the disk refuses.
     """
-    found, offset = 0, 0
+    total, offset = 0, 0
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while offset < size:
             piece = read_at(descriptor, min(READ_BYTES, size - offset), offset=offset)
             if not piece:
                 raise CorruptData(f"expected {size} bytes in {path}, got {offset}")
-            found, offset = checksum([piece], found), offset + len(piece)
+            total, offset = checksum([piece], total), offset + len(piece)
     finally:
         os.close(descriptor)
-    return found
+    return total
 
 
 class PartitionCopy:
@@ -139,9 +139,9 @@ class PartitionCopy:
         Raises:
             CorruptData: one fails.
         """
-        found = check_file(self._directory / name, self._partition, last=is_last)
-        if found.flaws or found.torn_bytes:
-            reasons = [flaw.reason for flaw in found.flaws[:3]] or ["its end is torn"]
+        result = check_file(self._directory / name, self._partition, last=is_last)
+        if result.flaws or result.torn_bytes:
+            reasons = [flaw.reason for flaw in result.flaws[:3]] or ["its end is torn"]
             raise CorruptData(
                 f"expected a whole file {name} of partition {self._partition}, but "
                 f"{'; '.join(reasons)}; it was damaged before it was copied: check the disk that "

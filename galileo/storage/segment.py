@@ -36,8 +36,8 @@ def segment_name(first_sequence: int) -> str:
 
 def segment_paths(directory: Path) -> list[Path]:
     """The segment files of a partition in sequence order."""
-    found = directory.glob(f"*{SUFFIX}")
-    return sorted(path for path in found if path.stem.isdigit() and len(path.stem) == 20)
+    paths = directory.glob(f"*{SUFFIX}")
+    return sorted(path for path in paths if path.stem.isdigit() and len(path.stem) == 20)
 
 
 def corrupt_error(path: Path, offset: int, *, reason: str) -> CorruptData:

@@ -116,23 +116,23 @@ def check_compacted(
         window_bytes: read at a time.
         run: applies a function to pieces of the file, in threads where it likes.
     """
-    found = FileCheck(path.stat().st_size, None)
+    result = FileCheck(path.stat().st_size, None)
     try:
         index = read_index(path)
     except FileNotFoundError:
         raise
     except (CorruptData, OSError) as error:
-        found.flaws.append(Corruption(found.size, None, f"no index: {error}"))
-        return found
-    found.next_sequence = index.first_sequence + index.commits.num_rows
+        result.flaws.append(Corruption(result.size, None, f"no index: {error}"))
+        return result
+    result.next_sequence = index.first_sequence + index.commits.num_rows
     if (index.partition, index.first_sequence) != (partition, int(path.stem)):
         place = f"sequence {index.first_sequence} of partition {index.partition}"
-        found.flaws.append(Corruption(0, None, f"its place is not here but at {place}"))
+        result.flaws.append(Corruption(0, None, f"its place is not here but at {place}"))
     check = functools.partial(_check_blocks, path, window_bytes=window_bytes)
     for commits, flaws in run(check, _pieces(index.blocks)):
-        found.commits += commits
-        found.flaws += flaws
-    return found
+        result.commits += commits
+        result.flaws += flaws
+    return result
 
 
 def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:

@@ -352,8 +352,8 @@ class Store:
 
     def free_bytes(self) -> int:
         """Of the disk that the directory is on; none where that can only be read."""
-        found = os.statvfs(self._directory)
-        return 0 if found.f_flag & os.ST_RDONLY else found.f_bavail * found.f_frsize
+        statistics = os.statvfs(self._directory)
+        return 0 if statistics.f_flag & os.ST_RDONLY else statistics.f_bavail * statistics.f_frsize
 
     def save_batch(self, kind: str, values: Values) -> None:
         """Writes values by name, and deletes those that are None, all with one sync.
@@ -463,8 +463,8 @@ class Store:
 
 def _directories(root: Path) -> list[Path]:
     """Of datasets; not what was put aside to be deleted."""
-    found = root.iterdir() if root.exists() else ()
-    return [one for one in found if not one.name.endswith(DROPPED)]
+    paths = root.iterdir() if root.exists() else ()
+    return [path for path in paths if not path.name.endswith(DROPPED)]
 
 
 def _nothing_to_replay(dataset: str, partition: int, replayed: Replayed) -> None:

@@ -111,9 +111,9 @@ def verify(directory: Path, *, progress: Progress | None = None, threads: int = 
         for checked in waiting.map(check, partitions(directory)):
             damages += _damages(checked)
             files += len(checked.files)
-            size += sum(found.size for _, found in checked.files)
-            commits += sum(found.commits for _, found in checked.files)
-            torn_bytes += sum(found.torn_bytes for _, found in checked.files)
+            size += sum(result.size for _, result in checked.files)
+            commits += sum(result.commits for _, result in checked.files)
+            torn_bytes += sum(result.torn_bytes for _, result in checked.files)
     return Report(str(directory), files, size, commits, torn_bytes, tuple(damages))
 
 
@@ -138,9 +138,9 @@ def _check_partition(
         paths = partition.files()
 
         def check(path: Path, last: Path | None = paths[-1] if paths else None) -> FileCheck:
-            found = check_file(path, partition.number, last=path == last)
-            progress(found.size)
-            return found
+            result = check_file(path, partition.number, last=path == last)
+            progress(result.size)
+            return result
 
         with contextlib.suppress(FileNotFoundError):
             plain = executor.map(check, [path for path in paths if path.suffix != MERGED])
@@ -165,9 +165,9 @@ def _check_compacted(
     path: Path, partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
 ) -> FileCheck:
     """In pieces, since it may be large, and the only one."""
-    found = check_compacted(path, partition=partition.number, run=executor.map)
-    progress(found.size)
-    return found
+    result = check_compacted(path, partition=partition.number, run=executor.map)
+    progress(result.size)
+    return result
 
 
 def _dropped(partition: Partition) -> int:
@@ -186,12 +186,12 @@ def _damages(checked: _CheckedFile) -> list[Damage]:
         reason = f"the log is dropped up to {checked.dropped}, the file behind that is missing"
         mark = checked.partition.log_start_file()
         damages.append(_damage(checked.partition, mark, Corruption(0, expected, reason)))
-    for path, found in checked.files:
+    for path, result in checked.files:
         if expected not in (None, int(path.stem)):
             reason = f"expected the file of sequence {expected} next; one is missing or misplaced"
             damages.append(_damage(checked.partition, path, Corruption(0, expected, reason)))
-        damages += [_damage(checked.partition, path, flaw) for flaw in found.flaws]
-        expected = found.next_sequence
+        damages += [_damage(checked.partition, path, flaw) for flaw in result.flaws]
+        expected = result.next_sequence
     return damages
 
 

@@ -193,12 +193,12 @@ class Moves:
             PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
         """
         expected = tuple(one for one in expected if not self._catalog.is_dropped(one.dataset))
-        names = [one.dataset for one in expected]
+        names = [manifest.dataset for manifest in expected]
         self._catalog.open_partition(move.partition, names, moves=move.number)
-        found = dataset_manifest(self._catalog, move.partition)
-        if found != expected:
+        actual = dataset_manifest(self._catalog, move.partition)
+        if actual != expected:
             raise CorruptData(
-                f"expected a copy of partition {move.partition} with {expected}, got {found}"
+                f"expected a copy of partition {move.partition} with {expected}, got {actual}"
             )
 
     # --- records of copies -------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Moves:
         raw = json.loads(data) if data else {}
         if raw.get("number") != move.number or raw.get("contents") is None:
             return None
-        contents = tuple(DatasetManifest(*one) for one in raw["contents"])
+        contents = tuple(DatasetManifest(*manifest) for manifest in raw["contents"])
         return tuple(one for one in contents if not self._catalog.is_dropped(one.dataset))
 
     def expect(self, move: Move, contents: tuple[DatasetManifest, ...] | None) -> None:
@@ -272,9 +272,6 @@ class Moves:
             return
         self._leaving.pop(partition, None)
         log.info("what was left of partition %d is deleted", partition)
-
-    def is_leaving(self, partition: int) -> bool:
-        return partition in self._leaving
 
 
 def dataset_manifest(catalog: Catalog, partition: int) -> tuple[DatasetManifest, ...]:

@@ -115,9 +115,9 @@ class Copy:
         self._verified.add(file)
 
     def _keep_only(self, listing: PartitionManifest) -> None:
-        for one in listing.contents:
-            names = {file.name for file in listing.files if file.dataset == one.dataset}
-            self._place(one.dataset).keep_only(names)
+        for manifest in listing.contents:
+            names = {file.name for file in listing.files if file.dataset == manifest.dataset}
+            self._place(manifest.dataset).keep_only(names)
 
     def _here(self, file: File) -> int:
         return self._place(file.dataset).length(file.name)

@@ -137,10 +137,10 @@ class PartitionSource:
                     "move it again",
                     after_s=0.0,
                 )
-            found = dataset_manifest(self._catalog, move.partition)
-            if found != handoff.contents or move.number != self._number(move.partition):
+            manifest = dataset_manifest(self._catalog, move.partition)
+            if manifest != handoff.contents or move.number != self._number(move.partition):
                 raise Unavailable(
-                    f"expected a copy of partition {move.partition} with {found}, got one with "
+                    f"expected a copy of partition {move.partition} with {manifest}, got one with "
                     f"{handoff.contents}; move it again",
                     after_s=0.0,
                 )
@@ -180,9 +180,9 @@ class PartitionSource:
     def _listed(self, partition: int) -> PartitionManifest:
         """The files first, so that a mark is never older than they are."""
         files, contents = [], dataset_manifest(self._catalog, partition)
-        for one in contents:
-            journal = self._catalog.shard(one.dataset).journals[partition]
-            files += [File(one.dataset, path.name, size) for path, size in journal.files()]
+        for manifest in contents:
+            journal = self._catalog.shard(manifest.dataset).journals[partition]
+            files += [File(manifest.dataset, path.name, size) for path, size in journal.files()]
         marks = tuple((one.dataset, self._mark(one.dataset, partition)) for one in contents)
         number = self._number(partition)
         return PartitionManifest(partition, number, tuple(files), contents, marks)

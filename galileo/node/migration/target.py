@@ -171,7 +171,7 @@ class PartitionTarget:
         except PartitionMoved as error:
             await self._adopt_named(error)
             raise
-        await self._learn(owner, [one.dataset for one in listing.contents])
+        await self._learn(owner, [manifest.dataset for manifest in listing.contents])
         return listing
 
     async def _adopt_named(self, error: PartitionMoved) -> Move | None:
@@ -191,7 +191,7 @@ class PartitionTarget:
         try:
             listing = await self._movers.fence(owner, partition, to=self._name)
             renewing = asyncio.create_task(self._renew(owner, partition))
-            await self._learn(owner, [one.dataset for one in listing.contents])
+            await self._learn(owner, [manifest.dataset for manifest in listing.contents])
             for _ in range(FENCED_ROUNDS_MAX):
                 async with contextlib.aclosing(copy.follow(listing)) as steps:
                     async for _ in steps:
