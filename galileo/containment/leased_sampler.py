@@ -51,7 +51,7 @@ class LeasedSampler:
         self._spec = spec
         self._owner = owner
         self._check = check
-        with self._lent() as made:
+        with self._lease() as made:
             self.scope = made.scope
             self.regroups = made.regroups
             self.needs_observations = made.needs_observations
@@ -59,16 +59,16 @@ class LeasedSampler:
 
     def sample(self, labels: LabelSet, *, seed: int, observations: pa.Table | None = None) -> Mask:
         """As `ContainedSampler.sample`; raises `Overloaded` where too many are lent out."""
-        with self._lent() as made:
+        with self._lease() as made:
             return made.sample(labels, seed=seed, observations=observations)
 
     def merge(self, labels: LabelSet, *, seed: int) -> Mask:
         """As `ContainedSampler.merge`; raises `Overloaded` where too many are lent out."""
-        with self._lent() as made:
+        with self._lease() as made:
             return made.merge(labels, seed=seed)
 
     @contextmanager
-    def _lent(self) -> Iterator[ContainedSampler]:
+    def _lease(self) -> Iterator[ContainedSampler]:
         """What was revoked meanwhile gives no answer, and leaves no process."""
         self._check()
         try:

@@ -51,7 +51,7 @@ class Probe:
 """
 
 
-class _NotProven(Exception):
+class _NotContained(Exception):
     """Why it is not."""
 
 
@@ -62,17 +62,17 @@ def unavailable_reason() -> str | None:
     installed, or the machine was only too busy.
     """
     try:
-        _prove()
-    except _NotProven as error:
+        _check_once()
+    except _NotContained as error:
         return str(error)
     return None
 
 
 @functools.cache
-def _prove() -> None:
+def _check_once() -> None:
     """Remembers, as caches do, that it returned, but not that it raised."""
     if (reason := probe_containment()) is not None:
-        raise _NotProven(reason)
+        raise _NotContained(reason)
 
 
 def probe_containment(*, as_root: bool | None = None) -> str | None:
@@ -86,12 +86,12 @@ def probe_containment(*, as_root: bool | None = None) -> str | None:
     if program() is None:
         return f"{PROGRAM!r} is not installed; install bubblewrap"
     try:
-        return None if _contained(as_root) else "sent code could do there what it must not"
+        return None if _escape_fails(as_root) else "sent code could do there what it must not"
     except (SandboxTerminated, UserCodeError) as error:
         return f"bubblewrap does not contain here: {error}"
 
 
-def _contained(as_root: bool | None) -> bool:
+def _escape_fails(as_root: bool | None) -> bool:
     """Whether code that tries to get out finds that it cannot."""
     archive = archive_of({"probe.py": _SAMPLER}, name="probe", entry="probe:Probe")
     process = ContainedProcess(archive, limits=ContainmentLimits(), as_root=as_root)

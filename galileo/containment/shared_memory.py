@@ -34,7 +34,7 @@ class SharedMemory:
         """
         sizes = [_size(table) for table in tables]
         request = Request(operation, len(head), *sizes)
-        memory = self._grown(request.size)
+        memory = self._grow(request.size)
         memory[: len(head)] = head
         places = (request.labels_at, request.observations_at)
         for table, at, size in zip(tables, places, sizes, strict=False):
@@ -55,7 +55,7 @@ class SharedMemory:
         os.close(self._file)
         os.close(self.reader)
 
-    def _grown(self, size: int) -> mmap.mmap:
+    def _grow(self, size: int) -> mmap.mmap:
         if self._mapped is None or len(self._mapped) < size:
             room = -(-size // _STEP_BYTES) * _STEP_BYTES
             os.ftruncate(self._file, room)

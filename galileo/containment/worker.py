@@ -1,7 +1,7 @@
-"""What runs inside: it imports the sent code and calls it, again and again.
+"""The program in the sandbox: imports the uploaded code and calls it for each request.
 
-Everything here may be changed by the sent code, which lives in the same process. So nothing here
-protects anybody: `confinement` has done that, and the parent believes only what it counts itself.
+The uploaded code runs in the same process and can change everything here. So this module protects
+nothing: `confinement` has done that before, and the parent checks each response.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SCHEMAS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the parent says at the start, as JSON in the arguments.
+    """The settings of a worker, as JSON in its arguments.
 
     Attributes:
         answers: descriptor of the pipe for answers.
         memory: descriptor of the shared memory, which is only readable here.
-        archive: where the sent zip lies.
-        user: who to become; None where a user namespace has done it.
+        archive: path of the uploaded zip file.
+        user: uid to change to; None where a user namespace has done it.
         bounds: for `confinement.confine`.
     """
 
@@ -54,7 +54,7 @@ class Worker:
     """Answers requests until there are no more."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        self._orders = config
+        self._config = config
         self._mapped: mmap.mmap | None = None
         self._sampler: Any = None
 
@@ -64,15 +64,15 @@ class Worker:
             data = os.read(REQUESTS, frames.REQUEST_BYTES)
             if len(data) < frames.REQUEST_BYTES:
                 return
-            status, payload = self._outcome(Request.from_bytes(data))
+            status, payload = self._run(Request.from_bytes(data))
             self._answer(status, payload)
 
     def _answer(self, status: int, payload: bytes) -> None:
         data = memoryview(frames.ANSWER.pack(status, len(payload)) + payload)
         while data:
-            data = data[os.write(self._orders.answers, data) :]
+            data = data[os.write(self._config.answers, data) :]
 
-    def _outcome(self, request: Request) -> tuple[int, bytes]:
+    def _run(self, request: Request) -> tuple[int, bytes]:
         try:
             if request.operation == "load":
                 return self._load(self._head(request))
@@ -80,12 +80,12 @@ class Worker:
         except BaseException as error:
             status = frames.REFUSED if isinstance(error, InputError) else frames.FAILED
             try:
-                return status, _told(error)
+                return status, _encode_error(error)
             except BaseException:
                 return frames.FAILED, b"an error that cannot be shown"
 
     def _load(self, head: dict[str, Any]) -> tuple[int, bytes]:
-        sys.path.append(self._orders.archive)
+        sys.path.append(self._config.archive)
         module, _, name = head["entry"].partition(":")
         sampler_class = getattr(importlib.import_module(module), name)
         spec = samplers.SamplerSpec(head["name"], head["options"])
@@ -108,10 +108,10 @@ class Worker:
     def _sample(self, request: Request) -> tuple[int, bytes]:
         head = self._head(request)
         labels = LabelSet(_schema(head["schema"]), self._table(request.labels_at, request.labels))
-        given = {"seed": head["seed"]}
+        arguments = {"seed": head["seed"]}
         if request.observations:
-            given["observations"] = self._table(request.observations_at, request.observations)
-        mask = np.asarray(getattr(self._sampler, request.operation)(labels, **given))
+            arguments["observations"] = self._table(request.observations_at, request.observations)
+        mask = np.asarray(getattr(self._sampler, request.operation)(labels, **arguments))
         if mask.dtype != np.bool_ or mask.shape != (len(labels),):
             raise TypeError(
                 f"expected the sampler to return {len(labels)} booleans, "
@@ -131,9 +131,9 @@ class Worker:
 
     def _memory(self, size: int) -> mmap.mmap:
         """The shared memory; mapped anew where it has grown or was given back meanwhile."""
-        there = os.fstat(self._orders.memory).st_size
+        there = os.fstat(self._config.memory).st_size
         if self._mapped is None or len(self._mapped) != there or there < size:
-            self._mapped = mmap.mmap(self._orders.memory, there, prot=mmap.PROT_READ)
+            self._mapped = mmap.mmap(self._config.memory, there, prot=mmap.PROT_READ)
         return self._mapped
 
 
@@ -142,7 +142,7 @@ def _schema(text: str) -> Schema:
     return Schema.from_json(text)
 
 
-def _told(error: BaseException) -> bytes:
+def _encode_error(error: BaseException) -> bytes:
     """Message and traceback of an error; the frames of this file are left out."""
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename == __file__:

@@ -75,7 +75,7 @@ class Catalog:
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
         self._making = threading.Lock()
-        self._coming_and_going = threading.Lock()
+        self._changing_partitions = threading.Lock()
         self._retentions = {
             dataset: VersionedRetention.from_json(data.decode())
             for dataset, data in store.load_records(RETENTION_KIND).items()
@@ -151,7 +151,8 @@ class Catalog:
         key, generations = self.key_of(schema.name), self.generations
         if key is not None:
             existing = self._shards[key].schema
-            raise _exists(existing, same=existing.of_generation(schema.generation) == schema)
+            same = existing.of_generation(schema.generation) == schema
+            raise _already_exists(existing, same=same)
         if schema.name not in generations and len({*self.names, *generations}) >= DATASETS_MAX:
             raise InputError(
                 f"expected at most {DATASETS_MAX} datasets in a cluster, dropped ones included, "
@@ -192,7 +193,7 @@ class Catalog:
         known = self._drops.get(name)
         if known is None or known[0] < generations:
             # A caller may be cancelled; a drop that has begun is finished all the same.
-            dropping = asyncio.create_task(self._dropped(name, generations))
+            dropping = asyncio.create_task(self._drop_and_delete(name, generations))
             known = self._drops[name] = generations, dropping
         try:
             return await asyncio.shield(known[1]) if known[0] == generations else Removed()
@@ -200,7 +201,7 @@ class Catalog:
             self._drops.pop(name, None)
             raise
 
-    async def _dropped(self, name: str, generations: int) -> Removed:
+    async def _drop_and_delete(self, name: str, generations: int) -> Removed:
         shards, writers = await asyncio.to_thread(self._drop, name, generations)
         self.on_dropped(name, generations, [shard.schema.key for shard in shards])
         for writer in writers:
@@ -225,7 +226,7 @@ class Catalog:
             return shards, writers
 
     def _delete(self, shards: Iterable[Shard]) -> Removed:
-        with self._coming_and_going:
+        with self._changing_partitions:
             journals = [journal for shard in shards for journal in shard.journals.values()]
             removed = sum((Removed(j.rows_total, j.bytes_on_disk) for j in journals), Removed())
             for journal in journals:
@@ -310,7 +311,7 @@ class Catalog:
                 journal = self._store.journal(dataset, partition)
                 shard.attach(partition, journal, moves=self._moves_of(partition))
 
-    def _made(self) -> None:
+    def _wait_for_journal(self) -> None:
         """Returns when the journal that is just being made is there."""
         with self._making:
             pass
@@ -331,7 +332,7 @@ class Catalog:
             writers = self._writers_of(partition)
             for writer in writers:
                 writer.end()
-        await asyncio.to_thread(self._made)
+        await asyncio.to_thread(self._wait_for_journal)
         for writer in writers:
             await writer.drained()
 
@@ -358,7 +359,7 @@ class Catalog:
             CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`; what has been
                 opened of it stays open, and what was replayed of the rest is forgotten.
         """
-        with self._coming_and_going:
+        with self._changing_partitions:
             for dataset in sorted(datasets):
                 if self.is_dropped(dataset):
                     continue
@@ -379,7 +380,7 @@ class Catalog:
         """
         with self._opening:
             self._writers = {k: writer for k, writer in self._writers.items() if k[1] != partition}
-        with self._coming_and_going:
+        with self._changing_partitions:
             for shard in self.shards.values():
                 if partition in shard.journals or shard.published()[partition]:
                     shard.detach(partition)
@@ -397,7 +398,7 @@ class Catalog:
             shard.close()
 
 
-def _exists(schema: Schema, *, same: bool) -> DatasetExists:
+def _already_exists(schema: Schema, *, same: bool) -> DatasetExists:
     names = [feature.name for feature in schema.features]
     more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
     features = f"{', '.join(names[:NAMED_MAX])}{more}"

@@ -79,14 +79,16 @@ class Ingest:
                 "send several"
             )
         name = f"{principal}/{producer}" if principal else producer
-        local, elsewhere = await asyncio.to_thread(self._hand_in, schema, table, name, batch)
+        local, elsewhere = await asyncio.to_thread(
+            self._submit_own_parts, schema, table, name, batch
+        )
         calls = (self._peers.commit(self._owner(task), task) for task in elsewhere)
         stored = _all_done(local.values())
         remote = await asyncio.gather(*calls, return_exceptions=True)
         await stored
         answers = {partition: _outcome(future) for partition, future in local.items()}
         answers |= zip((task.partition for task in elsewhere), remote, strict=True)
-        return _joined(answers)
+        return _join_answers(answers)
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows of one of this node's own partitions.
@@ -110,7 +112,7 @@ class Ingest:
     def _owner(self, task: CommitTask) -> str:
         return placement.owner(self._topology.current, task.partition)
 
-    def _hand_in(
+    def _submit_own_parts(
         self, schema: Schema, data: pa.Table, producer: str, batch: int
     ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
         """Splits a batch; what is this node's own is on its way to the disk, the rest returned."""
@@ -121,12 +123,12 @@ class Ingest:
         for partition, (rows, derived) in parts.items():
             task = CommitTask(schema.key, partition, producer, batch, rows)
             if self._owner(task) == self._name:
-                local[partition] = self._submitted(task, derived)
+                local[partition] = self._submit(task, derived)
             else:
                 elsewhere.append(task)
         return local, elsewhere
 
-    def _submitted(self, task: CommitTask, derived: pa.RecordBatch) -> Future[Committed]:
+    def _submit(self, task: CommitTask, derived: pa.RecordBatch) -> Future[Committed]:
         """The commit's future; one that has failed already where it was not taken."""
         commit = Commit(task.producer, task.batch, task.observations, derived)
         try:
@@ -180,7 +182,7 @@ def _check_identity(producer: str, batch: int) -> None:
         raise InputError(f"expected a batch number from 0 to 2^63 - 1, got {batch}")
 
 
-def _joined(answers: Mapping[int, CommitAnswer | BaseException]) -> IngestAnswer:
+def _join_answers(answers: Mapping[int, CommitAnswer | BaseException]) -> IngestAnswer:
     done: dict[int, CommitAnswer] = {}
     for partition, answer in sorted(answers.items()):
         if isinstance(answer, BaseException):

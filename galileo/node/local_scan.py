@@ -109,7 +109,7 @@ class LocalScans:
             groups.setdefault((task.until, task.partitions), []).append(task)
         answers = failures
         for (until, partitions), group in groups.items():
-            reached = _reached(published, until=until, partitions=partitions)
+            reached = _frontier(published, until=until, partitions=partitions)
             answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
         return answers
 
@@ -128,7 +128,7 @@ class _IncrementalScan:
         self._catalog = catalog
         self._task = task
         self._sampler = sampler
-        self._started: _Started | None = None
+        self._started: _RunningScan | None = None
 
     def step(self) -> list[ScanAnswer]:
         """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
@@ -149,7 +149,7 @@ class _IncrementalScan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _RunningScan:
     shard: Shard
     pieces: Iterator[pa.RecordBatch | None]
     reached: Cursor
@@ -161,13 +161,13 @@ class _Started:
 
 def _start(
     catalog: Catalog, task: ScanTask, sampler: tuple[Sampler, SamplerSpec] | None
-) -> _Started:
+) -> _RunningScan:
     shard = catalog.shard(task.dataset)
     shard.check_own(task.partitions)
     query = parse(task.query_json, shard.schema)
     # Published before the graph is read, as above.
     published = shard.published()
-    reached = _reached(published, until=task.until, partitions=task.partitions)
+    reached = _frontier(published, until=task.until, partitions=task.partitions)
     labels_max = _labels_per_step(shard.schema)
 
     def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
@@ -186,10 +186,10 @@ def _start(
         )
     else:
         pieces = scan(task.after, reached)
-    return _Started(shard, pieces, reached, labels_max)
+    return _RunningScan(shard, pieces, reached, labels_max)
 
 
-def _next_batches(started: _Started) -> tuple[list[pa.RecordBatch], bool]:
+def _next_batches(started: _RunningScan) -> tuple[list[pa.RecordBatch], bool]:
     """The labels of one step, and whether they are the last."""
     batches: list[pa.RecordBatch] = []
     labels, deadline = 0, time.monotonic() + STEP_S
@@ -209,7 +209,7 @@ def _labels_per_step(schema: Schema) -> int:
     return max(1, STEP_BYTES_MAX // width)
 
 
-def _reached(published: Cursor, *, until: Cursor | None, partitions: frozenset[int]) -> Cursor:
+def _frontier(published: Cursor, *, until: Cursor | None, partitions: frozenset[int]) -> Cursor:
     """The frontier of an answer that begins now."""
     bound = published if until is None else published.meet(until)
     return Cursor({partition: bound[partition] for partition in partitions})

@@ -48,12 +48,12 @@ class LogRegressions:
     def __init__(self) -> None:
         self._behind: dict[str, int] = {}
         self._retrieved: dict[str, Cursor] = {}
-        self._known: dict[tuple[str, int], LogRegression] = {}
+        self._regressions: dict[tuple[str, int], LogRegression] = {}
         self._compared: dict[tuple[str, str], tuple[object, ...]] = {}
 
     @property
     def known(self) -> list[LogRegression]:
-        return sorted(self._known.values(), key=lambda loss: (loss.dataset, loss.partition))
+        return sorted(self._regressions.values(), key=lambda loss: (loss.dataset, loss.partition))
 
     def expect(self, dataset: str, retrieved: Cursor) -> None:
         """Adds the cursor that readers of a dataset have retrieved, from records on disk.
@@ -66,7 +66,8 @@ class LogRegressions:
         """Removes a dropped dataset."""
         self._retrieved.pop(dataset, None)
         self._compared = {pair: of for pair, of in self._compared.items() if pair[1] != dataset}
-        self._known = {key: loss for key, loss in self._known.items() if loss.dataset != dataset}
+        regressions = self._regressions.items()
+        self._regressions = {key: loss for key, loss in regressions if loss.dataset != dataset}
 
     def check_own(
         self, node: str, partitions: Collection[int], *, reported: Mapping[str, Cursor]
@@ -112,8 +113,8 @@ class LogRegressions:
     def _record(self, losses: Iterable[LogRegression]) -> None:
         for loss in losses:
             place = (loss.dataset, loss.partition)
-            if place not in self._known:
-                self._known[place] = loss
+            if place not in self._regressions:
+                self._regressions[place] = loss
                 log.error("commits are lost: %s", loss)
 
 

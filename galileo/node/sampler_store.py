@@ -99,8 +99,8 @@ class SamplerStore:
         self._changing = threading.Lock()
         self._loaded: dict[str, SamplerArchive] = {}
         # Both are replaced and never changed, since the event loop goes through them meanwhile.
-        self._kept = _facts_of(store.load_records(_FACTS))
-        self._revoked = _facts_of(store.load_records(_REVOKED))
+        self._kept = _parse_records(store.load_records(_FACTS))
+        self._revoked = _parse_records(store.load_records(_REVOKED))
         for digest in self._kept.keys() & self._revoked.keys():
             del self._kept[digest]
             self._delete(digest)  # A crash came in between.
@@ -187,7 +187,7 @@ class SamplerStore:
             return samplers.load(spec)
         return LeasedSampler(
             self._pool,
-            self._own(spec.archive),
+            self._load_archive(spec.archive),
             spec,
             owner=owner,
             check=lambda: self.check_not_revoked(spec.archive),
@@ -204,16 +204,16 @@ class SamplerStore:
         """
         if digest not in self._kept and not only_here:
             await self._fetch(digest, self._others)
-        return await asyncio.to_thread(self._own, digest)
+        return await asyncio.to_thread(self._load_archive, digest)
 
-    def _own(self, digest: str) -> SamplerArchive:
+    def _load_archive(self, digest: str) -> SamplerArchive:
         self.facts(digest)
         archive = self._loaded.get(digest)
         if archive is None:
             data = self._store.load_record(_CODE, digest)
             if data is None:
                 raise _unknown(digest)
-            archive = _checked(data, digest)
+            archive = _parse_archive(data, digest)
             if len(self._loaded) >= ARCHIVES_LOADED_MAX:
                 self._loaded.clear()
             self._loaded[digest] = archive
@@ -227,7 +227,7 @@ class SamplerStore:
             except (UnknownSampler, TransientError) as error:
                 log.info("node %s gives no sampler %s: %s", node, digest[:12], error)
                 continue
-            await asyncio.to_thread(self._keep, facts, _checked(data, digest))
+            await asyncio.to_thread(self._keep, facts, _parse_archive(data, digest))
             return
 
     # --- sending -----------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class SamplerStore:
     async def keep(self, facts: UploadedSampler, data: bytes) -> None:
         """Keeps what another node has accepted; errors as `send`."""
         await self.would_keep(facts)
-        archive = await asyncio.to_thread(_checked, data, facts.digest)
+        archive = await asyncio.to_thread(_parse_archive, data, facts.digest)
         await asyncio.to_thread(self._keep, facts, archive)
 
     async def _offer(self, node: str, facts: UploadedSampler, data: bytes) -> None:
@@ -381,7 +381,7 @@ def _ignore(digest: str) -> None:
     """The default of `on_revoked`."""
 
 
-def _checked(data: bytes, digest: str) -> SamplerArchive:
+def _parse_archive(data: bytes, digest: str) -> SamplerArchive:
     archive = SamplerArchive.from_bytes(data)
     if archive.digest != digest:
         raise InputError(f"expected the archive {digest[:12]}, got {archive.digest[:12]}")
@@ -396,7 +396,7 @@ def _record(facts: UploadedSampler) -> bytes:
     return json.dumps(asdict(facts)).encode()
 
 
-def _facts_of(records: dict[str, bytes]) -> dict[str, UploadedSampler]:
+def _parse_records(records: dict[str, bytes]) -> dict[str, UploadedSampler]:
     return {digest: UploadedSampler(**json.loads(data)) for digest, data in records.items()}
 
 

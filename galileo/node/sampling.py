@@ -45,14 +45,14 @@ def merges_here(chosen: Sampler) -> bool:
     return scope == "node" or chosen.regroups
 
 
-def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> Merged | None:
+def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> SampleMerger | None:
     """What takes the samples of all nodes and merges them; None where samples are not merged.
 
     Nothing is merged before everything is there: labels of a node that fails midway do not count.
     """
     if scope_of(chosen) != "global":
         return None
-    return Merged(schema, chosen, spec, again=False)
+    return SampleMerger(schema, chosen, spec, again=False)
 
 
 def sampled_pieces(
@@ -85,7 +85,7 @@ def sampled_pieces(
         yield from kept
         return
     regroups = bool(getattr(chosen, "regroups", False))
-    merging = Merged(schema, chosen, spec, again=regroups)
+    merging = SampleMerger(schema, chosen, spec, again=regroups)
     for piece in kept:
         if piece is not None:
             merging.add(pa.Table.from_batches([piece]))
@@ -93,7 +93,7 @@ def sampled_pieces(
     yield from merging.result().table.to_batches()
 
 
-class Merged:
+class SampleMerger:
     """Takes what a sampler kept of many commits, and merges it.
 
     Args:
@@ -129,7 +129,7 @@ class Merged:
         labels = LabelSet.concat(self._schema, self._held)
         if until is not None:
             labels = labels.until(until)
-        with _Judged(self._spec, labels):
+        with _SamplerErrors(self._spec, labels):
             return samplers.merge(self._chosen, labels, seed=self._spec.seed)
 
 
@@ -149,18 +149,18 @@ def _per_commit(
         if labels is None:
             yield None
         elif not needs_observations(chosen):
-            yield from _kept(chosen, labels, spec)
+            yield from _sample_batches(chosen, labels, spec)
         else:
             for part in observed_parts(labels):
                 observations = observe(part)
                 yield None
-                yield from _kept(chosen, part, spec, observations)
+                yield from _sample_batches(chosen, part, spec, observations)
 
 
-def _kept(
+def _sample_batches(
     chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
 ) -> Pieces:
-    with _Judged(spec, labels):
+    with _SamplerErrors(spec, labels):
         kept = samplers.apply(chosen, labels, seed=spec.seed, observations=observations)
     yield from kept.table.to_batches()
     yield None
@@ -170,7 +170,7 @@ def _windows(
     scan: Scan, schema: Schema, *, after: Cursor, until: Cursor
 ) -> Iterator[LabelSet | None]:
     """All labels, whole commits at a time, and None after every piece of work."""
-    counted = _Counted()
+    counted = _CommitCounts()
     held: list[pa.RecordBatch] = []
     for piece in scan(after, until):
         if piece is not None:
@@ -184,12 +184,12 @@ def _windows(
         return
     begin = after
     for end in counted.cuts(until):
-        batches = yield from _gathered(scan(begin, end))
+        batches = yield from _collect(scan(begin, end))
         yield _labels(schema, batches)
         begin = end
 
 
-def _gathered(pieces: Pieces) -> Generator[None, None, list[pa.RecordBatch]]:
+def _collect(pieces: Pieces) -> Generator[None, None, list[pa.RecordBatch]]:
     batches: list[pa.RecordBatch] = []
     for piece in pieces:
         if piece is not None:
@@ -202,7 +202,7 @@ def _labels(schema: Schema, batches: list[pa.RecordBatch]) -> LabelSet:
     return LabelSet(schema, pa.Table.from_batches(batches, schema=schema.label_schema))
 
 
-class _Counted:
+class _CommitCounts:
     """How many labels each commit has."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class _Counted:
         yield until
 
 
-class _Judged:
+class _SamplerErrors:
     """Says of whatever a sampler raises whose fault it is."""
 
     def __init__(self, spec: SamplerSpec, labels: LabelSet) -> None:

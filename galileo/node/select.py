@@ -107,7 +107,7 @@ class Selection:
         wanted, names = FirstRows(options), options.names(query.schema)
         work = _Work(query, options, wanted, commits, on_missing)
         async with aclosing(
-            first_rows(self._all_of(work), wanted, executor=self._executor)
+            first_rows(self._select_all(work), wanted, executor=self._executor)
         ) as tables:
             async for table in tables:
                 yield table.select(names)
@@ -116,7 +116,7 @@ class Selection:
             _, others = self._shares(query, commits)
             _check_missing(await self._scans.unreachable(query, others), work)
 
-    async def _all_of(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
+    async def _select_all(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
         """What may be among the wanted observations."""
         query, commits = work.query, work.commits
         own, others = self._shares(query, commits)
@@ -124,11 +124,11 @@ class Selection:
             shard = self._catalog.shard(query.schema.key)
             _check_stored(shard, own, commits)
             pieces = _Pieces(shard, work, own).tables()
-            async for table in self._stepwise(pieces):
+            async for table in self._in_steps(pieces):
                 yield table
             # Retention may have dropped commits before the scan reached them.
             _check_stored(shard, own, commits)
-        async with aclosing(self._of_others(work, others)) as tables:
+        async with aclosing(self._select_from_others(work, others)) as tables:
             async for table in tables:
                 yield table
 
@@ -141,9 +141,9 @@ class Selection:
         rows = 0
         if own:
             pieces = _Pieces(self._catalog.shard(query.schema.key), work, own).counts()
-            async for count in self._stepwise(pieces):
+            async for count in self._in_steps(pieces):
                 rows += count
-        async with aclosing(self._of_others(work, others)) as tables:
+        async with aclosing(self._select_from_others(work, others)) as tables:
             async for table in tables:
                 rows += table.num_rows
         return rows
@@ -158,7 +158,7 @@ class Selection:
         own = placement.partitions_by_node(self._topology.current)[self._name] & wanted
         return own, wanted - own
 
-    async def _stepwise(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
+    async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
         """The items of an iterator, which a thread advances in steps of `STEP_S`."""
         loop, done = asyncio.get_running_loop(), False
         while not done:
@@ -167,7 +167,7 @@ class Selection:
             for item in items:
                 yield item
 
-    async def _of_others(
+    async def _select_from_others(
         self, work: _Work, partitions: frozenset[int]
     ) -> AsyncGenerator[pa.Table, None]:
         if not partitions:
@@ -295,13 +295,13 @@ class _Pieces:
     def tables(self) -> Iterator[pa.Table | None]:
         # With an order the graph rules out what lies behind what has been found.
         if self.query.everything and not self.work.options.is_top:
-            yield from self._whole()
+            yield from self._read_all_commits()
             return
-        for batch in self._found():
+        for batch in self._match_labels():
             yield None if batch is None else self._read(batch)
 
     def counts(self) -> Iterator[int | None]:
-        for batch in self._found():
+        for batch in self._match_labels():
             if batch is None:
                 yield None
             else:
@@ -318,7 +318,7 @@ class _Pieces:
             return ORIGIN, until
         return self.commits.after, until.meet(self.commits.until)
 
-    def _whole(self) -> Iterator[pa.Table | None]:
+    def _read_all_commits(self) -> Iterator[pa.Table | None]:
         """Everything: commits as they are stored, in their order, which no graph need name."""
         after, until = self._bounds()
         after = after.join(self.shard.dropped())
@@ -338,7 +338,7 @@ class _Pieces:
         if waiting:
             yield pa.concat_tables(waiting)
 
-    def _found(self) -> Iterator[_Found | None]:
+    def _match_labels(self) -> Iterator[_MatchingLabels | None]:
         """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
         after, until = self._bounds()
         pieces = self.shard.graph.scan_pieces(
@@ -348,29 +348,29 @@ class _Pieces:
             until=until,
             partitions=self.partitions,
         )
-        waiting: list[_Found] = []
+        waiting: list[_MatchingLabels] = []
         rows = 0
         for piece in pieces:
             labels = None if piece is None else self.work.wanted_labels(piece)
             if labels is not None and labels.num_rows:
-                waiting.append(_Found.of(labels, self.query))
+                waiting.append(_MatchingLabels.of(labels, self.query))
                 rows += waiting[-1].size
             if rows >= ROWS_PER_TABLE:
-                yield from _Found.joined(waiting).groups()
+                yield from _MatchingLabels.joined(waiting).groups()
                 waiting, rows = [], 0
             else:
                 yield None
         if waiting:
-            yield from _Found.joined(waiting).groups()
+            yield from _MatchingLabels.joined(waiting).groups()
 
-    def _read(self, batch: _Found) -> pa.Table:
+    def _read(self, batch: _MatchingLabels) -> pa.Table:
         """The observations behind labels that match exactly."""
         near = self._near(batch, {*self.columns, *_PLACE_AND_TIME, *self.query.features})
         keep = self._matching(near, np.repeat(batch.certain, batch.rows))
         table = near if keep is None else near.filter(pa.array(keep))
         return table.select(self.columns)
 
-    def _count(self, batch: _Found) -> int:
+    def _count(self, batch: _MatchingLabels) -> int:
         """How many observations behind labels match exactly."""
         near = self._near(batch, {*_PLACE_AND_TIME, *self.query.features})
         return int(np.count_nonzero(self.query.match_observations(near)))
@@ -384,7 +384,7 @@ class _Pieces:
         certain[open_] = self.query.match_observations(tested)
         return certain
 
-    def _near(self, batch: _Found, columns: Set[str]) -> pa.Table:
+    def _near(self, batch: _MatchingLabels, columns: Set[str]) -> pa.Table:
         """Some columns of all observations behind labels."""
         numbers, commits = batch.row_numbers()
         tables = []
@@ -395,10 +395,10 @@ class _Pieces:
             if len(columns) < len(names):
                 whole = whole.select([name for name in names if name in columns])
             tables.append(_rows(whole, numbers[start:stop]))
-        return _put_together(tables)
+        return _concat(tables)
 
 
-def _put_together(tables: Sequence[pa.Table]) -> pa.Table:
+def _concat(tables: Sequence[pa.Table]) -> pa.Table:
     """One table in one piece: testing, filtering and encoding would else do it for each column."""
     return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
 
@@ -413,7 +413,7 @@ def _rows(table: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _MatchingLabels:
     """Labels and what is known of them; each array has shape (k,).
 
     Attributes:
@@ -428,7 +428,7 @@ class _Found:
     certain: _Mask
 
     @classmethod
-    def of(cls, labels: pa.RecordBatch, query: Query) -> _Found:
+    def of(cls, labels: pa.RecordBatch, query: Query) -> _MatchingLabels:
         columns: dict[str, Any] = {name: labels.column(name) for name in query.features}
         columns["cell"] = labels.column("cell").to_numpy()
         columns["bucket"] = column_micros(labels.column("bucket"))
@@ -438,7 +438,7 @@ class _Found:
         return cls(partition, sequence, row, rows, query.must_match_paths(columns))
 
     @classmethod
-    def joined(cls, parts: Sequence[_Found]) -> _Found:
+    def joined(cls, parts: Sequence[_MatchingLabels]) -> _MatchingLabels:
         """All of them in the order of partition, sequence and row."""
         if len(parts) == 1:
             whole = parts[0]
@@ -451,10 +451,10 @@ class _Found:
         """Observations behind the labels."""
         return int(self.rows.sum(dtype=np.int64))
 
-    def take(self, at: npt.NDArray[np.intp]) -> _Found:
-        return _Found(*(array.take(at) for array in _arrays(self)))
+    def take(self, at: npt.NDArray[np.intp]) -> _MatchingLabels:
+        return _MatchingLabels(*(array.take(at) for array in _arrays(self)))
 
-    def groups(self) -> Iterator[_Found]:
+    def groups(self) -> Iterator[_MatchingLabels]:
         """Whole commits together, as many as `ROWS_PER_TABLE` allows; none is empty."""
         starts = self._starts()
         if len(starts) == 1 or self.size <= ROWS_PER_TABLE:
@@ -487,5 +487,5 @@ class _Found:
         return np.flatnonzero(first)
 
 
-def _arrays(batch: _Found) -> tuple[npt.NDArray[Any], ...]:
+def _arrays(batch: _MatchingLabels) -> tuple[npt.NDArray[Any], ...]:
     return batch.partition, batch.sequence, batch.row, batch.rows, batch.certain

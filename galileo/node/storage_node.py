@@ -342,10 +342,10 @@ class StorageNode:
         """
         dataset = (await self.named(dataset)).key
         names = [node.name for node in self.topology.nodes]
-        reports = await asyncio.gather(*(self._applied(name, dataset) for name in names))
+        reports = await asyncio.gather(*(self._apply_at(name, dataset) for name in names))
         return dict(zip(names, reports, strict=True))
 
-    async def _applied(self, node: str, dataset: str) -> RetentionReport:
+    async def _apply_at(self, node: str, dataset: str) -> RetentionReport:
         numbered = self.catalog.retention(dataset)
         try:
             if node != self.name:

@@ -192,7 +192,7 @@ def read_index(path: Path) -> Index:
     if offset + commits_bytes + blocks_bytes != place or checksum([data]) != crc:
         raise CorruptData("the checksum or the length of the index is wrong")
     commits = decode_batch(data[:commits_bytes], _COMMITS)
-    blocks = _placed(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
+    blocks = _place_entries(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
         raise CorruptData("the index does not describe its file")
     return Index(partition, first, commits, blocks, length)
@@ -214,7 +214,7 @@ def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:
     return partition, first, offset, commits_bytes, blocks_bytes, index_crc
 
 
-def _placed(rows: pa.RecordBatch, *, first_sequence: int) -> tuple[Block, ...]:
+def _place_entries(rows: pa.RecordBatch, *, first_sequence: int) -> tuple[Block, ...]:
     blocks, commit, offset = [], 0, 0
     names = [field.name for field in fields(BlockEntry)]
     for row in rows.to_pylist():

@@ -140,7 +140,7 @@ class CompactedSegment:
         if batch is None:
             entry = block.entry
             data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
-            batch = self._decoded(data, self._schema.observation_schema, start)
+            batch = self._decode_batch(data, self._schema.observation_schema, start)
             self._cache.put(self.path, start, batch)
         return self._slice(batch, block, sequence, counts=self._rows)
 
@@ -159,7 +159,7 @@ class CompactedSegment:
 
     def _read_paths(self, block: Block) -> pa.RecordBatch:
         data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
-        return self._decoded(data, self._schema.path_schema, block.offset)
+        return self._decode_batch(data, self._schema.path_schema, block.offset)
 
     def _slice(
         self, batch: pa.RecordBatch, block: Block, sequence: int, *, counts: np.ndarray
@@ -190,7 +190,7 @@ class CompactedSegment:
             raise corrupt_error(self.path, offset, reason="the checksum of the block is wrong")
         return data
 
-    def _decoded(self, data: bytes, schema: pa.Schema, offset: int) -> pa.RecordBatch:
+    def _decode_batch(self, data: bytes, schema: pa.Schema, offset: int) -> pa.RecordBatch:
         try:
             return decode_batch(data, schema)
         except CorruptData as error:

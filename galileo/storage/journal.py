@@ -406,8 +406,8 @@ class PartitionJournal:
             self._update_newest(retention.newest_us(self._schema, commits.paths))
             replay(commits)
 
-    def _check_first(self, path: Path, found: int, expected: int) -> None:
-        if found != expected or int(path.stem) != expected:
+    def _check_first(self, path: Path, first: int, expected: int) -> None:
+        if first != expected or int(path.stem) != expected:
             reason = (
                 f"expected the segment of sequence {expected} next; one is missing or misplaced"
             )

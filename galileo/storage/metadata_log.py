@@ -66,11 +66,11 @@ class MetadataLog:
 
     def load_all(self) -> dict[str, bytes]:
         """All values by name."""
-        found: dict[str, bytes] = {}
+        records: dict[str, bytes] = {}
         for number, batch in sorted(self._batches.items()):
             stored = self._read(number).items()
-            found |= {n: v for n, v in stored if n in batch.names and v is not None}
-        return found
+            records |= {n: v for n, v in stored if n in batch.names and v is not None}
+        return records
 
     def save(self, values: Values) -> None:
         """Writes values, and deletes those that are None; durable on return.

@@ -74,15 +74,15 @@ def without_dropped(
     files: list[tuple[Path, FileCheck]], until: int
 ) -> list[tuple[Path, FileCheck]]:
     """Leaves out what lies under the mark, and is about to be deleted."""
-    return [(path, found) for path, found in files if int(path.stem) > until]
+    return [(path, check) for path, check in files if int(path.stem) > until]
 
 
 def without_replaced(files: list[tuple[Path, FileCheck]]) -> list[tuple[Path, FileCheck]]:
     """Leaves out segments that a merged one replaces, and that are about to be deleted."""
-    ends = [found.next_sequence or 0 for path, found in files if path.suffix == MERGED]
+    ends = [check.next_sequence or 0 for path, check in files if path.suffix == MERGED]
     merged_until = max(ends, default=0)
     return [
-        (path, found)
-        for path, found in files
+        (path, check)
+        for path, check in files
         if path.suffix == MERGED or int(path.stem) >= merged_until
     ]

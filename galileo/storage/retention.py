@@ -334,12 +334,12 @@ def droppable(
     files: Sequence[Segment | CompactedSegment], until: int, *, writing: Path | None
 ) -> list[Segment | CompactedSegment]:
     """The oldest files that hold nothing past `until` and are not written to."""
-    found: list[Segment | CompactedSegment] = []
+    segments: list[Segment | CompactedSegment] = []
     for file in files:
         if file.next_sequence - 1 > until or file.path == writing:
             break
-        found.append(file)
-    return found
+        segments.append(file)
+    return segments
 
 
 def dropped_error(partition: int, sequence: int, *, until: int) -> DataExpired:

@@ -194,11 +194,11 @@ class SegmentMaps:
     def cached(self, sequence: int) -> pa.RecordBatch | None:
         """The observations of a commit, where they are kept; they were checked."""
         with self._lock:
-            found = self._decoded.get(sequence)
-            if found is None:
+            decoded = self._decoded.get(sequence)
+            if decoded is None:
                 return None
             self._decoded.move_to_end(sequence)
-            return found[1]
+            return decoded[1]
 
     def keep(self, path: Path, sequence: int, batch: pa.RecordBatch, *, view: pa.Buffer) -> None:
         """Keeps the observations of a commit, unless the map that they are in was dropped."""

@@ -68,12 +68,12 @@ class FileCheck:
 
 @dataclass(slots=True)
 class _VerifyCursor:
-    """The position of a check; `found` is its result so far."""
+    """The position of a check; `result` is its result so far."""
 
     window: SequentialReader
     partition: int
     last: bool
-    found: FileCheck
+    result: FileCheck
     sequence: int
     offset: int = 0
 
@@ -100,7 +100,7 @@ def check_segment(
             _skip_valid_frames(walk)
             if walk.offset < window.size:
                 _check_frame(walk, path)
-        return walk.found
+        return walk.result
 
 
 def check_compacted(
@@ -147,13 +147,13 @@ def _check_blocks(
     path: Path, blocks: Sequence[Block], *, window_bytes: int
 ) -> tuple[int, list[Corruption]]:
     """How many commits are sound, and what is wrong with the others."""
-    commits, found = 0, []
+    commits, result = 0, []
     with SequentialReader(path, window_bytes=window_bytes) as window:
         for block in blocks:
             flaws = list(_block_flaws(window, block))
             commits += 0 if flaws else block.entry.commits
-            found += flaws
-    return commits, found
+            result += flaws
+    return commits, result
 
 
 def _block_flaws(window: SequentialReader, block: Block) -> Iterator[Corruption]:
@@ -189,9 +189,9 @@ def _skip_valid_frames(walk: _VerifyCursor) -> None:
         )
         if end == place:
             return
-        walk.found.commits += sequence - walk.sequence
+        walk.result.commits += sequence - walk.sequence
         walk.offset += end - place
-        walk.sequence = walk.found.next_sequence = sequence
+        walk.sequence = walk.result.next_sequence = sequence
 
 
 def _check_frame(walk: _VerifyCursor, path: Path) -> None:
@@ -202,12 +202,12 @@ def _check_frame(walk: _VerifyCursor, path: Path) -> None:
     if not complaint:
         assert header is not None, "a frame without complaint has a header"
         _advance(walk, header, walk.offset)
-        walk.found.commits += 1
+        walk.result.commits += 1
     elif walk.last and _is_tail(path, walk, header):
-        walk.found.torn_bytes = walk.window.size - walk.offset
+        walk.result.torn_bytes = walk.window.size - walk.offset
         walk.offset = walk.window.size
     else:
-        walk.found.flaws.append(Corruption(walk.offset, walk.sequence, complaint))
+        walk.result.flaws.append(Corruption(walk.offset, walk.sequence, complaint))
         _step_over(walk, header)
 
 
@@ -241,12 +241,12 @@ def _bodies(walk: _VerifyCursor, header: FrameHeader) -> str:
     )
     for what, start, size, crc in checks:
         try:
-            found = walk.window.checksum(start, size)
+            actual = walk.window.checksum(start, size)
         except OSError as error:
             return f"the disk cannot read its {what}: {error}"
-        if found is None:
+        if actual is None:
             return f"expected {header.frame_bytes} bytes, the file ends before"
-        if found != crc:
+        if actual != crc:
             return f"the checksum of the {what} is wrong"
     return ""
 
@@ -274,7 +274,7 @@ def _is_misplaced(walk: _VerifyCursor) -> bool:
 
 def _advance(walk: _VerifyCursor, header: FrameHeader, offset: int) -> None:
     walk.offset = offset + header.frame_bytes
-    walk.sequence = walk.found.next_sequence = header.sequence + 1
+    walk.sequence = walk.result.next_sequence = header.sequence + 1
 
 
 def _step_over(walk: _VerifyCursor, header: FrameHeader | None) -> None:
@@ -282,11 +282,11 @@ def _step_over(walk: _VerifyCursor, header: FrameHeader | None) -> None:
     if header is not None:
         _advance(walk, header, walk.offset)
         return
-    for offset, found in _headers_after(walk):
-        if found.partition == walk.partition and found.sequence >= walk.sequence:
-            walk.offset, walk.sequence = offset, found.sequence
+    for offset, header in _headers_after(walk):
+        if header.partition == walk.partition and header.sequence >= walk.sequence:
+            walk.offset, walk.sequence = offset, header.sequence
             return
-    walk.offset, walk.found.next_sequence = walk.window.size, None
+    walk.offset, walk.result.next_sequence = walk.window.size, None
 
 
 def _headers_after(walk: _VerifyCursor) -> Iterator[tuple[int, FrameHeader]]:
@@ -298,15 +298,15 @@ def _headers_after(walk: _VerifyCursor) -> Iterator[tuple[int, FrameHeader]]:
             hit = data.find(MAGIC)
             while hit >= 0:
                 with_header = window.bytes_at(place + hit, HEADER_BYTES_MAX)
-                if (place + hit) % ALIGNMENT == 0 and (found := _decoded(with_header)):
-                    yield place + hit, found
+                if (place + hit) % ALIGNMENT == 0 and (header := _decode_if_valid(with_header)):
+                    yield place + hit, header
                 hit = data.find(MAGIC, hit + 1)
         except OSError:
             data = bytes(ALIGNMENT)  # an unreadable sector is stepped over
         place += max(ALIGNMENT, len(data) // ALIGNMENT * ALIGNMENT)
 
 
-def _decoded(data: bytes) -> FrameHeader | None:
+def _decode_if_valid(data: bytes) -> FrameHeader | None:
     try:
         return decode_header(data)
     except (CorruptData, ConfigError):

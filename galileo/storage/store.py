@@ -241,14 +241,14 @@ class Store:
             UnknownDataset: there is no such dataset on this node.
             PartitionReadOnly: the disk refuses to create it.
         """
-        found = self._journals.get((dataset, partition))
-        if found is not None:
-            return found
+        journal = self._journals.get((dataset, partition))
+        if journal is not None:
+            return journal
         with self._changing:
             if not self._recovered:
                 raise InternalError("expected Store.recover before the first use of a journal")
-            found = self._journals.get((dataset, partition))
-            return found or self._open_journal(dataset, partition, _nothing_to_replay)
+            journal = self._journals.get((dataset, partition))
+            return journal or self._open_journal(dataset, partition, _nothing_to_replay)
 
     # --- partitions that come and go ---------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Store:
         with self._changing:
             if (dataset, partition) in self._journals:
                 raise InternalError(f"expected partition {partition} of {dataset!r} to be closed")
-        journal = self._opened(dataset, partition, replay)
+        journal = self._open_with(dataset, partition, replay)
         with self._changing:
             self._journals[dataset, partition] = journal
         return journal
@@ -370,17 +370,18 @@ class Store:
 
     def _batches_of(self, kind: str) -> MetadataLog:
         """Takes over what an earlier version saved singly, and deletes it once it is there."""
-        found = self._batches.get(kind)
-        if found is None:
+        metadata_log = self._batches.get(kind)
+        if metadata_log is None:
             singly = self._records_of(kind)
             directory = self._directory / "records" / f"{kind}.batches"
-            found = MetadataLog(directory, self._options.disk)
+            metadata_log = MetadataLog(directory, self._options.disk)
             loaded = singly.load_all()
-            found.save({name: data for name, data in loaded.items() if name not in found})
+            new = {name: data for name, data in loaded.items() if name not in metadata_log}
+            metadata_log.save(new)
             for name in loaded:
                 singly.delete(name)
-            self._batches[kind] = found
-        return found
+            self._batches[kind] = metadata_log
+        return metadata_log
 
     def _records_of(self, kind: str) -> MetadataFiles:
         if kind not in self._records:
@@ -440,10 +441,10 @@ class Store:
                 yield directory.name, partition
 
     def _open_journal(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
-        journal = self._journals[dataset, partition] = self._opened(dataset, partition, replay)
+        journal = self._journals[dataset, partition] = self._open_with(dataset, partition, replay)
         return journal
 
-    def _opened(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
+    def _open_with(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
         schema = self._schemas.get(dataset)
         if schema is None:
             raise UnknownDataset(

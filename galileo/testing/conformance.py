@@ -69,132 +69,134 @@ class SamplerConformance:
         return sample_observations(labels)
 
     def test_it_is_a_sampler(self) -> None:
-        made = self.make()
-        assert isinstance(made, Sampler), f"{made!r} has no method sample(labels, *, seed)"
+        sampler = self.make()
+        assert isinstance(sampler, Sampler), f"{sampler!r} has no method sample(labels, *, seed)"
 
     def test_it_returns_a_mask_of_one_boolean_per_label(self) -> None:
-        given = self._given()
-        for part in (given, given.taken(np.arange(1))):
-            mask = part.shown_to(self.make(), seed=1)
+        data = self._input()
+        for part in (data, data.take(np.arange(1))):
+            mask = part.mask_of(self.make(), seed=1)
             assert isinstance(mask, np.ndarray), f"expected a NumPy array, got {type(mask)}"
             assert mask.dtype == np.bool_, f"expected booleans, got {mask.dtype}"
             count = len(part.labels)
             assert mask.shape == (count,), f"expected {count} booleans, got {mask.shape}"
 
     def test_it_is_deterministic(self) -> None:
-        given, one = self._given(), self.make()
+        data, sampler = self._input(), self.make()
         for seed in SEEDS:
-            first = given.kept(one, seed=seed)
-            assert given.kept(one, seed=seed) == first, "a second call chose otherwise"
-            assert given.kept(self.make(), seed=seed) == first, "a new instance chose otherwise"
+            first = data.keep(sampler, seed=seed)
+            assert data.keep(sampler, seed=seed) == first, "a second call chose otherwise"
+            assert data.keep(self.make(), seed=seed) == first, "a new instance chose otherwise"
 
     def test_the_order_of_the_labels_does_not_matter(self) -> None:
-        given, made = self._given(), self.make()
-        expected = given.kept(made, seed=1)
+        data, sampler = self._input(), self.make()
+        expected = data.keep(sampler, seed=1)
         for number in range(5):
-            order = np.random.default_rng(number).permutation(len(given.labels))
-            found = given.taken(order).kept(made, seed=1)
-            assert found == expected, "the same labels in another order gave another choice"
+            order = np.random.default_rng(number).permutation(len(data.labels))
+            assert data.take(order).keep(sampler, seed=1) == expected, (
+                "the same labels in another order gave another choice"
+            )
 
     def test_the_grouping_of_commits_does_not_matter(self) -> None:
-        given, made = self._given(), self.make()
-        commits = _commits(given.labels)
-        expected = given.kept(made, seed=1)
+        data, sampler = self._input(), self.make()
+        commits = _commits(data.labels)
+        expected = data.keep(sampler, seed=1)
         for size in (1, 2, 3, len(commits) - 1):
             groups = [commits[at : at + size] for at in range(0, len(commits), size)]
-            found = [given.taken(np.concatenate(rows)).kept(made, seed=1) for rows in groups]
-            assert set().union(*found) == expected, (
+            kept = [data.take(np.concatenate(rows)).keep(sampler, seed=1) for rows in groups]
+            assert set().union(*kept) == expected, (
                 f"sampled {size} commits at a time, other labels are kept than all at once: "
                 "the choice must depend on labels of the same commit only"
             )
 
     def test_labels_may_have_no_observations(self) -> None:
-        given = self._given()
-        if given.observations is None:
+        data = self._input()
+        if data.observations is None:
             raise SkipTest("it does not look at observations")
-        halves = given.observations.filter(
-            pa.array(given.observations.column(LABEL).to_numpy() % 2 == 0)
+        halves = data.observations.filter(
+            pa.array(data.observations.column(LABEL).to_numpy() % 2 == 0)
         )
         for some in (halves, halves.slice(0, 0)):
-            mask = Given(given.labels, some).shown_to(self.make(), seed=1)
-            assert np.shape(mask) == (len(given.labels),), (
+            mask = SamplerInput(data.labels, some).mask_of(self.make(), seed=1)
+            assert np.shape(mask) == (len(data.labels),), (
                 "where a label has no observation that matches exactly, there is none of it"
             )
 
     def test_the_seed_matters_or_is_declared_not_to(self) -> None:
-        given, made = self._given(), self.make()
-        choices = {frozenset(given.kept(made, seed=seed)) for seed in SEEDS}
+        data, sampler = self._input(), self.make()
+        choices = {frozenset(data.keep(sampler, seed=seed)) for seed in SEEDS}
         if self.seed_matters:
             assert len(choices) > 1, "no seed changed anything; declare seed_matters = False"
         else:
             assert len(choices) == 1, "a seed changed the choice; declare seed_matters = True"
 
     def test_the_store_accepts_what_it_returns(self) -> None:
-        given, made = self._given(), self.make()
+        data, sampler = self._input(), self.make()
         for seed in SEEDS:
-            assert set(identities(given.thinned(made, seed=seed))) == given.kept(made, seed=seed)
+            assert set(identities(data.sample(sampler, seed=seed))) == data.keep(sampler, seed=seed)
 
     def test_its_scope_is_one_that_it_can_keep(self) -> None:
-        made = self.make()
-        scope = scope_of(made)
+        sampler = self.make()
+        scope = scope_of(sampler)
         assert scope in get_args(Scope), f"expected a scope of {get_args(Scope)}, got {scope!r}"
         if scope != "commit":
-            assert isinstance(made, MergingSampler), (
+            assert isinstance(sampler, MergingSampler), (
                 f"a scope {scope!r} needs regroups and merge(labels, *, seed)"
             )
 
     def test_the_order_in_which_samples_are_merged_does_not_matter(self) -> None:
-        made, samples = self._samples()
-        expected = merged(made, samples, seed=1)
+        sampler, samples = self._samples()
+        expected = merged(sampler, samples, seed=1)
         for number in range(5):
             order = np.random.default_rng(number).permutation(len(samples))
-            found = merged(made, _taken(samples, order), seed=1)
-            assert found == expected, "the same samples in another order were merged otherwise"
+            assert merged(sampler, _take(samples, order), seed=1) == expected, (
+                "the same samples in another order were merged otherwise"
+            )
 
     def test_merging_is_deterministic(self) -> None:
-        made, samples = self._samples()
+        sampler, samples = self._samples()
         for seed in SEEDS:
-            first = merged(made, samples, seed=seed)
-            assert merged(made, samples, seed=seed) == first, "a second call chose otherwise"
+            first = merged(sampler, samples, seed=seed)
+            assert merged(sampler, samples, seed=seed) == first, "a second call chose otherwise"
             again = merged(self._merging(), samples, seed=seed)
             assert again == first, "a new instance chose otherwise"
 
     def test_samples_can_be_merged_in_groups_if_it_says_so(self) -> None:
-        made, samples = self._samples()
-        if not made.regroups:
+        sampler, samples = self._samples()
+        if not sampler.regroups:
             raise SkipTest("regroups is False: everything is merged at once")
         commits = _commits(samples)
-        expected = merged(made, samples, seed=1)
+        expected = merged(sampler, samples, seed=1)
         for size in (1, 2, 3, len(commits)):
             groups = [commits[at : at + size] for at in range(0, len(commits), size)]
-            parts = [_taken(samples, np.concatenate(rows)) for rows in groups]
-            thinner = [merge(made, part, seed=1) for part in parts]
-            found = merged(made, LabelSet.concat(samples.schema, thinner), seed=1)
-            assert found == expected, (
+            parts = [_take(samples, np.concatenate(rows)) for rows in groups]
+            thinner = [merge(sampler, part, seed=1) for part in parts]
+            labels = LabelSet.concat(samples.schema, thinner)
+            assert merged(sampler, labels, seed=1) == expected, (
                 f"merged {size} commits at a time and then again, other labels are kept than all "
                 "at once: declare regroups = False"
             )
 
-    def _given(self) -> Given:
+    def _input(self) -> SamplerInput:
         labels = self.labels()
         is_observing = needs_observations(self.make())
-        return Given(labels, self.observations(labels) if is_observing else None)
+        return SamplerInput(labels, self.observations(labels) if is_observing else None)
 
     def _merging(self) -> MergingSampler:
-        made = self.make()
-        if scope_of(made) == "commit" or not isinstance(made, MergingSampler):
+        sampler = self.make()
+        if scope_of(sampler) == "commit" or not isinstance(sampler, MergingSampler):
             raise SkipTest("its scope is a commit: nothing is merged")
-        return made
+        return sampler
 
     def _samples(self) -> tuple[MergingSampler, LabelSet]:
         """The sampler, and what it keeps of each commit."""
-        made = self._merging()
-        return made, self._given().thinned(made, seed=1)
+        sampler = self._merging()
+        return sampler, self._input().sample(sampler, seed=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given:
-    """What a sampler is shown.
+class SamplerInput:
+    """The arguments of a call of a sampler.
 
     Attributes:
         labels: whole commits.
@@ -204,32 +206,34 @@ class Given:
     labels: LabelSet
     observations: pa.Table | None = None
 
-    def shown_to(self, chosen: Sampler, *, seed: int) -> Any:
-        """Whatever the sampler answers."""
-        labels = shown(chosen, self.labels)
+    def mask_of(self, sampler: Sampler, *, seed: int) -> Any:
+        """The return value of the sampler."""
+        labels = shown(sampler, self.labels)
         if self.observations is None:
-            return chosen.sample(labels, seed=seed)
-        observing: Any = chosen
+            return sampler.sample(labels, seed=seed)
+        observing: Any = sampler
         return observing.sample(labels, observations=self.observations, seed=seed)
 
-    def kept(self, chosen: Sampler, *, seed: int) -> set[Identity]:
+    def keep(self, sampler: Sampler, *, seed: int) -> set[Identity]:
         """Identities of the labels that a sampler keeps."""
-        return set(identities(self.labels.where(np.asarray(self.shown_to(chosen, seed=seed)))))
+        return set(identities(self.labels.where(np.asarray(self.mask_of(sampler, seed=seed)))))
 
-    def thinned(self, chosen: Sampler, *, seed: int) -> LabelSet:
-        """What the store makes of the answer."""
-        return apply(chosen, self.labels, seed=seed, observations=self.observations)
+    def sample(self, sampler: Sampler, *, seed: int) -> LabelSet:
+        """The sample as the store takes it."""
+        return apply(sampler, self.labels, seed=seed, observations=self.observations)
 
-    def taken(self, rows: npt.NDArray[np.int64]) -> Given:
+    def take(self, rows: npt.NDArray[np.int64]) -> SamplerInput:
         """Some of the labels in another order, with their observations."""
-        labels = _taken(self.labels, rows)
+        labels = _take(self.labels, rows)
         if self.observations is None:
-            return Given(labels)
+            return SamplerInput(labels)
         place = np.full(len(self.labels), -1)
         place[rows] = np.arange(len(rows))
         numbers = place[self.observations.column(LABEL).to_numpy()]
         order = np.argsort(numbers, kind="stable")[int((numbers < 0).sum()) :]
-        return Given(labels, _numbered(self.observations.take(pa.array(order)), numbers[order]))
+        return SamplerInput(
+            labels, _numbered(self.observations.take(pa.array(order)), numbers[order])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +302,7 @@ def sample_labels(*, seed: int = 0) -> LabelSet:
     }
     fields = {name: _column(columns[name], schema.label_schema.field(name)) for name in columns}
     labels = LabelSet(schema, pa.table(fields, schema=schema.label_schema))
-    return _taken(labels, rng.permutation(size))
+    return _take(labels, rng.permutation(size))
 
 
 def sample_observations(labels: LabelSet, *, seed: int = 0) -> pa.Table:
@@ -340,9 +344,9 @@ def _numbered(table: pa.Table, numbers: npt.NDArray[np.integer[Any]]) -> pa.Tabl
     return table.append_column(field, pa.array(numbers, field.type))
 
 
-def merged(chosen: MergingSampler, samples: LabelSet, *, seed: int) -> set[Identity]:
+def merged(sampler: MergingSampler, samples: LabelSet, *, seed: int) -> set[Identity]:
     """Identities of the labels that are left when samples are merged."""
-    mask = np.asarray(chosen.merge(shown(chosen, samples), seed=seed))
+    mask = np.asarray(sampler.merge(shown(sampler, samples), seed=seed))
     assert mask.dtype == np.bool_, f"expected booleans of merge, got {mask.dtype}"
     assert mask.shape == (len(samples),), (
         f"expected {len(samples)} booleans of merge, got {mask.shape}"
@@ -368,5 +372,5 @@ def _commits(labels: LabelSet) -> list[npt.NDArray[np.int64]]:
     return [np.flatnonzero(inverse == number) for number in range(int(inverse.max()) + 1)]
 
 
-def _taken(labels: LabelSet, rows: npt.NDArray[np.int64]) -> LabelSet:
+def _take(labels: LabelSet, rows: npt.NDArray[np.int64]) -> LabelSet:
     return LabelSet(labels.schema, labels.table.take(pa.array(rows)))

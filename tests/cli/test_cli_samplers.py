@@ -217,7 +217,7 @@ def test_a_file_s_own_checks_go_first(tmp_path: Path) -> None:
         ("reservior", "did you mean 'reservoir'?"),
     ],
 )
-def test_what_cannot_be_tested_is_told(
+def test_sampler_test_of_a_wrong_file_names_the_mistake(
     target: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -274,7 +274,7 @@ def test_a_query_is_thinned_where_its_labels_lie(
     assert sorted(pd.read_parquet(target)["label"]) == sorted(expected)
 
 
-def test_a_wrong_sampler_of_a_query_is_told(
+def test_query_with_a_wrong_sampler_names_the_mistake(
     client: galileo.Client, dataset: str, cluster: galileo.LocalCluster
 ) -> None:
     with pytest.raises(galileo.GalileoError, match="did you mean 'uniform'") as caught:
@@ -324,7 +324,9 @@ def test_a_sampler_file_goes_along_with_a_query(
         (["--sampler-file", "{file}"], "expected one class with a method sample, got none"),
     ],
 )
-def test_a_wrong_sampler_file_is_told(words: list[str], says: str, tmp_path: Path) -> None:
+def test_sampler_file_without_a_sampler_names_the_mistake(
+    words: list[str], says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "nothing.py"
     path.write_text("x = 1\n")
     filled = [word.format(file=path) for word in words]
@@ -335,7 +337,7 @@ def test_a_wrong_sampler_file_is_told(words: list[str], says: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("digest", "says"), [("abc", "at least 8 digits"), ("0" * 64, "which no node in reach has")]
 )
-def test_what_cannot_be_revoked_is_told(
+def test_revoke_of_an_unknown_sampler_names_the_mistake(
     digest: str, says: str, cluster: galileo.LocalCluster
 ) -> None:
     assert says in run("--node", cluster.addresses[0], "sampler", "revoke", digest, fails=2).stderr

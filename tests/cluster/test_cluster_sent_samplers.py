@@ -188,7 +188,7 @@ def test_each_sampler_fails_its_own_query(
     client.fetch(ccqs["share"].id, token=ccqs["share"].token)
 
 
-def test_a_reader_who_waits_is_told_of_the_revocation(
+def test_waiting_fetch_of_a_revoked_sampler_returns(
     client: galileo.Client,
     cluster: galileo.LocalCluster,
     dataset: str,

@@ -131,7 +131,7 @@ LABELS = sample_labels()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _contained() -> None:
+def _escape_fails() -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
 
@@ -406,7 +406,7 @@ def test_where_it_cannot_be_contained_it_is_not_run(monkeypatch: pytest.MonkeyPa
 def test_unavailable_reason_is_probed_again_after_a_failure_and_not_after_a_success(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    probe._prove.cache_clear()
+    probe._check_once.cache_clear()
     answers = iter(["the machine is busy", None])
     monkeypatch.setattr(probe, "probe_containment", lambda: next(answers))
     assert [unavailable_reason(), unavailable_reason(), unavailable_reason()] == [

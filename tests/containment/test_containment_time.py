@@ -47,7 +47,7 @@ def sleepy() -> Iterator[ContainedSampler]:
     made.close()
 
 
-def test_an_answer_that_came_while_nobody_looked_counts() -> None:
+def test_response_that_arrived_during_a_stop_is_in_time() -> None:
     answered, answers = os.pipe()
     printed, prints = os.pipe()
     try:

@@ -120,7 +120,7 @@ async def test_facts_add_up(cluster: Any, make_observations: Make) -> None:
     assert all(node.stopped() == [] for node in cluster.nodes)
 
 
-async def test_an_unknown_dataset_is_told_with_those_that_exist(cluster: Any) -> None:
+async def test_shard_of_an_unknown_dataset_names_the_existing_ones(cluster: Any) -> None:
     with pytest.raises(UnknownDataset, match=r"dataset 'nan' does not exist; did you mean 'nam'\?"):
         cluster["a"].catalog.schema("nan")
     with pytest.raises(UnknownDataset, match=r"'radar' does not exist\. Datasets: nam; create"):

@@ -252,7 +252,7 @@ async def test_first_pages_of_nodes_make_the_first_page_of_all(
     assert table.column("observations").to_pylist() == counted.iloc[:7].tolist()
 
 
-async def test_an_estimate_asks_nobody_and_says_what_it_does_not_know(
+async def test_estimate_calls_no_node_and_names_silent_ones(
     cluster: Any, direct: Direct, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -296,7 +296,7 @@ async def test_an_error_of_the_question_is_the_answers_error(
 # --- cancellation and bounds ---------------------------------------------------------------------
 
 
-async def test_work_that_nobody_waits_for_stops(
+async def test_cancelled_analytics_stop_their_work(
     cluster: Any, direct: Direct, make_observations: Make
 ) -> None:
     """The thread meets the check after the caller went away, and ends with it."""

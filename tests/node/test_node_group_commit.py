@@ -211,7 +211,7 @@ async def test_two_batches_of_one_number_that_meet_are_a_conflict(bench: Bench) 
     assert bench.seen() == [1, 2]
 
 
-async def test_a_cancelled_waiter_harms_nobody(bench: Bench) -> None:
+async def test_cancelled_commit_leaves_other_commits_intact(bench: Bench) -> None:
     first = await bench.hold()
     gone, *others = [bench.start(batch) for batch in range(1, 4)]
     await bench.until_waiting(3)

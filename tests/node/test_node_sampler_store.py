@@ -140,7 +140,7 @@ async def test_a_node_that_was_away_fetches_it_when_it_is_needed(
     assert kept_at(open_cluster) == "abc"
 
 
-async def test_nobody_keeps_what_one_node_refuses(open_cluster: Any, share: Any) -> None:
+async def test_send_stores_nothing_if_one_node_refuses(open_cluster: Any, share: Any) -> None:
     open_cluster.options = NodeOptions()
     await open_cluster.restart("b")
     with pytest.raises(NotPermitted, match=r"node b takes no samplers .*samplers\.uploads"):
@@ -361,7 +361,7 @@ async def test_one_archive_sent_many_times_at_once_is_kept_once(
         assert [one.digest for one in node.samplers.known()] == [share.digest]
 
 
-async def test_what_there_is_can_be_told_while_it_changes(open_cluster: Any, share: Any) -> None:
+async def test_news_during_changes_is_consistent(open_cluster: Any, share: Any) -> None:
     """Records change in threads, whatever the event loop goes through at that moment."""
     samplers = open_cluster["a"].samplers
     sent = await samplers.send(share.data, sent_by="")

@@ -190,7 +190,7 @@ async def test_a_sampler_that_raises_fails_its_query(filled: Any, at: str) -> No
         await sampled(filled, SamplerSpec("failing", {"error": "InputError"}), at=at)
 
 
-async def test_a_sampler_that_is_not_there_or_refuses_is_told(filled: Any) -> None:
+async def test_missing_or_refusing_sampler_is_an_error(filled: Any) -> None:
     with pytest.raises(
         UnknownSampler, match="'reservior' is not installed; did you mean 'reservoir'"
     ):

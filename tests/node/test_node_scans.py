@@ -238,7 +238,7 @@ async def test_our_own_mistake_is_no_missing_partition(
         await cluster.ask()
 
 
-async def test_an_answer_that_nobody_reads_on_leaves_nothing_behind(
+async def test_abandoned_answer_leaves_nothing_behind(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_scan, "LABELS_PER_PART", 1)
@@ -373,7 +373,7 @@ async def test_unknown_partitions_are_not_answered(cluster: Any, make_observatio
     assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"
 
 
-async def test_labels_of_a_partition_that_leaves_amid_an_answer_are_not_told_twice(
+async def test_labels_of_a_partition_that_moves_amid_an_answer_are_sent_once(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler that looks at observations may find them gone when it has given some labels."""
@@ -436,7 +436,7 @@ async def test_an_answer_is_made_as_it_is_taken(
     assert 1 + sum(rest) == sum(made) == len(await cluster.ask())
 
 
-async def test_a_scan_that_nobody_reads_on_is_not_carried_on(
+async def test_abandoned_scan_ends(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 50)

@@ -227,7 +227,7 @@ async def test_an_order_skips_time_buckets_behind_what_was_found(
     assert 0 < least < most / 2
 
 
-async def test_what_lies_here_alone_needs_nobody(cluster: Any, make_observations: Make) -> None:
+async def test_select_of_own_partitions_is_local(cluster: Any, make_observations: Make) -> None:
     whole = make_observations(1000)
     await cluster.ingest(whole)
     cluster.network.away = {"a", "c"}

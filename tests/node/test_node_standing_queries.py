@@ -169,7 +169,7 @@ async def test_what_does_not_fit_comes_with_the_next_answers(
     }
 
 
-async def test_the_index_forgets_what_nobody_asks_for(schema, texts):
+async def test_full_index_evicts_least_recently_used_queries(schema, texts):
     registry = Registry(schema, queries_max=10)
     many = [parse(f"temperature > {number}", schema).to_json() for number in range(30)]
     registry.learn(texts[0])

@@ -32,7 +32,7 @@ class Raising:
         (ValueError("no idea"), SamplerFailed),
     ],
 )
-async def test_a_revocation_amid_a_call_is_told_as_such(
+async def test_revocation_during_a_call_raises_sampler_revoked(
     monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
 ) -> None:
     labels = to_labels([(0, 1, 0, 5)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from galileo.containment import ContainedSamplers
+from galileo.containment import ContainedSamplers, unavailable_reason
 from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
 from galileo.sampler_package import sampler_archive
 from galileo.samplers import apply, sampler

@@ -106,7 +106,7 @@ def test_only_the_segment_that_is_written_stays_plain(tmp_path: Path, open_journ
     assert not journal.merge(EVERYTHING, unhurried)
 
 
-def test_pace_is_told_every_byte_and_can_end_it(
+def test_rate_limit_gets_every_byte_and_can_end_a_compaction(
     stored: Path, commits: list[Commit], open_journal: Open
 ) -> None:
     journal = open_journal(stored, SMALL).journal

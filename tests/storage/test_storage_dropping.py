@@ -138,7 +138,7 @@ def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
     assert set(outcomes) == {False, True}
 
 
-def test_readers_of_a_dropped_dataset_are_told_so(stored: Path, make_commit: Make) -> None:
+def test_read_of_a_dropped_dataset_names_the_drop(stored: Path, make_commit: Make) -> None:
     with opened(stored) as store:
         journal = store.journal("nam", 3)
         rows = journal.read(2)

@@ -153,7 +153,7 @@ def test_a_retried_batch_gets_its_first_result_in_the_call_later_and_after_reope
     assert journal.last_batch("unknown") is None
 
 
-def test_one_batch_number_for_two_batches_is_a_conflict_and_harms_nobody_else(
+def test_one_batch_number_for_two_batches_is_a_conflict_of_that_producer_alone(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal

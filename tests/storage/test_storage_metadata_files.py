@@ -81,7 +81,7 @@ def test_a_disk_that_refuses_leaves_the_old_record(
     assert records.load_all() == {"ccq": b"new"}
 
 
-def test_a_temporary_file_of_a_dead_process_is_no_record_and_in_nobodys_way(
+def test_temporary_file_of_a_dead_process_is_ignored(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "ccq.record.tmp").write_bytes(b"half")

@@ -161,7 +161,7 @@ def test_commits_without_their_schema_stop_the_start(
         store.recover(lambda *_: None)
 
 
-def test_a_second_user_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
+def test_open_of_a_directory_in_use_names_its_holder(tmp_path: Path) -> None:
     with Store.open(tmp_path, wall=wall) as store:
         with pytest.raises(ConfigError, match=f"process {os.getpid()} holds it") as caught:
             Store.open(tmp_path, wall=wall)

@@ -103,7 +103,7 @@ def test_what_comes_twice_is_repeated_and_out_of_order() -> None:
     assert audited(whole, update(FIRST, {0: 4, 2: 2})) == {"repeated": 2, "disordered": 2}
 
 
-def test_what_nobody_committed_is_foreign() -> None:
+def test_uncommitted_label_is_foreign() -> None:
     assert audited(update([*LOG, (1, 1, 0)], {0: 4, 1: 1, 2: 2})) == {"foreign": 1}
 
 

@@ -66,7 +66,7 @@ def received(network: Network, lost: dict[Link, float]) -> int:
         return int(listening.stdout.readline())
 
 
-def test_datagrams_arrive_or_are_lost_as_told(network: Network) -> None:
+def test_datagrams_arrive_or_are_lost_at_the_set_rate(network: Network) -> None:
     assert received(network, {}) == 400
     dropped = network.dropped
     assert received(network, {("a", "b"): 1.0}) == 0

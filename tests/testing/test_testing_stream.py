@@ -49,7 +49,7 @@ def test_what_was_refused_is_sent_again_under_its_name_and_stored_once() -> None
     assert set(node.refused) <= set(node.stored)
 
 
-def test_what_can_never_be_stored_ends_the_stream_and_is_told() -> None:
+def test_rejected_batch_ends_the_stream_with_its_error() -> None:
     class Strict(Node):
         def ingest(self, dataset: str, table: pa.Table, *, producer: str) -> Any:
             raise InvalidObservations("latitude 91")

@@ -61,7 +61,7 @@ class PartitionSource:
     async def listing(self, partition: int) -> PartitionManifest:
         """Everything that this node has of a partition."""
         self._check(partition)
-        return await asyncio.to_thread(self._listed, partition)
+        return await asyncio.to_thread(self._build_manifest, partition)
 
     async def piece(self, partition: int, file: File, *, offset: int, size: int) -> bytes:
         """Some bytes of a file that a listing named.
@@ -76,7 +76,7 @@ class PartitionSource:
         try:
             return await asyncio.to_thread(read_piece, path, offset=offset, size=size)
         except FileNotFoundError as error:
-            raise _gone(file) from error
+            raise _file_replaced(file) from error
 
     async def checksum(self, partition: int, file: File) -> int:
         """CRC-32C of a file that a listing named; errors as `piece`."""
@@ -84,7 +84,7 @@ class PartitionSource:
         try:
             return await asyncio.to_thread(file_checksum, path, size=file.bytes)
         except FileNotFoundError as error:
-            raise _gone(file) from error
+            raise _file_replaced(file) from error
 
     async def fence(self, partition: int, *, to: str) -> PartitionManifest:
         """Takes no commits for a partition for `FENCE_S`; again, to make that longer.
@@ -105,7 +105,7 @@ class PartitionSource:
             expiry = loop.call_later(FENCE_S, self._expire, partition)
             self._fences[partition] = _Fence(to, expiry)
         await self._catalog.fence(partition)
-        return await asyncio.to_thread(self._listed, partition)
+        return await asyncio.to_thread(self._build_manifest, partition)
 
     async def release(self, partition: int, *, to: str) -> None:
         """Takes commits again; nothing where the fence is not that of `to`."""
@@ -177,7 +177,7 @@ class PartitionSource:
         last = self._live.move_of(partition)
         return 1 if last is None else last.number + 1
 
-    def _listed(self, partition: int) -> PartitionManifest:
+    def _build_manifest(self, partition: int) -> PartitionManifest:
         """The files first, so that a mark is never older than they are."""
         files, contents = [], dataset_manifest(self._catalog, partition)
         for manifest in contents:
@@ -201,10 +201,10 @@ class PartitionSource:
         for path, size in journal.files() if journal is not None else ():
             if path.name == file.name and size >= file.bytes:
                 return path
-        raise _gone(file)
+        raise _file_replaced(file)
 
 
-def _gone(file: File) -> Unavailable:
+def _file_replaced(file: File) -> Unavailable:
     return Unavailable(
         f"expected file {file.name} of dataset {file.dataset!r}, which was merged or dropped "
         "meanwhile; list the files again",
