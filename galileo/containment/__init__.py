@@ -1,4 +1,4 @@
-"""Containment: samplers that users sent run in a process that reaches nothing.
+"""Runs uploaded samplers in sandboxed processes.
 
 The process lives under bubblewrap, with namespaces of its own and no capabilities, sees the
 interpreter and the few packages that samplers work with, read-only, has its memory, threads and

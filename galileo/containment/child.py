@@ -1,7 +1,7 @@
-"""The process under bubblewrap, as its parent holds it: pipes, signals, CPU time.
+"""The process under bubblewrap, seen from its parent: pipes, signals, CPU time.
 
-A thread starts it and waits for its end. Linux kills it when that thread ends, and so with this
-process, however that dies.
+A thread starts the process and waits for its end. Linux kills the process when that thread ends,
+and therefore also when the parent dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from galileo.containment.limits import ContainmentLimits
 from galileo.containment.sandbox import Descriptors, command
 
 END_S = 10.0
-"""Until the kernel has ended a process that was killed."""
+"""Seconds for the kernel to end a killed process."""
 
 _CLOCK_OF_PROCESS = 2
 
@@ -37,9 +37,9 @@ class Child:
         process: bubblewrap's, outside.
         requests: descriptor to write requests to.
         answers: descriptor to read answers from.
-        printed: descriptor of what it prints, standard output and errors together.
+        printed: descriptor of its standard output and error.
         keeper: the thread that started it and waits for it.
-        pid: of the contained process, as it is seen from here; 0 until `find`.
+        pid: of the contained process in the namespace of the parent; 0 until `find`.
     """
 
     process: subprocess.Popen[bytes]
@@ -100,9 +100,9 @@ def spawn(
     """Starts a contained process.
 
     Args:
-        archive: the sent zip.
+        archive: the uploaded zip file.
         memory: descriptor of the shared memory, readable.
-        limits: that it takes upon itself.
+        limits: that the process sets for itself.
         as_root: see `sandbox.command`.
 
     Raises:
@@ -118,7 +118,7 @@ def spawn(
     theirs = (requests, prints, *(descriptor for descriptor in given if descriptor != memory))
     try:
         words = command(Descriptors(*given), limits, as_root=as_root)
-        process, keeper = _kept(words, requests=requests, prints=prints, given=given)
+        process, keeper = _start_in_thread(words, requests=requests, prints=prints, given=given)
     except BaseException:
         for descriptor in (ours, answered, printed):
             os.close(descriptor)
@@ -130,7 +130,7 @@ def spawn(
 
 
 def _file(content: bytes) -> int:
-    """A file without a name, to be read from its beginning."""
+    """The descriptor of an anonymous file with this content, at its start."""
     descriptor = os.memfd_create("given", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)
@@ -138,10 +138,10 @@ def _file(content: bytes) -> int:
     return descriptor
 
 
-def _kept(
+def _start_in_thread(
     words: list[str], *, requests: int, prints: int, given: tuple[int, ...]
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
-    """Starts the command in a thread that lives as long as it."""
+    """Starts the command in a thread that waits for its end."""
     started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
     def keep() -> None:

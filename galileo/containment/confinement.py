@@ -1,6 +1,6 @@
-"""How the contained process gives up what bubblewrap could not take from it. There is no way back.
+"""Drops the rights of the contained process that bubblewrap cannot drop; irreversible.
 
-It runs between the imports of what samplers work with and that of the sent code.
+Runs after the imports of the packages for samplers, and before the import of the uploaded code.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ class _Program(ctypes.Structure):
 
 
 def drop_privileges(user: int) -> None:
-    """Becomes a user that owns nothing, where bubblewrap was started by root.
+    """Changes to a user without files, where bubblewrap was started by root.
 
-    Root that has left its rights behind would still own the files of root, and Linux does not
-    count its threads.
+    Root without capabilities still owns the files of root, and Linux does not limit its threads.
     """
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    # What could be inherited is not lost with root.
+    # Inheritable capabilities survive the change of the user.
     header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     _call("capset", ctypes.addressof(header), ctypes.addressof(none))
 
@@ -53,11 +52,11 @@ def confine(bounds: Mapping[str, int]) -> None:
         bounds: memory_bytes, open_files and processes of the limits.
 
     Raises:
-        OSError: the kernel does not do it.
+        OSError: the kernel refuses a limit or the filter.
     """
     for limit in _NOTHING:
         resource.setrlimit(limit, (0, 0))
-    # Hosts may hand cores to a program of root's. Only at a limit of 1 the kernel does not.
+    # Hosts may pipe core dumps to a program of root; only a limit of 1 prevents it.
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     for limit, name in (
@@ -73,7 +72,7 @@ def confine(bounds: Mapping[str, int]) -> None:
 
 
 def _filter(machine: Machine) -> None:
-    """Of all threads: libraries may have started some."""
+    """Installs the filter of system calls in all threads, also those of libraries."""
     program = filters.strict(machine)
     described = _Program(len(program) // filters.INSTRUCTION_BYTES, program)
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -45,7 +45,7 @@ _TCGETS, _FIONREAD, _FIONCLEX, _FIOCLEX = 0x5401, 0x541B, 0x5450, 0x5451
 
 
 def this_machine() -> Machine | None:
-    """How this machine numbers system calls; None where it is not known here."""
+    """The system call numbers of this machine; None if unknown."""
     return MACHINES.get(os.uname().machine)
 
 

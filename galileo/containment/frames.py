@@ -1,9 +1,8 @@
-"""What goes between a node and a contained process.
+"""The protocol between a node and a contained process.
 
-Labels go one way, through memory that both see and only the node can write: a request names how
-many bytes of it are what. The answer comes through a pipe and has a fixed form: a status, a
-length, and that many bytes, which are bits or text. So nothing that contained code can write is
-ever parsed as anything richer.
+Labels are in shared memory that only the node can write; a request has the sizes of its parts. A
+response is sent through a pipe: a status, a length, and that many bytes, which are bits or text. So
+the node never parses a richer format from uploaded code.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be done, and the sizes of what lies in the shared memory, in bytes.
+    """A request, with the sizes in bytes of its parts in shared memory.
 
     Attributes:
         operation: one of `OPERATIONS`.
@@ -77,5 +76,5 @@ REQUEST_BYTES = _REQUEST.size
 
 
 def aligned(size: int) -> int:
-    """The next place where Arrow likes to begin."""
+    """The size, rounded up to the alignment of Arrow buffers."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

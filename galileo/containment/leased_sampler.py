@@ -16,7 +16,7 @@ from galileo.samplers import Mask, SamplerSpec
 
 
 class LeasedSampler:
-    """Satisfies `Sampler` and `MergingSampler`, whatever reader is slow between two calls.
+    """Satisfies `Sampler` and `MergingSampler`; holds no process between two calls.
 
     Attributes:
         scope: as the sampler's class says; "commit" where it does not.
@@ -44,36 +44,36 @@ class LeasedSampler:
             check: raises once the archive must not be used any more; called around each use.
 
         Raises:
-            SandboxUnavailable, InputError, SamplerFailed, Overloaded: as `ContainedSamplers.lent`.
+            SandboxUnavailable, InputError, SamplerFailed, Overloaded: as `ContainedSamplers.lease`.
         """
         self._pool = pool
         self._archive = archive
         self._spec = spec
         self._owner = owner
         self._check = check
-        with self._lease() as made:
-            self.scope = made.scope
-            self.regroups = made.regroups
-            self.needs_observations = made.needs_observations
-            self.needs_columns = made.needs_columns
+        with self._lease() as sampler:
+            self.scope = sampler.scope
+            self.regroups = sampler.regroups
+            self.needs_observations = sampler.needs_observations
+            self.needs_columns = sampler.needs_columns
 
     def sample(self, labels: LabelSet, *, seed: int, observations: pa.Table | None = None) -> Mask:
-        """As `ContainedSampler.sample`; raises `Overloaded` where too many are lent out."""
-        with self._lease() as made:
-            return made.sample(labels, seed=seed, observations=observations)
+        """As `ContainedSampler.sample`; raises `Overloaded` where all processes are in use."""
+        with self._lease() as sampler:
+            return sampler.sample(labels, seed=seed, observations=observations)
 
     def merge(self, labels: LabelSet, *, seed: int) -> Mask:
-        """As `ContainedSampler.merge`; raises `Overloaded` where too many are lent out."""
-        with self._lease() as made:
-            return made.merge(labels, seed=seed)
+        """As `ContainedSampler.merge`; raises `Overloaded` where all processes are in use."""
+        with self._lease() as sampler:
+            return sampler.merge(labels, seed=seed)
 
     @contextmanager
     def _lease(self) -> Iterator[ContainedSampler]:
-        """What was revoked meanwhile gives no answer, and leaves no process."""
+        """A sampler for one call; raises if its archive was revoked before or during the call."""
         self._check()
         try:
-            with self._pool.lease(self._archive, self._spec, owner=self._owner) as made:
-                yield made
+            with self._pool.lease(self._archive, self._spec, owner=self._owner) as sampler:
+                yield sampler
         finally:
             try:
                 self._check()

@@ -1,4 +1,4 @@
-"""How much a contained sampler may take."""
+"""Resource limits of a contained sampler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ContainmentLimits:
-    """What ends a call of a sent sampler, and the process that it ran in.
+    """Limits of one call of an uploaded sampler; exceeding one ends its process.
 
     Attributes:
         memory_bytes: address space of the process: some 300 MB of Python, NumPy and Arrow, the

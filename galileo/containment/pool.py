@@ -1,4 +1,4 @@
-"""Contained samplers that are kept for the next call, a bounded number of them."""
+"""A bounded pool of contained samplers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _PooledSampler:
-    """A sampler, the calls that use it now, and whether it is to end when they are over."""
+    """A sampler, the number of its running calls, and whether it ends after these."""
 
     starting: threading.Lock
     sampler: ContainedSampler | None = None
     users: int = 0
-    forgotten: bool = False
+    is_removed: bool = False
 
 
 class ContainedSamplers:
-    """Contained samplers by archive, options and owner; those longest unused are ended first."""
+    """Contained samplers by archive, options and owner; evicts the least recently used."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class ContainedSamplers:
     ) -> None:
         self._samplers_max, self._limits = samplers_max, limits
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Key, _PooledSampler] = OrderedDict()
+        self._pooled: OrderedDict[Key, _PooledSampler] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._pooled)
 
     @contextmanager
     def lease(
         self, archive: SamplerArchive, spec: SamplerSpec, *, owner: str = ""
     ) -> Iterator[ContainedSampler]:
-        """The sampler, for as long as the block lasts; started where there is none yet.
+        """The sampler for the time of the block; started on first use.
 
         Args:
             archive: its code.
@@ -61,80 +61,80 @@ class ContainedSamplers:
             owner: whose data the process sees; calls of other owners get another process.
 
         Raises:
-            Overloaded: so many are lent out that there is no room for one more.
+            Overloaded: all `samplers_max` samplers are in use.
             SandboxUnavailable, InputError, SamplerFailed: as `ContainedSampler`.
         """
         key = archive.digest, json.dumps(dict(spec.options), sort_keys=True), owner
-        kept = self._take(key)
+        pooled = self._take(key)
         try:
-            yield self._start(kept, archive, spec)
+            yield self._start(pooled, archive, spec)
         finally:
-            self._release(key, kept)
+            self._release(key, pooled)
 
     def remove(self, digest: str) -> None:
-        """Ends those of an archive, such as a revoked one; those lent out when they come back."""
+        """Ends the samplers of an archive; those in use end after their calls."""
         self._forget([key for key in self._keys() if key[0] == digest])
 
     def close(self) -> None:
-        """Ends all of them; those lent out when they come back."""
+        """Ends all samplers; those in use end after their calls."""
         self._forget(self._keys())
 
     def _keys(self) -> list[Key]:
         with self._lock:
-            return list(self._kept)
+            return list(self._pooled)
 
     def _take(self, key: Key) -> _PooledSampler:
-        """What is kept under a key, in use from now on, and room made for it."""
+        """The sampler of a key, marked as in use; evicts another one if necessary."""
         with self._lock:
             unused = self._select_evicted(key)
-            kept = self._kept.setdefault(key, _PooledSampler(threading.Lock()))
-            self._kept.move_to_end(key)
-            kept.users += 1
+            pooled = self._pooled.setdefault(key, _PooledSampler(threading.Lock()))
+            self._pooled.move_to_end(key)
+            pooled.users += 1
         if unused is not None and unused.sampler is not None:
             unused.sampler.close()
-        return kept
+        return pooled
 
     def _select_evicted(self, key: Key) -> _PooledSampler | None:
-        """Takes out the one longest unused, where there is no room for a new key else."""
-        if key in self._kept or len(self._kept) < self._samplers_max:
+        """Removes and returns the least recently used idle sampler, if a new key needs room."""
+        if key in self._pooled or len(self._pooled) < self._samplers_max:
             return None
-        idle = next((other for other, kept in self._kept.items() if not kept.users), None)
+        idle = next((other for other, pooled in self._pooled.items() if not pooled.users), None)
         if idle is None:
             raise Overloaded(
                 f"expected at most {self._samplers_max} sent samplers at work at a time; "
                 "repeat it when one is done",
                 after_s=RETRY_AFTER_S,
             )
-        return self._kept.pop(idle)
+        return self._pooled.pop(idle)
 
     def _start(
-        self, kept: _PooledSampler, archive: SamplerArchive, spec: SamplerSpec
+        self, pooled: _PooledSampler, archive: SamplerArchive, spec: SamplerSpec
     ) -> ContainedSampler:
         """Started by the first call; concurrent calls wait for it."""
-        with kept.starting:
-            if kept.sampler is None:
-                kept.sampler = ContainedSampler(archive, spec, limits=self._limits)
-            return kept.sampler
+        with pooled.starting:
+            if pooled.sampler is None:
+                pooled.sampler = ContainedSampler(archive, spec, limits=self._limits)
+            return pooled.sampler
 
-    def _release(self, key: Key, kept: _PooledSampler) -> None:
+    def _release(self, key: Key, pooled: _PooledSampler) -> None:
         with self._lock:
-            kept.users -= 1
-            over = not kept.users and (kept.forgotten or kept.sampler is None)
-            if over and self._kept.get(key) is kept:
-                del self._kept[key]
-        if over and kept.sampler is not None:
-            kept.sampler.close()
+            pooled.users -= 1
+            over = not pooled.users and (pooled.is_removed or pooled.sampler is None)
+            if over and self._pooled.get(key) is pooled:
+                del self._pooled[key]
+        if over and pooled.sampler is not None:
+            pooled.sampler.close()
 
     def _forget(self, keys: list[Key]) -> None:
         ended: list[_PooledSampler] = []
         with self._lock:
             for key in keys:
-                kept = self._kept.pop(key, None)
-                if kept is None:
+                pooled = self._pooled.pop(key, None)
+                if pooled is None:
                     continue
-                kept.forgotten = True
-                if not kept.users:
-                    ended.append(kept)
-        for kept in ended:
-            if kept.sampler is not None:
-                kept.sampler.close()
+                pooled.is_removed = True
+                if not pooled.users:
+                    ended.append(pooled)
+        for pooled in ended:
+            if pooled.sampler is not None:
+                pooled.sampler.close()

@@ -1,4 +1,4 @@
-"""Whether code can be contained on this machine."""
+"""Checks whether code can be contained on this machine."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Probe:
 
 
 class _NotContained(Exception):
-    """Why it is not."""
+    """The reason why code cannot be contained."""
 
 
 def unavailable_reason() -> str | None:
-    """Why code cannot be contained on this machine, or None; found by doing it.
+    """Why code cannot be contained on this machine, or None; tries it.
 
     A success is remembered. A failure is tried again, since it may be over: a package was
     installed, or the machine was only too busy.
@@ -70,13 +70,13 @@ def unavailable_reason() -> str | None:
 
 @functools.cache
 def _check_once() -> None:
-    """Remembers, as caches do, that it returned, but not that it raised."""
+    """Cached: a success is remembered, an exception is not."""
     if (reason := probe_containment()) is not None:
         raise _NotContained(reason)
 
 
 def probe_containment(*, as_root: bool | None = None) -> str | None:
-    """The same, tried anew.
+    """As `unavailable_reason`, without the cache.
 
     Args:
         as_root: see `sandbox.command`.
@@ -92,7 +92,7 @@ def probe_containment(*, as_root: bool | None = None) -> str | None:
 
 
 def _escape_fails(as_root: bool | None) -> bool:
-    """Whether code that tries to get out finds that it cannot."""
+    """Whether code that tries to escape fails to do so."""
     archive = archive_of({"probe.py": _SAMPLER}, name="probe", entry="probe:Probe")
     process = ContainedProcess(archive, limits=ContainmentLimits(), as_root=as_root)
     try:

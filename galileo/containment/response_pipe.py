@@ -43,7 +43,7 @@ class ResponseReader:
             self._poll.register(descriptor, select.POLLIN)
 
     def begin(self) -> None:
-        """Forgets what was printed before.
+        """Discards the output of earlier calls.
 
         Raises:
             SandboxTerminated: the process has answered before any request.
@@ -83,7 +83,7 @@ class ResponseReader:
         return status, self._exactly(size, until=until, look=look)
 
     def _exactly(self, size: int, *, until: Callable[[], float], look: Callable[[], None]) -> bytes:
-        """So many bytes and not one more."""
+        """Reads exactly `size` bytes."""
         data = bytearray()
         while len(data) < size:
             left_s = until() - time.monotonic()
@@ -122,7 +122,7 @@ def readable(data: bytes, *, keep: str = "") -> str:
 
 
 def _available(descriptor: int, size: int) -> bytes | None:
-    """What is there; None where nothing is yet, empty at the end."""
+    """The available bytes, up to `size`; None without any, empty at the end of the pipe."""
     try:
         return os.read(descriptor, size)
     except BlockingIOError:

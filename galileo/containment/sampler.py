@@ -1,4 +1,4 @@
-"""A sampler that users sent, run in a process that reaches nothing."""
+"""An uploaded sampler that runs in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from galileo.samplers import Mask, SamplerSpec, Scope, shown
 DEFAULT_LIMITS = ContainmentLimits()
 
 _DETAIL_CHARS_MAX = 900
-"""Of traceback and of what was printed: longer details do not cross the wire."""
+"""Bound on the traceback and on the output in error details."""
 
-Found = TypeVar("Found")
+Response = TypeVar("Response")
 
 
 class ContainedSampler:
-    """Satisfies `Sampler` and `MergingSampler`; the code of the archive runs elsewhere.
+    """Satisfies `Sampler` and `MergingSampler`; the code of the archive runs in another process.
 
-    The process is started at once, serves all calls, one at a time, and is started again when it
-    was killed. Calls may come from any thread.
+    The process starts with the constructor, serves one call at a time, and is restarted after it
+    was killed. Thread-safe.
 
     Attributes:
         name: of the spec, for messages.
@@ -79,7 +79,7 @@ class ContainedSampler:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None where that was ended and the next call will start another."""
+        """Process id; None after the end of the process, until the next call starts another."""
         return self._process.pid if self._process is not None else None
 
     def cpu_s(self) -> float:
@@ -87,7 +87,7 @@ class ContainedSampler:
         return self._process.cpu_s() if self._process is not None else 0.0
 
     def sample(self, labels: LabelSet, *, seed: int, observations: pa.Table | None = None) -> Mask:
-        """Which labels to keep, a mask of the right type and length.
+        """The mask of labels to keep, with the right type and length.
 
         Raises:
             SamplerFailed: it raised, gave no such mask, took more than its limits, or died;
@@ -97,11 +97,11 @@ class ContainedSampler:
         return self._mask("sample", labels, seed=seed, observations=observations)
 
     def merge(self, labels: LabelSet, *, seed: int) -> Mask:
-        """As `sample`, of what it kept of many commits."""
+        """As `sample`, for the samples of many commits."""
         return self._mask("merge", labels, seed=seed, observations=None)
 
     def close(self) -> None:
-        """Ends the process; a call that runs is waited for. A further call is a `InternalError`."""
+        """Ends the process after a running call. A further call raises `InternalError`."""
         with self._lock:
             self._closed = True
             self._end()
@@ -150,8 +150,8 @@ class ContainedSampler:
                 raise InputError(words) from None
             raise self._failure("when it was loaded", error) from None
 
-    def _read_response(self, ask: Callable[[ContainedProcess], Found], *, what: str) -> Found:
-        """What the process answers; one that did not answer in order is ended."""
+    def _read_response(self, ask: Callable[[ContainedProcess], Response], *, what: str) -> Response:
+        """The response of the process; ends the process unless the response is valid."""
         process = self._process
         assert process is not None
         try:
@@ -163,7 +163,7 @@ class ContainedSampler:
             self._end()
             raise self._failure(what, error, printed=printed) from None
         except BaseException:
-            # Such as an interrupt: who knows what it would answer next.
+            # Such as an interrupt: the next response would be that of this call.
             self._end()
             raise
 

@@ -1,11 +1,11 @@
-"""The command that starts a contained process: what it sees, and what it is.
+"""The bubblewrap command of a contained process: its files, environment and user.
 
-It sees the interpreter with its standard library, the C library's directory, the packages that
-samplers work with, the time zones, and the sent archive, all read-only: no `/proc`, no `/dev`, no
-`/etc`, no temporary directory. Its environment is written here.
+The process sees, read-only, the interpreter with its standard library, the directory of the C
+library, the packages for samplers, the time zones, and the uploaded archive; no `/proc`, `/dev`,
+`/etc` or temporary directory.
 
-Two ways lead there. Root becomes a user that owns nothing, of a number of its own. Anybody else
-needs a user namespace, and has an unprivileged uid in it.
+A node of root changes to a user without files. Another node needs a user namespace, and has an
+unprivileged uid in it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Descriptors:
 
 
 def program() -> str | None:
-    """Where bubblewrap is, or None."""
+    """The path of bubblewrap, or None."""
     return shutil.which(PROGRAM, path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
 
 
@@ -137,7 +137,7 @@ def _isolation(*, rooted: bool) -> Iterator[str]:
     yield from (f"--unshare-{name}" for name in _NAMESPACES)
     yield from ("--new-session", "--die-with-parent", "--cap-drop", "ALL")
     if rooted:
-        # For as long as it takes to become another user.
+        # Until the process has changed to another user.
         yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
     else:
         yield from (
@@ -167,7 +167,7 @@ def _files() -> list[str]:
 
 
 def _seen() -> Iterator[tuple[str, str]]:
-    """What is seen, and where."""
+    """The visible files, by their places in the sandbox."""
     alike = [str(Path(sys.executable).resolve()), *_standard_library(), *_libpython()]
     alike += [*_system_libraries(), *([_ZONES] if Path(_ZONES).is_dir() else [])]
     yield from ((place, place) for place in alike)

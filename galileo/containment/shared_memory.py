@@ -1,4 +1,4 @@
-"""Memory that a node writes and a contained process only reads."""
+"""Shared memory that a node writes and a contained process only reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from galileo.containment.frames import Operation, Request
 
 KEPT_BYTES = 128 * 2**20
-"""Of the memory, from one call to the next; what is there already costs no time to get."""
+"""Bytes that stay allocated between two calls, which saves the time of allocation."""
 
 COPY_THREADS = 2
 """For columns of more than a megabyte; copying is most of what containment costs."""
@@ -19,7 +19,7 @@ _STEP_BYTES = 2**20
 
 
 class SharedMemory:
-    """A file without a name, in memory. The descriptor that is handed out cannot write it."""
+    """An anonymous file in memory; its descriptor `reader` is read-only."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("labels", os.MFD_CLOEXEC)
@@ -27,7 +27,7 @@ class SharedMemory:
         self._mapped: mmap.mmap | None = None
 
     def write(self, operation: Operation, head: bytes, *tables: pa.Table) -> Request:
-        """Puts a request's head and tables there, each table as an Arrow stream.
+        """Writes a request's head and tables, each table as an Arrow stream.
 
         Returns:
             The request, which says where they are.
@@ -45,7 +45,7 @@ class SharedMemory:
         return request
 
     def trim(self) -> None:
-        """Gives back what one large call took."""
+        """Frees the memory of a large call."""
         if self._mapped is not None and len(self._mapped) > KEPT_BYTES:
             self._mapped = None
             os.ftruncate(self._file, 0)

@@ -23,6 +23,6 @@ class LazyModule(ModuleType):
 
 
 def begin() -> None:
-    """Serves until there are no more requests."""
+    """Serves requests until their pipe is closed."""
     sys.modules[_LAZY] = LazyModule(_LAZY)
     importlib.import_module("galileo.containment.worker").main(sys.argv[1])

@@ -51,7 +51,7 @@ class WorkerConfig:
 
 
 class Worker:
-    """Answers requests until there are no more."""
+    """Serves requests until their pipe is closed."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config

@@ -1,6 +1,6 @@
-"""Merges sealed segments of all partitions in the background, at a bounded rate.
+"""Compacts sealed segments of all partitions in the background, at a bounded rate.
 
-One thread, apart from those that serve: a merge may take minutes, and nothing waits for it.
+It has a thread of its own, because a compaction can take minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import PartitionJournal
 
 INTERVAL_S = 10.0
-"""Between two looks at whether anything is to be merged."""
+"""Seconds between two checks."""
 RETRY_AFTER_S = 600.0
-"""After a merge that failed, its partition is left alone for so long."""
+"""Seconds without compactions of a partition after a failed one."""
 BYTES_PER_S = 32 << 20
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ class CompactionRunnerOptions:
         merge: thresholds of one merge.
         bytes_per_s: of segments read, over all partitions; about as much is read again and less
             written.
-        interval_s: between two looks.
+        interval_s: seconds between two checks.
         retry_after_s: how long a partition waits after a failure.
-        monotonic: times that wait.
+        monotonic: clock of this wait.
     """
 
     merge: CompactionOptions = field(default_factory=CompactionOptions)
@@ -60,7 +60,7 @@ class CompactionRunner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends a merge that is under way, and the thread; blocks until then."""
+        """Cancels a running compaction, and ends the thread; blocks until then."""
         self._stopping.set()
         self._thread.join()
 
@@ -72,7 +72,7 @@ class CompactionRunner:
                     self._merge((dataset, partition), journal, merge)
 
     def _merge_options(self, dataset: str) -> CompactionOptions:
-        """A file is dropped as a whole: one of a dataset that ages out must not span too long."""
+        """Limits the time span of files with a maximum age, since a file is dropped as a whole."""
         policy = self._catalog.retention(dataset).retention
         if policy is None or policy.age_s is None:
             return self._options.merge
@@ -84,15 +84,15 @@ class CompactionRunner:
         if self._options.monotonic() < self._retry_at.get(place, 0.0):
             return
         try:
-            begun = self._options.monotonic()
+            started = self._options.monotonic()
             while not self._stopping.is_set() and journal.merge(merge, self._pace):
                 now = self._options.monotonic()
                 dataset, partition = place
                 spans.record(
-                    "merging", parent="", took_s=now - begun, dataset=dataset, partition=partition
+                    "merging", parent="", took_s=now - started, dataset=dataset, partition=partition
                 )
                 log.info("merged segments of %s/p%d", *place)
-                begun = now
+                started = now
         except (OSError, GalileoError) as error:
             self._retry_at[place] = self._options.monotonic() + self._options.retry_after_s
             log.error("merging segments of %s/p%d failed: %s", *place, error)

@@ -1,8 +1,8 @@
-"""Group commit: what waits for one partition is written and synced together.
+"""Group commit: the waiting commits of one partition are written and synced together.
 
-Commits are handed in from any thread and written in threads of the executor, one group at a time
-and without a detour through the event loop, so that the disk has its next group when it is done
-with one. A partition that has more to write queues up anew behind the others.
+Any thread submits commits; threads of the executor write them, one group at a time and without the
+event loop, so that the disk gets the next group at once. A partition with further commits queues
+again behind the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupCommit:
 
     @property
     def waiting(self) -> int:
-        """Commits that are ready and wait for the disk."""
+        """The number of commits that wait for the disk."""
         return len(self._waiting)
 
     async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
@@ -81,7 +81,7 @@ class GroupCommit:
         return await asyncio.wrap_future(self.submit(Commit(producer, batch, *indexed)))
 
     def submit(self, commit: Commit) -> Future[Committed]:
-        """Hands in rows with their paths, from any thread; durable when the future has a result.
+        """Submits rows with their paths; thread-safe; durable when the future has a result.
 
         Raises:
             Overloaded: too many commits wait already.
@@ -102,18 +102,18 @@ class GroupCommit:
         return waiting.done
 
     def end(self) -> None:
-        """Takes no more commits; those that wait are written."""
+        """Rejects further commits; the waiting ones are written."""
         with self._lock:
             self._ended = True
 
     def resume(self) -> None:
-        """Takes commits again."""
+        """Accepts commits again."""
         with self._lock:
             self._ended = False
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no more commits, and has written all that it took."""
+        """Whether it rejects commits, and has written all accepted ones."""
         with self._lock:
             return self._ended and self._writing is None
 

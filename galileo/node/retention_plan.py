@@ -1,16 +1,15 @@
-"""What a dataset's retention policy demands of a node, and what may be done of it now.
+"""Plans which files a retention policy drops now.
 
-Pure: from the files of the partitions, the policy, the time and the readers to a plan. Whole
-files are dropped, of each partition the oldest ones; what is written to is sealed first.
+A pure function of the files of the partitions, the policy, the time and the readers. It drops whole
+files, the oldest ones of each partition; an open file is sealed first.
 
 - *Age* demands each beginning of a log in which every file's newest observation is too old.
 - *Bytes* demand, while all files together have more, the sealed file with the oldest newest
   observation among those that are first in their partition.
 
-Not past a reader: where the policy does not allow it, nothing is dropped that a live continuous
-query's reader has not fetched, nothing while it is not certain which continuous queries there
-are, and nothing that was committed a moment ago, since one may be on its way in whose first
-result does not hold it.
+A policy that may not pass readers keeps three kinds of commits: those that a reader of a live
+continuous query has not fetched; all, while the continuous queries are not known for certain; and
+recent ones, since a continuous query that is being submitted may need them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from galileo.node.peers import HeldBack
 from galileo.storage.retention import LogFile
 
 PIECES = 8
-"""A policy's age, or a partition's share of its bytes, is cut into about so many files."""
+"""Approximate number of files for a policy's age, or a partition's share of its bytes."""
 
 Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 """The files of each partition, oldest first."""
@@ -35,7 +34,7 @@ Pieces: TypeAlias = Mapping[int, Sequence[LogFile]]
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A live continuous query; what its clients have fetched reaches up to `retrieved`."""
+    """A live continuous query, and the cursor up to which its clients have fetched."""
 
     ccq_id: str
     retrieved: Cursor
@@ -47,11 +46,11 @@ Readers: TypeAlias = Callable[[str], Sequence[ReaderProgress] | None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be dropped without passing a reader.
+    """Limits of a policy that may not pass readers.
 
     Attributes:
-        settled: commits past this are too young.
-        readers: None: not known for certain.
+        settled: commits past this cursor are too recent.
+        readers: of live continuous queries; None while these are not known for certain.
     """
 
     settled: Cursor
@@ -66,12 +65,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, partition by partition.
+    """The actions on each partition.
 
     Attributes:
-        seal: end the files of these that are written to.
-        drop: then drop up to these commits.
-        held: what the policy demands and readers hold back.
+        seal: partitions whose open file is sealed first.
+        drop: the commit up to which each partition is dropped.
+        held: data that the policy wants to drop and readers hold back.
     """
 
     seal: frozenset[int]
@@ -80,13 +79,13 @@ class Plan:
 
 
 def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> Plan:
-    """What to do about a policy now.
+    """The plan for a policy now.
 
     Args:
         pieces: of all partitions of a dataset on this node.
         policy: of the dataset.
-        bounds: what may be dropped, where the policy spares readers.
-        now_us: to which ages are measured, microseconds since 1970.
+        bounds: limits, for a policy that may not pass readers.
+        now_us: the current time, microseconds since 1970.
     """
     demands = demanded(pieces, policy, now_us=now_us)
     seal = {p for p, files in pieces.items() if _is_large(files, pieces, policy)}
@@ -105,7 +104,7 @@ def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> P
 
 
 def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int]:
-    """Up to which commit the policy wants each partition dropped, where it does."""
+    """The commit up to which the policy drops each partition, without regard to readers."""
     until: dict[int, int] = {}
     if policy.age_s is not None:
         oldest_us = now_us - round(policy.age_s * MICROS)
@@ -120,7 +119,7 @@ def demanded(pieces: Pieces, policy: Retention, *, now_us: int) -> dict[int, int
 
 
 def _demand_bytes(until: dict[int, int], pieces: Pieces, bytes_max: int) -> None:
-    """Adds the oldest sealed files, until what is left is within the bound."""
+    """Adds the oldest sealed files, until the rest is within the bound."""
     left = {
         partition: [piece for piece in files if piece.last > until.get(partition, 0)]
         for partition, files in pieces.items()
@@ -140,7 +139,7 @@ def _demand_bytes(until: dict[int, int], pieces: Pieces, bytes_max: int) -> None
 
 
 def _is_large(files: Sequence[LogFile], pieces: Pieces, policy: Retention) -> bool:
-    """Whether what is written to is large for the policy, so that it should become a file."""
+    """Whether the open file of a partition is large for the policy, and should be sealed."""
     if policy.bytes is None or not files or files[-1].sealed:
         return False
     return files[-1].bytes * PIECES * len(pieces) > policy.bytes

@@ -1,7 +1,6 @@
-"""Applies retention policies in the background: a look at all datasets every now and then.
+"""Applies the retention policies of all datasets in the background, at intervals.
 
-One thread, apart from those that serve and from merging: reading headers and deleting files can
-take a while, and nothing waits for it.
+It has a thread of its own, because reading headers and deleting files can take long.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ class RetentionRunnerOptions:
     """When policies are applied.
 
     Args:
-        check_s: between two looks.
-        min_age_s: commits that are younger are dropped only where the policy may pass readers.
+        check_s: seconds between two checks.
+        min_age_s: younger commits are dropped only where the policy may pass readers.
             Longer than a continuous query takes from its first scan until all nodes know of it.
-        wall, monotonic: clocks; ages are measured by the first, held to the pace of the second.
+        wall: clock of the ages; a jump forward is ignored.
+        monotonic: clock that limits `wall`.
     """
 
     check_s: float = CHECK_S
@@ -46,7 +46,7 @@ class RetentionRunnerOptions:
 
 @dataclass(slots=True)
 class _Settling:
-    """What was committed at two moments; the earlier one has settled once the later has aged."""
+    """The commits at two times; the earlier ones have settled when the later time is old enough."""
 
     settled: Cursor
     seen: Cursor
@@ -85,11 +85,11 @@ class RetentionRunner:
         self._thread.join()
 
     def held(self, dataset: str) -> tuple[HeldBack, ...]:
-        """What readers held back when the dataset was last looked at."""
+        """The data that readers held back at the last check of the dataset."""
         return self._held.get(dataset, ())
 
     def apply(self, dataset: str) -> RetentionReport:
-        """Does now what the dataset's policy demands; blocks.
+        """Applies the dataset's policy now; blocks.
 
         Raises:
             UnknownDataset: there is none of that name.
@@ -127,8 +127,9 @@ class RetentionRunner:
         return Plan(seal, planned.drop, planned.held)
 
     def _now_us(self) -> int:
-        """The time, but never further on than this process has lived: a wall clock that is set
-        forward by mistake must not cost data.
+        """The wall clock, limited by the time since the start of this process.
+
+        So a clock that is set forward by mistake drops no data.
         """
         lived = self._started_wall + self._options.monotonic() - self._started
         return int(min(self._options.wall(), lived) * MICROS)
@@ -144,7 +145,7 @@ class RetentionRunner:
                 self._settling[dataset] = _Settling(before.seen, shard.published(), now)
 
     def _long_written(self, shard: Shard, policy: Retention) -> frozenset[int]:
-        """The partitions that have written to one file for a good part of the policy's age."""
+        """The partitions whose open file is older than `1 / PIECES` of the policy's age."""
         if policy.age_s is None:
             return frozenset()
         now, partitions = self._options.monotonic(), set()
@@ -160,19 +161,19 @@ class RetentionRunner:
                 partitions.add(partition)
         return frozenset(partitions)
 
-    def _carry_out(self, shard: Shard, found: Plan) -> RetentionReport:
+    def _carry_out(self, shard: Shard, planned: Plan) -> RetentionReport:
         files = commits = size = 0
         failures = []
-        for partition in sorted({*found.seal, *found.drop}):
+        for partition in sorted({*planned.seal, *planned.drop}):
             if self._stopping.is_set():
                 break
             if not shard.owns(partition):
                 continue
             place = f"{shard.schema.key}/p{partition}"
             try:
-                if partition in found.seal:
+                if partition in planned.seal:
                     shard.journals[partition].seal()
-                done = shard.drop(partition, found.drop[partition])
+                done = shard.drop(partition, planned.drop[partition])
             except (OSError, GalileoError) as error:
                 log.error("retention of %s failed: %s", place, error)
                 failures.append(f"{place}: {error}")
@@ -183,4 +184,4 @@ class RetentionRunner:
                     "retention dropped %d files of %s, %d bytes, commits up to %d",
                     *(done.files, place, done.bytes, done.until),
                 )
-        return RetentionReport(files, commits, size, found.held, tuple(failures))
+        return RetentionReport(files, commits, size, planned.held, tuple(failures))

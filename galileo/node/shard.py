@@ -39,12 +39,12 @@ ALL_PARTITIONS = range(1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class PublishedCommits:
-    """What a shard has published in this node's own partitions.
+    """The published commits of a shard's own partitions.
 
     Attributes:
         sequences: the last commit of each partition.
-        clock: up to which commit each partition holds which newest time bucket, at least for the
-            commits of `sequences`.
+        clock: the newest time bucket of each partition and the commit that brought it, for at
+            least the commits of `sequences`.
     """
 
     sequences: Cursor
@@ -54,10 +54,10 @@ class PublishedCommits:
 class Shard:
     """The journals, the metadata graph and the synopses of one dataset on this node.
 
-    A partition that comes to this node, or has left it, is here for a while and not its own: what
-    speaks of the node's own partitions leaves it out.
+    During a move a partition may be here without being this node's own; methods about own
+    partitions ignore it.
 
-    A synopsis takes in many commits at once for little more than the cost of one, so commits
+    Adding many commits to a synopsis at once costs little more than adding one, so commits
     wait until it is read, or until there are many; a synopsis may be late.
     """
 
@@ -87,7 +87,7 @@ class Shard:
         self._runs_maintained = 0
 
     def replay(self, partition: int, replayed: Replayed) -> None:
-        """Takes commits that the journal already holds; used at start, before `attach`."""
+        """Indexes commits that the journal already has; at start, before `attach`."""
         self.graph.insert_many(
             replayed.paths,
             partition=partition,
@@ -97,16 +97,16 @@ class Shard:
         self._note(partition, replayed)
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
-        """Begins to serve a partition, whose move with the number `moves` was its last."""
+        """Begins to serve a partition; `moves` is the number of its last move."""
         self._moves[partition] = moves
-        with self._attaching:  # Another dictionary, for others may be going through this one.
+        with self._attaching:  # A new dictionary, since other threads may iterate over this one.
             self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
             self._published[partition] = journal.last_sequence
         self._change = object()
 
     def detach(self, partition: int) -> None:
-        """Forgets a partition, in a thread; its journal is the caller's to close."""
+        """Removes a partition, in a thread; the caller closes its journal."""
         with self._attaching:
             self.journals = {p: journal for p, journal in self.journals.items() if p != partition}
         self._published.pop(partition, None)
@@ -128,7 +128,7 @@ class Shard:
 
     @property
     def own_partitions(self) -> frozenset[int] | None:
-        """This node's own partitions; None: all that it has are."""
+        """This node's own partitions; None if all partitions here are."""
         own = frozenset(self.own)
         return None if len(own) == len(self.journals) else own
 
@@ -143,7 +143,7 @@ class Shard:
             )
 
     def journal(self, partition: int) -> PartitionJournal:
-        """The journal of a partition that has commits here, or had when the caller began.
+        """The journal of a partition with commits.
 
         Raises:
             PartitionMoved: it has left this node meanwhile.
@@ -157,10 +157,7 @@ class Shard:
         return journal
 
     def own_published(self) -> PublishedCommits:
-        """What is published in its own partitions; one object until that, or a synopsis, changes.
-
-        So repeated calls return at once when nothing is new.
-        """
+        """The published commits of own partitions; one object until these or a synopsis change."""
         # Read first: what changes meanwhile sets another one, and counts the next time.
         change, owned = self._change, self._owned()
         known = self._own_published
@@ -177,21 +174,21 @@ class Shard:
         return Cursor(dict(self._published))
 
     def event_clock(self) -> tuple[ClockStep, ...]:
-        """Up to which commit each partition holds which newest time bucket.
+        """The newest time bucket of each partition, and the commit that brought it.
 
-        What retention has dropped counts until the next start.
+        Dropped commits count until the next start.
         """
         return tuple(self._newest.copy().values())
 
     def dropped(self) -> Cursor:
-        """Up to where retention has dropped each partition's commits.
+        """The commit up to which retention has dropped each partition.
 
-        Looked at after a scan has begun, it is at least what that scan misses.
+        Read after the begin of a scan, it covers all commits that the scan lacks.
         """
         return Cursor({p: journal.dropped for p, journal in self.journals.items()})
 
     def synopses(self) -> dict[int, Synopsis]:
-        """The synopsis of each partition, of all that is published by now."""
+        """The synopsis of each own partition, with all commits that are published now."""
         with self._summarising:
             for partition in filter(self.owns, {*self._unsummarised, *self.journals}):
                 self._summarise(partition)
