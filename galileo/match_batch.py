@@ -1,7 +1,7 @@
-"""MatchBatch: what a pass over new paths found for many queries together, in columns.
+"""The matches of many queries in one pass over new paths, in columns.
 
-A path that matches several queries is there once; pairs of an item and a row say who gets it. What
-an item is, a query's number in some request, is for those to know who made the request.
+A path that matches several queries is stored once; pairs of an item and a row assign it to them. An
+item is the number of a query in its request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from galileo.errors import GalileoError, InputError
 Numbers = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 PAIR_BYTES = 8
-"""What a pair takes."""
+"""Bytes of a pair."""
 _NUMBER = np.dtype("<u4")
 
 
@@ -47,7 +47,7 @@ class MatchBatch:
 
     @classmethod
     def of(cls, items: npt.NDArray[np.integer], places: Numbers, rows: pa.Table) -> MatchBatch:
-        """The same for pairs in any order."""
+        """A batch of pairs in any order."""
         order = np.argsort(items, kind="stable")
         return cls(items[order].astype(np.uint32), places[order].astype(np.uint32), rows)
 
@@ -63,7 +63,7 @@ class MatchBatch:
         return np.bincount(self.items, minlength=items)
 
     def where(self, mask: Mask) -> MatchBatch:
-        """Some of the pairs, and only their rows."""
+        """The pairs under the mask, and only their rows."""
         if mask.all():
             return self
         items, places = self.items[mask], self.places[mask]
@@ -86,10 +86,10 @@ class MatchBatch:
             yield item, gathered.slice(start, size)
 
     def check(self) -> MatchBatch:
-        """Itself; for what came from elsewhere.
+        """Checks a decoded batch, and returns it.
 
         Raises:
-            InputError: pairs do not pair up, are not in order, or name rows that are not there.
+            InputError: pairs are incomplete, unordered, or name missing rows.
         """
         if len(self.items) != len(self.places):
             raise InputError(
@@ -107,13 +107,13 @@ class MatchBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchedPartitions:
-    """What was found for some items, all up to one frontier.
+    """The matches of some items, up to one frontier.
 
     Attributes:
-        items: ascending; those without matches too.
-        reached: up to which commit of each partition that they were asked about.
-        matches: of those items.
-        dropped: up to where retention has dropped commits, which are in no match.
+        items: ascending, also those without matches.
+        reached: the frontier in each requested partition.
+        matches: of these items.
+        dropped: the commits up to which retention has dropped; they are in no match.
     """
 
     items: Numbers
@@ -124,7 +124,7 @@ class MatchedPartitions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchResponse:
-    """What became of the items of a request; one that is nowhere in it is to be asked again.
+    """The results of the items of a request; an item without one has to be requested again.
 
     Attributes:
         parts: no item is in two of them.
@@ -138,7 +138,7 @@ class MatchResponse:
 
 
 def joined(parts: Sequence[MatchBatch], schema: pa.Schema) -> MatchBatch:
-    """All pairs of several; rows that are in several of them are there as often."""
+    """All pairs of several batches; common rows are repeated."""
     if not parts:
         return MatchBatch.none(schema)
     sizes = [part.rows.num_rows for part in parts]

@@ -1,1 +1,1 @@
-"""A storage node without its network: what it keeps, and how it answers with its peers."""
+"""A storage node without its network: its data, and its answers together with its peers."""

@@ -1,4 +1,4 @@
-"""What nodes ask one another about their graphs, as values and one protocol."""
+"""Requests of nodes about the graphs of others: values and one protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from galileo.query.nearest import NearestTo
 
 @dataclass(frozen=True, slots=True)
 class PartitionScope:
-    """What one node is to speak of: the commits (after, until] of some of its partitions.
+    """The scope of a request to one node: the commits (after, until] of some of its partitions.
 
     `until` None means: up to what is committed when the work starts.
     """
@@ -72,7 +72,7 @@ class SummaryResult:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """A table of `graph.drill_down.children`, and whether there are more behind it."""
+    """A table of `graph.drill_down.children`, and whether more follow."""
 
     table: pa.Table
     more: bool

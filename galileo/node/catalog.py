@@ -1,4 +1,4 @@
-"""The datasets that a node knows, each with its shard.
+"""The datasets of a node, each with its shard.
 
 A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
 creations of one name conflict. The home then sends it to every node, and
@@ -113,7 +113,7 @@ class Catalog:
 
     @property
     def generations(self) -> dict[str, int]:
-        """How many datasets of each name were dropped, where there were some."""
+        """The number of dropped datasets by name; names without any are absent."""
         return self._store.generations
 
     def is_dropped(self, dataset: str) -> bool:
@@ -142,7 +142,7 @@ class Catalog:
         return shard
 
     def create(self, schema: Schema) -> Schema:
-        """Keeps a new dataset, durably; its schema with the generation that it got.
+        """Stores a new dataset; returns its schema with its generation.
 
         Raises:
             DatasetExists: the name is taken.
@@ -164,9 +164,9 @@ class Catalog:
         return created
 
     def adopt(self, schema: Schema) -> None:
-        """Keeps a dataset that its home has accepted; again is harmless.
+        """Stores a dataset that its home has accepted; idempotent.
 
-        Nothing happens where it was dropped. One of an earlier generation has to be dropped first.
+        Ignores a dropped dataset. One of an earlier generation has to be dropped first.
         """
         with self._making:
             if self.is_dropped(schema.key):
@@ -177,22 +177,21 @@ class Catalog:
                 self._keys[schema.name] = schema.key
 
     def outdated(self, schema: Schema) -> bool:
-        """Whether a dataset says that earlier ones of its name were dropped that are here."""
+        """Whether the generation of a dataset implies drops that this node has not made yet."""
         return schema.generation > self.generations.get(schema.name, 0)
 
     async def drop(self, name: str, generations: int) -> Removed:
-        """Drops the first generations of a name, durably; again returns what it did before.
+        """Drops the first generations of a name, durably; a repeated call returns the same result.
 
-        From the one write on that says so the datasets are gone here, whatever comes after it: what
-        the disk does not delete now the next start deletes. Commits that are being written are
-        finished first.
+        One write drops the datasets; the next start deletes files that the disk does not delete
+        now. Running commits are finished first.
 
         Raises:
             PartitionReadOnly: the disk refuses; nothing was dropped.
         """
         known = self._drops.get(name)
         if known is None or known[0] < generations:
-            # A caller may be cancelled; a drop that has begun is finished all the same.
+            # A drop that has begun is completed, even if its caller is cancelled.
             dropping = asyncio.create_task(self._drop_and_delete(name, generations))
             known = self._drops[name] = generations, dropping
         try:
@@ -209,7 +208,7 @@ class Catalog:
         return await asyncio.to_thread(self._delete, shards)
 
     def _drop(self, name: str, generations: int) -> tuple[list[Shard], list[GroupCommit]]:
-        """Forgets the datasets; what no writer is made for any more."""
+        """Removes the datasets and their writers; from now on none gets a writer."""
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
             with self._opening:
@@ -267,7 +266,7 @@ class Catalog:
         return numbered
 
     def adopt_retention(self, dataset: str, numbered: VersionedRetention) -> None:
-        """Keeps a policy that the dataset's home has set, if it is newer than the one known."""
+        """Stores a policy that the dataset's home has set, if it is newer than the known one."""
         if self.is_dropped(dataset):
             return
         if numbered.version > self._retentions.get(dataset, UNLIMITED).version:
@@ -276,9 +275,9 @@ class Catalog:
             self._retentions = {**self._retentions, dataset: numbered}
 
     def writer(self, dataset: str, partition: int) -> GroupCommit:
-        """The group commit of one of this node's partitions; made on first use, in any thread.
+        """The group commit of one of this node's partitions; created on first use; thread-safe.
 
-        Where it is not `has_writer` it may wait for the disk.
+        Without `has_writer` it may wait for the disk.
 
         Raises:
             PartitionMoved: it takes no commits, since it is being moved or was.
@@ -298,11 +297,11 @@ class Catalog:
             return self._writers[key]
 
     def has_writer(self, dataset: str, partition: int) -> bool:
-        """Whether `writer` answers at once."""
+        """Whether `writer` returns without waiting for the disk."""
         return (dataset, partition) in self._writers
 
     def _make_journal(self, dataset: str, partition: int) -> None:
-        """Apart from `_opening`, which the event loop takes."""
+        """Creates a journal without holding `_opening`, which the event loop takes."""
         with self._making:
             with self._opening:
                 self._check_open(partition)
@@ -312,7 +311,7 @@ class Catalog:
                 shard.attach(partition, journal, moves=self._moves_of(partition))
 
     def _wait_for_journal(self) -> None:
-        """Returns when the journal that is just being made is there."""
+        """Waits for the journal that is being created."""
         with self._making:
             pass
 
@@ -323,7 +322,7 @@ class Catalog:
     # --- partitions that come and go ---------------------------------------------------------
 
     async def fence(self, partition: int) -> None:
-        """Takes no more commits for a partition; returns when those under way are done.
+        """Rejects commits for a partition; returns when the running ones are done.
 
         Its writers stay: a second writer during a write would publish out of order.
         """
@@ -337,14 +336,14 @@ class Catalog:
             await writer.drained()
 
     def unfence(self, partition: int) -> None:
-        """Takes commits for a partition again."""
+        """Accepts commits for a partition again."""
         with self._opening:
             self._fenced.discard(partition)
             for writer in self._writers_of(partition):
                 writer.resume()
 
     def is_fenced(self, partition: int) -> bool:
-        """Whether it takes no commits, and none is under way."""
+        """Whether commits are rejected, and none is running."""
         with self._opening:
             writers = self._writers_of(partition)
             return partition in self._fenced and all(writer.is_over for writer in writers)
@@ -374,7 +373,7 @@ class Catalog:
                 shard.attach(partition, journal, moves=moves)
 
     def close_partition(self, partition: int) -> None:
-        """Forgets a partition that is not this node's, in a thread; its files stay.
+        """Closes a partition that is not this node's, in a thread; its files stay.
 
         Where it is being opened, waits for the end of that, which cannot be stopped.
         """

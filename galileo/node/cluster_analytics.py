@@ -1,4 +1,4 @@
-"""What the graphs of the whole cluster say, without labels crossing it.
+"""Analytics over the graphs of the whole cluster, without a transfer of labels.
 
 The node that receives a request sends each owner its share and merges the answers. A node that
 cannot be reached makes its partitions missing: a partial answer is a value that names them.
@@ -52,7 +52,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What one node did for a query, or why it did not.
+    """The part of one node in an explanation, or its error.
 
     Attributes:
         node: its name.
@@ -73,7 +73,7 @@ class NodeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClusterExplanation:
-    """How a query was answered.
+    """The explanation of a query.
 
     Attributes:
         groups: that can hold a match, by placement.
@@ -94,7 +94,7 @@ class ClusterExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Generic[Answer]):
-    """An answer of the cluster, how far it goes, and the partitions that are not in it."""
+    """An answer of the cluster, its frontier, and the missing partitions."""
 
     value: Answer
     frontier: Cursor
@@ -103,7 +103,7 @@ class ClusterResult(Generic[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class ClusterEstimate:
-    """What this node's feature graph says.
+    """An estimate from this node's feature graph.
 
     Attributes:
         count: bounds on the number of matching paths.
@@ -265,7 +265,7 @@ class ClusterAnalytics:
         return ClusterResult(neighbours, frontier.join(_of(share.after, wanted - missing)), missing)
 
     async def describe(self, schema: Schema) -> ClusterResult[Described]:
-        """What the dataset holds, in all partitions that answered.
+        """A description of the dataset, from all partitions that answered.
 
         Every node describes its own partitions in one call. It looks through what its metadata
         graph has gathered since the last call, and reads no observation.

@@ -1,9 +1,8 @@
-"""Ingest: any node takes a batch, splits it by partition, and has each owner commit its rows.
+"""Ingest: any node accepts a batch, splits it by partition, and sends each part to its owner.
 
-The split is a pure function of the rows and the topology, so a retried batch meets the same
-partitions, and each of them recognises it by producer and batch number. Sorting, splitting and
-deriving the paths are one step for the whole batch: a share of its own is ready to be written,
-and one that goes to another node is sorted there for next to nothing.
+The split is a pure function of the rows and the topology, so a repeated batch goes to the same
+partitions, and each recognises it by producer and batch number. The whole batch is sorted, split
+and indexed in one step: own parts can be written at once, and others arrive at their owner sorted.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class IngestAnswer:
-    """What became of one batch; `reached` names the commit of each partition that took rows."""
+    """The result of one batch; `reached` has its commit in each partition."""
 
     rows: int
     paths: int
@@ -64,7 +63,7 @@ class Ingest:
             table: the rows.
             producer: of the batch; different principals never share one.
             batch: its number.
-            principal: who sends it; "" where the cluster does not ask.
+            principal: of the caller; "" without authentication.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -115,7 +114,7 @@ class Ingest:
     def _submit_own_parts(
         self, schema: Schema, data: pa.Table, producer: str, batch: int
     ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
-        """Splits a batch; what is this node's own is on its way to the disk, the rest returned."""
+        """Splits a batch; submits this node's parts, and returns the tasks of other nodes."""
         place = partial(placement.partitions_from_cells, self._topology.current, schema)
         parts = paths.index_parts(schema, normalise(schema, data), place=place)
         local: dict[int, Future[Committed]] = {}
@@ -129,7 +128,7 @@ class Ingest:
         return local, elsewhere
 
     def _submit(self, task: CommitTask, derived: pa.RecordBatch) -> Future[Committed]:
-        """The commit's future; one that has failed already where it was not taken."""
+        """The commit's future; already failed if the commit was rejected."""
         commit = Commit(task.producer, task.batch, task.observations, derived)
         try:
             return self._catalog.writer(task.dataset, task.partition).submit(commit)
@@ -140,7 +139,7 @@ class Ingest:
 
 
 def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
-    """Done when all of them are, be it with errors; the event loop is woken once for all."""
+    """Done when all futures are, also with errors; wakes the event loop once."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     left = itertools.count(len(futures) - 1, -1)

@@ -1,4 +1,4 @@
-"""What this node's own graphs say: explanations, summaries, children, nearest observations."""
+"""Analytics over this node's graphs: explanations, summaries, children, nearest observations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MANIFEST = "manifest"
 PARTIAL = ".partial"
 COPY_BYTES = 4 << 20
 EPOCHS_SKIPPED = 1 << 20
-"""How far a restore moves the epoch: past all that the node used since the backup was taken."""
+"""Increase of the epoch by a restore, past all epochs of the node since the backup."""
 
 
 @dataclass(frozen=True, slots=True)

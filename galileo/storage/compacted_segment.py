@@ -1,4 +1,4 @@
-"""Compacted segments: read like segments, though compressed in blocks."""
+"""Compacted segments: the interface of segments, over compressed blocks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SUFFIX = ".merged"
 UNFINISHED = ".merging"
 
 CACHED_BLOCKS_MAX = 4
-"""Decoded blocks of one partition that are kept, since neighbours are often read together."""
+"""Decoded blocks of one partition in the cache, since neighbours are often read together."""
 CACHED_BLOCK_BYTES_MAX = 32 << 20
-"""Larger blocks, of one commit each, are not kept."""
+"""Larger blocks, of one commit each, are not cached."""
 
 
 def compacted_name(first_sequence: int) -> str:

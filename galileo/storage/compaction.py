@@ -69,7 +69,7 @@ class CompactionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What is to be merged.
+    """The segments of one compaction, and where its file goes.
 
     Attributes:
         sources: sealed segments, one behind the other.
@@ -100,7 +100,7 @@ class _Output:
 
 
 def pick_compaction(sealed: Sequence[Segment], options: CompactionOptions) -> tuple[Segment, ...]:
-    """Which of the sealed segments, oldest first, are to become one; none while they are few."""
+    """The sealed segments to compact now, oldest first; empty while they are too few."""
     chosen: list[Segment] = []
     size, is_complete = 0, False
     for segment in sealed:

@@ -1,7 +1,7 @@
-"""The file operations that can fail for reasons of the disk, behind one seam.
+"""The file operations that a disk can make fail, behind one interface.
 
-Everything that the store writes passes a `Disk`, so that a test can make each single step
-fail. Reads do not: damage is tested with damaged files.
+The store writes only through a `Disk`, so that a test can make each single step fail. Reads do not
+use it: tests of damage use damaged files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Skips valid frames in memory, quickly.
 
-Small commits make millions of frames. Here each costs one unpacking and three checksums, no
-objects; whatever is not sound in every respect is left to the slower code that can say why.
+Small commits make millions of frames. Here each costs one unpacking and three checksums, and no
+objects. Slower code reports what is wrong with the first invalid frame.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ Buffer: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What a frame says about itself.
+    """The header of a frame.
 
     Attributes:
         group: sequence of the first frame that was synced together with this one. Everything
@@ -67,12 +67,12 @@ class FrameHeader:
 
     @property
     def paths_offset(self) -> int:
-        """Of the paths, from the start of the frame."""
+        """The offset of the paths, from the start of the frame."""
         return self.header_bytes
 
     @property
     def observations_offset(self) -> int:
-        """Of the observations, from the start of the frame."""
+        """The offset of the observations, from the start of the frame."""
         return self.header_bytes + self.paths_bytes
 
     @property

@@ -151,7 +151,7 @@ class PartitionJournal:
 
     @property
     def dropped(self) -> int:
-        """Up to which sequence retention has dropped the commits, 0 where it has not."""
+        """The sequence up to which retention has dropped the commits; 0 without any."""
         return self._mark.until
 
     @property
@@ -285,7 +285,7 @@ class PartitionJournal:
             return dropped
 
     def stop(self, reason: str) -> None:
-        """Takes no writes before it is opened again; known batches are still answered."""
+        """Rejects writes until the next opening; known batches are still answered."""
         with self._writing:
             self._writer.stop(reason, advice="Restart the node")  # The disk did its part.
 
@@ -334,7 +334,7 @@ class PartitionJournal:
             return [s for s in self._segments if isinstance(s, Segment) and s.path != path]
 
     def _replace(self, sources: Sequence[Segment], merged: CompactedSegment) -> None:
-        """From here on readers find the commits in the merged segment."""
+        """Switches readers to the compacted segment."""
         with self._writing:
             start = self._segments.index(sources[0])
             stop = start + len(sources)

@@ -1,10 +1,10 @@
 """A log of very many small durable values by name, with as few syncs as possible.
 
 Values are written in batches, each a record of its own (`galileo.storage.metadata_files`) under the
-next number, so a batch is there as a whole or not at all. Of a name the value in the newest batch
-counts; a deletion is an entry without a value. When there are many batches, what counts of the
-small ones and of those that hold mostly what is outdated goes into a new one, behind which they are
-deleted. So whatever a crash leaves says the same, and the space taken is about twice what counts.
+next number, so a batch is stored as a whole or not at all. The newest batch with a name has its
+value; a deletion is an entry without a value. Many batches are merged: the current values of small
+and of mostly outdated batches are written into a new one, then those are deleted. So a crash
+changes no value, and the space is about twice that of the current values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from galileo.storage.segment import corrupt_error
 BATCH_BYTES_MAX = 8 << 20
 """Values of one batch; a single one may exceed it."""
 BATCHES_MAX = 256
-"""Batches beyond those that merging has left, from which on it is done again."""
+"""Number of new batches after which batches are merged again."""
 SMALL_BYTES = 1 << 20
 """Batches with fewer bytes are always merged."""
 

@@ -1,4 +1,4 @@
-"""Which files hold a partition's commits, for what reads a node's directory from outside."""
+"""The files of a partition's commits, for code that reads a node's directory from outside."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from galileo.storage.segment import segment_paths
 from galileo.storage.segment_verify import FileCheck, check_compacted, check_segment
 
 DROPPED = "@removed"
-"""Ends the directory of a dataset that was dropped and is being deleted; no name has an @."""
+"""Suffix of the directory of a dropped dataset until its deletion; no name has an @."""
 INCOMING_KIND = "incoming"
-"""Of the records of a node, by number, that say which partitions are being copied to it."""
+"""Kind of the records of partitions that are being copied to a node, named by number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Where the commits of a partition are."""
+    """The directory of a partition's commits."""
 
     directory: Path
     dataset: str
     number: int
 
     def files(self) -> list[Path]:
-        """In sequence order; the last one may be written to. Dropped ones may be among them.
+        """The files in sequence order, dropped ones included; the last one may be open.
 
         A node that runs may be merging them: segments that are gone by the second look were there
         at the first, so their commits are not missed. A caller that cannot open a file lists again.
@@ -73,7 +73,7 @@ def check_file(path: Path, partition: int, *, last: bool) -> FileCheck:
 def without_dropped(
     files: list[tuple[Path, FileCheck]], until: int
 ) -> list[tuple[Path, FileCheck]]:
-    """Leaves out what lies under the mark, and is about to be deleted."""
+    """The files past the log start; the others are about to be deleted."""
     return [(path, check) for path, check in files if int(path.stem) > until]
 
 

@@ -1,4 +1,4 @@
-"""Which batches of which producers a partition has, so that a retried one is recognised."""
+"""The batches of each producer in a partition, to recognise repeated ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ProducerIndex:
             self.add_many(producer, batches[mine], sequences=sequences[mine])
 
     def truncate(self, until: int) -> None:
-        """Forgets the batches of commits up to a sequence."""
+        """Removes the batches of commits up to a sequence."""
         for producer, batches in list(self._producers.items()):
             sequences = np.array(batches.sequences, dtype=np.uint64)
             kept = sequences > until

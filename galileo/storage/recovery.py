@@ -48,7 +48,7 @@ COMMITS_TOGETHER = 8_192
 
 @dataclass(frozen=True, slots=True)
 class SegmentScan:
-    """What is to be read, and what must be found.
+    """The part of a segment to read, and the expected frames.
 
     Attributes:
         sequence: of the first frame.

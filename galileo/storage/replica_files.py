@@ -69,7 +69,7 @@ class PartitionCopy:
         make_directory(disk, directory)
 
     def length(self, name: str) -> int:
-        """How much of a file is there."""
+        """The bytes of a file that are copied."""
         path = self._directory / name
         return path.stat().st_size if path.exists() else 0
 
@@ -92,7 +92,7 @@ class PartitionCopy:
             os.close(descriptor)
 
     def finish(self, name: str, *, size: int) -> None:
-        """Makes a file durable, and cuts what lies behind its size."""
+        """Truncates a file to its size and syncs it."""
         descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size > size:

@@ -1,10 +1,10 @@
-"""The log start of a partition: up to where retention dropped it, and the batches in that part.
+"""The log start of a partition: the end of its dropped part, and the batches of that part.
 
-Retention drops whole files, oldest first. Before the first one is deleted a record says durably
-up to which commit the log is dropped (the *mark*) and which batches of which producers were
-dropped with it, so that a batch that is sent again is still recognised. A process that dies in
-between leaves files under the mark, which the next start deletes. The mark never moves back and
-always lies where a file ends; the file behind it, be it empty, is there before the mark is.
+Retention drops whole files, oldest first. Before the first one is deleted, a record stores the
+commit up to which the log is dropped (the *log start*) and the dropped batches of each producer, so
+that a repeated batch is still recognised. A crash in between leaves files before the log start,
+which the next start deletes. The log start never moves back and is always the end of a file; the
+next file, which may be empty, exists before the record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from galileo.storage.segment import Segment, corrupt_error, segment_paths
 LOG_START_FILE = "dropped"
 FORMAT_VERSION = 1
 BATCHES_KEPT_MAX = 262_144
-"""Dropped batches of one partition that are recognised when they are sent again; the newest."""
+"""The newest dropped batches of one partition that are recognised when a producer repeats them."""
 LOG_START_BYTES_MAX = 16 << 20
 """Of the record with the mark and those batches."""
 
@@ -50,7 +50,7 @@ _WRITING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One file of a partition, for those who decide what to drop.
+    """One file of a partition, as retention sees it.
 
     Attributes:
         first, last: commit sequences.
@@ -69,7 +69,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What one drop took away."""
+    """The extent of one drop."""
 
     until: int
     commits: int = 0
@@ -166,7 +166,7 @@ NO_PRODUCERS = TruncatedProducers(BATCHES.empty_table())
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """How far a partition's log is dropped: its commits 1 to `until`."""
+    """The dropped part of a partition's log: its commits 1 to `until`."""
 
     until: int = 0
     batches: TruncatedProducers = NO_PRODUCERS
@@ -320,7 +320,7 @@ def _batches_from_file(file: Segment | CompactedSegment) -> pa.Table:
 def log_files(
     files: Sequence[Segment | CompactedSegment], *, writing: Path | None
 ) -> list[LogFile]:
-    """The files for those who decide; `writing` is the one that is written to."""
+    """The files of a partition for a retention plan; `writing` is the open one."""
     return [
         LogFile(
             *(file.first_sequence, file.next_sequence - 1, file.length, file.newest_us),

@@ -51,12 +51,11 @@ class Corruption:
 
 @dataclass(slots=True)
 class FileCheck:
-    """What a check of one file found.
+    """The result of a check of one file.
 
     Attributes:
-        next_sequence: that the partition's next file must start with, None where that cannot
-            be known.
-        torn_bytes: of a tail that the next start of the node cuts, or that is being written.
+        next_sequence: the sequence of the partition's next file; None if unknown.
+        torn_bytes: size of a tail that the next start cuts, or that is being written.
     """
 
     size: int
@@ -146,7 +145,7 @@ def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
 def _check_blocks(
     path: Path, blocks: Sequence[Block], *, window_bytes: int
 ) -> tuple[int, list[Corruption]]:
-    """How many commits are sound, and what is wrong with the others."""
+    """The number of valid commits, and the damage of the others."""
     commits, result = 0, []
     with SequentialReader(path, window_bytes=window_bytes) as window:
         for block in blocks:

@@ -1,4 +1,4 @@
-"""Everything that one node keeps on disk, in one directory that one process owns.
+"""The data directory of one node, used by one process at a time.
 
 lock                                      held while a process uses the directory
 node/epoch.record                         how often the directory was opened
@@ -10,8 +10,8 @@ journals/<dataset>/<partition>/dropped.record  up to where retention has dropped
 records/<kind>/<name>.record              small values of other layers
 records/<kind>.batches/<number>.record    very many of them, some in each file
 
-<dataset> is `Schema.key`. A dataset is dropped by one write, of the number of its name's dropped
-generations; what is left of it then is deleted, by the next start if not before.
+<dataset> is `Schema.key`. One write drops a dataset: that of the number of dropped generations of
+its name. Its files are deleted afterwards, at the latest by the next start.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Store:
         *,
         wall: Callable[[], float],
     ) -> Store:
-        """Takes the directory for this process, makes it where missing, and reads the schemas.
+        """Locks the directory for this process, creates it if missing, and reads the schemas.
 
         Args:
             directory: of this node alone.
@@ -130,7 +130,7 @@ class Store:
             self._recovered = True
 
     def close(self) -> None:
-        """Closes all journals and gives the directory back."""
+        """Closes all journals and unlocks the directory."""
         with self._changing:
             for journal in self._journals.values():
                 journal.close()
@@ -178,7 +178,7 @@ class Store:
 
     @property
     def generations(self) -> dict[str, int]:
-        """How many datasets of each name were dropped, where there were some; the latest last."""
+        """The number of dropped datasets by name, the latest last; names without any are absent."""
         return dict(self._generations)
 
     def is_dropped(self, dataset: str) -> bool:
@@ -225,7 +225,7 @@ class Store:
                     self._schema_records.delete(name)
 
     def _move_dropped_aside(self) -> None:
-        """By one renaming each, so that no start finds a part of one."""
+        """Renames the directory of each dropped dataset, so that no start finds a part of one."""
         root, disk = self._directory / "journals", self._options.disk
         for place in [one for one in _directories(root) if self.is_dropped(one.name)]:
             aside = place.with_name(place.name + DROPPED)
@@ -253,7 +253,7 @@ class Store:
     # --- partitions that come and go ---------------------------------------------------------
 
     def partition_directory(self, dataset: str, partition: int) -> Path:
-        """Where the files of a partition are, or would be."""
+        """The directory for the files of a partition; it may not exist."""
         return self._directory / "journals" / dataset / str(partition)
 
     def partition_copy(self, dataset: str, partition: int) -> PartitionCopy:
@@ -268,7 +268,7 @@ class Store:
         return PartitionCopy(place, partition=partition, disk=self._options.disk)
 
     def partitions_on_disk(self) -> set[tuple[str, int]]:
-        """All that have a directory, open or not."""
+        """All partitions with a directory, open or not, as (dataset, partition)."""
         return set(self._partitions_on_disk())
 
     def open_partition(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
@@ -351,7 +351,7 @@ class Store:
     # --- very many small records -------------------------------------------------------------
 
     def free_bytes(self) -> int:
-        """Of the disk that the directory is on; none where that can only be read."""
+        """Free bytes of the disk of the directory; 0 if it is read-only."""
         statistics = os.statvfs(self._directory)
         return 0 if statistics.f_flag & os.ST_RDONLY else statistics.f_bavail * statistics.f_frsize
 
@@ -463,7 +463,7 @@ class Store:
 
 
 def _directories(root: Path) -> list[Path]:
-    """Of datasets; not what was put aside to be deleted."""
+    """The directories of datasets, except those renamed for deletion."""
     paths = root.iterdir() if root.exists() else ()
     return [path for path in paths if not path.name.endswith(DROPPED)]
 

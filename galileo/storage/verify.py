@@ -55,7 +55,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found.
+    """The result of a verification.
 
     Attributes:
         bytes: that were read.
@@ -164,7 +164,7 @@ def _check_partition(
 def _check_compacted(
     path: Path, partition: Partition, *, executor: ThreadPoolExecutor, progress: Progress
 ) -> FileCheck:
-    """In pieces, since it may be large, and the only one."""
+    """Checks a compacted file in several threads, since it may be large and the only one."""
     result = check_compacted(path, partition=partition.number, run=executor.map)
     progress(result.size)
     return result
@@ -179,7 +179,7 @@ def _dropped(partition: Partition) -> int:
 
 
 def _damages(checked: _CheckedFile) -> list[Damage]:
-    """Of each file, and of the row of files: a missing one is damage too, a dropped one not."""
+    """The damage of each file, and missing files; dropped files are no damage."""
     damages = []
     expected: int | None = checked.dropped + 1
     if checked.dropped and not checked.files:

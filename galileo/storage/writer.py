@@ -1,8 +1,8 @@
 """Appends groups of frames to a partition's newest segment, and stops when the disk fails.
 
 States: writing; *pausing* after a failed write that was undone, until a delay has passed;
-*stopped* for good after anything that leaves unknown what is on the disk, above all a failed
-fsync: Linux reports it once and forgets the pages, so a second one would lie.
+*stopped* until a restart after any error that leaves the content of the disk unknown, above all a
+failed fsync: Linux reports it once and drops the pages, so a second fsync would succeed wrongly.
 
 Invariant: the first `length` bytes of the file are exactly the frames that were reported.
 """
@@ -25,7 +25,7 @@ from galileo.storage.segment import segment_name
 
 SEGMENT_BYTES_MAX = 64 << 20
 RETRY_AFTER_S = 5.0
-"""How long a partition pauses after a write that failed and was undone (a full disk)."""
+"""Seconds without writes after a write that failed and was undone (a full disk)."""
 
 Durability = Literal["fsync", "none"]
 
@@ -38,7 +38,7 @@ class JournalOptions:
         segment_bytes_max: a group of commits that would make a segment longer starts a new
             one; only a group that is longer by itself exceeds it.
         durability: "fsync": a commit is on the disk before it is acknowledged. "none": the
-            operating system writes it when it likes; a crash of the process loses nothing, a
+            operating system writes it later; a crash of the process loses nothing, a
             power cut the last seconds, and may leave damage that has to be repaired by hand.
         retry_after_s: the pause after a write that failed and was undone.
         disk, monotonic: the operations that may fail, and the clock that times the pause.
@@ -189,7 +189,7 @@ class SegmentWriter:
             self.syncs.observe(self._options.monotonic() - begun)
 
     def _undo(self) -> bool:
-        """Cuts what lies behind the good length, left by a crash or a failed write."""
+        """Truncates the file to its valid length, after a crash or a failed write."""
         if self._descriptor is None or os.fstat(self._descriptor).st_size == self.length:
             return False
         self._disk.truncate(self._descriptor, self.length)
