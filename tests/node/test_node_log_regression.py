@@ -31,7 +31,7 @@ def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
     found = [(one.dataset, one.partition, one.had, one.has) for one in losses.known]
     assert found == [("air", 1, 7, 6), ("rain", 1, 2, 0)]
     assert len(caplog.messages) == 2
-    assert "partition 1 of dataset 'air' at node b: had commit 7" in caplog.text
+    assert "partition 1 of dataset 'air' at node b had commit 7" in caplog.text
     report(losses, EXPECTED, REPORTS_MIN)
     assert len(losses.known) == 2, "that its numbers have caught up brings nothing back"
 

@@ -364,7 +364,7 @@ async def test_a_selection_that_retention_overtakes_is_asked_again(
             return iter(pieces)
 
         monkeypatch.setattr(type(shard.graph), "scan_pieces", scan_then_drop)
-        with pytest.raises(Unavailable, match="dropped after it was found; ask again"):
+        with pytest.raises(Unavailable):
             [table async for table in kept["a"].selection.select(query)]
         left = sum([table.num_rows async for table in kept["a"].selection.select(query)])
         assert left < total
