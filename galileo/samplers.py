@@ -362,21 +362,6 @@ def apply(
     return _where(labels, observing.sample(seen, observations=observations, seed=seed))
 
 
-def apply_observing(chosen: Sampler, labels: LabelSet, *, seed: int, observe: Observe) -> LabelSet:
-    """The same, whatever the sampler looks at; observations are read a part at a time.
-
-    Raises:
-        InputError: as `apply`.
-    """
-    if not needs_observations(chosen):
-        return apply(chosen, labels, seed=seed)
-    kept = [
-        apply(chosen, part, seed=seed, observations=observe(part))
-        for part in observed_parts(labels)
-    ]
-    return LabelSet.concat(labels.schema, kept)
-
-
 def observed_parts(labels: LabelSet) -> Iterator[LabelSet]:
     """Whole commits in their order, as many at a time as are shown to a sampler together."""
     labels = labels.in_commit_order()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from galileo import samplers
 from galileo.labels import LabelSet
-from galileo.samplers import apply_observing, needs_observations, observed_parts
+from galileo.samplers import apply, needs_observations, observed_parts
 from galileo.testing.conformance import identities, sample_labels, sample_observations
 
 LABELS = sample_labels()
@@ -60,12 +60,11 @@ class Plain:
         return labels.rows % 2 == 0
 
 
-def test_both_kinds_of_samplers_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_passes_observations_to_samplers_that_need_them() -> None:
     assert needs_observations(Crowded())
     assert not needs_observations(Plain())
-    monkeypatch.setattr(samplers, "OBSERVED_ROWS_MAX", 500)
-    kept = apply_observing(Crowded(), LABELS, seed=1, observe=sample_observations)
+    kept = apply(Crowded(), LABELS, seed=1, observations=sample_observations(LABELS))
     crowded = LABELS.where(LABELS.table.column("rows").to_numpy() > 4)
-    assert sorted(identities(kept)) == sorted(identities(crowded))
-    plain = apply_observing(Plain(), LABELS, seed=1, observe=lambda labels: pytest.fail("asked"))
+    assert set(identities(kept)) == set(identities(crowded))
+    plain = apply(Plain(), LABELS, seed=1)
     assert set(identities(plain)) == set(identities(LABELS.where(LABELS.rows % 2 == 0)))

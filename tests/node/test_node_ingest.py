@@ -144,33 +144,26 @@ async def test_producers_do_not_meet(cluster: Any, make_observations: Make) -> N
     assert Counter(map(len, stored(cluster).values())).keys() == {2}
 
 
-async def test_a_batch_number_for_other_rows_is_a_conflict(
-    cluster: Any, make_observations: Make
+def warmer(table: pa.Table) -> pa.Table:
+    values = [None if t is None else t + 1 for t in table.column("temperature").to_pylist()]
+    return table.set_column(3, table.schema.field(3), pa.array(values))
+
+
+@pytest.mark.parametrize("change", [lambda table: table.slice(0, 150), warmer])
+async def test_ingest_of_other_rows_with_a_used_batch_number_is_a_conflict(
+    cluster: Any, make_observations: Make, change: Callable[[pa.Table], pa.Table]
 ) -> None:
-    table = make_observations(200)
-    await cluster.ingest(table)
-    before = stored(cluster)
-    with pytest.raises(
-        BatchConflict, match=r"producer 'radar' sent other rows as batch 0 .* number each"
-    ):
-        await cluster.ingest(table.slice(0, 150))
-    assert stored(cluster) == before
-
-
-async def test_as_many_other_rows_are_a_conflict_too(cluster: Any, make_observations: Make) -> None:
     """Else a producer that restarts its numbering would get a duplicate for new rows."""
     table = make_observations(200)
     await cluster.ingest(table)
     before = stored(cluster)
-    warmer = [None if t is None else t + 1 for t in table.column("temperature").to_pylist()]
-    other = table.set_column(3, table.schema.field(3), pa.array(warmer))
-    with pytest.raises(BatchConflict, match=r"sent other rows as batch 0 than before"):
-        await cluster.ingest(other)
+    with pytest.raises(BatchConflict):
+        await cluster.ingest(change(table))
     assert stored(cluster) == before
     for name in "abc":
         await cluster.restart(name)
     with pytest.raises(BatchConflict):
-        await cluster.ingest(other)
+        await cluster.ingest(change(table))
     assert (await cluster.ingest(table)).duplicate_rows == 200
 
 
@@ -198,7 +191,7 @@ async def test_an_empty_table_stores_nothing(cluster: Any, make_observations: Ma
 
 
 @pytest.mark.parametrize("producer", ["", "a b", "x" * 129, "ü", "a/b", "a\n"])
-async def test_a_producer_has_a_plain_name(
+async def test_ingest_with_an_invalid_producer_is_an_input_error(
     cluster: Any, make_observations: Make, producer: str
 ) -> None:
     with pytest.raises(InputError, match="expected a producer name of letters"):
@@ -206,19 +199,17 @@ async def test_a_producer_has_a_plain_name(
 
 
 @pytest.mark.parametrize("batch", [-1, 2**63])
-async def test_a_batch_number_has_63_bits(
+async def test_ingest_with_an_invalid_batch_number_is_an_input_error(
     cluster: Any, make_observations: Make, batch: int
 ) -> None:
     with pytest.raises(InputError, match="expected a batch number from 0"):
         await cluster.ingest(make_observations(5), batch=batch)
 
 
-async def test_an_unknown_dataset_is_named_with_the_nearest(
+async def test_ingest_into_an_unknown_dataset_names_the_nearest(
     cluster: Any, make_observations: Make
 ) -> None:
-    with pytest.raises(
-        UnknownDataset, match=r"'nan' does not exist; did you mean 'nam'\?"
-    ) as refused:
+    with pytest.raises(UnknownDataset) as refused:
         await cluster["a"].ingest.ingest("nan", make_observations(5), producer="p", batch=0)
     assert refused.value.details["nearest"] == "nam"
 

@@ -120,40 +120,35 @@ async def test_a_node_that_is_away_cannot_be_read(cluster: Any, make_observation
 # --- what is refused -----------------------------------------------------------------------------
 
 
-async def test_an_unknown_partition_is_refused(cluster: Any, make_observations: Make) -> None:
-    await cluster.ingest(make_observations(50))
-    with pytest.raises(InputError, match=r"expected partitions of this cluster, got \[999\]"):
-        await read(cluster, parts((999, 1, 0, 1)))
+MISSING_PARTS = {
+    "partition": [(999, 1, 0, 1)],
+    "commit": [(0, 2, 0, 1), (0, 0, 0, 1), (0, -5, 0, 1)],
+    "rows": [(0, 1, -1, 1), (0, 1, 0, 100_000), (0, 1, 5, -1), (0, 1, 2**31 - 1, 2**31 - 1)],
+}
+
+
+@pytest.mark.parametrize("name", MISSING_PARTS)
+async def test_read_of_missing_parts_is_an_input_error(
+    cluster: Any, make_observations: Make, name: str
+) -> None:
+    await cluster.ingest(make_observations(300))
+    for part in MISSING_PARTS[name]:
+        with pytest.raises(InputError, match="expected"):
+            await read(cluster, parts(part))
 
 
 @pytest.mark.parametrize("partition", [999, -1])
-@pytest.mark.parametrize("sequence", [-1, 0, 1])
-async def test_a_peer_that_asks_for_nonsense_is_refused(
-    cluster: Any, make_observations: Make, partition: int, sequence: int
+async def test_read_local_of_missing_parts_is_an_input_error(
+    cluster: Any, make_observations: Make, partition: int
 ) -> None:
     await cluster.ingest(make_observations(50))
-    task = ReadTask("nam", parts((partition, sequence, 0, 1)), "")
-    with pytest.raises(InputError, match="expected"):
-        _ = [table async for table in cluster["a"].reading.read_local(task)]
-
-
-async def test_a_commit_that_is_not_there_is_refused(cluster: Any, make_observations: Make) -> None:
-    await cluster.ingest(make_observations(300))
-    for sequence in (2, 0, -5):
+    for sequence in (-1, 0, 1):
+        task = ReadTask("nam", parts((partition, sequence, 0, 1)), "")
         with pytest.raises(InputError, match="expected"):
-            await read(cluster, parts((0, sequence, 0, 1)))
+            _ = [table async for table in cluster["a"].reading.read_local(task)]
 
 
-@pytest.mark.parametrize(("row", "rows"), [(-1, 1), (0, 100_000), (5, -1), (2**31 - 1, 2**31 - 1)])
-async def test_rows_that_are_not_there_are_refused(
-    cluster: Any, make_observations: Make, row: int, rows: int
-) -> None:
-    await cluster.ingest(make_observations(300))
-    with pytest.raises(InputError, match="expected first rows and row counts"):
-        await read(cluster, parts((0, 1, row, rows)))
-
-
-async def test_an_unknown_dataset_is_refused(cluster: Any) -> None:
+async def test_read_of_an_unknown_dataset_is_an_error(cluster: Any) -> None:
     with pytest.raises(UnknownDataset):
         _ = [t async for t in cluster["a"].reading.read(ReadTask("nan", parts(), ""))]
 
@@ -162,7 +157,7 @@ async def test_an_unknown_dataset_is_refused(cluster: Any) -> None:
 
 
 def flip_last_byte(directory: Path) -> Path:
-    """The observations stand at the end of a frame."""
+    """Flips a bit of the observations, which are at the end of a frame."""
     (path,) = directory.glob("*.segment")
     data = bytearray(path.read_bytes())
     data[-100] ^= 0x40
