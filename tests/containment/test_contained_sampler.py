@@ -131,7 +131,7 @@ LABELS = sample_labels()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _escape_fails() -> None:
+def _require_sandbox() -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
 
@@ -260,7 +260,7 @@ def test_pandas_is_there_for_those_who_look(make: Callable[..., ContainedSampler
     assert np.array_equal(make("Pandas").sample(LABELS, seed=1), LABELS.partitions % 2 == 0)
 
 
-def test_wrong_options_are_the_askers_fault(make: Callable[..., ContainedSampler]) -> None:
+def test_start_with_wrong_options_is_an_input_error(make: Callable[..., ContainedSampler]) -> None:
     with pytest.raises(InputError, match="sampler 'tenth': expected a fraction, got 3"):
         make("Tenth", fraction=3)
     with pytest.raises(
