@@ -25,7 +25,7 @@ from galileo.storage.partition_files import Partition, check_file, check_is_node
 from galileo.storage.retention import load_log_start
 from galileo.storage.segment import corrupt_error
 from galileo.storage.store import EPOCH
-from galileo.storage.verify import ATTEMPTS_MAX, Progress, verify
+from galileo.storage.verify import ATTEMPTS_MAX, Progress, no_progress, verify
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest"
@@ -329,7 +329,3 @@ def _skip_epochs(directory: Path, disk: Disk) -> None:
     if stored is None:
         raise CorruptData(f"expected the record {EPOCH!r} in the backup, got none")
     records.save(EPOCH, str(int(stored) + EPOCHS_SKIPPED).encode())
-
-
-def no_progress(_: int) -> None:
-    """No-op progress callback."""

@@ -124,7 +124,7 @@ class Store:
                 raise InternalError("expected one call of Store.recover, got a second one")
             self.delete_dropped()
             self._delete_removed()
-            for dataset, partition in self._partitions_on_disk():
+            for dataset, partition in self.partitions_on_disk():
                 if wanted is None or wanted(partition):
                     self._open_journal(dataset, partition, replay)
             self._recovered = True
@@ -266,10 +266,6 @@ class Store:
             raise dropped_dataset(name_of_key(dataset), is_again=False)
         place = self.partition_directory(dataset, partition)
         return PartitionCopy(place, partition=partition, disk=self._options.disk)
-
-    def partitions_on_disk(self) -> set[tuple[str, int]]:
-        """All partitions with a directory, open or not, as (dataset, partition)."""
-        return set(self._partitions_on_disk())
 
     def open_partition(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
         """Opens what was put into a partition's directory since the start; one at a time.
@@ -427,7 +423,8 @@ class Store:
         self.epoch = int(stored or b"0") + 1
         records.save(EPOCH, str(self.epoch).encode())
 
-    def _partitions_on_disk(self) -> Iterator[tuple[str, int]]:
+    def partitions_on_disk(self) -> Iterator[tuple[str, int]]:
+        """All partitions with a directory, open or not, as (dataset, partition)."""
         root = self._directory / "journals"
         for directory in sorted(_directories(root)):
             if self.is_dropped(directory.name):
