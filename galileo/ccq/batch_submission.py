@@ -25,9 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
 from galileo.ccq.coordinator_elections import CoordinatorElections, overloaded, taken, too_many
-from galileo.ccq.events import RefuseSubmit, Send
+from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, Outcome, RefuseSubmit, Send
 from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions

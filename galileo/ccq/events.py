@@ -9,20 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from galileo.ccq.batch_events import AnswerBatch, BatchSubmitted
-from galileo.ccq.cache_events import (
-    AnswerCacheRead,
-    CacheReadAnswered,
-    CacheReadFailed,
-    CacheReadRequested,
-    DropSpills,
-    LoadPacks,
-    PacksLoaded,
-    PacksSpilled,
-    ReadHandedOffCache,
-    RefuseCacheRead,
-    SpillPacks,
-)
 from galileo.ccq.messages import Message
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.packs import PackedLabels
@@ -113,6 +99,33 @@ class SubmitRequested:
     reached: Cursor
     need_bytes: int = 0
     candidates: tuple[str, ...] = ()
+    owned_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One CCQ of a batch, of which nothing was evaluated yet.
+
+    Attributes:
+        ccq: with an id chosen by who submits; the same CCQ may be submitted again.
+        candidates: nodes that may hold matches; their groups are polled first.
+    """
+
+    ccq: Ccq
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSubmitted:
+    """Many CCQs at once; answered by AnswerBatch, or by RefuseSubmit for all of them.
+
+    Attributes:
+        items: all of one owner.
+        owned_max: that it may have alive; None: as many as there may be.
+    """
+
+    request: int
+    items: tuple[BatchItem, ...]
     owned_max: int | None = None
 
 
@@ -236,6 +249,134 @@ class PacksCompacted:
     ccq_id: str
     term: int
     labels: PackedLabels | None
+
+
+# --- spilled packs: events and effects -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SpillPacks:
+    """Write these labels into a file; answered by PacksSpilled.
+
+    Attributes:
+        number: of the file, new in this life of the node. Files of earlier lives are worthless.
+    """
+
+    number: int
+    ccq: Ccq
+    labels: PackedLabels
+
+
+@dataclass(frozen=True, slots=True)
+class PacksSpilled:
+    """The file of a SpillPacks is there and has so many bytes; None: it could not be written."""
+
+    number: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPacks:
+    """Read a file back; answered by PacksLoaded."""
+
+    number: int
+    ccq: Ccq
+
+
+@dataclass(frozen=True, slots=True)
+class PacksLoaded:
+    """The labels of a file; None: it is lost or damaged."""
+
+    number: int
+    ccq_id: str
+    labels: PackedLabels | None
+
+
+@dataclass(frozen=True, slots=True)
+class DropSpills:
+    """These files are not needed any more."""
+
+    numbers: tuple[int, ...]
+
+
+# --- handed-off caches: at the coordinator -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHandedOffCache:
+    """Ask a node (perhaps this one) for what it holds of a CCQ past a token.
+
+    Answered by CacheReadAnswered or CacheReadFailed.
+
+    Attributes:
+        term: in which the holder coordinated.
+        after: the client's token.
+        labels_max: the holder may stop once it has found so many.
+    """
+
+    request: int
+    ccq: Ccq
+    node: str
+    term: int
+    after: Cursor
+    labels_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReadAnswered:
+    """What a holder has for an ReadHandedOffCache.
+
+    Attributes:
+        labels: all of those with `after < sequence <= reached`. None: none.
+        reached: for each partition, how far; the others stand at `after`.
+        gone: of that, what retention had dropped before it was evaluated.
+    """
+
+    request: int
+    labels: PackedLabels | None
+    reached: Cursor
+    gone: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReadFailed:
+    """The holder does not answer, or does not have what was asked for."""
+
+    request: int
+
+
+# --- handed-off caches: at the holder ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReadRequested:
+    """Another coordinator of a CCQ asks for what this node holds; see ReadHandedOffCache.
+
+    Answered by AnswerCacheRead or RefuseCacheRead.
+    """
+
+    request: int
+    ccq_id: str
+    term: int
+    after: Cursor
+    labels_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCacheRead:
+    """As CacheReadAnswered, on the side of the holder."""
+
+    request: int
+    labels: PackedLabels | None
+    reached: Cursor
+    gone: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseCacheRead:
+    """This node does not hold that, or not any more."""
+
+    request: int
 
 
 ContinuousEvent = (
@@ -365,6 +506,29 @@ class AnswerSubmit:
     ccq_id: str
     coordinator: str
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one CCQ of a batch.
+
+    Attributes:
+        coordinator: that runs it, in `term`; empty where it was refused.
+        failure: why; then it may be submitted again, alone or with others.
+    """
+
+    ccq_id: str
+    coordinator: str = ""
+    term: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBatch:
+    """An outcome for each item, in their order."""
+
+    request: int
+    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)

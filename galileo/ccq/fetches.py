@@ -33,13 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from galileo.ccq.cache import LabelCache
-from galileo.ccq.cache_events import (
-    CacheReadAnswered,
-    CacheReadFailed,
-    LoadPacks,
-    ReadHandedOffCache,
-)
+from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.dropped_ranges import ranges_between, within
 from galileo.ccq.event_clock import EventClock
@@ -47,13 +41,16 @@ from galileo.ccq.events import (
     AnswerFetch,
     Backfill,
     BackfillFinished,
+    CacheReadAnswered,
+    CacheReadFailed,
     ConfirmSequences,
     ContinuousEffect,
     FetchRequested,
+    LoadPacks,
+    ReadHandedOffCache,
     RefuseFetch,
     SequencesConfirmed,
 )
-from galileo.ccq.fetch_response import FetchResponse, compose
 from galileo.ccq.model import Failure, Holder
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
@@ -61,6 +58,32 @@ from galileo.ccq.stats import LabelCounts
 from galileo.cursor import ORIGIN, Cursor, Stretch
 
 Effects = list[ContinuousEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    labels: PackedLabels | None
+    cursor: Cursor
+    is_cut: bool
+
+
+def compose(
+    backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
+) -> FetchResponse:
+    """Joins what a rescan and what the cache found, and cuts it to size.
+
+    Args:
+        backfilled: matches before those of the selection, partition by partition; None: none.
+        selection: of the cache, past what the rescan reached.
+        labels_max: bound of the answer; its first commit may exceed it.
+    """
+    found = selection.labels
+    if backfilled is not None:
+        found = PackedLabels.concat([backfilled, found])
+    if found is None:
+        return FetchResponse(None, selection.covered, is_cut=False)
+    labels, cursor = found.cut(reached=selection.covered, labels_max=labels_max)
+    return FetchResponse(labels, cursor, is_cut=cursor != selection.covered)
 
 
 @dataclass(slots=True)

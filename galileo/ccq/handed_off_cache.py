@@ -13,8 +13,13 @@ says so and the stretch is rescanned from the log.
 from __future__ import annotations
 
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.cache_events import AnswerCacheRead, CacheReadRequested, LoadPacks, RefuseCacheRead
-from galileo.ccq.events import ContinuousEffect
+from galileo.ccq.events import (
+    AnswerCacheRead,
+    CacheReadRequested,
+    ContinuousEffect,
+    LoadPacks,
+    RefuseCacheRead,
+)
 from galileo.ccq.model import Ccq, Record
 
 Effects = list[ContinuousEffect]

@@ -33,16 +33,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from galileo.ccq.batch_events import BatchSubmitted
 from galileo.ccq.batch_submission import BatchSubmissions
-from galileo.ccq.cache_events import (
-    CacheReadAnswered,
-    CacheReadFailed,
-    CacheReadRequested,
-    PacksLoaded,
-    PacksSpilled,
-    RefuseCacheRead,
-)
 from galileo.ccq.cache_memory import CacheMemory
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.coordinator_elections import CoordinatorElections
@@ -51,6 +42,10 @@ from galileo.ccq.events import (
     AnswerFetch,
     BackfillFailed,
     BackfillFinished,
+    BatchSubmitted,
+    CacheReadAnswered,
+    CacheReadFailed,
+    CacheReadRequested,
     CancelRequested,
     CommitsObserved,
     ContinuousEffect,
@@ -64,9 +59,12 @@ from galileo.ccq.events import (
     FetchRequested,
     MessageArrived,
     PacksCompacted,
+    PacksLoaded,
+    PacksSpilled,
     PurgeRecord,
     RecordsLoaded,
     RedirectFetch,
+    RefuseCacheRead,
     RefuseCancel,
     RefuseFetch,
     RefuseSubmit,

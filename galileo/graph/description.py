@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.geo import geohash
-from galileo.graph.cancellation import Check, never_cancelled
 from galileo.graph.columns import Paths, StringDictionary
+from galileo.graph.run_scan import Check, never_cancelled
 from galileo.graph.snapshot import Snapshot
 from galileo.graph.sorted_runs import SortedRun
 from galileo.graph.summary import Summary, merge_summaries, moments

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.geo import geohash
-from galileo.graph.cancellation import Check, never_cancelled
 from galileo.graph.columns import Paths, StringDictionary, dtypes
+from galileo.graph.run_scan import Check, never_cancelled
 from galileo.graph.sorted_runs import SortedRun
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, micros, times_from_micros

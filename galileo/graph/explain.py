@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.graph.cancellation import Check, never_cancelled, scan_portions
 from galileo.graph.filter_pipeline import FilterStats, PredicateFilter, RowFilter
 from galileo.graph.row_ranges import Rows, count_rows
-from galileo.graph.run_scan import RunScan
+from galileo.graph.run_scan import Check, RunScan, never_cancelled, scan_portions
 from galileo.graph.sorted_runs import SortedRun
 
 COMMITS = "commits"

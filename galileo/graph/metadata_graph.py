@@ -20,19 +20,25 @@ import pyarrow as pa
 
 from galileo.cursor import ORIGIN, Cursor
 from galileo.graph.arena import HEAP_BYTES
-from galileo.graph.cancellation import Check, never_cancelled
-from galileo.graph.cell_counts import rows_by_cell
 from galileo.graph.columns import StringDictionary, columns_from_batch, paths_from_batch, to_labels
 from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
 from galileo.graph.memtable import Memtable
 from galileo.graph.row_ranges import Rows, to_positions
-from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window, delta
+from galileo.graph.run_scan import (
+    BoundQuery,
+    Check,
+    Coverage,
+    RunScan,
+    Window,
+    delta,
+    never_cancelled,
+)
 from galileo.graph.snapshot import Snapshot, count_live
 from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compaction_start, seal
 from galileo.graph.standing_match import MatchPass, MatchQuery
-from galileo.graph.summary import Summary, check_summary, summarise
+from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
 from galileo.match_batch import MatchBatch
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask
@@ -378,7 +384,7 @@ class MetadataGraph:
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
     ) -> pa.Table:
-        """Cells of the paths that match with their observations; see `graph.cell_counts`."""
+        """Count the observations of matching paths by cell; see `summary.rows_by_cell`."""
         window = Window(after, until, partitions)
         return rows_by_cell(self._tasks(query, window), check=check)
 

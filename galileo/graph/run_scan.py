@@ -7,9 +7,10 @@ every path that counts has passed the commit mask and every condition of the que
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,9 @@ from galileo.query.query import Query
 
 PORTION_PATHS = 1 << 17
 """Paths that are gathered together, where as many are found."""
+
+Check: TypeAlias = Callable[[], None]
+"""Called between portions of work; raises to cancel it."""
 
 
 class Coverage(Enum):
@@ -233,3 +237,18 @@ def _ranges_of_cells(columns: Columns, ranges: Ranges) -> RowRanges:
     starts, stops = (np.searchsorted(columns.cell, edges) for edges in ranges)
     some = starts < stops
     return RowRanges(starts[some], stops[some])
+
+
+def never_cancelled() -> None:
+    """The check of work that is never cancelled."""
+
+
+def scan_portions(
+    tasks: Sequence[RunScan], *, check: Check = never_cancelled, tally: FilterStats | None = None
+) -> Iterator[tuple[SortedRun, Rows]]:
+    """Matching rows of scans, run by run, in portions that suit gathering."""
+    for task in tasks:
+        check()
+        for rows in task.portions(tally=tally):
+            check()
+            yield task.run, rows

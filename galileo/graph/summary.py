@@ -13,10 +13,10 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from galileo.errors import InputError
-from galileo.graph.cancellation import Check, never_cancelled, scan_portions
-from galileo.graph.run_scan import RunScan
+from galileo.graph.run_scan import Check, RunScan, never_cancelled, scan_portions
 from galileo.model.schema import Schema
 from galileo.query.columns import Mask, NumberColumn, take_rows
 
@@ -28,6 +28,10 @@ _SCALE = 2.0**-64
 
 Numbers = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]
+_Counted = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
+
+CELLS_SCHEMA = pa.schema([pa.field("cell", pa.uint64()), pa.field("rows", pa.int64())])
+"""Of the table that `rows_by_cell` returns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,3 +228,25 @@ def _count_bins(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
     at[values == edges[-1]] = len(edges) - 1
     counts = np.bincount(at, weights=weights, minlength=len(edges) + 1)
     return counts[1 : len(edges)].astype(np.int64)
+
+
+def rows_by_cell(tasks: Sequence[RunScan], *, check: Check = never_cancelled) -> pa.Table:
+    """The cells of the paths that tasks find, each once, ascending, with their observations."""
+    portions: list[_Counted] = []
+    for run, rows in scan_portions(tasks, check=check):
+        columns = run.paths.columns
+        portions.append(
+            _count_by_cell(take_rows(columns.cell, rows), take_rows(run.paths.rows, rows))
+        )
+    cells = np.concatenate([np.empty(0, np.uint64), *(cells for cells, _ in portions)])
+    counts = np.concatenate([np.empty(0, np.int64), *(counts for _, counts in portions)])
+    return pa.table(list(_count_by_cell(cells, counts)), schema=CELLS_SCHEMA)
+
+
+def _count_by_cell(cells: npt.NDArray[np.uint64], rows: npt.NDArray[np.integer]) -> _Counted:
+    order = np.argsort(cells, kind="stable")
+    ordered = cells[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=~ordered[:1]) != 0)
+    if len(starts) == 0:
+        return ordered, rows.astype(np.int64)
+    return ordered[starts], np.add.reduceat(rows[order].astype(np.int64), starts)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.errors import Cancelled, DataExpired, Overloaded
 from galileo.graph import drill_down
-from galileo.graph.cancellation import Check
+from galileo.graph.run_scan import Check
 from galileo.node.analytics_protocol import (
     Children,
     ChildrenRequest,

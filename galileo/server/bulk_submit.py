@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
-from galileo.ccq.events import ContinuousEvent, RefuseSubmit
+from galileo.ccq.events import (
+    AnswerBatch,
+    BatchItem,
+    BatchSubmitted,
+    ContinuousEvent,
+    Outcome,
+    RefuseSubmit,
+)
 from galileo.ccq.model import Ccq
 from galileo.errors import GalileoError, InputError
 from galileo.model.schema import Schema

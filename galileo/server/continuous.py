@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from galileo.ccq import cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Compression
 from galileo.ccq.pack_codec import to_bytes
@@ -400,10 +399,10 @@ class ContinuousQueries:
         """The handed-off cache of a CCQ; None if there is none."""
         wanted = max(1, min(labels_max, self._limits.answer_labels_max))
         answer = await self._ask(
-            lambda request: cache_events.CacheReadRequested(request, ccq_id, term, after, wanted),
+            lambda request: ccq.CacheReadRequested(request, ccq_id, term, after, wanted),
             timeout_s=ANSWER_TIMEOUT_S,
         )
-        if isinstance(answer, cache_events.RefuseCacheRead):
+        if isinstance(answer, ccq.RefuseCacheRead):
             return None
         data = b""
         if answer.labels is not None:

@@ -17,7 +17,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from galileo import request_id, spans
-from galileo.ccq import batch_events, cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Record
@@ -48,21 +47,21 @@ _Long: TypeAlias = (
     | ccq.Backfill
     | ccq.ConfirmSequences
     | ccq.CompactPacks
-    | cache_events.SpillPacks
-    | cache_events.LoadPacks
-    | cache_events.ReadHandedOffCache
+    | ccq.SpillPacks
+    | ccq.LoadPacks
+    | ccq.ReadHandedOffCache
 )
 _ANSWERS = (
     ccq.AnswerFetch
     | ccq.AnswerSubmit
-    | batch_events.AnswerBatch
+    | ccq.AnswerBatch
     | ccq.RefuseSubmit
     | ccq.RefuseFetch
     | ccq.RedirectFetch
     | ccq.AnswerCancel
     | ccq.RefuseCancel
-    | cache_events.AnswerCacheRead
-    | cache_events.RefuseCacheRead
+    | ccq.AnswerCacheRead
+    | ccq.RefuseCacheRead
 )
 
 
@@ -304,7 +303,7 @@ class Driver:
                 self.mail.send(effect.to, effect.message)
         elif isinstance(effect, _Long):
             self._start(effect)
-        elif isinstance(effect, cache_events.DropSpills):
+        elif isinstance(effect, ccq.DropSpills):
             self._drop_spills(effect.numbers)
         elif isinstance(effect, ccq.AbandonCycle) and effect.cycle_id in self._cycles:
             self._cycles[effect.cycle_id].cancel()

@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from galileo.ccq import cache_events
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
 from galileo.ccq.pack_codec import from_bytes
@@ -91,21 +90,21 @@ class EffectExecutor:
         | ccq.Backfill
         | ccq.ConfirmSequences
         | ccq.CompactPacks
-        | cache_events.SpillPacks
-        | cache_events.LoadPacks
-        | cache_events.ReadHandedOffCache,
+        | ccq.SpillPacks
+        | ccq.LoadPacks
+        | ccq.ReadHandedOffCache,
     ) -> ccq.ContinuousEvent:
         """Executes an effect and returns the resulting event."""
         match effect:
             case ccq.CompactPacks():
                 return await _gather(effect)
-            case cache_events.SpillPacks():
+            case ccq.SpillPacks():
                 return await self._spills.write(effect)
-            case cache_events.LoadPacks():
+            case ccq.LoadPacks():
                 return await self._spills.read(effect)
             case ccq.ConfirmSequences():
                 return await self._confirm(effect)
-            case cache_events.ReadHandedOffCache():
+            case ccq.ReadHandedOffCache():
                 return await self._ask_holder(effect)
         try:
             if isinstance(effect, ccq.StartCycle):
@@ -232,9 +231,9 @@ class EffectExecutor:
     # --- holders -----------------------------------------------------------------------------
 
     async def _ask_holder(
-        self, effect: cache_events.ReadHandedOffCache
-    ) -> cache_events.CacheReadAnswered | cache_events.CacheReadFailed:
-        """Reads a handed-off cache; over the network even at this node."""
+        self, effect: ccq.ReadHandedOffCache
+    ) -> ccq.CacheReadAnswered | ccq.CacheReadFailed:
+        """Asks a node for what it holds, over the network though it were this one."""
         request = peers_pb2.ReadHandedOffCacheRequest(
             ccq_id=effect.ccq.id,
             term=effect.term,
@@ -253,11 +252,11 @@ class EffectExecutor:
             log.info(
                 "%s does not hold labels of %s: %s", effect.node, name, error, extra={"ccq": name}
             )
-            return cache_events.CacheReadFailed(effect.request)
+            return ccq.CacheReadFailed(effect.request)
         if not tail.is_held:
-            return cache_events.CacheReadFailed(effect.request)
+            return ccq.CacheReadFailed(effect.request)
         reached, gone = cursor_from_pb(tail.reached), tuple(stretches_from_pb(tail.gone))
-        return cache_events.CacheReadAnswered(effect.request, labels, reached, gone)
+        return ccq.CacheReadAnswered(effect.request, labels, reached, gone)
 
     # --- confirmations -----------------------------------------------------------------------
 

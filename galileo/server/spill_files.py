@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from galileo.ccq import cache_events
+from galileo.ccq import events
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import GalileoError
@@ -43,7 +43,7 @@ class SpillFiles:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spills")
         self._clear()
 
-    async def write(self, effect: cache_events.SpillPacks) -> cache_events.PacksSpilled:
+    async def write(self, effect: events.SpillPacks) -> events.PacksSpilled:
         compressed = effect.ccq.compression == "lz4"
         try:
             size = await self._in_thread(
@@ -53,9 +53,9 @@ class SpillFiles:
             name, template = effect.ccq.id, "cannot spill labels of %s: %s"
             log.warning(template, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             size = None
-        return cache_events.PacksSpilled(effect.number, size)
+        return events.PacksSpilled(effect.number, size)
 
-    async def read(self, effect: cache_events.LoadPacks) -> cache_events.PacksLoaded:
+    async def read(self, effect: events.LoadPacks) -> events.PacksLoaded:
         try:
             labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
         except Exception as error:  # As above.
@@ -65,7 +65,7 @@ class SpillFiles:
             )
             log.warning(template, name, error, extra={"ccq": name}, exc_info=_unforeseen(error))
             labels = None
-        return cache_events.PacksLoaded(effect.number, effect.ccq.id, labels)
+        return events.PacksLoaded(effect.number, effect.ccq.id, labels)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Deletes files in the background."""

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 from ccq_driver import BUSY, CCQ, IDLE, WALL, Driver, only
 
-from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
 from galileo.ccq.events import (
+    AnswerBatch,
+    BatchItem,
+    BatchSubmitted,
     CancelRequested,
     DatasetDropped,
     DrainRequested,
     FetchesRequested,
     FetchRequested,
+    Outcome,
     RecordsLoaded,
     RedirectFetch,
     RefuseFetch,

@@ -8,7 +8,7 @@ from simulator.logs import to_labels, to_paths
 
 from galileo.ccq import cache as module
 from galileo.ccq.cache import LabelCache
-from galileo.ccq.fetch_response import compose
+from galileo.ccq.fetches import compose
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor, Stretch

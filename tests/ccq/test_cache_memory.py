@@ -7,7 +7,6 @@ from dataclasses import replace
 from ccq_driver import CCQ, WALL, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
-from galileo.ccq.cache_events import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.events import (
     Backfill,
     CancelRequested,
@@ -15,8 +14,13 @@ from galileo.ccq.events import (
     CycleFinished,
     CycleResult,
     DrainRequested,
+    DropSpills,
     FetchRequested,
+    LoadPacks,
+    PacksLoaded,
+    PacksSpilled,
     Send,
+    SpillPacks,
     StartCycle,
     UsageMeasured,
 )

@@ -9,25 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
 
-from galileo.ccq.cache_events import (
+from galileo.ccq.events import (
     AnswerCacheRead,
+    AnswerFetch,
+    Backfill,
     CacheReadAnswered,
     CacheReadFailed,
     CacheReadRequested,
+    FetchAbandoned,
+    FetchRequested,
     LoadPacks,
     PacksLoaded,
     PacksSpilled,
     ReadHandedOffCache,
     RefuseCacheRead,
-    SpillPacks,
-)
-from galileo.ccq.events import (
-    AnswerFetch,
-    Backfill,
-    FetchAbandoned,
-    FetchRequested,
     SaveRecord,
     Send,
+    SpillPacks,
 )
 from galileo.ccq.messages import AssignCoordinator, AssignmentAccepted, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Holder, Record

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph.cell_counts import CELLS_SCHEMA
 from galileo.graph.metadata_graph import MetadataGraph
+from galileo.graph.summary import CELLS_SCHEMA
 from galileo.query.query import parse
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from simulator.logs import to_labels
 
-from galileo.ccq import cache_events
+from galileo.ccq import events
 from galileo.ccq import events as ev
 from galileo.ccq import messages as msg
 from galileo.ccq.machine import Continuous
@@ -93,9 +93,9 @@ class Stage:
         self._trace: list[str] = []
         self._limits: dict[str, float] = {}
         self._files: dict[tuple[str, int], PackedLabels] = {}
-        self._writes: dict[str, list[cache_events.SpillPacks]] = {}
-        self._loads: dict[str, list[cache_events.LoadPacks]] = {}
-        self._asked: dict[str, list[cache_events.ReadHandedOffCache]] = {}
+        self._writes: dict[str, list[events.SpillPacks]] = {}
+        self._loads: dict[str, list[events.LoadPacks]] = {}
+        self._asked: dict[str, list[events.ReadHandedOffCache]] = {}
         self._askers: dict[int, str] = {}
 
     def play(self, command: str) -> list[str]:
@@ -167,21 +167,21 @@ class Stage:
         if not how:
             self._files[node, effect.number] = effect.labels
         size = None if how else effect.labels.size
-        self._feed(node, cache_events.PacksSpilled(effect.number, size))
+        self._feed(node, events.PacksSpilled(effect.number, size))
 
     def _do_load(self, node: str, how: str = "") -> None:
         effect = self._loads[node].pop(0)
         found = None if how else self._files.get((node, effect.number))
-        self._feed(node, cache_events.PacksLoaded(effect.number, effect.ccq.id, found))
+        self._feed(node, events.PacksLoaded(effect.number, effect.ccq.id, found))
 
     def _do_hold(self, node: str) -> None:
         asked = self._asked[node].pop(0)
         if asked.node not in self._machines:
-            self._feed(node, cache_events.CacheReadFailed(asked.request))
+            self._feed(node, events.CacheReadFailed(asked.request))
             return
         self._askers[asked.request] = node
         wanted = asked.ccq.id, asked.term, asked.after, asked.labels_max
-        self._feed(asked.node, cache_events.CacheReadRequested(asked.request, *wanted))
+        self._feed(asked.node, events.CacheReadRequested(asked.request, *wanted))
 
     def _do_deliver(self, sender: str = "", to: str = "") -> None:
         for _ in range(DELIVERIES_MAX):
@@ -271,13 +271,13 @@ class Stage:
                 asked = ", ".join(f"{i.ccq.id} after {_places(i.after)}" for i in items)
                 self._tell(f"{node} evaluates {asked}")
             case (
-                cache_events.SpillPacks()
-                | cache_events.LoadPacks()
-                | cache_events.DropSpills()
-                | cache_events.ReadHandedOffCache()
+                events.SpillPacks()
+                | events.LoadPacks()
+                | events.DropSpills()
+                | events.ReadHandedOffCache()
             ):
                 self._work(node, effect)
-            case cache_events.AnswerCacheRead() | cache_events.RefuseCacheRead():
+            case events.AnswerCacheRead() | events.RefuseCacheRead():
                 self._answer_held(node, effect)
             case _:
                 self._tell(f"{node}: {self._reply(effect)}")
@@ -285,39 +285,39 @@ class Stage:
     def _work(
         self,
         node: str,
-        effect: cache_events.SpillPacks
-        | cache_events.LoadPacks
-        | cache_events.DropSpills
-        | cache_events.ReadHandedOffCache,
+        effect: events.SpillPacks
+        | events.LoadPacks
+        | events.DropSpills
+        | events.ReadHandedOffCache,
     ) -> None:
         match effect:
-            case cache_events.SpillPacks(number, ccq, labels):
+            case events.SpillPacks(number, ccq, labels):
                 self._writes[node].append(effect)
                 self._tell(f"{node} writes file {number} of {ccq.id}: {len(labels)} labels")
-            case cache_events.LoadPacks(number, ccq):
+            case events.LoadPacks(number, ccq):
                 self._loads[node].append(effect)
                 self._tell(f"{node} loads file {number} of {ccq.id}")
-            case cache_events.DropSpills(numbers):
+            case events.DropSpills(numbers):
                 for number in numbers:
                     self._files.pop((node, number), None)
                     self._tell(f"{node} deletes file {number}")
-            case cache_events.ReadHandedOffCache(_, ccq, holder, term, after):
+            case events.ReadHandedOffCache(_, ccq, holder, term, after):
                 self._asked[node].append(effect)
                 what = f"{ccq.id} of term {_term(term)} after {_places(after)}"
                 self._tell(f"{node} asks the holder {holder} for {what}")
 
     def _answer_held(
-        self, node: str, effect: cache_events.AnswerCacheRead | cache_events.RefuseCacheRead
+        self, node: str, effect: events.AnswerCacheRead | events.RefuseCacheRead
     ) -> None:
         asker = self._askers.pop(effect.request)
-        if isinstance(effect, cache_events.RefuseCacheRead):
+        if isinstance(effect, events.RefuseCacheRead):
             self._tell(f"{node} does not hold that")
-            self._feed(asker, cache_events.CacheReadFailed(effect.request))
+            self._feed(asker, events.CacheReadFailed(effect.request))
             return
         count = 0 if effect.labels is None else len(effect.labels)
         self._tell(f"{node} holds {count} labels up to {_places(effect.reached)}")
-        response = effect.labels, effect.reached, effect.gone
-        self._feed(asker, cache_events.CacheReadAnswered(effect.request, *response))
+        told = effect.labels, effect.reached, effect.gone
+        self._feed(asker, events.CacheReadAnswered(effect.request, *told))
 
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")

@@ -13,7 +13,7 @@ import pytest
 from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq import events as ccq
-from galileo.ccq.batch_events import BatchItem, BatchSubmitted
+from galileo.ccq.events import BatchItem, BatchSubmitted
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions

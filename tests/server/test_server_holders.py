@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
-from galileo.ccq.cache_events import CacheReadAnswered, CacheReadFailed, ReadHandedOffCache
+from galileo.ccq.events import CacheReadAnswered, CacheReadFailed, ReadHandedOffCache
 from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import Cursor, Stretch

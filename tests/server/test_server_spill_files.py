@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
-from galileo.ccq.cache_events import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
+from galileo.ccq.events import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.model import Ccq, Compression
 from galileo.server import spill_files as module
 from galileo.server.spill_files import DIRECTORY, SpillFiles

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from galileo.ccq.batch_events import AnswerBatch, BatchItem, BatchSubmitted, Outcome
-from galileo.ccq.events import ContinuousEffect
+from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEffect, Outcome
 from galileo.cursor import ORIGIN
 from simulator.clients import PATIENCE_S, Reader, Service
 from simulator.logs import query

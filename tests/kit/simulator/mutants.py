@@ -12,12 +12,13 @@ import numpy as np
 
 from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache import LabelCache, Selection
-from galileo.ccq.cache_events import AnswerCacheRead, CacheReadRequested
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
+    AnswerCacheRead,
     AnswerFetch,
+    CacheReadRequested,
     ContinuousEffect,
     ContinuousEvent,
     CycleItem,
@@ -27,8 +28,7 @@ from galileo.ccq.events import (
     RecordsLoaded,
     SaveRecord,
 )
-from galileo.ccq.fetch_response import FetchResponse, compose
-from galileo.ccq.fetches import Effects, Fetches
+from galileo.ccq.fetches import Effects, Fetches, FetchResponse, compose
 from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Record
