@@ -1,22 +1,22 @@
-"""Submissions of many CCQs at once: one election for all that have the same candidates.
+"""Submissions of many CCQs at once: one election for all CCQs that have the same candidates.
 
-Theory of operation. A batch does for many CCQs what a campaign
-(`galileo.ccq.coordinator_elections`) does for one, by the same rules: each offer is a record in a
-term of its own, on disk before the offer is sent; a CCQ counts as submitted when two nodes (of
-those alive) have it on disk; repeating a submission under the same ids is safe. What is shared is
-the work. The CCQs of a submission whose candidates are in the same groups make one batch, one
-election finds the node to which all of them are offered, and records travel and are written many at
-a time.
+Theory of operation. A batch follows the rules of a single submission
+(`galileo.ccq.coordinator_elections`): each offer is a record in a term of its own, which is on disk
+before the offer is sent; a CCQ counts as submitted when two nodes (of those alive) have it on disk;
+repeating a submission under the same ids is safe. A batch shares the work. The CCQs of a submission
+whose candidates are in the same groups form one batch; one election finds the node to which all of
+them are offered; records are sent and written many at a time.
 
-CCQs of a batch go their own ways only where they must. What the node does not take of an offer
-goes to the next one; one of which a higher term or an end becomes known is answered with that. One
-that is known already (the submission was repeated) needs no election, only a second copy.
+A CCQ leaves the common path only when it must. CCQs that the node refuses are offered to the next
+node. A CCQ for which a higher term or an end becomes known is answered with that. A known CCQ (a
+repeated submission) needs no election, only a second copy.
 
 A CCQ begins at the origin: nothing is evaluated at submission, and the first cycle finds what is
-stored. So there is nothing that a crash in between could lose or repeat.
+stored. So a crash in between can neither lose nor repeat anything.
 
-Stages of a CCQ: placing (until a node has accepted it), noting (until a second node has noted it),
-answered. Ids that are placed or noted are reserved: no other election for them begins here.
+Stages of a CCQ: unassigned (until a node has accepted it), unacknowledged (until a second node has
+stored it), answered. The ids of unassigned and unacknowledged CCQs are reserved: no other election
+for them begins on this node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from galileo.ccq.coordinator_elections import CoordinatorElections, overloaded, taken, too_many
+from galileo.ccq.coordinator_elections import (
+    CoordinatorElections,
+    id_conflict,
+    overloaded,
+    quota_exceeded,
+)
 from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, Outcome, RefuseSubmit, Send
 from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
 from galileo.ccq.model import Failure, Record
@@ -49,14 +54,14 @@ from galileo.election.messages import (
 )
 
 SUBMISSIONS_MAX = 64
-"""Submissions of many CCQs that are under way at a time; over it they are refused."""
+"""Batch submissions that run at a time; further ones are refused."""
 APPOINT_S_PER_CCQ = 0.005
-"""A node has so much longer to accept an offer for each CCQ in it."""
+"""Added to the time-out of an offer for each CCQ in it."""
 
 
 @dataclass(slots=True)
 class _Submission:
-    """What a client waits for: an outcome for each place."""
+    """A submission of a client: one outcome for each item."""
 
     request: int
     outcomes: list[Outcome | None]
@@ -64,31 +69,31 @@ class _Submission:
 
 @dataclass(slots=True)
 class _Batch:
-    """CCQs with the same candidates; `places` are those in the submission's outcomes."""
+    """CCQs with the same candidates. `places` maps an id to its index in the outcomes."""
 
     name: str
     submission: _Submission
     deadline: float
     election: Election
     places: dict[str, int] = field(default_factory=dict)
-    placing: dict[str, Record] = field(default_factory=dict)
-    noting: dict[str, Record] = field(default_factory=dict)
+    unassigned: dict[str, Record] = field(default_factory=dict)
+    unacknowledged: dict[str, Record] = field(default_factory=dict)
     declined: set[str] = field(default_factory=set)
-    noting_at: float = 0.0
+    next_ack_request_at: float = 0.0
     begun_at: float = 0.0
 
 
 class BatchSubmissions:
-    """The submissions of many that one node carries out."""
+    """The batch submissions that one node carries out."""
 
     def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
         self._state = state
         self._elections = elections
         self._running: dict[str, _Batch] = {}
-        self._of: dict[str, _Batch] = {}
+        self._batch_by_ccq: dict[str, _Batch] = {}
         self._count = 0
 
-    # --- what begins a batch ---------------------------------------------------------------------
+    # --- start ---------------------------------------------------------------------------------
 
     def submit(self, event: BatchSubmitted, now: float) -> Effects:
         underway = {id(batch.submission) for batch in self._running.values()}
@@ -97,27 +102,27 @@ class BatchSubmissions:
         submission = _Submission(event.request, [None] * len(event.items))
         batches: dict[tuple[int, ...], _Batch] = {}
         candidates: dict[tuple[int, ...], tuple[str, ...]] = {}
-        room = self._free_capacity(event)
+        capacity = self._free_capacity(event)
         for place, item in enumerate(event.items):
             failure = self._refusal(item)
             if failure is None and self._state.record_table.get(item.ccq.id) is None:
-                room -= 1
-                failure = too_many(event.owned_max or 0) if room < 0 else None
+                capacity -= 1
+                failure = quota_exceeded(event.owned_max or 0) if capacity < 0 else None
             if failure is not None:
                 submission.outcomes[place] = Outcome(item.ccq.id, failure=failure)
                 continue
-            key = self._groups_of(item.candidates)
+            key = self._candidate_groups(item.candidates)
             batch = batches.get(key)
             if batch is None:
-                batch = batches[key] = self._new(submission, now)
+                batch = batches[key] = self._add_batch(submission, now)
                 candidates[key] = item.candidates
-            self._take(batch, item, place)
+            self._add_item(batch, item, place)
         effects: Effects = []
         for key, batch in batches.items():
             effects += self._start(batch, candidates[key], now)
         return effects or self._conclude(submission)
 
-    # --- what moves it on ------------------------------------------------------------------------
+    # --- progress --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
         effects: Effects = []
@@ -125,8 +130,8 @@ class BatchSubmissions:
             if now >= batch.deadline:
                 effects += self._fail(batch, [*batch.places], "none had accepted in time")
                 continue
-            effects += self._ask_to_note(batch, now)
-            if batch.placing:
+            effects += self._request_acks(batch, now)
+            if batch.unassigned:
                 effects += self._step(batch, ElectionTicked(), now)
         return effects
 
@@ -135,27 +140,27 @@ class BatchSubmissions:
         return self._step(batch, PollAnswered(sender, message.usage), now) if batch else []
 
     def on_assign(self, sender: str, message: AssignMany, now: float) -> Effects:
-        """Accepts what this node can run; what it then knows is saved, announced, answered."""
+        """Accept the CCQs that this node can run; save, announce and answer them."""
         state = self._state
-        accepted, refused, news, newer = [], [], [], []
+        accepted, refused, assigned, newer = [], [], [], []
         effects: Effects = []
         for record in message.records:
             ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
             if mine is not None and (mine.ended is not None or mine.term > record.term):
                 newer.append(mine)
             elif state.is_dropped(record.ccq.dataset):
-                effects += state.learn(record, now)
+                effects += state.apply_record(record, now)
                 newer += filter(None, [state.record_table.get(ccq_id)])
-            elif (mine is None or mine.term < record.term) and state.takes_more:
-                effects += state.learn(record, now)
-                news.append(record)
-            led = state.coordinated.get(ccq_id)
-            if led is not None and led.term == record.term:
+            elif (mine is None or mine.term < record.term) and state.accepts_assignments:
+                effects += state.apply_record(record, now)
+                assigned.append(record)
+            coordinator = state.coordinated.get(ccq_id)
+            if coordinator is not None and coordinator.term == record.term:
                 accepted.append((ccq_id, record.term))
             elif ccq_id not in state.resuming:
                 refused.append((ccq_id, record.term))
         others = tuple(peer for peer in state.peers if peer != sender)
-        effects += state.announce_to(others, news)
+        effects += state.announce_to(others, assigned)
         effects += state.announce_to((sender,), newer)
         return [*effects, Send(sender, AssignmentsAnswered(tuple(accepted), tuple(refused)))]
 
@@ -164,47 +169,47 @@ class BatchSubmissions:
         answered: dict[str, _Batch] = {}
         for entries, is_accepted in ((message.accepted, True), (message.refused, False)):
             for ccq_id, term in entries:
-                batch = self._of.get(ccq_id)
-                record = batch.placing.get(ccq_id) if batch else None
+                batch = self._batch_by_ccq.get(ccq_id)
+                record = batch.unassigned.get(ccq_id) if batch else None
                 if batch is None or record is None:
                     continue
                 if (record.coordinator, record.term) != (sender, term):
-                    continue  # Too late: it was offered to another node since, in a higher term.
+                    continue  # Late: another node has the offer by now, in a higher term.
                 answered[batch.name] = batch
                 if is_accepted:
                     effects += self._succeed(batch, record)
                 else:
                     batch.declined.add(ccq_id)
         for batch in answered.values():
-            if batch.placing and batch.declined >= set(batch.placing):
+            if batch.unassigned and batch.declined >= set(batch.unassigned):
                 effects += self._step(batch, OfferRefused(sender), now)
         return effects
 
     def on_record_ack(self, message: RecordAck) -> Effects:
         effects: Effects = []
         for ccq_id, term in message.entries:
-            batch = self._of.get(ccq_id)
-            record = batch.noting.get(ccq_id) if batch else None
+            batch = self._batch_by_ccq.get(ccq_id)
+            record = batch.unacknowledged.get(ccq_id) if batch else None
             if batch is not None and record is not None and record.term == term:
                 effects += self._succeed(batch, record)
         return effects
 
     def on_record(self, record: Record) -> Effects:
-        """Answers for a CCQ that another node has taken over, or that has ended."""
+        """Answer for a CCQ that another node coordinates in a higher term, or that has ended."""
         ccq_id = record.ccq.id
-        batch = self._of.get(ccq_id)
+        batch = self._batch_by_ccq.get(ccq_id)
         if batch is None:
             return []
         if record.ended is not None:
             return self._resolve(batch, Outcome(ccq_id, failure=end_reason(record)))
-        mine = batch.placing.get(ccq_id) or batch.noting[ccq_id]
+        mine = batch.unassigned.get(ccq_id) or batch.unacknowledged[ccq_id]
         return self._succeed(batch, record) if record.term > mine.term else []
 
     def on_dropped(self) -> Effects:
-        """Answers for CCQs of datasets that are dropped."""
+        """Answer for the CCQs of dropped datasets."""
         effects: Effects = []
-        for ccq_id, batch in list(self._of.items()):
-            record = batch.placing.get(ccq_id) or batch.noting[ccq_id]
+        for ccq_id, batch in list(self._batch_by_ccq.items()):
+            record = batch.unassigned.get(ccq_id) or batch.unacknowledged[ccq_id]
             if self._state.is_dropped(record.ccq.dataset):
                 effects += self._resolve(
                     batch, Outcome(ccq_id, failure=dropped_failure(record.ccq))
@@ -214,47 +219,47 @@ class BatchSubmissions:
     def check(self) -> None:
         for batch in self._running.values():
             batch.election.check()
-            assert not set(batch.placing) & set(batch.noting), "placed and noted"
-            assert set(batch.places) == set(batch.placing) | set(batch.noting)
+            assert not set(batch.unassigned) & set(batch.unacknowledged), "unassigned and assigned"
+            assert set(batch.places) == set(batch.unassigned) | set(batch.unacknowledged)
             for ccq_id in batch.places:
-                assert self._of[ccq_id] is batch, f"{ccq_id} is in two batches"
+                assert self._batch_by_ccq[ccq_id] is batch, f"{ccq_id} is in two batches"
                 mine = self._state.record_table.get(ccq_id)
                 assert mine is None or mine.ended is None, "a batch for an ended CCQ"
-        assert len(self._of) == sum(len(batch.places) for batch in self._running.values())
-        assert set(self._of) == set(self._elections.reserved), "reserved without a submission"
+        assert len(self._batch_by_ccq) == sum(len(batch.places) for batch in self._running.values())
+        assert set(self._batch_by_ccq) == set(self._elections.reserved), "reserved without a batch"
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _free_capacity(self, event: BatchSubmitted) -> float:
-        """How many of its CCQs may be new."""
+        """How many CCQs of the submission may be new."""
         if event.owned_max is None or not event.items:
             return inf
         return self._elections.free_capacity(event.items[0].ccq.owner, event.owned_max)
 
     def _refusal(self, item: BatchItem) -> Failure | None:
-        """Why a CCQ cannot be submitted now."""
-        ccq_id, tracker = item.ccq.id, self._state.record_table
-        known = tracker.get(ccq_id)
+        """Why a CCQ cannot be submitted now; None if it can."""
+        ccq_id, table = item.ccq.id, self._state.record_table
+        known = table.get(ccq_id)
         if known is not None and known.ended is not None:
             return end_reason(known)
         if known is not None and not known.ccq.asks_the_same(item.ccq):
-            return taken(ccq_id)
+            return id_conflict(ccq_id)
         if self._state.is_dropped(item.ccq.dataset):
             return dropped_failure(item.ccq)
         if ccq_id in self._elections:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"
             return Failure("unavailable", reason, advice)
-        count = len(tracker.records) + sum(len(batch.placing) for batch in self._running.values())
+        count = len(table.records) + sum(len(batch.unassigned) for batch in self._running.values())
         if known is None and count >= self._state.options.records_max:
             return overloaded("continuous queries of the cluster")
         return None
 
-    def _groups_of(self, candidates: tuple[str, ...]) -> tuple[int, ...]:
+    def _candidate_groups(self, candidates: tuple[str, ...]) -> tuple[int, ...]:
         groups = self._state.options.groups
         return tuple(i for i, group in enumerate(groups) if set(group) & set(candidates))
 
-    def _new(self, submission: _Submission, now: float) -> _Batch:
+    def _add_batch(self, submission: _Submission, now: float) -> _Batch:
         self._count += 1
         self._state.counts.elections += 1
         options = self._state.options
@@ -264,33 +269,35 @@ class BatchSubmissions:
         self._running[name] = batch
         return batch
 
-    def _take(self, batch: _Batch, item: BatchItem, place: int) -> None:
+    def _add_item(self, batch: _Batch, item: BatchItem, place: int) -> None:
         ccq_id = item.ccq.id
         known = self._state.record_table.get(ccq_id)
         if known is None:
-            batch.placing[ccq_id] = Record(item.ccq, term=0, coordinator="")
+            batch.unassigned[ccq_id] = Record(item.ccq, term=0, coordinator="")
         else:
-            batch.noting[ccq_id] = known
+            batch.unacknowledged[ccq_id] = known
         batch.places[ccq_id] = place
-        self._of[ccq_id] = batch
+        self._batch_by_ccq[ccq_id] = batch
         self._elections.reserved[ccq_id] = item.ccq.owner
 
     def _start(self, batch: _Batch, candidates: tuple[str, ...], now: float) -> Effects:
-        effects = self._ask_to_note(batch, now)
-        if not batch.placing:
+        effects = self._request_acks(batch, now)
+        if not batch.unassigned:
             return effects
-        batch.election = Election(options=_patient(self._state.options, len(batch.placing)))
+        batch.election = Election(
+            options=_batch_election_options(self._state.options, len(batch.unassigned))
+        )
         first = candidates or (self._state.me,)
-        groups = self._elections.groups(first, is_given=self._state.is_draining)
+        groups = self._elections.groups(first, is_excluding_self=self._state.is_draining)
         return [*effects, *self._step(batch, Started(0, groups), now)]
 
     def _step(self, batch: _Batch, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []
         for effect in batch.election.step(event, now):
-            effects += self._carry_out(batch, effect, now)
+            effects += self._execute(batch, effect, now)
         return effects
 
-    def _carry_out(self, batch: _Batch, effect: ElectionEffect, now: float) -> Effects:
+    def _execute(self, batch: _Batch, effect: ElectionEffect, now: float) -> Effects:
         me = self._state.me
         if isinstance(effect, SendPoll) and effect.to == me:
             return self._step(batch, PollAnswered(me, self._state.usage), now)
@@ -299,45 +306,46 @@ class BatchSubmissions:
         if isinstance(effect, OfferAssignment):
             return self._offer(batch, effect.node, now)
         if isinstance(effect, Failed):
-            return self._fail(batch, [*batch.placing], effect.reason)
+            return self._fail(batch, [*batch.unassigned], effect.reason)
         return []
 
     def _offer(self, batch: _Batch, node: str, now: float) -> Effects:
-        """Offers every submission that no node has accepted yet."""
+        """Offer all CCQs that no node has accepted yet."""
         state, me = self._state, self._state.me
         batch.declined.clear()
-        batch.placing = {
-            i: state.with_next_term(record, node) for i, record in batch.placing.items()
+        batch.unassigned = {
+            i: state.with_next_term(record, node) for i, record in batch.unassigned.items()
         }
-        records = list(batch.placing.values())
-        effects = [effect for record in records for effect in state.learn(record, now)]
+        records = list(batch.unassigned.values())
+        effects = [effect for record in records for effect in state.apply_record(record, now)]
         if node != me:
             return [*effects, *(Send(node, AssignMany(page)) for page in record_pages(records))]
-        batch.noting |= batch.placing
-        batch.placing, batch.noting_at = {}, now
+        batch.unacknowledged |= batch.unassigned
+        batch.unassigned, batch.next_ack_request_at = {}, now
         return [
             *effects,
             *self._step(batch, OfferAccepted(node), now),
-            *self._ask_to_note(batch, now),
+            *self._request_acks(batch, now),
         ]
 
-    def _ask_to_note(self, batch: _Batch, now: float) -> Effects:
-        records = list(batch.noting.values())
+    def _request_acks(self, batch: _Batch, now: float) -> Effects:
+        records = list(batch.unacknowledged.values())
         if all(peer in self._state.dead for peer in self._state.peers):
             return [effect for record in records for effect in self._succeed(batch, record)]
-        if not records or now < batch.noting_at:
+        if not records or now < batch.next_ack_request_at:
             return []
-        batch.noting_at = now + self._state.options.retry_s
+        batch.next_ack_request_at = now + self._state.options.retry_s
         pages = [RecordUpdate(page, note=True) for page in record_pages(records)]
-        return [effect for page in pages for effect in self._state.tell(page)]
+        return [effect for page in pages for effect in self._state.broadcast(page)]
 
     def _succeed(self, batch: _Batch, record: Record) -> Effects:
         return self._resolve(batch, Outcome(record.ccq.id, record.coordinator, record.term))
 
     def _fail(self, batch: _Batch, ccq_ids: Sequence[str], reason: str) -> Effects:
-        """Refuses what is left. What was offered may yet be accepted: it is not taken back.
+        """Refuse the given CCQs. An offer may still be accepted: it is not withdrawn.
 
-        A failed election says nothing of those that some node runs already, and that are noted.
+        A failed election does not concern CCQs that a node runs already and that await a second
+        copy.
         """
         self._state.counts.elections_failed += 1
         effects: Effects = []
@@ -352,9 +360,9 @@ class BatchSubmissions:
     def _resolve(self, batch: _Batch, outcome: Outcome) -> Effects:
         ccq_id = outcome.ccq_id
         batch.submission.outcomes[batch.places.pop(ccq_id)] = outcome
-        batch.placing.pop(ccq_id, None)
-        batch.noting.pop(ccq_id, None)
-        del self._of[ccq_id]
+        batch.unassigned.pop(ccq_id, None)
+        batch.unacknowledged.pop(ccq_id, None)
+        del self._batch_by_ccq[ccq_id]
         self._elections.reserved.pop(ccq_id, None)
         if batch.places:
             return []
@@ -370,7 +378,7 @@ class BatchSubmissions:
         return [AnswerBatch(submission.request, outcomes)] if is_over else []
 
 
-def _patient(options: ContinuousOptions, count: int) -> ElectionOptions:
+def _batch_election_options(options: ContinuousOptions, count: int) -> ElectionOptions:
     election = options.election
     return replace(
         election, appoint_timeout_s=election.appoint_timeout_s + count * APPOINT_S_PER_CCQ

@@ -1,19 +1,18 @@
-"""The cache of one CCQ: all its labels in the stretch (base, until], in chunks.
+"""The cache of one CCQ: all its labels in the range (base, until], in chunks.
 
-The two cursors say what the cache *knows*, the chunks what it found there. A label is in the
-cache exactly when it matches and its commit lies past `base` and not past `until`; each method
-keeps that so. Chunk k knows the stretch between the `until` of chunk k-1 and its own.
-Nothing here depends on time: a cache is a function of the log between two cursors.
+A label is in the cache exactly when it matches and its commit lies past `base` and not past
+`until`; each method keeps that so. Chunk k covers the range between the `until` of chunk k-1 and
+its own. Nothing here depends on time: a cache is a function of the log between two cursors.
 
-Chunks are kept packed (`packs`), and what is asked of them is answered from the lists of their
-commits. Nothing is packed or unpacked here: where cycles have left many small chunks, `gather`
-hands them out to be put together elsewhere, and `take_gathered` takes them back. `gather_at_rest`
-does it sooner.
+Chunks are kept packed (`packs`), and questions are answered from the lists of their commits.
+Nothing is packed or unpacked here: where cycles have left many small chunks, `compact` returns them
+to be packed as one elsewhere, and `apply_compacted` stores the result. `compact_at_rest` does it
+sooner.
 
-A chunk is in memory, in a file, or in both; never in neither. `spill` hands the oldest ones out to
-be written, `take_spilled` puts the file in their place; `take_loaded` brings a file's labels back
-beside it, until `unload`. Where a file is lost, the cache forgets what lies before its end, and a
-rescan finds it again.
+A chunk is in memory, in a file, or in both; never in neither. `spill` returns the oldest ones to be
+written, `apply_spilled` puts the file in their place, `apply_loaded` brings a file's labels back to
+memory, until `unload`. If a file is lost, the cache forgets what lies before its end, and a rescan
+finds it again.
 """
 
 from __future__ import annotations
@@ -25,28 +24,31 @@ from galileo.ccq.packs import PackedLabels
 from galileo.cursor import ORIGIN, Cursor
 
 CHUNK_LABELS = 65_536
-"""Small chunks are gathered into one of at most so many labels."""
+"""Small chunks are compacted into one of at most so many labels."""
 CHUNKS_COMPACTED = 16
-"""As soon as there are so many of them;"""
-LABELS_FEW, CHUNKS_GATHERED_SOON = 1_024, 4
-"""as soon as there are four, where they hold more than a few labels: readers unpack each one."""
+"""Small chunks are compacted as soon as there are so many."""
+LABELS_FEW, CHUNKS_COMPACTED_SOON = 1_024, 4
+"""With more than `LABELS_FEW` labels, `CHUNKS_COMPACTED_SOON` chunks suffice: readers unpack each
+one.
+"""
 GROWTH = 4
-"""A chunk is left alone while it is so many times what came after it, lest it be packed anew
-with every few labels."""
+"""A chunk stays as it is while it is so many times as large as the chunks after it; else it would
+be packed anew with every few labels.
+"""
 GROWTH_AT_REST = 16
-"""The same where nothing comes in: then there is time, and readers unpack less."""
+"""`GROWTH` of a CCQ that rests: there is time, and readers unpack less."""
 SPILL_LABELS = 262_144
-"""Chunks go into one file up to so many labels; a single one may hold more."""
+"""Most labels of one spill file; a single chunk may hold more."""
 
 
 @dataclass(slots=True)
 class CacheUsage:
-    """What the caches of a node take up together; each keeps it up to date.
+    """What the caches of a node take up in total; each cache updates it.
 
     Attributes:
         bytes: of packs in memory.
         spilled_bytes: of files.
-        discarded: files that are not needed any more.
+        discarded: numbers of files that can be deleted.
     """
 
     bytes: int = 0
@@ -60,15 +62,15 @@ class Selection:
 
     Attributes:
         labels: None where there are none.
-        covered: the labels are all there are up to here; at or past the cursor asked for.
-        whole: whether that is as far as the cache knows.
-        lacking: the file that has to be loaded first; then there are no labels.
+        covered: up to here the labels are complete; at or past the requested cursor.
+        whole: whether `covered` is the end of the cache.
+        missing_spill: the file to load first; then there are no labels.
     """
 
     labels: PackedLabels | None
     covered: Cursor
     whole: bool
-    lacking: int | None = None
+    missing_spill: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class Spill:
     """A file of packs.
 
     Attributes:
-        number: by which it is known.
+        number: its name.
         bytes: its size.
-        loaded_bytes: that its packs take in memory.
+        loaded_bytes: size of its packs in memory.
     """
 
     number: int
@@ -88,7 +90,7 @@ class Spill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """`packed` is None where the labels are in the file only; all of them lie past `after`."""
+    """Labels past `after`, up to `until`; `packed` is None where they are only in the file."""
 
     packed: PackedLabels | None
     until: Cursor
@@ -106,11 +108,11 @@ class _Chunk:
 
 
 class LabelCache:
-    """See the module.
+    """The labels of one CCQ between two cursors.
 
     Args:
         base: where the cache begins, empty.
-        chunks_compacted: how many small chunks are put together.
+        chunks_compacted: how many small chunks are packed as one.
 
     Attributes:
         gone: what retention dropped between `base` and `until` before it was evaluated.
@@ -128,12 +130,12 @@ class LabelCache:
         self.spilled_bytes = 0
         self._chunks_compacted = chunks_compacted
         self._chunks: list[_Chunk] = []
-        self._gathering: tuple[_Chunk, ...] = ()
+        self._compacting: tuple[_Chunk, ...] = ()
         self._spilling: dict[int, tuple[_Chunk, ...]] = {}
         self._loading: set[int] = set()
 
     def __len__(self) -> int:
-        """Labels held, some of which a later `append` may find to be dropped."""
+        """Labels in the cache, before the base too as long as their chunk is kept."""
         return sum(chunk.labels for chunk in self._chunks)
 
     def append(
@@ -144,19 +146,19 @@ class LabelCache:
         gone: Cursor = ORIGIN,
         after: Cursor | None = None,
     ) -> int:
-        """Learns all labels up to `reached`; what is known already is skipped.
+        """Add all labels up to `reached`; known ones are skipped.
 
         Args:
             labels: at least all matches past `until` and at or before `reached`.
-            reached: how far those go, per partition; others are left alone.
-            gone: up to where they are not there any more.
-            after: where it is said, the labels are those past it, and not past `reached`.
+            reached: how far those go, per partition; absent partitions are unchanged.
+            gone: up to where retention dropped commits.
+            after: if given, the labels are exactly those past it, and not past `reached`.
 
         Returns:
             How many labels were new.
         """
         before, fresh = self.until, labels
-        # Where the cache stands where it stood when it asked, all of them are fresh.
+        # If the cache did not change since the cycle started, all labels are fresh.
         if labels is not None and after is not before:
             fresh = labels.after(before).until(reached)
         if gone:
@@ -167,13 +169,13 @@ class LabelCache:
         return self._add(fresh, after=before)
 
     def advance(self, cursor: Cursor) -> None:
-        """Takes everything up to `cursor` as known and dropped: a client has it."""
+        """Drop everything up to `cursor` as delivered, also beyond `until`."""
         self.until = self.until.join(cursor)
         self.drop(cursor)
 
     def drop(self, cursor: Cursor) -> None:
-        """Forgets the labels at or before `cursor`, as far as the cache reaches."""
-        # Where it says the same, the same object: what many caches stand at is compared once.
+        """Drop the labels at or before `cursor`, as far as the cache reaches."""
+        # Keep equal cursors one object: caches share them, and identity is cheap.
         reached = cursor if self.until.covers(cursor) else cursor.meet(self.until)
         if reached is not self.until and reached.covers(self.until):
             reached = self.until
@@ -183,15 +185,15 @@ class LabelCache:
         self.gone.discard_before(self.base)
 
     def clear(self) -> None:
-        """Forgets all labels, and lets go of all files."""
+        """Drop all labels and files."""
         self.drop(self.until)
-        self._gathering = ()
+        self._compacting = ()
 
     def select(self, after: Cursor, *, labels_max: int) -> Selection:
         """The labels past `after`, oldest chunks first, until about `labels_max` are found.
 
-        In partitions where `after` lies before the base the cache knows nothing of use; they
-        contribute nothing and `covered` stays at `after`.
+        Partitions in which `after` lies before the base contribute nothing; `covered` stays at
+        `after` there.
         """
         past = after if after.covers(self.base) else self._past(after)
         parts: list[PackedLabels] = []
@@ -211,13 +213,13 @@ class LabelCache:
         return Selection(PackedLabels.concat(parts), covered, whole=True)
 
     def shrink(self) -> bool:
-        """Forgets the oldest chunk that is in memory alone, and what lies before it.
+        """Drop the oldest chunk that is only in memory, and what lies before it.
 
-        A later rescan finds the labels again. What is on its way to a file stays: it would take
-        its memory until it is written all the same.
+        A rescan finds the labels again. Chunks that are being written stay: they take memory until
+        they are written in any case.
 
         Returns:
-            Whether there was one.
+            Whether there was such a chunk.
         """
         oldest = next((chunk for chunk in self._chunks if self._is_in_memory_alone(chunk)), None)
         if oldest is None:
@@ -228,7 +230,7 @@ class LabelCache:
     # --- files -------------------------------------------------------------------------------
 
     def spill(self, number: int) -> PackedLabels | None:
-        """The oldest chunks that no file has, to be written to file `number`; None: there are none.
+        """The oldest chunks without a file, to be written to file `number`; None if there are none.
 
         They stay in memory until `apply_spilled`.
         """
@@ -246,9 +248,9 @@ class LabelCache:
         return PackedLabels.concat(chunk.packed for chunk in chunks)
 
     def apply_spilled(self, number: int, size: int | None) -> None:
-        """Puts the file, of `size` bytes, in the place of what it holds; None: it was not written.
+        """Replace the chunks of a spill by their file of `size` bytes; None: it was not written.
 
-        Some of it may have been dropped since; chunks go oldest first.
+        Some of the chunks may have been dropped since; the oldest go first.
         """
         written = self._spilling.pop(number, ())
         if size is None:
@@ -259,19 +261,19 @@ class LabelCache:
             return
         spill = Spill(number, size, sum(chunk.bytes for chunk in written))
         labels = sum(chunk.labels for chunk in left)
-        # The file has what was dropped since, too.
-        together = _Chunk(None, left[-1].until, labels, spill, written[0].after)
+        # The file also has the chunks that were dropped since.
+        merged = _Chunk(None, left[-1].until, labels, spill, written[0].after)
         at = next(i for i, chunk in enumerate(self._chunks) if chunk is left[0])
-        self._keep([*self._chunks[:at], together, *self._chunks[at + len(left) :]])
+        self._keep([*self._chunks[:at], merged, *self._chunks[at + len(left) :]])
 
     def load(self, number: int) -> bool:
-        """Notes that a file is to be loaded; whether that has not begun yet."""
+        """Mark a file as being loaded; return whether it was not already."""
         is_new = number not in self._loading
         self._loading.add(number)
         return is_new
 
     def apply_loaded(self, number: int, labels: PackedLabels | None) -> None:
-        """Takes the labels of a file; None: it is lost, and so is what lies before its end."""
+        """Store the labels of a file; None: it is lost, so drop everything up to its end."""
         self._loading.discard(number)
         for at, chunk in enumerate(self._chunks):
             if chunk.spill is None or chunk.spill.number != number:
@@ -284,7 +286,7 @@ class LabelCache:
             return
 
     def unload(self) -> None:
-        """Forgets what was loaded from files, which have it still."""
+        """Remove from memory what files have, too."""
         if any(chunk.spill is not None and chunk.packed is not None for chunk in self._chunks):
             self._keep([replace(c, packed=None) if c.spill else c for c in self._chunks])
 
@@ -303,7 +305,7 @@ class LabelCache:
 
     @property
     def spilling_bytes(self) -> int:
-        """Of what is on its way to files and still in the cache."""
+        """Memory of chunks that are being written."""
         if not self._spilling:
             return 0
         alone = [chunk for chunk in self._chunks if chunk.spill is None]
@@ -314,43 +316,46 @@ class LabelCache:
     def compact(self) -> PackedLabels | None:
         """The newest chunks, where they are many and small, to be packed as one.
 
-        None where they are not, and until the last ones handed out are back.
+        None otherwise, and while an earlier compaction runs.
         """
-        newest, count = self._crowd(growth=GROWTH)
+        newest, count = self._small_newest_chunks(growth=GROWTH)
         is_few = count <= LABELS_FEW
-        least = self._chunks_compacted if is_few else CHUNKS_GATHERED_SOON
-        if self._gathering or len(newest) < min(least, self._chunks_compacted):
+        least = self._chunks_compacted if is_few else CHUNKS_COMPACTED_SOON
+        if self._compacting or len(newest) < min(least, self._chunks_compacted):
             return None
-        return self._handed_out(newest)
+        return self._start_compaction(newest)
 
     def compact_at_rest(self) -> PackedLabels | None:
-        """The newest chunks, where a reader is better off with one; few labels are left alone.
+        """The newest chunks, if readers gain from one pack; None if they do not, or a compaction
+        runs.
 
-        They are more than one, or packed together with those of others, which have to be left
-        out for each reader. None where there is nothing to gain, and as for `compact`.
+        Readers gain if there are several chunks, or one whose pack holds labels of other CCQs. Few
+        labels are left as they are.
         """
-        newest, count = self._crowd(growth=GROWTH_AT_REST)
-        if self._gathering or count <= LABELS_FEW:
+        newest, count = self._small_newest_chunks(growth=GROWTH_AT_REST)
+        if self._compacting or count <= LABELS_FEW:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
         if alone is not None and alone.is_quick(allow_row_filters=True):
             return None
-        return self._handed_out(newest)
+        return self._start_compaction(newest)
 
     def apply_compacted(self, labels: PackedLabels | None) -> None:
-        """Takes back what `compact` handed out, packed as one; None leaves the chunks as they are.
+        """Replace the chunks of `compact` by one; None leaves them as they are.
 
-        Some of them may have been dropped since; chunks go oldest first and come last.
+        Some of them may have been dropped since; the oldest go first.
         """
-        gathered, self._gathering = self._gathering, ()
-        kept = [chunk for chunk in self._chunks if not any(chunk is one for one in gathered)]
+        compacted, self._compacting = self._compacting, ()
+        kept = [chunk for chunk in self._chunks if not any(chunk is one for one in compacted)]
         if labels is None or len(kept) == len(self._chunks):
             return
-        start = next(i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in gathered))
+        start = next(
+            i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in compacted)
+        )
         left = labels.after(self.base)
-        begin = gathered[0].after.join(self.base)
-        together = [_Chunk(left, gathered[-1].until, len(left), after=begin)] if left.packs else []
-        self._keep([*kept[:start], *together, *kept[start:]])
+        begin = compacted[0].after.join(self.base)
+        merged = [_Chunk(left, compacted[-1].until, len(left), after=begin)] if left.packs else []
+        self._keep([*kept[:start], *merged, *kept[start:]])
 
     def check(self) -> None:
         assert self.until.covers(self.base), f"base {self.base} past {self.until}"
@@ -361,7 +366,9 @@ class LabelCache:
             assert chunk.until.covers(before), "chunks out of order"
             past = chunk.packed.after(chunk.after) if chunk.packed is not None else None
             assert past is chunk.packed, "labels before their chunk"
-            assert chunk.packed is not None or chunk.spill is not None, "labels are nowhere"
+            assert chunk.packed is not None or chunk.spill is not None, (
+                "labels are neither in memory nor in a file"
+            )
             before = chunk.until
         assert self.bytes == sum(chunk.bytes for chunk in self._chunks), "bytes miscounted"
         assert self.spilled_bytes == sum(chunk.spilled_bytes for chunk in self._chunks)
@@ -375,7 +382,7 @@ class LabelCache:
         return chunk.labels
 
     def _keep(self, chunks: list[_Chunk]) -> None:
-        """Has these chunks from now on; the files of others are not needed any more."""
+        """Replace the chunks; discard the files of removed ones and update the byte counts."""
         kept = {chunk.spill.number for chunk in chunks if chunk.spill is not None}
         spills = [chunk.spill.number for chunk in self._chunks if chunk.spill is not None]
         self.cache_usage.discarded += [number for number in spills if number not in kept]
@@ -387,11 +394,13 @@ class LabelCache:
         self.bytes, self.spilled_bytes = size, spilled
 
     def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> Selection:
-        """What was found before a chunk that is not in memory; where that is nothing, its file."""
+        """What was found before a chunk that is not in memory; if nothing, its file."""
         spill = self._chunks[number].spill
         found = PackedLabels.concat(parts)
         if found is None or spill is None:
-            return Selection(None, after, whole=False, lacking=spill.number if spill else None)
+            return Selection(
+                None, after, whole=False, missing_spill=spill.number if spill else None
+            )
         covered = self._covered(after, self._chunks[number - 1].until)
         return Selection(found, covered, whole=False)
 
@@ -400,27 +409,27 @@ class LabelCache:
         return chunk.spill is None and not any(chunk is one for one in spilling)
 
     def _is_compacting(self, chunk: _Chunk) -> bool:
-        return any(chunk is one for one in self._gathering)
+        return any(chunk is one for one in self._compacting)
 
-    def _handed_out(self, chunks: list[_Chunk]) -> PackedLabels | None:
-        self._gathering = tuple(chunks)
+    def _start_compaction(self, chunks: list[_Chunk]) -> PackedLabels | None:
+        self._compacting = tuple(chunks)
         return PackedLabels.concat(chunk.packed for chunk in chunks)
 
-    def _crowd(self, *, growth: int) -> tuple[list[_Chunk], int]:
-        """The newest chunks that are worth putting together, and how many labels they hold."""
-        crowd: list[_Chunk] = []
+    def _small_newest_chunks(self, *, growth: int) -> tuple[list[_Chunk], int]:
+        """The newest chunks that are worth compacting, and their number of labels."""
+        chunks: list[_Chunk] = []
         count = 0
         for chunk in reversed(self._chunks):
             size = chunk.labels
-            is_large = crowd and size > growth * count
+            is_large = chunks and size > growth * count
             if is_large or count + size > CHUNK_LABELS or not self._is_in_memory_alone(chunk):
                 break
-            crowd.append(chunk)
+            chunks.append(chunk)
             count += size
-        return crowd[::-1], count
+        return chunks[::-1], count
 
     def _past(self, after: Cursor) -> Cursor:
-        """`after`, at the end where it lies before the base."""
+        """`after`, moved to the end of the cache where it lies before the base."""
         behind = {p: self.until[p] for p in self.base if after[p] < self.base[p]}
         return Cursor({**after, **behind})
 

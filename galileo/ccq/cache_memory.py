@@ -1,19 +1,18 @@
 """Keeps the caches of a node within their memory: spills, hands off or drops (decision 0022).
 
-While all caches together have room (`galileo.ccq.thresholds`) nothing is done, however unequal they
-are. When there is no room, those over their thresholds, and what this node holds of CCQs that it
-gave away,
+While all caches together are below the capacity (`galileo.ccq.thresholds`) nothing is done, however
+unequal they are. Above it, caches over their thresholds, and handed-off caches,
 
-1. let go of what they have in files as well;
-2. write their oldest packs into files, if their readers come seldom (no reader waits for it);
-3. or else are given away to a node with more room, which begins where the cache ends;
-4. or, where there is none, write their oldest packs into files all the same.
+1. drop from memory what files have, too;
+2. write their oldest packs into files, if no reader is expected soon;
+3. or else are handed off to a node with more memory, which begins where the cache ends;
+4. or, if there is none, write their oldest packs into files all the same.
 
-Only over the allowance, where none of that came in time, labels are dropped, the oldest of the
-largest cache first. A rescan finds them again: being full costs time, never labels.
+Only above the allowance, if none of that came in time, labels are dropped, the oldest of the
+largest cache first. A rescan finds them again: a full cache costs time, never labels.
 
-What waits in files comes back to memory shortly before its readers are expected, as far as there is
-room; and whenever a fetch needs it.
+Spilled packs are loaded shortly before their readers are expected, as far as memory allows, and
+whenever a fetch needs them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 
 
 class CacheMemory:
-    """See the module."""
+    """Enforces the memory budget of all caches of one node."""
 
     def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
         self._state = state
@@ -44,7 +43,7 @@ class CacheMemory:
     # --- events --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Effects:
-        """Looks ahead, and after caches that are too full, every now and then."""
+        """Every `full_check_s`: load packs ahead of readers, then enforce the budget."""
         if now < self._check_at:
             return []
         self._check_at = now + self._state.options.full_check_s
@@ -57,27 +56,27 @@ class CacheMemory:
         return self.enforce(now)
 
     def on_loaded(self, event: PacksLoaded, now: float) -> Effects:
-        """Serves who waits for the file, then looks whether there is still room for it."""
+        """Serve the fetches that wait for the file, then enforce the budget."""
         effects: Effects = []
-        led = self._state.coordinated.get(event.ccq_id)
-        if led is not None:
-            led.cache.apply_loaded(event.number, event.labels)
-            effects += led.fetches.on_loaded(now)
-        for holding in self._state.handed_off.of(event.ccq_id):
-            holding.cache.apply_loaded(event.number, event.labels)
-            effects += holding.on_loaded()
+        coordinator = self._state.coordinated.get(event.ccq_id)
+        if coordinator is not None:
+            coordinator.cache.apply_loaded(event.number, event.labels)
+            effects += coordinator.fetches.on_loaded(now)
+        for handed_off in self._state.handed_off.of(event.ccq_id):
+            handed_off.cache.apply_loaded(event.number, event.labels)
+            effects += handed_off.on_loaded()
         return [*effects, *self.enforce(now)]
 
     def apply_discarded(self) -> Effects:
-        """Has the files deleted that are not needed any more."""
-        tally = self._state.cache_usage
-        if not tally.discarded:
+        """Delete the files of dropped packs."""
+        usage = self._state.cache_usage
+        if not usage.discarded:
             return []
-        numbers, tally.discarded = tuple(tally.discarded), []
+        numbers, usage.discarded = tuple(usage.discarded), []
         return [DropSpills(numbers)]
 
     def enforce(self, now: float) -> Effects:
-        """Does what there is to be done when there is no room."""
+        """Free memory if the caches are above the capacity."""
         whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
         if not self._is_over(whole):
             return []
@@ -88,14 +87,14 @@ class CacheMemory:
                 one.cache.unload()
         effects: Effects = []
         for one in victims:
-            if self._is_over(whole) and self._may_wait_in_files(one, now):
+            if self._is_over(whole) and self._may_spill(one, now):
                 effects += self._spill(one, now)
-        for led in overflowed:
-            if self._is_over(whole) and not self._is_draining_to_files(led, now):
-                effects += self._elections.transfer_coordinator(led.ccq.id, now)
-        for led in overflowed:
-            if self._is_over(whole) and led.ccq.id not in self._elections:
-                effects += self._spill(led, now)
+        for coordinator in overflowed:
+            if self._is_over(whole) and not self._is_spilling(coordinator, now):
+                effects += self._elections.transfer_coordinator(coordinator.ccq.id, now)
+        for coordinator in overflowed:
+            if self._is_over(whole) and coordinator.ccq.id not in self._elections:
+                effects += self._spill(coordinator, now)
         self._drop()
         return effects
 
@@ -113,7 +112,7 @@ class CacheMemory:
         return MemoryBudget(budget, memory_bytes, measured.cpu_share)
 
     def _is_over(self, limit: int) -> bool:
-        """Whether the caches take more, without what is on its way to files."""
+        """Whether the caches take more than `limit`, without packs that are being written."""
         if self._state.cache_usage.bytes <= limit:
             return False
         return self._state.cache_usage.bytes - self._spilling_bytes() > limit
@@ -123,29 +122,29 @@ class CacheMemory:
         return sum(cache.spilling_bytes for cache in caches.values())
 
     def _overflowed(self, now: float) -> list[Coordinator]:
-        """What is over its threshold, most of all first."""
-        led = list(self._state.coordinated.values())
-        if not led:
+        """Coordinators whose cache is over its threshold, the largest excess first."""
+        coordinators = list(self._state.coordinated.values())
+        if not coordinators:
             return []
-        fetches = [one.fetch_stats.recent_fetch_rate(now) for one in led]
+        fetches = [one.fetch_stats.recent_fetch_rate(now) for one in coordinators]
         bounds = thresholds(self._memory_budget(), fetches, weights=self._state.options.weights)
-        excess = np.array([one.cache.bytes for one in led]) - bounds
+        excess = np.array([one.cache.bytes for one in coordinators]) - bounds
         order = np.argsort(-excess, kind="stable")
-        return [led[i] for i in order.tolist() if excess[i] > 0]
+        return [coordinators[i] for i in order.tolist() if excess[i] > 0]
 
     # --- files ---------------------------------------------------------------------------------
 
-    def _may_wait_in_files(self, one: Coordinator | HandedOffCache, now: float) -> bool:
+    def _may_spill(self, one: Coordinator | HandedOffCache, now: float) -> bool:
         """Whether no reader is expected to fetch its oldest labels soon."""
         if isinstance(one, HandedOffCache):
             return True
         idle_s, interval_s = self._state.options.spill_idle_s, one.ccq.interval_s
         pause_s = max(interval_s, one.fetch_stats.pause_s or 0.0, now - one.fetch_stats.last_at)
-        return pause_s >= idle_s and not self._is_awaited(one, now)
+        return pause_s >= idle_s and not self._is_expected_soon(one, now)
 
-    def _is_awaited(self, led: Coordinator, now: float) -> bool:
-        """Whether readers are expected within a moment, and are not late already."""
-        awaited_s = led.fetch_stats.next_expected_at(led.ccq.interval_s) - now
+    def _is_expected_soon(self, coordinator: Coordinator, now: float) -> bool:
+        """Whether readers are expected within `load_ahead_s` and are not overdue."""
+        awaited_s = coordinator.fetch_stats.next_expected_at(coordinator.ccq.interval_s) - now
         return 0.0 <= awaited_s <= self._state.options.load_ahead_s
 
     def _spill(self, one: Coordinator | HandedOffCache, now: float) -> Effects:
@@ -166,36 +165,38 @@ class CacheMemory:
         self._with_files[one.ccq.id] = None
         return [SpillPacks(number, one.ccq, labels)]
 
-    def _is_draining_to_files(self, led: Coordinator, now: float) -> bool:
-        """Whether its cache becomes smaller by itself, as soon as files are written."""
+    def _is_spilling(self, coordinator: Coordinator, now: float) -> bool:
+        """Whether its cache shrinks without further action, once files are written."""
         is_busy = len(self._spilling) >= self._state.options.spills_max
-        is_written = any(cache is led.cache for cache in self._spilling.values())
-        return self._may_wait_in_files(led, now) and (is_busy or is_written)
+        is_written = any(cache is coordinator.cache for cache in self._spilling.values())
+        return self._may_spill(coordinator, now) and (is_busy or is_written)
 
     def _load_ahead(self, now: float) -> Effects:
-        """Brings back what readers are expected to ask for, the oldest first."""
+        """Load the packs that readers are expected to fetch, the oldest first."""
         effects: Effects = []
         whole = free_capacity(self._memory_budget(), weights=self._state.options.weights)
         for ccq_id in list(self._with_files):
-            led = self._state.coordinated.get(ccq_id)
-            if led is None or not (led.cache.spilled_bytes or led.cache.spilling):
+            coordinator = self._state.coordinated.get(ccq_id)
+            if coordinator is None or not (
+                coordinator.cache.spilled_bytes or coordinator.cache.spilling
+            ):
                 del self._with_files[ccq_id]
-            elif self._is_awaited(led, now):
-                effects += self._load(led, whole)
+            elif self._is_expected_soon(coordinator, now):
+                effects += self._load(coordinator, whole)
         return effects
 
-    def _load(self, led: Coordinator, whole: int) -> Effects:
+    def _load(self, coordinator: Coordinator, whole: int) -> Effects:
         effects: Effects = []
         left = whole - self._state.cache_usage.bytes
-        for spill in led.cache.missing_spills():
+        for spill in coordinator.cache.missing_spills():
             left -= spill.loaded_bytes
             if left < 0:
                 break
-            if led.cache.load(spill.number):
-                effects.append(LoadPacks(spill.number, led.ccq))
+            if coordinator.cache.load(spill.number):
+                effects.append(LoadPacks(spill.number, coordinator.ccq))
         return effects
 
-    # --- holders and the last resort -----------------------------------------------------------
+    # --- handed-off caches and drops -----------------------------------------------------------
 
     def _release_handed_off(self, now: float) -> Effects:
         state = self._state
@@ -206,12 +207,12 @@ class CacheMemory:
         ]
 
     def _drop(self) -> None:
-        """Keeps the budget whatever it takes."""
+        """Drop labels until the caches are within the allowance."""
         allowance = self._memory_budget().allowance
         if not self._is_over(allowance):
             return
-        caches = [holding.cache for holding in self._state.handed_off.all()]
-        caches += [led.cache for led in self._state.coordinated.values()]
+        caches = [handed_off.cache for handed_off in self._state.handed_off.all()]
+        caches += [coordinator.cache for coordinator in self._state.coordinated.values()]
         for cache in caches:
             cache.unload()
         while self._is_over(allowance):

@@ -1,4 +1,4 @@
-"""One CCQ at its coordinator, in one term: cache, cycles and fetches together."""
+"""The coordinator of one CCQ in one term: its cache, cycles and fetches."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from galileo.cursor import Cursor
 Effects = list[ContinuousEffect]
 
 LATELY_S = 300.0
-"""Fetches count for less as they are older; after so long for 1/e of one."""
+"""Time constant: a fetch of this age counts 1/e of a new one."""
 VISIT_PAUSE_S = 1.0
-"""Fetches with longer pauses between them are visits of their own."""
+"""Fetches with longer pauses between them are separate visits."""
 NEWEST_WEIGHT = 0.5
-"""Of the pause before the last visit, in the mean pause."""
+"""Weight of the newest pause in the mean pause (exponential average)."""
 
 
 class FetchStats:
-    """The fetches of one CCQ at its coordinator.
+    """How frequent the fetches of a CCQ are, and when the next visit is expected.
+
+    A visit is one fetch, or several in a row. The statistics only decide which labels wait on disk,
+    never what is answered.
 
     Attributes:
         last_at: of the last fetch; before the first one, when the coordinator began.
@@ -52,7 +55,7 @@ class FetchStats:
         self._visits = 0
 
     def record_fetch(self, now: float) -> None:
-        """A fetch has come."""
+        """Count a fetch."""
         pause_s = now - self.last_at
         self._lately = self.recent_fetch_rate(now) + 1.0
         self.last_at = now
@@ -64,19 +67,20 @@ class FetchStats:
             self.pause_s = before_s + NEWEST_WEIGHT * (pause_s - before_s)
 
     def recent_fetch_rate(self, now: float) -> float:
-        """How many there were, the old ones counted for less."""
+        """Number of fetches, exponentially weighted by age."""
         return self._lately * exp((self.last_at - now) / LATELY_S)
 
     def next_expected_at(self, interval_s: float) -> float:
-        """When the next visit is to be expected; readers of whom nothing is known come at each
-        update interval.
-        """
+        """When the next visit is expected; after one update interval if nothing is known."""
         return self.last_at + (interval_s if self.pause_s is None else self.pause_s)
 
 
 class Coordinator:
-    """Begins, empty, at the record's retrieved cursor, or where the last holder's stretch ends:
-    what a predecessor evaluated beyond that went with its cache and is evaluated again.
+    """Runs one CCQ in one term.
+
+    It begins with an empty cache at the record's retrieved cursor, or where the range of the last
+    holder ends. What a predecessor evaluated beyond that was lost with its cache and is evaluated
+    again.
 
     Invariant: retrieved <= evaluated, and neither moves back, since a restart has a new term.
     """
@@ -117,17 +121,17 @@ class Coordinator:
         return self.fetches.acknowledged
 
     def apply_result(self, result: CycleResult, now: float) -> Effects:
-        """A cycle's result for this CCQ."""
+        """Add the result of a cycle to the cache, and wake waiting fetches."""
         found = self.cycles.finish(result, now)
         is_news = found or result.failure or result.gone or self.fetches.awaits_clock
         effects = self.fetches.wake(now) if is_news else []
-        crowd = self.cache.compact()
-        if crowd is not None:
-            effects.append(CompactPacks(self.ccq, self.term, crowd))
+        small_chunks = self.cache.compact()
+        if small_chunks is not None:
+            effects.append(CompactPacks(self.ccq, self.term, small_chunks))
         return effects
 
     def apply_retrieved(self, cursor: Cursor, now: float) -> Effects:
-        """A client acknowledged this much to another coordinator."""
+        """Take over what a client acknowledged to another coordinator."""
         if self.retrieved.covers(cursor):
             return []
         self.cache.advance(cursor)
@@ -139,7 +143,7 @@ class Coordinator:
         return self.fetches.fetch(event, known, now)
 
     def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """What `fetch` would answer; None where that is not for the cache alone to say."""
+        """What `fetch` would answer; None where the cache alone does not decide it."""
         answer = self.fetches.try_fetch_from_cache(event, now)
         if answer is not None:
             self.fetch_stats.record_fetch(now)
@@ -157,8 +161,8 @@ class Coordinator:
     def refuse(self, request: int, failure: Failure) -> Effects:
         return self.fetches.refuse(request, failure)
 
-    def close(self, last_word: Callable[[int], ContinuousEffect]) -> Effects:
-        return self.fetches.close(last_word)
+    def close(self, response: Callable[[int], ContinuousEffect]) -> Effects:
+        return self.fetches.close(response)
 
     def check(self) -> None:
         self.cycles.check()
@@ -166,7 +170,7 @@ class Coordinator:
 
 
 def beginning(record: Record) -> Cursor:
-    """Up to where clients have everything, or holders keep it."""
+    """The cursor up to which clients have all labels, or holders keep them."""
     at = record.retrieved
     for holder in record.holders:
         at = at.join(holder.until)

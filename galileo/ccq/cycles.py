@@ -1,8 +1,8 @@
-"""When a CCQ is due, what its next processing cycle has to look at, and what came of it.
+"""Plans the processing cycles of one CCQ and applies their results.
 
-Cycles lie on the multiples of the update interval, so that CCQs of one interval share their
-jobs. Results describe themselves (term, from where, to where), hence a result that comes late,
-twice, or after another one is as good as any: the cache takes what is new in it.
+Cycles start at multiples of the update interval, so that CCQs with the same interval share jobs. A
+result names its term and its range of commits, so late, repeated and reordered results are
+harmless: the cache takes what is new in them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.errors import SamplerRevoked
 
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
-"""A further cycle cannot mend them, so readers get the error at once."""
+"""Kinds that no further cycle can mend; readers get them at once."""
 _DOUBLINGS_MAX = 16
 _CALM_FACTOR = 2.0
-"""A sampler that is still at work is asked again after the longest pause, and once more."""
+"""In `cycle_retry_max_s`: after this time without a failure a CCQ has recovered."""
 
 
 class Cycles:
     """The processing cycles of one CCQ in one term.
 
     Attributes:
-        running: id of the cycle in flight, of which there is at most one.
-        failure: why the CCQ itself fails, once it has done so several times at the same place: a
-            sampler whose process died may do better in the next cycle, so readers get no error at
-            once.
-        fresh_at: when it was last known that nothing lies beyond the cache.
-        is_resting: nothing is known to lie beyond it now, until `wake` says otherwise.
-        over, failed: cycles that are over, and of them those that came to nothing.
-        over_s: what all of them took, in seconds.
-        counts: of labels, for those who watch.
+        running: id of the cycle in flight; at most one.
+        failure: why the CCQ fails, set after several failures at the same cursor: a sampler whose
+            process died may succeed in the next cycle.
+        fresh_at: when the cache was last known to be complete.
+        is_resting: no commits past the cache are known, until `wake`.
+        over, failed: cycles that ended, and of them those that failed.
+        over_s: their total duration in seconds.
+        counts: label counts for metrics.
     """
 
     def __init__(
@@ -58,24 +57,25 @@ class Cycles:
         self._goal = ORIGIN
         self._failed_at = -math.inf
         self._failed_until = ORIGIN
-        self._fruitless = 0
+        self._cycles_without_progress = 0
         self._failures = 0
         self._took_s = 0.0
 
     @property
     def due_at(self) -> float:
-        """When there is something to do, at the earliest."""
+        """The earliest time at which a cycle may start."""
         return self._due_at
 
     def age_s(self, now: float) -> float:
-        """Since when something may lie beyond the cache, in seconds; 0 while nothing does."""
+        """Seconds since the cache may be incomplete; 0 while it is complete."""
         return 0.0 if self.is_resting else max(0.0, now - self.fresh_at)
 
     def interval_s(self, now: float) -> float:
-        """At which the CCQ is evaluated now: its own, or as long as its cycles take.
+        """The present time between two evaluations: the update interval, or the cycle time if
+        longer.
 
-        A CCQ has one cycle at a time, and what is overdue begins when that ends. So cycles that
-        take longer than the interval stretch it, and each of them finds more; nothing is skipped.
+        A CCQ has one cycle at a time, and an overdue one begins when it ends. So cycles that take
+        longer than the interval stretch it, and each of them finds more; nothing is skipped.
         """
         waits_s = 0.0 if self.running is None else now - self._started_at
         return max(self.ccq.interval_s, self._took_s, waits_s)
@@ -84,13 +84,13 @@ class Cycles:
         return self.interval_s(now) > self.ccq.interval_s
 
     def wake(self, now: float) -> None:
-        """There is news for a CCQ that rests: it is due at the next multiple of its interval."""
+        """Plan a cycle for new commits at the next multiple of the interval."""
         self.is_resting, self.fresh_at = False, now
         if self._due_at <= now:
             self._due_at = self._next_due(now)
 
     def item(self, known: Cursor, now: float) -> CycleItem | None:
-        """What there is to do now; None when it is not due, or nothing is new and it rests."""
+        """The item of the next cycle; None if it is not due, or nothing is new and it rests."""
         if self.running is not None or now < self._due_at:
             return None
         self._due_at = self._next_due(now)
@@ -106,19 +106,19 @@ class Cycles:
         self.running, self._goal, self._started_at = cycle_id, known, now
 
     def end(self, now: float) -> None:
-        """The cycle in flight is over; what it found, if anything, is another matter."""
+        """Mark the cycle in flight as ended; `finish` applies its result."""
         self.running, self._took_s = None, now - self._started_at
         self.over += 1
         self.over_s += self._took_s
 
     def finish(self, result: CycleResult, now: float) -> int:
-        """Takes a result of this term over, from whichever cycle.
+        """Apply a result of this term, from any cycle.
 
         Returns:
             How many labels were new.
         """
         if result.failure is not None:
-            self._note_failure(result.failure, now)
+            self._record_failure(result.failure, now)
         if result.failure is not None or not self._cache.until.covers(result.after):
             self._back_off(now)
             return 0
@@ -128,17 +128,17 @@ class Cycles:
         )
         self.counts.record_matched(found, lag_s=now - self.fresh_at)
         if self._cache.until == before:
-            self._back_off(now)  # The partitions with news could not be asked.
+            self._back_off(now)  # No partition with new commits answered.
         else:
-            self._fruitless = 0
+            self._cycles_without_progress = 0
         if self._cache.until.covers(self._goal):
             self.fresh_at = self._started_at
-        if self._has_overcome(now):
+        if self._has_recovered(now):
             self._failures, self.failure = 0, None
         return found
 
     def fail(self, now: float) -> None:
-        """The cycle in flight came to nothing."""
+        """Mark the cycle in flight as failed."""
         self.end(now)
         self.failed += 1
         self._back_off(now)
@@ -146,20 +146,22 @@ class Cycles:
     def check(self) -> None:
         self._cache.check()
 
-    def _note_failure(self, failure: Failure, now: float) -> None:
-        self._fruitless = self._failures  # An answer; cycles that waited for it do not count on.
+    def _record_failure(self, failure: Failure, now: float) -> None:
+        self._cycles_without_progress = (
+            self._failures
+        )  # An answer resets the count of cycles without one.
         self._failures += 1
         self._failed_at, self._failed_until = now, self._goal
-        is_told = self._failures >= self._options.failures_before_error
-        if is_told or failure.kind in LASTING_FAILURES:
+        is_repeated = self._failures >= self._options.failures_before_error
+        if is_repeated or failure.kind in LASTING_FAILURES:
             self.failure = failure
 
-    def _has_overcome(self, now: float) -> bool:
-        """Whether what failed has done better since; asked after progress.
+    def _has_recovered(self, now: float) -> bool:
+        """Whether the failure is over; called after progress.
 
-        That something was found is not enough: it may come from other partitions, while the
-        sampler that failed is still at work on those where it fails. Nor is it certain that all
-        is found ever, with a node away. So what goes on for long without a failure counts, too.
+        Progress alone is not enough: it may come from other partitions, while the sampler still
+        runs where it fails. Nor is the goal always reached, with a node down. So a long time
+        without a failure counts, too.
         """
         calm_s = _CALM_FACTOR * self._options.cycle_retry_max_s
         return self._cache.until.covers(self._failed_until) or now - self._failed_at > calm_s
@@ -169,7 +171,7 @@ class Cycles:
         return (math.floor(now / interval_s) + 1) * interval_s
 
     def _back_off(self, now: float) -> None:
-        doublings = min(self._fruitless, _DOUBLINGS_MAX)
+        doublings = min(self._cycles_without_progress, _DOUBLINGS_MAX)
         pause_s = self._options.cycle_retry_s * 2**doublings
-        self._fruitless += 1
+        self._cycles_without_progress += 1
         self._due_at = now + min(pause_s, self._options.cycle_retry_max_s)

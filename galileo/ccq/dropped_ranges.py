@@ -1,8 +1,7 @@
 """Ranges of commits that retention dropped before a CCQ evaluated them.
 
-An answer is "all labels in (after, cursor]" but for the stretches that it names as gone. They are
-kept beside the cache's labels, in the same stretch (base, until]: what lies in one of them was not
-there to be looked at; everything else was.
+An answer is "all labels in (after, cursor]" except for the ranges that it reports as gone. A cache
+keeps them next to its labels, for the same range (base, until].
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from galileo.cursor import Cursor, Stretch
 
 
 def ranges_between(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[Stretch, ...]:
-    """What lies past one cursor and not past another, by partition."""
+    """The commits past one cursor and not past another, by partition."""
     return tuple(
         Stretch(partition, after[partition] + 1, last)
         for partition, last in sorted(until.items())
@@ -24,7 +23,7 @@ def ranges_between(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[
 def within(
     gone: Iterable[Stretch], *, after: Cursor, until: Cursor | None = None
 ) -> tuple[Stretch, ...]:
-    """The parts of stretches that lie past `after` and not past `until`; None: all past it."""
+    """The parts of ranges that lie past `after` and not past `until`; None: no upper bound."""
     cut = (
         Stretch(
             one.partition,
@@ -37,37 +36,37 @@ def within(
 
 
 class DroppedRanges:
-    """The stretches within a cache, by partition and ascending; neighbours are one."""
+    """The dropped ranges within a cache, by partition, ascending; adjacent ones are merged."""
 
-    __slots__ = ("_stretches",)
+    __slots__ = ("_ranges",)
 
     def __init__(self) -> None:
-        self._stretches: tuple[Stretch, ...] = ()
+        self._ranges: tuple[Stretch, ...] = ()
 
     def add(self, after: Cursor, gone: Cursor) -> None:
-        """Learns that the commits past `after`, up to `gone`, were dropped.
+        """Add the commits past `after`, up to `gone`.
 
-        In each partition it follows what was added before.
+        In each partition they follow what was added before.
         """
-        joined: list[Stretch] = []
-        for one in sorted((*self._stretches, *ranges_between(after, gone))):
-            last = joined[-1] if joined else None
+        merged: list[Stretch] = []
+        for one in sorted((*self._ranges, *ranges_between(after, gone))):
+            last = merged[-1] if merged else None
             if last is not None and last.partition == one.partition and last.last + 1 == one.first:
-                joined[-1] = Stretch(last.partition, last.first, one.last)
+                merged[-1] = Stretch(last.partition, last.first, one.last)
             else:
-                joined.append(one)
-        self._stretches = tuple(joined)
+                merged.append(one)
+        self._ranges = tuple(merged)
 
     def discard_before(self, base: Cursor) -> None:
-        """Drops what lies at or before a cursor."""
-        if self._stretches:
-            self._stretches = within(self._stretches, after=base)
+        """Remove ranges at or before a cursor."""
+        if self._ranges:
+            self._ranges = within(self._ranges, after=base)
 
     def between(self, after: Cursor, until: Cursor) -> tuple[Stretch, ...]:
-        """What is gone past `after` and not past `until`."""
-        return () if not self._stretches else within(self._stretches, after=after, until=until)
+        """Dropped ranges past `after` and not past `until`."""
+        return () if not self._ranges else within(self._ranges, after=after, until=until)
 
     def check(self, base: Cursor, until: Cursor) -> None:
-        inside = within(self._stretches, after=base, until=until)
-        assert inside == self._stretches, "a stretch outside the cache"
-        assert list(self._stretches) == sorted(self._stretches), "stretches out of order"
+        inside = within(self._ranges, after=base, until=until)
+        assert inside == self._ranges, "a range outside the cache"
+        assert list(self._ranges) == sorted(self._ranges), "ranges out of order"

@@ -1,9 +1,9 @@
 """The event clock of a dataset: the start of the newest time bucket that was committed.
 
-Nodes tell, beside their commit sequences, up to which commit they hold which newest bucket. Each
-such step is a fact about the log, whichever node reports it and however late: it holds for every
-cursor that has come so far. So the clock at a cursor is never ahead of what the log holds up to
-there; until the steps are known it may be behind.
+Nodes report with their commit sequences from which commit on they have which newest bucket. Such a
+step is a fact about the log: it holds for every cursor at or past that commit, from any node and
+however late. So the clock at a cursor is never ahead of the log; it is behind while steps are
+unknown.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from galileo.cursor import Cursor
 from galileo.model.windows import ClockStep
 
 STEPS_MAX = 256
-"""Kept for each partition; cursors that lie before the oldest one are far behind."""
+"""Steps kept for each partition; cursors before the oldest one see no clock there."""
 
 
 class EventClock:
-    """The steps of one dataset, as far as they were heard."""
+    """The known steps of one dataset."""
 
     __slots__ = ("_steps",)
 
@@ -28,21 +28,19 @@ class EventClock:
         self._steps: dict[int, list[tuple[int, int]]] = {}
 
     def observe(self, steps: Iterable[ClockStep]) -> bool:
-        """Applies steps; returns whether one was new. A step that arrives out of order is not
-        needed.
-        """
-        is_news = False
+        """Add steps; return whether one was new. Steps that come out of order are ignored."""
+        is_new = False
         for one in steps:
             known = self._steps.setdefault(one.partition, [])
             if known and (one.sequence <= known[-1][0] or one.bucket_us <= known[-1][1]):
                 continue
             known.append((one.sequence, one.bucket_us))
             del known[:-STEPS_MAX]
-            is_news = True
-        return is_news
+            is_new = True
+        return is_new
 
     def at(self, cursor: Cursor) -> int | None:
-        """The clock of what is committed up to `cursor`, microseconds; None while none is known."""
+        """The clock at `cursor` in microseconds; None while none is known."""
         found = (self._of(partition, sequence) for partition, sequence in cursor.items())
         return max((bucket_us for bucket_us in found if bucket_us is not None), default=None)
 
@@ -50,7 +48,7 @@ class EventClock:
         for known in self._steps.values():
             for (sequence, bucket_us), (later, newer) in pairwise(known):
                 assert sequence < later, "steps out of order"
-                assert bucket_us < newer, "a step that is none"
+                assert bucket_us < newer, "a step without a newer bucket"
 
     def _of(self, partition: int, sequence: int) -> int | None:
         known = self._steps.get(partition, [])

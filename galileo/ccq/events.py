@@ -1,8 +1,8 @@
-"""Events and effects of the machine `galileo.ccq.machine.Continuous`: the driver's contract.
+"""Events and effects of the machine `galileo.ccq.machine.Continuous`.
 
-The driver feeds events and carries out the effects of each step *in their order*, one step's
-before the next one's; it may save the records of a step before all else, together. `request` and
-`cycle_id` are names that pair a question with its answer.
+The driver feeds events and executes the effects of each step *in order*, one step's before the next
+one's; it may save the records of a step before all else, together. `request` and `cycle_id` pair a
+request with its answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from galileo.model.windows import ClockStep
 
 @dataclass(frozen=True, slots=True)
 class RecordsLoaded:
-    """The first event of a life: the records that storage kept from earlier ones, if any."""
+    """The first event after a start: the records in storage, if any."""
 
     records: tuple[Record, ...]
     wall: float
@@ -30,9 +30,9 @@ class RecordsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class DatasetDropped:
-    """The first `generations` datasets of a name were dropped; their CCQs end for good.
+    """The first `generations` datasets of a name were dropped; their CCQs end.
 
-    Comes before RecordsLoaded for all that were dropped in earlier lives; again is harmless.
+    Comes before RecordsLoaded for all earlier drops; repetition is harmless.
     """
 
     name: str
@@ -41,31 +41,31 @@ class DatasetDropped:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; due about every 50 ms. `wall`: seconds since 1970."""
+    """Time has passed; due about every 50 ms. `wall`: seconds since 1970-01-01 UTC."""
 
     wall: float
 
 
 @dataclass(frozen=True, slots=True)
 class UsageMeasured:
-    """This node's own statistics, for the polls of others and its own elections."""
+    """This node's own statistics, for polls and its own elections."""
 
     usage: UsageStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Give away what this node coordinates and take nothing on, or (`is_on` false) no more so."""
+    """Hand off all coordinated CCQs and accept no others; `is_on` false ends that."""
 
     is_on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CommitsObserved:
-    """Durable commits of a dataset are known up to here: from own commits and heartbeats.
+    """Durable commits of a dataset up to these sequences, from own commits and heartbeats.
 
     Attributes:
-        clock: what is known of the dataset's event clock; none of it need be new.
+        clock: known steps of the event clock, old ones too.
     """
 
     dataset: str
@@ -87,11 +87,11 @@ class SubmitRequested:
     """A CCQ whose initial result was computed; answered by AnswerSubmit or RefuseSubmit.
 
     Attributes:
-        ccq: with an id chosen by who submits; the same CCQ may be submitted again.
+        ccq: its id was chosen by the client; the same CCQ may be submitted again.
         reached: frontier of the initial result.
-        need_bytes: cache that the CCQ is expected to need.
+        need_bytes: expected cache size.
         candidates: nodes that may hold matches; their groups are polled first.
-        owned_max: that its owner may have alive; None: as many as there may be.
+        owned_max: most live CCQs of its owner; None: no limit.
     """
 
     request: int
@@ -104,10 +104,10 @@ class SubmitRequested:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One CCQ of a batch, of which nothing was evaluated yet.
+    """One CCQ of a batch; nothing was evaluated yet.
 
     Attributes:
-        ccq: with an id chosen by who submits; the same CCQ may be submitted again.
+        ccq: its id was chosen by the client; the same CCQ may be submitted again.
         candidates: nodes that may hold matches; their groups are polled first.
     """
 
@@ -121,7 +121,7 @@ class BatchSubmitted:
 
     Attributes:
         items: all of one owner.
-        owned_max: that it may have alive; None: as many as there may be.
+        owned_max: most live CCQs of the owner; None: no limit.
     """
 
     request: int
@@ -135,9 +135,9 @@ class FetchRequested:
 
     Attributes:
         cursor: of the resume token: what the client has stored.
-        wait_until: monotonic time until which to wait for news; None answers at once.
+        wait_until: monotonic time until which to wait for new labels; None answers at once.
         labels_max: soft bound of the answer; one whole commit may exceed it.
-        until_clock_us: an event clock that has come so far is news, too.
+        until_clock_us: answer when the event clock reaches this, too.
     """
 
     request: int
@@ -150,14 +150,14 @@ class FetchRequested:
 
 @dataclass(frozen=True, slots=True)
 class FetchesRequested:
-    """Many fetches at once, each answered as if it had come alone."""
+    """Many fetches at once, each answered like a single one."""
 
     fetches: tuple[FetchRequested, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAbandoned:
-    """No reader waits for the response to this fetch any more."""
+    """The client of this fetch is gone."""
 
     request: int
 
@@ -175,16 +175,16 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What one processing cycle found for one CCQ.
+    """The result of one processing cycle for one CCQ.
 
     Attributes:
         term: as in the item.
         after: as in the item.
-        labels: sampled matches, packed; all of those with `after < sequence <= reached`, and no
-            others. None: none.
-        reached: for each partition, how far it is known; a partition that could not be asked
-            is absent or stands at `after`.
-        failure: why this CCQ failed (its sampler raised); then nothing is taken over.
+        labels: sampled matches, packed; exactly those with `after < sequence <= reached`. None:
+            none.
+        reached: for each partition, the last evaluated commit; an unreachable partition is absent
+            or stands at `after`.
+        failure: why this CCQ failed (its sampler raised); then the result is not applied.
         gone: up to where retention has dropped what lies past `after`; no labels are of there.
     """
 
@@ -211,12 +211,12 @@ class CycleFailed:
 
 @dataclass(frozen=True, slots=True)
 class BackfillFinished:
-    """The rescan of a Backfill.
+    """The result of a Backfill.
 
     Attributes:
         labels: sampled matches; all of those with `after < sequence <= reached`. None: none.
-        reached: for each partition of the effect, how far; may be less than asked for.
-        missing: partitions that could not be asked.
+        reached: for each partition of the effect, how far; may be less than requested.
+        missing: unreachable partitions.
         gone: as in `CycleResult`.
     """
 
@@ -235,7 +235,7 @@ class BackfillFailed:
 
 @dataclass(frozen=True, slots=True)
 class SequencesConfirmed:
-    """What the owners of the partitions say, asked after the effect was given."""
+    """The last commits that the owners of the partitions report, after the effect."""
 
     request: int
     sequences: Cursor
@@ -244,7 +244,7 @@ class SequencesConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class PacksCompacted:
-    """The labels of a CompactPacks in as few packs as may be; None where that failed."""
+    """The labels of a CompactPacks in as few packs as possible; None where that failed."""
 
     ccq_id: str
     term: int
@@ -259,7 +259,7 @@ class SpillPacks:
     """Write these labels into a file; answered by PacksSpilled.
 
     Attributes:
-        number: of the file, new in this life of the node. Files of earlier lives are worthless.
+        number: of the file, unique since the node started. Files of earlier runs are obsolete.
     """
 
     number: int
@@ -269,7 +269,7 @@ class SpillPacks:
 
 @dataclass(frozen=True, slots=True)
 class PacksSpilled:
-    """The file of a SpillPacks is there and has so many bytes; None: it could not be written."""
+    """The size of the file of a SpillPacks; None: it could not be written."""
 
     number: int
     bytes: int | None
@@ -285,7 +285,7 @@ class LoadPacks:
 
 @dataclass(frozen=True, slots=True)
 class PacksLoaded:
-    """The labels of a file; None: it is lost or damaged."""
+    """The labels of a file; None: it is lost or corrupt."""
 
     number: int
     ccq_id: str
@@ -294,7 +294,7 @@ class PacksLoaded:
 
 @dataclass(frozen=True, slots=True)
 class DropSpills:
-    """These files are not needed any more."""
+    """Delete these files."""
 
     numbers: tuple[int, ...]
 
@@ -304,14 +304,14 @@ class DropSpills:
 
 @dataclass(frozen=True, slots=True)
 class ReadHandedOffCache:
-    """Ask a node (perhaps this one) for what it holds of a CCQ past a token.
+    """Read labels past a token from the holder of a CCQ (perhaps this node).
 
     Answered by CacheReadAnswered or CacheReadFailed.
 
     Attributes:
         term: in which the holder coordinated.
         after: the client's token.
-        labels_max: the holder may stop once it has found so many.
+        labels_max: the holder may stop after so many labels.
     """
 
     request: int
@@ -324,12 +324,12 @@ class ReadHandedOffCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheReadAnswered:
-    """What a holder has for an ReadHandedOffCache.
+    """The answer of a holder to ReadHandedOffCache.
 
     Attributes:
         labels: all of those with `after < sequence <= reached`. None: none.
         reached: for each partition, how far; the others stand at `after`.
-        gone: of that, what retention had dropped before it was evaluated.
+        gone: ranges of it that retention had dropped before they were evaluated.
     """
 
     request: int
@@ -340,7 +340,7 @@ class CacheReadAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CacheReadFailed:
-    """The holder does not answer, or does not have what was asked for."""
+    """The holder does not answer, or does not have the labels."""
 
     request: int
 
@@ -350,7 +350,7 @@ class CacheReadFailed:
 
 @dataclass(frozen=True, slots=True)
 class CacheReadRequested:
-    """Another coordinator of a CCQ asks for what this node holds; see ReadHandedOffCache.
+    """The coordinator of a CCQ reads from the cache of this holder; see ReadHandedOffCache.
 
     Answered by AnswerCacheRead or RefuseCacheRead.
     """
@@ -364,7 +364,7 @@ class CacheReadRequested:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCacheRead:
-    """As CacheReadAnswered, on the side of the holder."""
+    """CacheReadAnswered, at the holder."""
 
     request: int
     labels: PackedLabels | None
@@ -374,7 +374,7 @@ class AnswerCacheRead:
 
 @dataclass(frozen=True, slots=True)
 class RefuseCacheRead:
-    """This node does not hold that, or not any more."""
+    """This node does not hold the range, or not any more."""
 
     request: int
 
@@ -414,11 +414,11 @@ ContinuousEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SaveRecord:
-    """Keep this record over restarts, in place of an older one of the same CCQ.
+    """Store this record, in place of an older one of the same CCQ.
 
     Attributes:
-        durable: it must be on disk before any later effect is carried out. Otherwise it may be
-            written whenever it suits, in order.
+        durable: it must be on disk before any later effect is executed. Otherwise it may be written
+            later, in order.
     """
 
     record: Record
@@ -432,7 +432,7 @@ class PurgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this message, once; it may be lost."""
+    """Send this message once; it may be lost."""
 
     to: str
     message: Message
@@ -458,7 +458,7 @@ class StartCycle:
 
 @dataclass(frozen=True, slots=True)
 class AbandonCycle:
-    """The cycle took too long: stop its job if that is possible. Late results are still used."""
+    """The cycle took too long: stop its job if possible. Late results are still used."""
 
     cycle_id: int
 
@@ -471,8 +471,8 @@ class Backfill:
 
     Attributes:
         after: the client's token.
-        until: per partition to rescan, how far; other partitions are not asked for.
-        labels_max: the rescan may stop, at a commit boundary, once it has found so many.
+        until: the partitions to rescan, and how far.
+        labels_max: the rescan may stop, at a commit boundary, after so many labels.
     """
 
     request: int
@@ -484,7 +484,7 @@ class Backfill:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmSequences:
-    """Ask the owners of these partitions how far they are; answered by SequencesConfirmed."""
+    """Ask the owners of these partitions for their last commits; answered by SequencesConfirmed."""
 
     request: int
     dataset: str
@@ -493,7 +493,7 @@ class ConfirmSequences:
 
 @dataclass(frozen=True, slots=True)
 class CompactPacks:
-    """Pack these labels of many small cycles anew, together; answered by PacksCompacted."""
+    """Pack these labels of many small cycles as one; answered by PacksCompacted."""
 
     ccq: Ccq
     term: int
@@ -510,11 +510,11 @@ class AnswerSubmit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one CCQ of a batch.
+    """The result of one CCQ of a batch.
 
     Attributes:
-        coordinator: that runs it, in `term`; empty where it was refused.
-        failure: why; then it may be submitted again, alone or with others.
+        coordinator: that runs it, in `term`; empty if it was refused.
+        failure: why it was refused; it may be submitted again.
     """
 
     ccq_id: str
@@ -539,19 +539,20 @@ class RefuseSubmit:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFetch:
-    """What is new for a client.
+    """New labels for a client.
 
     Attributes:
-        after: the cursor that was asked with.
-        labels: every sampled match in (after, cursor]; of each partition in the order of its
-            commits. None: there are none.
+        after: the cursor of the request.
+        labels: every sampled match in (after, cursor]; of each partition in commit order. None:
+            none.
         cursor: of the new resume token; at or past `after` in each partition.
         frontier: how far the coordinator has evaluated.
-        frontier_age_s: since it last knew of nothing beyond the frontier.
-        interval_s: at which the CCQ is evaluated now; longer than its own while cycles are.
-        missing: partitions that this answer could not consider.
+        frontier_age_s: seconds since the frontier was last known to be complete.
+        interval_s: present time between evaluations; longer than the update interval while cycles
+            are.
+        missing: partitions that this answer does not cover.
         more: whether a further fetch would find more at once.
-        gone: between the two cursors, what retention had dropped before it was evaluated.
+        gone: ranges between the two cursors that retention dropped before they were evaluated.
         clock_us: the event clock at `cursor`, for a CCQ with windows; None: not known.
     """
 
@@ -577,7 +578,7 @@ class RefuseFetch:
 
 @dataclass(frozen=True, slots=True)
 class RedirectFetch:
-    """Another node coordinates the CCQ, as far as this one knows."""
+    """Another node coordinates the CCQ."""
 
     request: int
     coordinator: str

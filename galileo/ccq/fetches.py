@@ -1,30 +1,30 @@
 """The fetches of one CCQ at its coordinator.
 
-Theory of operation. A fetch brings the cursor of its token. Partition by partition the token
-lies in one of three places:
+Theory of operation. A fetch carries the cursor of its token. In each partition the token is in one
+of three places:
 
 * *behind* the cache (`token < base`): another reader, another coordinator or a full memory moved
-  the base on. Where a holder keeps the stretch in which the token lies, it is asked; else, or where
-  it does not have it, the log is rescanned from the token to the base. The answer joins what was
-  found to what the cache holds. It is put together when the rescan arrives, against the
-  cache as it is then; where rescan and cache do not meet, the answer ends with the rescan.
-* *inside* the cache: answered from it, once the file that has the labels is loaded.
-* *ahead* of it (`token > until`): another coordinator had evaluated further. If commits up to
-  there are known, the cache takes them as known and dropped. If not, the partition's owners are
-  asked. If these say that no such commit exists, the token is refused; if they cannot be
-  reached, the partition stays where the token has it and the others are answered.
+  the base. If a holder has the range of the token, it is asked; if there is none, or it does not
+  have the labels, the log is rescanned from the token to the base. The answer joins these labels to
+  those of the cache as it is when they arrive; where the two do not meet, the answer ends with the
+  rescan.
+* *inside* the cache: answered from it, after loading the file that has the labels.
+* *ahead* of the cache (`token > until`): another coordinator had evaluated further. If commits up
+  to there are known, the cache drops them as delivered. If not, the owners of the partition are
+  asked. If they report that no such commit exists, the token is refused; if they are unreachable,
+  the partition stays at the token and the others are answered.
 
-Where a fetch waits for news, it is served afresh, by the same rules, when the cache grew; for a
-CCQ with windows, news is also that the event clock came to where one of the reader's closes.
-Where retention dropped commits before they were evaluated, the answer names their stretch; it
-is nothing new to wait for, so the response is sent at once.
+A fetch that waits for new labels is served afresh, by the same rules, when the cache grew. For a
+CCQ with windows it is also served when the event clock reaches the end of a window. If retention
+dropped commits before they were evaluated, the answer reports the range; a fetch does not wait
+after that.
 
-Each answer is "all labels in (after, cursor]" and a function of the log, the token and the
-cursor alone: a reader that fetches twice gets the same labels twice, each client that goes on from
-the cursor gets every label once.
+Each answer is "all labels in (after, cursor]" and a function of the log, the token and the cursor
+alone: a repeated fetch gets the same labels, and a client that continues from the cursor gets every
+label once.
 
-Stages of a fetch: confirming, asking (a holder), backfilling, loading, waiting; answered ones are
-forgotten.
+Stages of a fetch: confirming, reading_holder, backfilling, loading, waiting; answered fetches are
+removed.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ class FetchResponse:
 def compose(
     backfilled: PackedLabels | None, selection: Selection, *, labels_max: int
 ) -> FetchResponse:
-    """Joins what a rescan and what the cache found, and cuts it to size.
+    """Join the labels of a rescan and of the cache, and cut the answer between commits.
+
+    It is cut evenly over the partitions, so that none starves.
 
     Args:
-        backfilled: matches before those of the selection, partition by partition; None: none.
+        backfilled: matches before those of the selection, by partition; None: none.
         selection: of the cache, past what the rescan reached.
         labels_max: bound of the answer; its first commit may exceed it.
     """
@@ -93,20 +95,22 @@ class _Fetch:
     wait_until: float | None
     labels_max: int
     deadline: float
-    stage: Literal["new", "confirming", "asking", "backfilling", "loading", "waiting"] = "new"
-    doubtful: tuple[int, ...] = ()
+    stage: Literal["new", "confirming", "reading_holder", "backfilling", "loading", "waiting"] = (
+        "new"
+    )
+    unconfirmed: tuple[int, ...] = ()
     until: Cursor = ORIGIN
     holder: Holder | None = None
     until_clock_us: int | None = None
 
 
 class Fetches:
-    """See the module.
+    """The open fetches of one CCQ and the answers to them.
 
     Attributes:
-        acknowledged: the join of all genuine tokens.
-        holders: of stretches before the cache, oldest first; those that failed are given up.
-        counts: of labels, for those who watch.
+        acknowledged: the join of all valid tokens.
+        holders: of ranges before the cache, oldest first; those that failed are removed.
+        counts: label counts for metrics.
     """
 
     compose = staticmethod(compose)
@@ -149,15 +153,16 @@ class Fetches:
         self._open[event.request] = fetch
         ahead = self._ahead(fetch.cursor, known)
         if not ahead:
-            return self._take(fetch, now)
-        fetch.stage, fetch.doubtful = "confirming", ahead
+            return self._acknowledge(fetch, now)
+        fetch.stage, fetch.unconfirmed = "confirming", ahead
         fetch.deadline = now + self._options.confirm_timeout_s
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
 
     def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """What `fetch` answers a token inside the cache, where there is nothing else to mind.
+        """The answer of `fetch` to a token inside the cache; None where the cache alone does not
+        decide it.
 
-        None where there is: then nothing has changed, or no more than the token acknowledges.
+        With None, nothing has changed beyond the acknowledgement of the token.
         """
         cursor, cache = event.cursor, self._cache
         is_inside = cache.until.covers(cursor) and cursor.covers(cache.base)
@@ -169,7 +174,7 @@ class Fetches:
         self.acknowledged = self.acknowledged.join(cursor)
         labels_max = max(1, min(event.labels_max, self._options.labels_max))
         selection = cache.select(cursor, labels_max=labels_max)
-        if selection.lacking is not None:
+        if selection.missing_spill is not None:
             return None
         answer = self.compose(None, selection, labels_max=labels_max)
         self._count(cursor, answer)
@@ -191,9 +196,11 @@ class Fetches:
         if fetch is None or fetch.stage != "confirming":
             return []
         ahead = self._ahead(fetch.cursor, known)
-        fetch.doubtful = tuple(p for p in ahead if p in event.unreachable)
+        fetch.unconfirmed = tuple(p for p in ahead if p in event.unreachable)
         impossible = [p for p in ahead if p not in event.unreachable]
-        return self._refuse_token(fetch, impossible) if impossible else self._take(fetch, now)
+        return (
+            self._refuse_token(fetch, impossible) if impossible else self._acknowledge(fetch, now)
+        )
 
     def backfill(self, event: BackfillFinished, now: float) -> Effects:
         fetch = self._open.get(event.request)
@@ -201,25 +208,27 @@ class Fetches:
             return []
         rescanned = self._reached(fetch, event.reached)
         gone = ranges_between(fetch.cursor, event.gone.meet(rescanned))
-        missing = tuple(sorted({*event.missing, *fetch.doubtful}))
-        return self._join(fetch, event.labels, rescanned, now=now, missing=missing, gone=gone)
+        missing = tuple(sorted({*event.missing, *fetch.unconfirmed}))
+        return self._join_with_cache(
+            fetch, event.labels, rescanned, now=now, missing=missing, gone=gone
+        )
 
     def on_cache_read(self, event: CacheReadAnswered | CacheReadFailed, now: float) -> Effects:
-        """Answers with what the holder has; one that has nothing of use is given up."""
+        """Answer with the labels of the holder; without any, stop using the holder."""
         fetch = self._open.get(event.request)
-        if fetch is None or fetch.stage != "asking":
+        if fetch is None or fetch.stage != "reading_holder":
             return []
         if isinstance(event, CacheReadFailed):
-            return self._give_up(fetch, now)
+            return self._drop_holder(fetch, now)
         reached = self._reached(fetch, event.reached)
         if reached == fetch.cursor:
-            return self._give_up(fetch, now)
-        return self._join(
-            fetch, event.labels, reached, now=now, missing=fetch.doubtful, gone=event.gone
+            return self._drop_holder(fetch, now)
+        return self._join_with_cache(
+            fetch, event.labels, reached, now=now, missing=fetch.unconfirmed, gone=event.gone
         )
 
     def on_loaded(self, now: float) -> Effects:
-        """Serves those that wait for a file."""
+        """Serve the fetches that wait for a file."""
         loading = [fetch for fetch in self._open.values() if fetch.stage == "loading"]
         return [effect for fetch in loading for effect in self._serve(fetch, now)]
 
@@ -231,17 +240,17 @@ class Fetches:
         self._open.pop(request, None)
 
     def wake(self, now: float) -> Effects:
-        """Serves those that wait, since the cache grew or the CCQ failed."""
+        """Serve waiting fetches, since the cache grew or the CCQ failed."""
         waiting = [fetch for fetch in self._open.values() if fetch.stage == "waiting"]
         return [effect for fetch in waiting for effect in self._serve(fetch, now)]
 
     def tick(self, now: float) -> Effects:
-        late = [fetch for fetch in self._open.values() if fetch.deadline <= now]
-        return [effect for fetch in late for effect in self._time_out(fetch, now)]
+        expired = [fetch for fetch in self._open.values() if fetch.deadline <= now]
+        return [effect for fetch in expired for effect in self._time_out(fetch, now)]
 
-    def close(self, last_word: Callable[[int], ContinuousEffect]) -> Effects:
-        """Gives every open fetch the same last word; results that still come are ignored."""
-        effects = [last_word(request) for request in self._open]
+    def close(self, response: Callable[[int], ContinuousEffect]) -> Effects:
+        """Answer every open fetch with `response`; late results are ignored."""
+        effects = [response(request) for request in self._open]
         self._open = {}
         return effects
 
@@ -254,17 +263,17 @@ class Fetches:
     # --- inside ------------------------------------------------------------------------------
 
     def _ahead(self, cursor: Cursor, known: Cursor) -> tuple[int, ...]:
-        """The partitions in which the cursor is past everything known to exist."""
+        """The partitions in which the cursor is past all known commits."""
         if known.covers(cursor):
             return ()
         known = known.join(self._cache.until)
         return tuple(p for p, sequence in cursor.items() if sequence > known[p])
 
-    def _take(self, fetch: _Fetch, now: float) -> Effects:
-        """Takes the token as acknowledgement, then serves the fetch, and others it put behind."""
+    def _acknowledge(self, fetch: _Fetch, now: float) -> Effects:
+        """Acknowledge the token, then serve the fetch, and others that are behind the base now."""
         genuine = fetch.cursor
-        if fetch.doubtful:
-            genuine = Cursor({p: s for p, s in genuine.items() if p not in fetch.doubtful})
+        if fetch.unconfirmed:
+            genuine = Cursor({p: s for p, s in genuine.items() if p not in fetch.unconfirmed})
         self._cache.advance(genuine)
         self.acknowledged = self.acknowledged.join(genuine)
         if len(self._open) == 1:
@@ -278,10 +287,10 @@ class Fetches:
         base = self._cache.base
         if not fetch.cursor.covers(base):
             behind = {p: sequence for p, sequence in base.items() if fetch.cursor[p] < sequence}
-            return self._look_behind(fetch, behind, now)
+            return self._fetch_before_cache(fetch, behind, now)
         selection = self._cache.select(fetch.cursor, labels_max=fetch.labels_max)
-        if selection.lacking is not None:
-            return self._load(fetch, selection.lacking, now)
+        if selection.missing_spill is not None:
+            return self._load(fetch, selection.missing_spill, now)
         gone = self._cache.gone.between(fetch.cursor, selection.covered)
         is_news = (
             selection.labels is not None or gone or self._is_clock_reached(fetch, selection.covered)
@@ -291,35 +300,35 @@ class Fetches:
             return []
         answer = self.compose(None, selection, labels_max=fetch.labels_max)
         more = answer.is_cut or not selection.whole
-        return self._answer(fetch, answer, now=now, missing=fetch.doubtful, more=more)
+        return self._answer(fetch, answer, now=now, missing=fetch.unconfirmed, more=more)
 
     def _is_clock_reached(self, fetch: _Fetch, cursor: Cursor) -> bool:
-        """Whether the event clock has come to where the fetch waits for it."""
+        """Whether the event clock has reached the time that the fetch waits for."""
         if fetch.until_clock_us is None:
             return False
         clock_us = self._clock.at(cursor)
         return clock_us is not None and clock_us >= fetch.until_clock_us
 
     def _may_wait(self, fetch: _Fetch, now: float) -> bool:
-        is_patient = fetch.wait_until is not None and now < fetch.wait_until
-        return is_patient and self._cycles.failure is None
+        has_time_left = fetch.wait_until is not None and now < fetch.wait_until
+        return has_time_left and self._cycles.failure is None
 
     def _load(self, fetch: _Fetch, number: int, now: float) -> Effects:
         fetch.stage, fetch.deadline = "loading", now + self._options.backfill_timeout_s
         is_new = self._cache.load(number)
         return [LoadPacks(number, self._cycles.ccq)] if is_new else []
 
-    def _look_behind(self, fetch: _Fetch, behind: dict[int, int], now: float) -> Effects:
-        """Asks the first holder in whose stretch the token lies; rescans where there is none."""
+    def _fetch_before_cache(self, fetch: _Fetch, behind: dict[int, int], now: float) -> Effects:
+        """Ask the first holder whose range has the token; rescan if there is none."""
         for holder in self.holders:
-            begins = self._begins(holder)
+            start = self._holder_start(holder)
             held = {
                 p: min(holder.until[p], base)
                 for p, base in behind.items()
-                if begins[p] <= fetch.cursor[p] < holder.until[p]
+                if start[p] <= fetch.cursor[p] < holder.until[p]
             }
             if held:
-                fetch.stage, fetch.until, fetch.holder = "asking", Cursor(held), holder
+                fetch.stage, fetch.until, fetch.holder = "reading_holder", Cursor(held), holder
                 fetch.deadline = now + self._options.holder_timeout_s
                 place = (self._cycles.ccq, holder.node, holder.term)
                 return [ReadHandedOffCache(fetch.request, *place, fetch.cursor, fetch.labels_max)]
@@ -327,29 +336,28 @@ class Fetches:
         return self._rescan(fetch, Cursor(until), now)
 
     def _rescan_until(self, partition: int, after: int, base: int) -> int:
-        """A rescan ends where a holder's stretch begins."""
-        stretches = [(self._begins(one)[partition], one.until[partition]) for one in self.holders]
+        """The end of a rescan: the start of the next holder's range, or the base."""
+        stretches = [
+            (self._holder_start(one)[partition], one.until[partition]) for one in self.holders
+        ]
         return min((begin for begin, end in stretches if after < begin < end), default=base)
 
-    def _begins(self, holder: Holder) -> Cursor:
-        """Where a holder's stretch begins by now: it drops what was acknowledged."""
+    def _holder_start(self, holder: Holder) -> Cursor:
+        """Start of a holder's range now: it drops what was acknowledged."""
         return holder.after.join(self.acknowledged)
 
-    def _give_up(self, fetch: _Fetch, now: float) -> Effects:
-        """Does without a holder from now on; what it kept is rescanned."""
+    def _drop_holder(self, fetch: _Fetch, now: float) -> Effects:
+        """Stop using a holder; its range is rescanned."""
         self.holders = tuple(one for one in self.holders if one != fetch.holder)
         return self._serve(fetch, now)
 
     @staticmethod
     def _reached(fetch: _Fetch, reached: Cursor) -> Cursor:
-        """Up to where a rescan or a holder was asked and has answered.
-
-        What it claims beyond that is others' to answer.
-        """
+        """Up to where a rescan or a holder has answered, within what was requested."""
         bounded = {p: min(reached[p], bound) for p, bound in fetch.until.items()}
         return fetch.cursor.join(bounded)
 
-    def _join(
+    def _join_with_cache(
         self,
         fetch: _Fetch,
         labels: PackedLabels | None,
@@ -359,7 +367,7 @@ class Fetches:
         missing: tuple[int, ...],
         gone: tuple[Stretch, ...],
     ) -> Effects:
-        """Answers with what lies before the cache, up to `reached`, and the cache behind it."""
+        """Answer with `labels` up to `reached`, followed by those of the cache."""
         found = labels.after(fetch.cursor).until(reached) if labels is not None else None
         selection = self._cache.select(reached, labels_max=fetch.labels_max)
         answer = self.compose(found, selection, labels_max=fetch.labels_max)
@@ -390,7 +398,7 @@ class Fetches:
         more: bool,
         gone: tuple[Stretch, ...] = (),
     ) -> Effects:
-        """`gone`: of a rescan; what lies within the cache it knows itself."""
+        """`gone`: of a rescan; the ranges within the cache are added."""
         failure = self._cycles.failure
         if answer.labels is None and failure is not None:
             return self.refuse(fetch.request, failure)
@@ -417,7 +425,7 @@ class Fetches:
         ]
 
     def _count(self, after: Cursor, answer: FetchResponse) -> None:
-        """Labels up to where an earlier answer went have been served before."""
+        """Labels up to the end of an earlier answer count as served again."""
         if answer.labels is not None:
             is_new = after.covers(self._answered)
             again = 0 if is_new else len(answer.labels.until(self._answered))
@@ -426,11 +434,11 @@ class Fetches:
 
     def _time_out(self, fetch: _Fetch, now: float) -> Effects:
         if fetch.stage == "confirming":
-            return self._take(fetch, now)  # All that was ahead stays doubtful.
+            return self._acknowledge(fetch, now)  # Partitions ahead stay unconfirmed.
         if fetch.stage == "waiting":
             return self._serve(fetch, now)
-        if fetch.stage == "asking":
-            return self._give_up(fetch, now)
+        if fetch.stage == "reading_holder":
+            return self._drop_holder(fetch, now)
         seconds = self._options.backfill_timeout_s
         failure = Failure(
             "unavailable",

@@ -1,13 +1,13 @@
-"""Handed-off caches: what a former coordinator of a CCQ keeps and serves; it is a holder.
+"""Handed-off caches: what a former coordinator (a *holder*) of a CCQ keeps and serves.
 
-A coordinator whose cache has overflowed gives its CCQ to a successor, which begins where the cache
-ends. The cache stays here, frozen, as long as the record of the CCQ names this node as the holder
-of that stretch: until clients have acknowledged all of it, the CCQ is over, the coordinator has
-given the holder up, or `handed_off_cache_ttl_s` is over. The coordinator asks for labels out of it
-(`CacheReadRequested`) when a token lies in there.
+A coordinator whose cache has overflowed hands its CCQ to a successor, which begins where the cache
+ends. The cache stays here, frozen, while the record of the CCQ names this node as the holder of its
+range: until clients have acknowledged all of it, the CCQ has ended, the coordinator has removed the
+holder, or `handed_off_cache_ttl_s` has passed. The coordinator reads labels from it
+(`CacheReadRequested`) for tokens in its range.
 
-A handed-off cache may be lost at any time. Where it is lost, or lacks what is asked for, the answer
-says so and the stretch is rescanned from the log.
+A handed-off cache is not durable. If it is lost, or lacks the labels, the answer says so and the
+range is rescanned from the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from galileo.ccq.model import Ccq, Record
 
 Effects = list[ContinuousEffect]
 REQUESTS_MAX = 256
-"""Requests that may wait for one holding's files."""
+"""Requests that may wait for one cache's files."""
 
 
 class HandedOffCache:
@@ -38,17 +38,17 @@ class HandedOffCache:
         self._waiting: dict[int, CacheReadRequested] = {}
 
     def read(self, event: CacheReadRequested) -> Effects:
-        """All labels of (after, reached], for as much of it as is held in one piece."""
+        """All labels of (after, reached], up to the first gap."""
         selection = self.cache.select(event.after, labels_max=event.labels_max)
-        if selection.lacking is not None:
-            return self._load(event, selection.lacking)
+        if selection.missing_spill is not None:
+            return self._load(event, selection.missing_spill)
         if selection.covered == event.after:
             return [RefuseCacheRead(event.request)]
         gone = self.cache.gone.between(event.after, selection.covered)
         return [AnswerCacheRead(event.request, selection.labels, selection.covered, gone)]
 
     def on_loaded(self) -> Effects:
-        """Looks again at the requests that wait for files."""
+        """Retry the requests that wait for files."""
         waiting, self._waiting = list(self._waiting.values()), {}
         return [effect for event in waiting for effect in self.read(event)]
 
@@ -56,7 +56,7 @@ class HandedOffCache:
         self._waiting.pop(request, None)
 
     def close(self) -> Effects:
-        """Lets go of everything."""
+        """Drop all labels and refuse waiting requests."""
         self.cache.clear()
         waiting, self._waiting = self._waiting, {}
         return [RefuseCacheRead(request) for request in waiting]
@@ -70,14 +70,14 @@ class HandedOffCache:
 
 
 class HandedOffCaches:
-    """All holdings of one node, by CCQ and term.
+    """All handed-off caches of one node, by CCQ and term.
 
     Args:
         me: name of this node.
         ttl_s: the longest that one is kept.
     """
 
-    holding_type = HandedOffCache
+    handed_off_cache_type = HandedOffCache
 
     def __init__(self, me: str, *, ttl_s: float) -> None:
         self._me = me
@@ -97,31 +97,33 @@ class HandedOffCaches:
         return term in self._held.get(ccq_id, {})
 
     def keep(self, ccq: Ccq, *, term: int, cache: LabelCache, now: float) -> None:
-        """Freezes a cache."""
+        """Freeze and store a cache."""
         cache.apply_compacted(None)
-        holding = self.holding_type(ccq, term=term, cache=cache, now=now)
-        self._held.setdefault(ccq.id, {})[term] = holding
+        handed_off = self.handed_off_cache_type(ccq, term=term, cache=cache, now=now)
+        self._held.setdefault(ccq.id, {})[term] = handed_off
 
     def on_record(self, ccq_id: str, record: Record | None, now: float) -> Effects:
-        """Lets go of what the record does not name (any more), and of what clients have."""
+        """Drop caches that the record does not name, and labels that clients have."""
         held = self._held.get(ccq_id)
         if not held:
             return []
         named = [one.term for one in record.holders if one.node == self._me] if record else []
         effects: Effects = []
-        for term, holding in list(held.items()):
-            if term not in named or now >= holding.since + self._ttl_s:
+        for term, handed_off in list(held.items()):
+            if term not in named or now >= handed_off.since + self._ttl_s:
                 effects += held.pop(term).close()
             elif record is not None:
-                holding.cache.drop(record.retrieved)
+                handed_off.cache.drop(record.retrieved)
         if not held:
             del self._held[ccq_id]
         return effects
 
     def read(self, event: CacheReadRequested) -> Effects:
-        holding = self._held.get(event.ccq_id, {}).get(event.term)
-        return holding.read(event) if holding is not None else [RefuseCacheRead(event.request)]
+        handed_off = self._held.get(event.ccq_id, {}).get(event.term)
+        return (
+            handed_off.read(event) if handed_off is not None else [RefuseCacheRead(event.request)]
+        )
 
     def abandon(self, request: int) -> None:
-        for holding in self.all():
-            holding.abandon(request)
+        for handed_off in self.all():
+            handed_off.abandon(request)

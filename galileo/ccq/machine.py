@@ -1,26 +1,25 @@
 """Continuous queries on one node: the records of all, the coordination of some.
 
-Theory of operation
-===================
+Theory of operation ===================
 
-*Exactly-once* rests on the log and the client's token alone (`galileo.ccq.fetches`): an answer
-is all matches between two cursors, and the client goes on from the second. Nothing else in here
-needs to be right for that: not who coordinates, not what is cached, not any clock.
+*Exactly-once* rests on the log and the client's token alone (`galileo.ccq.fetches`): an answer is
+all matches between two cursors, and the client continues from the second. It depends neither on who
+coordinates, nor on what is cached, nor on any clock.
 
-*Progress* is what the rest is for. Every node keeps a record of every CCQ (`record_table`), made
-equal everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator;
-a node that learns that it is named begins to coordinate (`coordination`), one that learns of a
-higher term stops. Terms come from elections (`coordinator_elections`, and `batch_submission` for
-many CCQs that are submitted at once): at submission, when the peers of a dead coordinator take
-over, and when a node whose caches are too full (`cache_memory`) gives a CCQ away, whose labels it
-goes on to hold (`handed_off_cache`). A node that restarts listens for a successor first and then
-appoints itself anew, since what it had evaluated went with its memory. Cycles (`schedule`) fill the
-caches. A CCQ ends when it is cancelled, expires, or its dataset is dropped: each node that knows of
-the drop ends the CCQ in every record that it has and that comes, so none can come back.
+*Progress* depends on the rest. Every node keeps a record of every CCQ (`record_table`), made equal
+everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator; a node
+that is named begins to coordinate (`coordinator`), one that learns of a higher term stops. Terms
+come from elections (`coordinator_elections`, and `batch_submission` for many CCQs that are
+submitted at once): at submission, when the peers of a dead coordinator take over, and when a node
+whose caches are too full (`cache_memory`) hands a CCQ off, whose labels it keeps
+(`handed_off_cache`). A node that restarts waits for messages of a successor first and then starts a
+new term itself, since its cache was lost. Cycles (`schedule`) fill the caches. A CCQ ends when it
+is cancelled, expires, or its dataset is dropped: each node that knows of the drop ends the CCQ in
+every record that it has or receives, so none can come back.
 
 A record is saved durably before anything is sent that depends on it. Messages may be lost,
-repeated, late and out of order: all that they carry is merged into a semilattice or is checked
-against the term, and what matters is asked again on a timer.
+repeated, late and out of order: their content is merged into a semilattice or checked against the
+term, and important requests are repeated on a timer.
 
 Invariants (`check`): this node coordinates exactly the live CCQs whose record names it; for each,
 base <= evaluated and retrieved <= evaluated; none moves back within a term; what clients
@@ -110,11 +109,11 @@ _BEFORE_RESTORED = (
 
 
 class Continuous:
-    """See the module; `galileo.ccq.events` is its vocabulary.
+    """The machine of continuous queries; `galileo.ccq.events` has its events and effects.
 
     Args:
         me: name of this node.
-        options: with the groups of all nodes, this one among them.
+        options: with the groups of all nodes, including this one.
     """
 
     state_type = NodeState
@@ -128,9 +127,9 @@ class Continuous:
         self._lookups = RecordLookups(self.state)
         self._schedule = Schedule(self.state)
         self._cache_memory = CacheMemory(self.state, self._elections)
-        self._asked: dict[int, str] = {}
+        self._fetch_ccq_ids: dict[int, str] = {}
         self._sync_at = 0.0
-        self._graced: set[str] = set()
+        self._in_expiry_grace: set[str] = set()
         self._is_restored = False
         self._handlers: dict[type, Callable[[Any, float], Effects]] = {
             RecordsLoaded: self._on_records_loaded,
@@ -156,8 +155,8 @@ class Continuous:
             PacksCompacted: self._on_compacted,
             PacksSpilled: self._cache_memory.on_spilled,
             PacksLoaded: self._cache_memory.on_loaded,
-            CacheReadAnswered: self._on_holder,
-            CacheReadFailed: self._on_holder,
+            CacheReadAnswered: self._on_cache_read,
+            CacheReadFailed: self._on_cache_read,
             CacheReadRequested: lambda event, _: self.state.handed_off.read(event),
         }
         self._receivers: dict[type, Callable[[str, Any, float], Effects]] = {
@@ -168,15 +167,15 @@ class Continuous:
             AssignmentRefused: self._elections.on_refused,
             AssignMany: self._batches.on_assign,
             AssignmentsAnswered: self._batches.on_assigned,
-            RecordUpdate: self._gossip.on_announce,
+            RecordUpdate: self._gossip.on_update,
             RecordAck: self._on_record_ack,
             Digest: self._gossip.on_digest,
             Summary: lambda sender, message, _: self._gossip.on_summary(sender, message),
-            RecordRequest: lambda sender, message, _: self._gossip.on_wanted(sender, message),
-            RecordNotFound: lambda sender, message, _: self._lookups.on_denied(sender, message),
+            RecordRequest: lambda sender, message, _: self._gossip.on_request(sender, message),
+            RecordNotFound: lambda sender, message, _: self._lookups.on_not_found(sender, message),
         }
 
-    # --- what others may look at -----------------------------------------------------------------
+    # --- for readers ---------------------------------------------------------------------------
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -185,21 +184,21 @@ class Continuous:
 
     @property
     def coordinated(self) -> dict[str, Coordinator]:
-        """What this node coordinates now; for looking only."""
+        """What this node coordinates now; read only."""
         return self.state.coordinated
 
     def owned_by(self, owner: str) -> int:
-        """How many live CCQs of the cluster an owner has, as far as this node knows."""
+        """Number of known live CCQs of an owner in the cluster."""
         return self.state.record_table.owned_by(owner)
 
     @property
     def is_restored(self) -> bool:
-        """Whether its own records are back."""
+        """Whether RecordsLoaded has been processed."""
         return self._is_restored
 
     @property
     def cycle_due_at(self) -> float | None:
-        """When a processing cycle may be due, at the earliest; None where none is planned."""
+        """The earliest time at which a processing cycle is due; None if none is planned."""
         return self._schedule.due_at
 
     @property
@@ -208,14 +207,14 @@ class Continuous:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory of what this node keeps of CCQs that others coordinate by now."""
-        return sum(holding.cache.bytes for holding in self.state.handed_off.all())
+        """Memory of handed-off caches."""
+        return sum(handed_off.cache.bytes for handed_off in self.state.handed_off.all())
 
     def live_records(self, dataset: str, now: float) -> tuple[Record, ...] | None:
         """The CCQs of a dataset that have not ended; may be called from any thread.
 
-        None while this node cannot be certain that it knows all of them: until its own records
-        are back and, lately, every peer was heard to have the same ones.
+        None while this node may not know all of them: until its own records are loaded and every
+        peer has recently reported the same ones.
         """
         since = now - self.state.options.agreement_s
         agreed = self.state.agreed
@@ -235,17 +234,19 @@ class Continuous:
         ]
         for effect in effects:
             if isinstance(effect, _FETCH_ANSWERS):
-                self._asked.pop(effect.request, None)
+                self._fetch_ccq_ids.pop(effect.request, None)
         return effects
 
     def check(self) -> None:
-        assert not self.state.changed_records, "news were not spread"
+        assert not self.state.changed_records, "changed records were not announced"
         for elections in (self._elections, self._batches):
             elections.check()
         for part in (self.state, self._lookups, self._schedule, self._cache_memory):
             part.check()
-        open_fetches = sum(len(led.fetches) for led in self.state.coordinated.values())
-        assert open_fetches == len(self._asked), "fetches were forgotten"
+        open_fetches = sum(
+            len(coordinator.fetches) for coordinator in self.state.coordinated.values()
+        )
+        assert open_fetches == len(self._fetch_ccq_ids), "fetches were forgotten"
 
     # --- time and peers -------------------------------------------------------------------------
 
@@ -253,19 +254,21 @@ class Continuous:
         assert not self._is_restored, "restored twice"
         self._is_restored = True
         self.state.wall = event.wall
-        tracker = self.state.record_table
-        merged = [tracker.merge(record, now=now, wall=event.wall) for record in event.records]
-        over = [r.ccq.id for r, m in zip(event.records, merged, strict=True) if m.record is None]
+        table = self.state.record_table
+        merged = [table.merge(record, now=now, wall=event.wall) for record in event.records]
+        purged = [r.ccq.id for r, m in zip(event.records, merged, strict=True) if m.record is None]
         ended = self._end_dropped(now)
-        mine = tracker.coordinated_by(self.state.me)
+        mine = table.coordinated_by(self.state.me)
         check_s = self.state.options.resume_check_s if self.state.peers else 0.0
         self.state.resuming = dict.fromkeys(mine, now + check_s)
         pages = [mine[i : i + IDS_PER_MESSAGE] for i in range(0, len(mine), IDS_PER_MESSAGE)]
-        asked = [effect for page in pages for effect in self.state.tell(RecordRequest(page))]
-        return [*(PurgeRecord(ccq_id) for ccq_id in over), *ended, *asked]
+        requests = [
+            effect for page in pages for effect in self.state.broadcast(RecordRequest(page))
+        ]
+        return [*(PurgeRecord(ccq_id) for ccq_id in purged), *ended, *requests]
 
     def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
-        """Ends the CCQs of the dropped datasets in all records that this node has."""
+        """End the CCQs of the dropped datasets in all records of this node."""
         state = self.state
         state.dropped[event.name] = max(event.generations, state.dropped.get(event.name, 0))
         effects = [*self._elections.on_dropped(), *self._batches.on_dropped()]
@@ -280,11 +283,11 @@ class Continuous:
         state = self.state
         live = [record for record in state.record_table.records.values() if record.ended is None]
         dropped = [record for record in live if state.is_dropped(record.ccq.dataset)]
-        return [effect for record in dropped for effect in state.learn(record, now)]
+        return [effect for record in dropped for effect in state.apply_record(record, now)]
 
     def _refuse_before_loaded(self, event: ContinuousEvent) -> Effects:
-        """Before its records are back a node must promise nothing: it may know of higher terms."""
-        failure = self._try_again("unavailable", "this node is starting")
+        """Refuse requests until the own records are loaded: they may have higher terms."""
+        failure = self._transient_failure("unavailable", "this node is starting")
         if isinstance(event, SubmitRequested | BatchSubmitted):
             return [RefuseSubmit(event.request, failure)]
         if isinstance(event, FetchRequested):
@@ -301,7 +304,7 @@ class Continuous:
         self.state.wall = event.wall
         effects = [
             *self._resume(now),
-            *self._retire(now),
+            *self._expire_and_purge(now),
             *self._elections.tick(now),
             *self._batches.tick(now),
             *self._elections.start_failover(now),
@@ -310,11 +313,9 @@ class Continuous:
             *self._schedule.tick(now),
             *self._cache_memory.tick(now),
         ]
-        for ccq_id in dict.fromkeys(self._asked.values()):
-            led = self.state.coordinated.get(
-                ccq_id
-            )  # A CCQ that has just ended is looked up until its end is recorded.
-            effects += led.fetches.tick(now) if led is not None else []
+        for ccq_id in dict.fromkeys(self._fetch_ccq_ids.values()):
+            coordinator = self.state.coordinated.get(ccq_id)  # None if the CCQ ended in this step.
+            effects += coordinator.fetches.tick(now) if coordinator is not None else []
         if now >= self._sync_at:
             self._sync_at = now + self.state.options.sync_interval_s
             effects += self._gossip.tick()
@@ -339,10 +340,15 @@ class Continuous:
         return self._wake_clock_waiters(event.dataset, now) if is_later else []
 
     def _wake_clock_waiters(self, dataset: str, now: float) -> Effects:
-        """Serves the fetches that wait for the event clock of a dataset."""
-        led = [self.state.coordinated.get(ccq_id) for ccq_id in dict.fromkeys(self._asked.values())]
-        waiting = [one for one in led if one is not None and one.ccq.dataset == dataset]
-        return [e for one in waiting if one.fetches.awaits_clock for e in one.fetches.wake(now)]
+        """Serve the fetches that wait for the event clock of a dataset."""
+        ccq_ids = dict.fromkeys(self._fetch_ccq_ids.values())
+        coordinators = [self.state.coordinated.get(ccq_id) for ccq_id in ccq_ids]
+        return [
+            effect
+            for one in coordinators
+            if one is not None and one.ccq.dataset == dataset and one.fetches.awaits_clock
+            for effect in one.fetches.wake(now)
+        ]
 
     def _on_peer_died(self, event: PeerDied, now: float) -> Effects:
         self.state.dead.add(event.node)
@@ -359,7 +365,7 @@ class Continuous:
         return [Send(sender, PollAnswer(message.election, self.state.usage))]
 
     def _on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
-        """Names of elections of both kinds differ."""
+        """The names of elections of both kinds differ."""
         return [
             *self._elections.on_poll_answer(sender, message, now),
             *self._batches.on_poll_answer(sender, message, now),
@@ -369,13 +375,13 @@ class Continuous:
         return [*self._elections.on_record_ack(message), *self._batches.on_record_ack(message)]
 
     def _on_assign(self, sender: str, message: AssignCoordinator, now: float) -> Effects:
-        """Accepts a CCQ once: what this node then knows of it is saved, announced, answered."""
+        """Accept a CCQ if possible: save its record, announce it, answer."""
         record, state = message.record, self.state
         ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
         if mine is not None and (mine.ended is not None or mine.term > record.term):
             return [Send(sender, AssignmentRefused(ccq_id, record.term, mine))]
         if state.is_dropped(record.ccq.dataset):
-            ended = state.learn(record, now)
+            ended = state.apply_record(record, now)
             return [
                 *ended,
                 Send(
@@ -384,37 +390,37 @@ class Continuous:
             ]
         effects: Effects = []
         if mine is None or mine.term < record.term:
-            if not state.takes_more:
+            if not state.accepts_assignments:
                 return [Send(sender, AssignmentRefused(ccq_id, record.term, None))]
-            effects = [*state.learn(record, now), *state.announce([record])]
+            effects = [*state.apply_record(record, now), *state.announce([record])]
         if ccq_id not in state.coordinated:
-            return effects  # It was accepted in an earlier life; `_resume` will go on with it.
+            return effects  # Accepted before a restart; `_resume` continues it.
         return [*effects, Send(sender, AssignmentAccepted(ccq_id, record.term))]
 
     def _resume(self, now: float) -> Effects:
-        """Goes on with what this node coordinated before its restart, unless succeeded."""
+        """Start new terms for what this node coordinated before its restart, unless succeeded."""
         ready = [ccq_id for ccq_id, at in self.state.resuming.items() if at <= now]
         return [effect for ccq_id in ready for effect in self.state.start_coordinating(ccq_id, now)]
 
-    def _retire(self, now: float) -> Effects:
-        """Ends what has expired, and forgets what ended long ago."""
+    def _expire_and_purge(self, now: float) -> Effects:
+        """End expired CCQs, and remove those that ended long ago."""
         effects: Effects = []
-        tracker = self.state.record_table
-        for ccq_id in tracker.due(now):
-            record = tracker.records[ccq_id]
+        table = self.state.record_table
+        for ccq_id in table.due(now):
+            record = table.records[ccq_id]
             if record.ended is not None:
-                tracker.purge(ccq_id)
-                self._graced.discard(ccq_id)
+                table.purge(ccq_id)
+                self._in_expiry_grace.discard(ccq_id)
                 effects.append(PurgeRecord(ccq_id))
-            elif record.coordinator == self.state.me or ccq_id in self._graced:
+            elif record.coordinator == self.state.me or ccq_id in self._in_expiry_grace:
                 effects += self.state.end(record, "expired", now)
             else:
-                self._graced.add(ccq_id)
-                tracker.postpone(ccq_id, now + self.state.options.expiry_grace_s)
+                self._in_expiry_grace.add(ccq_id)
+                table.postpone(ccq_id, now + self.state.options.expiry_grace_s)
         return effects
 
     def _announce_changes(self, now: float) -> Effects:
-        """Tells the parts that wait for a record what has been learnt in this step."""
+        """Pass the records that changed in this step to the parts that wait for them."""
         effects: Effects = []
         while self.state.changed_records:
             record = self.state.changed_records.pop(0)
@@ -430,47 +436,51 @@ class Continuous:
         state = self.state
         record = state.record_table.get(event.ccq_id)
         if record is None:
-            return self._lookups.look_for(event, now)
+            return self._lookups.start(event, now)
         if record.ended is not None:
             return [RefuseFetch(event.request, end_reason(record))]
-        led = state.coordinated.get(event.ccq_id)
-        if led is None:
-            return [self._elsewhere(event, record)]
-        if len(self._asked) >= state.options.fetches_max:
-            return [RefuseFetch(event.request, self._try_again("overloaded", "too many fetches"))]
-        self._asked[event.request] = event.ccq_id
-        return led.fetch(event, state.known_commits(record.ccq.dataset), now)
+        coordinator = state.coordinated.get(event.ccq_id)
+        if coordinator is None:
+            return [self._redirect(event, record)]
+        if len(self._fetch_ccq_ids) >= state.options.fetches_max:
+            return [
+                RefuseFetch(
+                    event.request, self._transient_failure("overloaded", "too many fetches")
+                )
+            ]
+        self._fetch_ccq_ids[event.request] = event.ccq_id
+        return coordinator.fetch(event, state.known_commits(record.ccq.dataset), now)
 
     def _on_fetches(self, event: FetchesRequested, now: float) -> Effects:
-        """Those that the cache can answer as it is are answered without more ado."""
+        """Answer from the caches where possible, the others like single fetches."""
         effects: Effects = []
-        led = self.state.coordinated
+        coordinated = self.state.coordinated
         for one in event.fetches:
-            asked = led.get(one.ccq_id)
-            answer = asked.try_fetch_from_cache(one, now) if asked is not None else None
+            coordinator = coordinated.get(one.ccq_id)
+            answer = coordinator.try_fetch_from_cache(one, now) if coordinator else None
             if answer is not None:
                 effects.append(answer)
             else:
                 effects += self._on_fetch(one, now)
         return effects
 
-    def _elsewhere(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
-        """Where to ask, unless that is known to be in vain."""
+    def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
+        """Name the coordinator, unless it is known to be down or undecided."""
         is_undecided = event.ccq_id in self._elections or event.ccq_id in self.state.resuming
         if is_undecided or record.coordinator in self.state.dead:
             reason = f"the continuous query {event.ccq_id!r} is getting a new coordinator"
-            return RefuseFetch(event.request, self._try_again("unavailable", reason))
+            return RefuseFetch(event.request, self._transient_failure("unavailable", reason))
         return RedirectFetch(event.request, record.coordinator)
 
-    def _try_again(self, kind: str, reason: str) -> Failure:
+    def _transient_failure(self, kind: str, reason: str) -> Failure:
         after_s = self.state.options.retry_s
         return Failure(kind, f"{reason}; try again in {after_s} s", (("after_s", after_s),))
 
     def _on_abandoned(self, event: FetchAbandoned, now: float) -> Effects:
-        led = self._coordinator_of(event.request)
-        if led is not None:
-            led.fetches.abandon(event.request)
-        self._asked.pop(event.request, None)
+        coordinator = self._coordinator_of(event.request)
+        if coordinator is not None:
+            coordinator.fetches.abandon(event.request)
+        self._fetch_ccq_ids.pop(event.request, None)
         self._lookups.abandon(event.request)
         self.state.handed_off.abandon(event.request)
         return []
@@ -478,7 +488,7 @@ class Continuous:
     def _on_cancel(self, event: CancelRequested, now: float) -> Effects:
         record = self.state.record_table.get(event.ccq_id)
         if record is None:
-            return self._lookups.look_for(event, now)
+            return self._lookups.start(event, now)
         effects = self.state.end(record, "cancelled", now) if record.ended is None else []
         return [*effects, AnswerCancel(event.request, event.ccq_id)]
 
@@ -487,33 +497,33 @@ class Continuous:
     def _on_cycle_finished(self, event: CycleFinished, now: float) -> Effects:
         return [*self._schedule.on_finished(event, now), *self._cache_memory.enforce(now)]
 
-    def _on_holder(self, event: CacheReadAnswered | CacheReadFailed, now: float) -> Effects:
-        led = self._coordinator_of(event.request)
-        return led.on_cache_read(event, now) if led else []
+    def _on_cache_read(self, event: CacheReadAnswered | CacheReadFailed, now: float) -> Effects:
+        coordinator = self._coordinator_of(event.request)
+        return coordinator.on_cache_read(event, now) if coordinator else []
 
     def _on_backfilled(self, event: BackfillFinished, now: float) -> Effects:
-        led = self._coordinator_of(event.request)
-        return led.backfill(event, now) if led else []
+        coordinator = self._coordinator_of(event.request)
+        return coordinator.backfill(event, now) if coordinator else []
 
     def _on_backfill_failed(self, event: BackfillFailed, now: float) -> Effects:
-        led = self._coordinator_of(event.request)
-        return led.refuse(event.request, event.failure) if led else []
+        coordinator = self._coordinator_of(event.request)
+        return coordinator.refuse(event.request, event.failure) if coordinator else []
 
     def _on_confirmed(self, event: SequencesConfirmed, now: float) -> Effects:
-        led = self._coordinator_of(event.request)
-        if led is None:
+        coordinator = self._coordinator_of(event.request)
+        if coordinator is None:
             return []
-        dataset = led.ccq.dataset
+        dataset = coordinator.ccq.dataset
         self._on_sequences(CommitsObserved(dataset, event.sequences), now)
-        return led.confirm(event, self.state.known_commits(dataset), now)
+        return coordinator.confirm(event, self.state.known_commits(dataset), now)
 
     def _on_compacted(self, event: PacksCompacted, now: float) -> Effects:
         self._schedule.on_compacted(event.ccq_id)
-        led = self.state.coordinated.get(event.ccq_id)
-        if led is not None and led.term == event.term:
-            led.cache.apply_compacted(event.labels)
+        coordinator = self.state.coordinated.get(event.ccq_id)
+        if coordinator is not None and coordinator.term == event.term:
+            coordinator.cache.apply_compacted(event.labels)
         return []
 
     def _coordinator_of(self, request: int) -> Coordinator | None:
-        """The coordination that an open fetch belongs to."""
-        return self.state.coordinated.get(self._asked.get(request, ""))
+        """The coordinator of an open fetch."""
+        return self.state.coordinated.get(self._fetch_ccq_ids.get(request, ""))

@@ -1,6 +1,6 @@
-"""What the nodes tell each other about CCQs: one-way, lost, repeated and reordered at will.
+"""Messages between nodes about CCQs; one-way, and may be lost, repeated and reordered.
 
-Polls travel too; see `galileo.election.messages`.
+Polls are in `galileo.election.messages`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AssignCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentAccepted:
-    """The sender coordinates the CCQ in `term`, and has stored so."""
+    """The sender coordinates the CCQ in `term`, and has stored that."""
 
     ccq_id: str
     term: int
@@ -29,7 +29,7 @@ class AssignmentAccepted:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentRefused:
-    """The sender does not take the CCQ in `term`; `record` is its own, where that is newer."""
+    """The sender refuses the CCQ in `term`; `record` is its own, if that is newer."""
 
     ccq_id: str
     term: int
@@ -45,8 +45,8 @@ class AssignMany:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentsAnswered:
-    """Which of them the sender coordinates, and has stored so, and which it does not take; each
-    as (id, term).
+    """The CCQs that the sender coordinates, and has stored, and those it refuses; each as (id,
+    term).
     """
 
     accepted: tuple[tuple[str, int], ...]
@@ -55,7 +55,7 @@ class AssignmentsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpdate:
-    """Records for everybody to merge.
+    """Records to merge.
 
     `note` asks the receiver to answer with RecordAck once it has stored them.
     """
@@ -73,7 +73,7 @@ class RecordAck:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Fingerprint of the sender's live records; nodes with equal ones know the same."""
+    """Fingerprint of the sender's live records; nodes with equal ones have equal records."""
 
     fingerprint: int
     count: int
@@ -81,7 +81,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All records of the sender with `after < id <= until`, as (id, term, is it ended)."""
+    """All records of the sender with `after < id <= until`, as (id, term, is ended)."""
 
     after: str
     until: str | None
@@ -90,7 +90,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RecordRequest:
-    """Asks for these records; the receiver announces or denies each."""
+    """Requests these records; the receiver sends RecordUpdate or RecordNotFound for each."""
 
     ccq_ids: tuple[str, ...]
 
@@ -129,4 +129,4 @@ TAGS: dict[type, str] = {
     RecordRequest: "RecordsWanted",
     RecordNotFound: "RecordsDenied",
 }
-"""Names of messages on the wire, where these are not the names of their classes."""
+"""Tags of messages on the wire that differ from the names of their classes."""

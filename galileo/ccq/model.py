@@ -1,4 +1,4 @@
-"""What a cached continuous query is, and what every node of the cluster remembers of it."""
+"""A cached continuous query, and the record of it on every node of the cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
 
 NODES_MAX = 4096
-"""Initiators of elections per cluster; a term is `round * NODES_MAX + ordinal`."""
+"""Nodes that may start elections in a cluster; a term is `round * NODES_MAX + ordinal`."""
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 Compression: TypeAlias = Literal["", "lz4"]
@@ -19,21 +19,19 @@ Compression: TypeAlias = Literal["", "lz4"]
 
 @dataclass(frozen=True, slots=True)
 class Ccq:
-    """A cached continuous query as it was submitted; it never changes.
+    """A cached continuous query as it was submitted; immutable.
 
     Attributes:
-        id: unique for ever; never used again for another query. The submitter draws it at
-            random: two queries that are submitted under one id at two nodes at one time cannot
-            be distinguished.
-        dataset: key of the dataset it asks about.
+        id: unique for ever, drawn at random by the client. Two queries that are submitted under one
+            id at two nodes at one time cannot be distinguished.
+        dataset: key of the dataset.
         query: canonical CQL2 JSON, empty for "everything".
         interval_s: update interval.
         expires_at: wall time, seconds since 1970-01-01 UTC.
-        sampler: thins every commit's labels before they are cached.
+        sampler: reduces every commit's labels before they are cached.
         compression: of the cache.
-        window: the windows of its labels, whose changes readers get.
-        owner: name of who submitted it, and alone may fetch and cancel it; "" where the cluster
-            asked for no proof.
+        window: windows of its labels, reported to readers.
+        owner: name of the submitter, who alone may fetch and cancel it; "" without authentication.
     """
 
     id: str
@@ -47,16 +45,16 @@ class Ccq:
     owner: str = ""
 
     def asks_the_same(self, other: Ccq) -> bool:
-        """Whether `other` is this one, submitted again (and perhaps later)."""
+        """Whether `other` is this CCQ, submitted again (perhaps with a later expiry)."""
         return replace(self, expires_at=other.expires_at) == other
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A node that keeps what it cached of a CCQ while it was the coordinator.
+    """A node that keeps its cache of a CCQ from the time when it was the coordinator.
 
     Attributes:
-        node: which.
+        node: its name.
         term: in which it coordinated.
         after: it keeps the labels past this cursor,
         until: and not past this one.
@@ -72,19 +70,18 @@ class Holder:
 class Record:
     """What every node keeps of a CCQ (paper, IV.E: coordinator, query, time of retrieval).
 
-    Records of one CCQ form a semilattice under `merge`, so that nodes that hear the same
-    records, in whatever order and however often, hold the same one.
+    Records of one CCQ form a semilattice under `merge`: nodes that receive the same records, in any
+    order and number, have the same one.
 
     Attributes:
-        term: of the coordinator; terms of different initiators are never equal, and an
-            initiator never uses one twice, so a term names one coordinator for good.
-        coordinator: the node that is to run the CCQ; naming it is its appointment.
+        term: of the coordinator; different initiators never use equal terms, and an initiator never
+            uses one twice, so a term names one coordinator for ever.
+        coordinator: the node that runs the CCQ.
         retrieved: the join of all cursors that clients have acknowledged.
-        ended: why the CCQ is over; once set, for ever.
+        ended: why the CCQ ended; once set, for ever.
         ended_at: wall time of the end, 0 while it lives.
-        holders: nodes that keep stretches before those of the coordinator, oldest first. As with
-            the coordinator, being named is what makes a node one. A term begins with all of
-            them; within it they only become fewer.
+        holders: nodes that keep ranges before the cache of the coordinator, oldest first. A term
+            begins with all of them; within it they are only removed.
     """
 
     ccq: Ccq
@@ -96,7 +93,7 @@ class Record:
     holders: tuple[Holder, ...] = ()
 
     def __post_init__(self) -> None:
-        """No holder is named once clients have all that it keeps, or the CCQ is over."""
+        """Remove holders whose range clients have, or all if the CCQ ended."""
         if self.holders:
             is_over = self.ended is not None
             kept = () if is_over else self.holders
@@ -104,9 +101,9 @@ class Record:
             object.__setattr__(self, "holders", kept)
 
     def merge(self, other: Record) -> Record:
-        """The newest of both: the higher term, any end, the later retrieved position.
+        """The newest of both: the higher term, any end, the later retrieved cursor.
 
-        Of one term, the fewer holders: one that was given up stays so.
+        In the same term, the holders that both name.
         """
         newer = max(self, other, key=_tenure)
         holders = newer.holders
@@ -124,7 +121,7 @@ def _tenure(record: Record) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as a value: a `kind` of `galileo.errors`, what to tell, facts to act on."""
+    """An error as a value: a `kind` of `galileo.errors`, a message, and details."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""The options of the continuous-query machine: every bound and every delay, with its name."""
+"""Options of the continuous-query machine: all its limits and delays."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from galileo.election.machine import ElectionOptions
 
 @dataclass(frozen=True, slots=True)
 class ContinuousOptions:
-    """All times in seconds.
+    """All times are in seconds.
 
     Attributes:
-        ordinal: of this node among the cluster's; never given to another node, below `NODES_MAX`.
+        ordinal: of this node in the cluster; never reused for another node, below `NODES_MAX`.
         groups: node names by group; this node's group is among them.
-        cycle_timeout_s: after it a cycle counts as failed; a late result is used all the same.
+        cycle_timeout_s: after it a cycle counts as failed; a late result is still used.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
-        failures_before_error: so often a CCQ fails at one place before its readers get the error.
+        failures_before_error: failures of a CCQ at one cursor before its readers get the error.
         cycle_items_max: CCQs in one cycle; the others wait for the next tick.
-        cache_bytes_max: of all caches of this node together, in memory.
-        spill_bytes_max: of all their files.
-        spill_idle_s: a CCQ whose readers come no more often than this may wait in files.
+        cache_bytes_max: memory of all caches of this node.
+        spill_bytes_max: size of all their files.
+        spill_idle_s: a CCQ whose readers come no more often than this may be spilled.
         spills_max: files that are written at a time.
-        spill_retry_s: for which no file is written after one could not be.
-        load_ahead_s: so long before readers are expected their labels come back to memory.
-        full_check_s: how often caches that are too full are looked at, beside after each cycle.
-        holders_max: nodes that may keep stretches of one CCQ, beside its coordinator.
-        handed_off_cache_ttl_s: the longest that a node keeps such a stretch.
-        holder_timeout_s: for a holder's answer; then its stretch is rescanned.
-        succession_pause_s: between attempts to give one CCQ away.
-        successions_max: elections of successors under way at a time.
+        spill_retry_s: pause after a failed write of a file.
+        load_ahead_s: packs are loaded so long before readers are expected.
+        full_check_s: interval of checks of the memory budget, besides after each cycle.
+        holders_max: nodes that may keep ranges of one CCQ, besides its coordinator.
+        handed_off_cache_ttl_s: the longest that a node keeps a handed-off cache.
+        holder_timeout_s: for a holder's answer; then its range is rescanned.
+        succession_pause_s: between attempts to hand one CCQ off.
+        successions_max: elections of successors at a time.
         weights: of the thresholds of caches.
-        chunks_compacted: how many small chunks of a cache are put together.
+        chunks_compacted: small chunks of a cache that are packed as one.
         coordinated_max: CCQs that this node accepts.
-        records_max: CCQs of the cluster; over it submissions are refused.
-        fetches_max: fetches that may be unanswered at a time.
-        backfills_max: rescans under way at a time, for each CCQ.
+        records_max: CCQs of the cluster; above it submissions are refused.
+        fetches_max: open fetches at a time.
+        backfills_max: rescans at a time, for each CCQ.
         labels_max: bound of `FetchRequested.labels_max`.
-        confirm_timeout_s: for the owners' word on a token that is ahead of what is known.
+        confirm_timeout_s: for the owners' confirmation of a token that is ahead of known commits.
         backfill_timeout_s: for the rescan for a token older than the cache.
-        submit_timeout_s: bound on submission; then it is refused.
-        locate_timeout_s: for the peers' word on a CCQ that is unknown here.
-        retry_s: pause between repeated questions of one kind; also the advice to clients.
-        takeover_stagger_s: how long each further node waits for the one before it to act.
-        resume_check_s: how long a restarted coordinator listens for a successor.
+        submit_timeout_s: after it a submission is refused.
+        locate_timeout_s: for the peers' answers about an unknown CCQ.
+        retry_s: pause before a request is repeated; also the advice to clients.
+        takeover_stagger_s: delay of each further node in a failover.
+        resume_check_s: how long a restarted coordinator waits for messages of a successor.
         sync_interval_s: of digests, and of saving and announcing retrieved cursors.
-        agreement_s: how long the word of a peer counts that it has the same records.
-        expiry_grace_s: how long trackers wait for the coordinator to end an expired CCQ.
-        tombstone_slack_s: how long past its expiration the end of a CCQ is remembered.
+        agreement_s: how long a peer's report of equal records counts.
+        expiry_grace_s: how long other nodes wait for the coordinator to end an expired CCQ.
+        tombstone_slack_s: how long past its expiry the end of a CCQ is remembered.
         tombstone_max_s: the longest that an end is remembered.
     """
 

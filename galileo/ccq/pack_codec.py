@@ -5,7 +5,7 @@
                    commits (4 rows of int64), data
     CRC-32C of all before                                         4 bytes
 
-All numbers are little-endian. The packs are checked for themselves when they are unpacked.
+All numbers are little-endian. The data of packs is validated when it is unpacked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _COMMIT_BYTES = 4 * 8
 
 
 def to_bytes(labels: PackedLabels, *, compressed: bool) -> bytes:
-    """The packs; those that hold labels of others, or dropped ones, are packed anew.
+    """The packs as bytes; packs with labels of other CCQs, or dropped ones, are packed anew.
 
-    Takes time in proportion to the bytes, more where there is packing to do.
+    Takes time in proportion to the bytes, more where labels are packed.
     """
     packs = [one.alone(labels.schema, compressed=compressed) for one in labels.packs]
     parts = [_HEAD.pack(_MAGIC, FILE_VERSION, len(packs))]
@@ -43,14 +43,14 @@ def to_bytes(labels: PackedLabels, *, compressed: bool) -> bytes:
 
 
 def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
-    """The packs again.
+    """The packs.
 
     Raises:
-        CorruptData: the bytes are not what `to_bytes` made.
+        CorruptData: the bytes were not made by `to_bytes`, or are damaged.
     """
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or _CHECKSUM.pack(google_crc32c.value(body)) != data[len(body) :]:
-        raise CorruptData(f"expected packs with their checksum, got {len(data)} damaged bytes")
+        raise CorruptData(f"expected packs with their checksum, got {len(data)} corrupt bytes")
     magic, version, count = _HEAD.unpack_from(body)
     if (magic, version) != (_MAGIC, FILE_VERSION):
         raise CorruptData(
@@ -79,7 +79,7 @@ def _read(body: bytes, at: int) -> tuple[Pack, int]:
 
 
 def _check(commits: Commits, rows: int) -> None:
-    """Raises CorruptData where commits do not share all labels among them."""
+    """Raise CorruptData unless the commits partition the labels of the pack."""
     _, _, starts, counts = commits[:, np.argsort(commits[2], kind="stable")]
     is_sound = rows <= ROWS_MAX and bool(((counts > 0) & (counts <= rows)).all())
     if not is_sound or int(counts.sum()) != rows or (starts != np.cumsum(counts) - counts).any():

@@ -1,9 +1,8 @@
-"""Labels of many continuous queries packed together.
+"""Packs labels of many continuous queries together.
 
-Packing costs some milliseconds however few labels there are, and a cycle can find a few for each of
-very many CCQs. So their labels are packed as one, and each CCQ's pack names its commits in it. The
-memory is given back when the last of them lets go; a CCQ that gathers many small chunks packs its
-own anew.
+Packing costs some milliseconds per pack, and a cycle can find a few labels for each of very many
+CCQs. So their labels are packed as one, and each CCQ's pack lists its commits in it. The memory is
+freed when the last of them is dropped; a CCQ with many small chunks packs its own anew.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from galileo.model.schema import Schema
 from galileo.packing import pack
 
 SHARED_ROWS = 8_192
-"""Labels that are packed together, about; more of one CCQ are packed by themselves."""
+"""About so many labels are packed together; a CCQ with more has its own pack."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -32,37 +31,37 @@ def pack_many(
 
     Args:
         schema: of their dataset.
-        table: those of one CCQ behind those of another, each in commit order.
+        table: the labels of the CCQs, one CCQ after the other, each in commit order.
         starts: first row of each, ascending from 0 on; each has one at least.
         compressed: whether packs are compressed with LZ4.
     """
     stops = np.append(starts[1:], table.num_rows)
     shared = np.flatnonzero(stops - starts <= SHARED_ROWS)
-    found: dict[int, PackedLabels] = {}
-    for numbers in _together(shared, stops - starts):
-        found |= _packed(
+    packs_by_number: dict[int, PackedLabels] = {}
+    for numbers in _groups(shared, stops - starts):
+        packs_by_number |= _pack_group(
             schema, table, numbers=numbers, starts=starts, stops=stops, compressed=compressed
         )
     for number, start, stop in zip(
         range(len(starts)), starts.tolist(), stops.tolist(), strict=True
     ):
-        if number not in found:
+        if number not in packs_by_number:
             alone = pack_labels(
                 LabelSet(schema, table.slice(start, stop - start)), compressed=compressed
             )
             assert alone is not None, "a CCQ without labels"
-            found[number] = alone
-    return [found[number] for number in range(len(starts))]
+            packs_by_number[number] = alone
+    return [packs_by_number[number] for number in range(len(starts))]
 
 
-def _together(numbers: Rows, sizes: Rows) -> Iterator[Rows]:
-    """As many at a time as have `SHARED_ROWS` rows, about."""
+def _groups(numbers: Rows, sizes: Rows) -> Iterator[Rows]:
+    """Split `numbers` into groups of about `SHARED_ROWS` rows."""
     if len(numbers):
         before = np.cumsum(sizes[numbers]) - sizes[numbers]
         yield from np.split(numbers, np.flatnonzero(np.diff(before // SHARED_ROWS)) + 1)
 
 
-def _packed(
+def _pack_group(
     schema: Schema,
     table: pa.Table,
     *,
@@ -71,26 +70,26 @@ def _packed(
     stops: Rows,
     compressed: bool,
 ) -> dict[int, PackedLabels]:
-    """The labels of some neighbours, which may have others between them."""
+    """The labels of some CCQs; others may lie between them."""
     sizes = stops[numbers] - starts[numbers]
     first = np.cumsum(sizes) - sizes
     parts = [
-        table.slice(start, size) for start, size in _stretches(starts[numbers], stops[numbers])
+        table.slice(start, size) for start, size in _adjacent_rows(starts[numbers], stops[numbers])
     ]
-    together = pa.concat_tables(parts).combine_chunks()
-    data = pack(together, compressed=compressed)
-    commits, ends = _commits(LabelSet(schema, together), first)
-    found: dict[int, PackedLabels] = {}
+    table = pa.concat_tables(parts).combine_chunks()
+    data = pack(table, compressed=compressed)
+    commits, ends = _commits(LabelSet(schema, table), first)
+    packs_by_number: dict[int, PackedLabels] = {}
     begin = 0
     for number, size, end in zip(numbers.tolist(), sizes.tolist(), ends.tolist(), strict=True):
-        one = Pack(data, together.num_rows, commits[:, begin:end], share=size)
-        found[number] = PackedLabels(schema, (one,))
+        one = Pack(data, table.num_rows, commits[:, begin:end], share=size)
+        packs_by_number[number] = PackedLabels(schema, (one,))
         begin = end
-    return found
+    return packs_by_number
 
 
-def _stretches(starts: Rows, stops: Rows) -> Iterator[tuple[int, int]]:
-    """Start and size of rows that lie one behind the other."""
+def _adjacent_rows(starts: Rows, stops: Rows) -> Iterator[tuple[int, int]]:
+    """Start and length of runs of adjacent rows."""
     breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
     firsts = starts[np.append(0, breaks)]
     lasts = stops[np.append(breaks - 1, len(stops) - 1)]
@@ -98,7 +97,7 @@ def _stretches(starts: Rows, stops: Rows) -> Iterator[tuple[int, int]]:
 
 
 def _commits(labels: LabelSet, first: Rows) -> tuple[npt.NDArray[np.int64], Rows]:
-    """As `Pack.commits`, those of each CCQ apart; and where each CCQ's end."""
+    """`Pack.commits`, split by CCQ; and where each CCQ's commits end."""
     partitions, sequences = labels.partitions, labels.sequences
     begins = np.zeros(len(labels), dtype=np.bool_)
     begins[first] = True

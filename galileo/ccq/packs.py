@@ -1,10 +1,9 @@
 """Labels of continuous queries as caches keep them: packed, with a list of their commits.
 
-What a fetch or a cycle decides about labels it decides commit by commit: which are new, which a
-client has, where an answer is cut. The list says where each commit's labels are, so all of that is
-done without unpacking, and takes as long as there are commits. Packing, unpacking and sorting cost
-time in proportion to the labels; only `pack_labels`, `labels` and `to_bytes` do it, and they belong
-into a thread.
+Fetches and cycles decide about labels commit by commit: which are new, which a client has, where an
+answer is cut. The list says where each commit's labels are, so these decisions need no unpacking
+and take time in proportion to the commits. Packing, unpacking and sorting take time in proportion
+to the labels; only `pack_labels`, `labels` and `to_bytes` do it: run them in a thread.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, pack, pack_uncompressed, unpack
 
 PACK_BYTES_MAX = 16 << 20
-"""Labels of one pack before they are packed; a single label may exceed it."""
+"""Unpacked size of the labels of one pack; a single label may exceed it."""
 
 FEW_COMMITS = 64
-"""Up to so many, Python adds up numbers faster than NumPy does."""
+"""Up to so many, Python sums numbers faster than NumPy."""
 KEPT_SHARE = 4
-"""A pack of which one label in so many counts is given to a reader as it is: what it takes to pack
-the rest anew is more than what the reader wastes."""
+"""A pack of which at least one label in so many is selected is sent as it is: packing the rest anew
+costs more than the reader wastes.
+"""
 
 Commits = npt.NDArray[np.int64]
 Ranges: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -40,13 +40,13 @@ _PARTITION, _SEQUENCE, _START, _COUNT = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Some labels, packed in the order of their commits.
+    """Some labels, packed in commit order.
 
     Attributes:
-        data: of `rows` labels.
-        commits: partitions, sequences, first rows and numbers of rows, one column for each
-            commit that counts; what else `data` holds does not.
-        share: labels of `data` that came with this pack, where others hold the rest; 0: all.
+        data: `rows` packed labels.
+        commits: shape (4, k): partition, sequence, first row and number of rows of each selected
+            commit; other rows of `data` are not selected.
+        share: rows of `data` that this pack accounts for, if other packs share the data; 0: all.
     """
 
     data: bytes
@@ -56,7 +56,7 @@ class Pack:
 
     @staticmethod
     def of(labels: LabelSet, *, compressed: bool) -> Pack:
-        """The labels, which are in commit order, packed."""
+        """Pack labels that are in commit order."""
         partitions, sequences = labels.partitions, labels.sequences
         differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
         starts = np.flatnonzero(np.concatenate(([True], differs)))
@@ -71,7 +71,7 @@ class Pack:
 
     @property
     def size(self) -> int:
-        """Bytes in memory; of labels that are packed with others' its share."""
+        """Bytes in memory; of shared data its share."""
         share = len(self.data) * self.share // self.rows if self.share else len(self.data)
         return share + self.commits.nbytes
 
@@ -81,11 +81,11 @@ class Pack:
 
     @property
     def is_mostly_kept(self) -> bool:
-        """Whether a reader may as well get all of it; not where others' labels are in it."""
+        """Whether to send all of it to a reader; never if the data is shared."""
         return not self.share and KEPT_SHARE * len(self) >= self.rows
 
     def ranges(self) -> Ranges:
-        """First rows and row counts of what counts, in as few ranges as may be."""
+        """First rows and row counts of the selected rows, in as few ranges as possible."""
         starts, counts = self.commits[_START], self.commits[_COUNT]
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], (starts + counts)[order]
@@ -94,11 +94,11 @@ class Pack:
         return starts[first].tolist(), (ends[last] - starts[first]).tolist()
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Pack:
-        """The commits of the mask alone; shares the packed labels."""
+        """Select the commits of the mask; shares the packed data."""
         return self if mask.all() else Pack(self.data, self.rows, self.commits[:, mask], self.share)
 
     def alone(self, schema: Schema, *, compressed: bool) -> Pack:
-        """The same labels in a pack that holds nothing else."""
+        """The same labels in a pack without other rows."""
         if self.is_whole:
             return self if self.share == 0 else replace(self, share=0)
         return Pack.of(LabelSet(schema, self.table(schema.label_schema)), compressed=compressed)
@@ -108,7 +108,7 @@ class Pack:
         return cursor.past(self.commits[_PARTITION].astype(np.int32), self.commits[_SEQUENCE])
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        """Raises CorruptData where the data is not what was packed."""
+        """Unpack the selected rows. Raises CorruptData if the data is damaged."""
         table = unpack(self.data, schema)
         if table.num_rows != self.rows:
             raise CorruptData(f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}")
@@ -122,9 +122,9 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PackedLabels:
-    """Labels of one dataset in packs; of each partition in the order of its commits.
+    """Labels of one dataset in packs; in commit order within each partition.
 
-    Between partitions there is no order.
+    Partitions are in no order.
     """
 
     schema: Schema
@@ -132,7 +132,7 @@ class PackedLabels:
 
     @staticmethod
     def concat(parts: Iterable[PackedLabels | None]) -> PackedLabels | None:
-        """All labels, those of a partition in the order of the parts; None where there are none."""
+        """All labels, those of a partition in the order of the parts; None if there are none."""
         some = [part for part in parts if part is not None and part.packs]
         if not some:
             return None
@@ -153,7 +153,7 @@ class PackedLabels:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its packs hold nothing else, so that they can be passed on as they are."""
+        """Whether its packs hold no other rows, so that they can be sent as they are."""
         return all(pack.is_whole for pack in self.packs)
 
     def after(self, cursor: Cursor) -> PackedLabels:
@@ -168,7 +168,7 @@ class PackedLabels:
         """As many whole commits as `labels_max` allows; see `galileo.labels.first_commits`.
 
         Returns:
-            What is kept, and up to where it is complete.
+            The labels, and up to where they are complete.
         """
         if len(self) <= labels_max:
             return self, reached
@@ -187,7 +187,7 @@ class PackedLabels:
         return self.until(until), until
 
     def compact(self, *, compressed: bool) -> PackedLabels | None:
-        """The same labels in as few packs as may be; None where there are none."""
+        """The same labels in as few packs as possible; None if there are none."""
         return pack_labels(self.labels(), compressed=compressed)
 
     def labels(self) -> LabelSet:
@@ -197,7 +197,7 @@ class PackedLabels:
         return LabelSet(self.schema, pa.concat_tables(tables) if tables else empty)
 
     def to_bytes(self, *, compressed: bool = False) -> list[bytes]:
-        """What `galileo.packing.unpack` takes; packs that hold more are packed anew."""
+        """Input of `galileo.packing.unpack`; packs with other rows are packed anew."""
         return self.to_pieces(compressed=compressed)[0]
 
     def is_quick(self, *, allow_row_filters: bool) -> bool:
@@ -207,16 +207,16 @@ class PackedLabels:
     def to_pieces(
         self, *, compressed: bool = False, allow_row_filters: bool = False
     ) -> tuple[list[bytes], dict[int, Ranges]]:
-        """What `galileo.packing.unpack` takes, and which of its rows are these labels.
+        """Input of `galileo.packing.unpack`, and which of its rows are these labels.
 
         Args:
-            compressed: whether what is packed anew is compressed; else it is not even compacted,
-                since a reader waits for it.
-            allow_row_filters: whether packs that hold some more may be given as they are;
-                others are packed anew.
+            compressed: whether packs that are made anew are compressed; else they are not even
+                compacted, since a reader waits for them.
+            allow_row_filters: whether packs with a few other rows are sent as they are; else they
+                are packed anew.
 
         Returns:
-            The bytes, and by their number the rows, where not all of them count.
+            The bytes of each pack, and the selected rows by index of those packs that have others.
         """
         schema, pieces, kept = self.schema.label_schema, [], dict[int, Ranges]()
         for number, one in enumerate(self.packs):
@@ -244,7 +244,7 @@ class PackedLabels:
 
 
 def pack_labels(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
-    """The labels, in any order, packed; None where there are none."""
+    """Pack labels, in any order; None if there are none."""
     if len(labels) == 0:
         return None
     if not _is_in_commit_order(labels):
@@ -254,7 +254,7 @@ def pack_labels(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
 
 
 def _is_in_commit_order(labels: LabelSet) -> bool:
-    """By partition, then sequence, then row; much cheaper to see than to sort."""
+    """Whether labels are sorted by partition, sequence and row; much cheaper than sorting."""
     steps = [np.diff(key) for key in (labels.partitions, labels.sequences, labels.rows)]
     partition, sequence, row = steps
     same = partition == 0

@@ -1,8 +1,8 @@
 """Lookups of records at other nodes, for requests that name a CCQ without a record here.
 
-A node may lack a record that others hold: it has just started, or announcements were lost. So
-it asks all peers before it says anything final. Only when each of them has denied the CCQ is it
-unknown; as long as one has not answered, the client gets a transient error.
+A node may lack a record that others have: it has just started, or announcements were lost. So it
+asks all peers. The CCQ is unknown only if each of them has no record; while an answer is
+outstanding, the client gets a transient error.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Request = FetchRequested | CancelRequested
 @dataclass(slots=True)
 class _Lookup:
     deadline: float
-    ask_at: float
+    next_request_at: float
     requests: list[Request] = field(default_factory=list)
     denied_by: set[str] = field(default_factory=set)
 
 
 class RecordLookups:
-    """See the module."""
+    """The running lookups of one node, one for each CCQ."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._running: dict[str, _Lookup] = {}
 
-    def look_for(self, request: Request, now: float) -> Effects:
-        search = self._running.get(request.ccq_id)
-        if search is None:
+    def start(self, request: Request, now: float) -> Effects:
+        lookup = self._running.get(request.ccq_id)
+        if lookup is None:
             if len(self._running) >= LOOKUPS_MAX:
-                return [_refuse(request, self._busy())]
-            search = _Lookup(now + self._state.options.locate_timeout_s, now)
-            self._running[request.ccq_id] = search
-        if len(search.requests) >= REQUESTS_PER_LOOKUP_MAX:
-            return [_refuse(request, self._busy())]
-        search.requests.append(request)
-        return self._ask(request.ccq_id, search, now) or self._conclude(request.ccq_id)
+                return [_refuse(request, self._overloaded())]
+            lookup = _Lookup(now + self._state.options.locate_timeout_s, now)
+            self._running[request.ccq_id] = lookup
+        if len(lookup.requests) >= REQUESTS_PER_LOOKUP_MAX:
+            return [_refuse(request, self._overloaded())]
+        lookup.requests.append(request)
+        return self._ask(request.ccq_id, lookup, now) or self._conclude(request.ccq_id)
 
-    def on_denied(self, sender: str, message: RecordNotFound) -> Effects:
+    def on_not_found(self, sender: str, message: RecordNotFound) -> Effects:
         effects: Effects = []
         for ccq_id in message.ccq_ids:
             if ccq_id in self._running:
@@ -57,31 +57,31 @@ class RecordLookups:
 
     def tick(self, now: float) -> Effects:
         effects: Effects = []
-        for ccq_id, search in list(self._running.items()):
-            if now >= search.deadline:
-                effects += self._end(ccq_id, self._unanswered(ccq_id, search))
+        for ccq_id, lookup in list(self._running.items()):
+            if now >= lookup.deadline:
+                effects += self._end(ccq_id, self._unanswered(ccq_id, lookup))
             else:
-                effects += self._ask(ccq_id, search, now)
+                effects += self._ask(ccq_id, lookup, now)
         return effects
 
     def pop_waiting(self, ccq_id: str) -> list[Request]:
-        """The requests that waited for this CCQ, now that it is known."""
-        search = self._running.pop(ccq_id, None)
-        return search.requests if search else []
+        """Remove and return the requests that wait for this CCQ."""
+        lookup = self._running.pop(ccq_id, None)
+        return lookup.requests if lookup else []
 
     def abandon(self, request: int) -> None:
-        for search in self._running.values():
-            search.requests = [r for r in search.requests if r.request != request]
+        for lookup in self._running.values():
+            lookup.requests = [r for r in lookup.requests if r.request != request]
 
     def check(self) -> None:
         for ccq_id in self._running:
             assert self._state.record_table.get(ccq_id) is None, f"{ccq_id} is searched but known"
 
-    def _ask(self, ccq_id: str, search: _Lookup, now: float) -> Effects:
-        if now < search.ask_at:
+    def _ask(self, ccq_id: str, lookup: _Lookup, now: float) -> Effects:
+        if now < lookup.next_request_at:
             return []
-        search.ask_at = now + self._state.options.retry_s
-        left = [peer for peer in self._state.peers if peer not in search.denied_by]
+        lookup.next_request_at = now + self._state.options.retry_s
+        left = [peer for peer in self._state.peers if peer not in lookup.denied_by]
         return [Send(peer, RecordRequest((ccq_id,))) for peer in left]
 
     def _conclude(self, ccq_id: str) -> Effects:
@@ -93,8 +93,8 @@ class RecordLookups:
     def _end(self, ccq_id: str, failure: Failure) -> Effects:
         return [_refuse(request, failure) for request in self._running.pop(ccq_id).requests]
 
-    def _unanswered(self, ccq_id: str, search: _Lookup) -> Failure:
-        silent = [peer for peer in self._state.peers if peer not in search.denied_by]
+    def _unanswered(self, ccq_id: str, lookup: _Lookup) -> Failure:
+        silent = [peer for peer in self._state.peers if peer not in lookup.denied_by]
         return Failure(
             "unavailable",
             f"this node does not know the continuous query {ccq_id!r} and could not ask "
@@ -102,7 +102,7 @@ class RecordLookups:
             (("after_s", self._state.options.retry_s),),
         )
 
-    def _busy(self) -> Failure:
+    def _overloaded(self) -> Failure:
         advice = (("after_s", self._state.options.retry_s),)
         return Failure("overloaded", "too many requests for unknown continuous queries", advice)
 

@@ -1,8 +1,7 @@
-"""The record table: the records of all CCQs of the cluster, as far as one node knows them.
+"""The record table: the records of all CCQs of the cluster that one node knows.
 
-Records only ever grow in the order of `Record.merge`. Wall time is looked at once, when a
-record is first seen, and turned into a deadline on the monotonic clock: a clock that jumps
-afterwards ends nothing early.
+Records only grow in the order of `Record.merge`. Wall time is read once, when a record is first
+seen, and converted to a deadline on the monotonic clock: later jumps of the clock do not matter.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _FINGERPRINTS_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What became of an incoming record.
+    """The outcome of merging a record.
 
     Attributes:
-        record: as it now stands; None where the incoming one was refused as long over.
+        record: the merged one; None if the incoming one was refused as ended long ago.
         is_news: term, coordinator or end are new here.
-        is_stale: the incoming one lags behind in term or end.
+        is_stale: term or end of the incoming one are older.
     """
 
     record: Record | None
@@ -41,20 +40,20 @@ class MergeResult:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two nodes have to tell each other: ids of records."""
+    """Ids of records that are newer at one of two nodes."""
 
     newer_here: tuple[str, ...]
     newer_there: tuple[str, ...]
 
 
 class RecordTable:
-    """See the module."""
+    """Records by id, with indexes by coordinator, owner and deadline."""
 
     def __init__(self, options: ContinuousOptions) -> None:
         self.records: dict[str, Record] = {}
         self.dirty: dict[str, None] = {}
         self._options = options
-        self._led_by: dict[str, dict[str, None]] = {}
+        self._ids_by_coordinator: dict[str, dict[str, None]] = {}
         self._owned: Counter[str] = Counter()
         self._fingerprint = 0
         self._live = 0
@@ -67,16 +66,16 @@ class RecordTable:
 
     def coordinated_by(self, node: str) -> tuple[str, ...]:
         """The live CCQs whose coordinator is `node`."""
-        return tuple(self._led_by.get(node, ()))
+        return tuple(self._ids_by_coordinator.get(node, ()))
 
     def owned_by(self, owner: str) -> int:
-        """How many live CCQs an owner has."""
+        """Number of live CCQs of an owner."""
         return self._owned[owner]
 
     def merge(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
         mine = self.records.get(incoming.ccq.id)
         if mine is None:
-            return self._adopt(incoming, now=now, wall=wall)
+            return self._insert(incoming, now=now, wall=wall)
         merged = mine.merge(incoming)
         is_news = _announced_state(merged) != _announced_state(mine)
         if merged != mine:
@@ -88,18 +87,18 @@ class RecordTable:
         )
 
     def acknowledge(self, ccq_id: str, cursor: Cursor) -> None:
-        """Joins what clients have acknowledged to the record."""
+        """Join a cursor that clients have acknowledged to the record."""
         mine = self.records[ccq_id]
         if mine.retrieved is cursor or mine.retrieved.covers(cursor):
             return
         joined = mine.retrieved.join(cursor)
-        # The same object where it says the same, so that the next look need not compare.
+        # Keep equal cursors one object: identity is cheap to compare.
         retrieved = cursor if cursor == joined else joined
         self.records[ccq_id] = replace(mine, retrieved=retrieved)
         self.dirty[ccq_id] = None
 
     def keep_holders(self, ccq_id: str, holders: tuple[Holder, ...]) -> None:
-        """Names no holders but these any more, all of which are named."""
+        """Remove all holders but these from the record."""
         mine = self.records[ccq_id]
         if not mine.holders:
             return
@@ -109,8 +108,8 @@ class RecordTable:
             self.dirty[ccq_id] = None
 
     def pop_dirty(self, at_most: int) -> list[Record]:
-        """Records whose retrieved cursor alone has changed since they were last taken, those that
-        wait longest first.
+        """Remove and return records of which only the retrieved cursor or holders changed, oldest
+        first.
         """
         ids = list(itertools.islice(self.dirty, at_most))
         for ccq_id in ids:
@@ -118,7 +117,7 @@ class RecordTable:
         return [self.records[ccq_id] for ccq_id in ids]
 
     def due(self, now: float) -> list[str]:
-        """Ids of records whose deadline (to expire or to be purged) is over; each once."""
+        """Ids of records whose deadline (expiry or purge) has passed; each once."""
         ids = []
         while self._agenda and self._agenda[0][0] <= now:
             at, ccq_id = heapq.heappop(self._agenda)
@@ -127,12 +126,12 @@ class RecordTable:
         return ids
 
     def postpone(self, ccq_id: str, until: float) -> None:
-        """Puts the deadline of a record off."""
+        """Set the deadline of a record."""
         self._expires[ccq_id] = until
         heapq.heappush(self._agenda, (until, ccq_id))
 
     def purge(self, ccq_id: str) -> None:
-        """Forgets an ended CCQ."""
+        """Remove the record of an ended CCQ."""
         assert self.records[ccq_id].ended is not None, f"{ccq_id} is purged alive"
         for known in (self.records, self._expires, self._purges, self.dirty):
             known.pop(ccq_id, None)
@@ -144,7 +143,7 @@ class RecordTable:
         return Digest(self._fingerprint, self._live)
 
     def summary(self, *, after: str) -> Summary:
-        """A page of the records' terms, from id `after` on."""
+        """A page of the records' terms, past id `after`."""
         ids = sorted(ccq_id for ccq_id in self.records if ccq_id > after)
         page = ids[:SUMMARY_ENTRIES_MAX]
         records = [self.records[ccq_id] for ccq_id in page]
@@ -152,9 +151,9 @@ class RecordTable:
         return Summary(after, page[-1] if len(ids) > len(page) else None, entries)
 
     def compare(self, theirs: Summary) -> Difference:
-        """Who lags behind in which record, over the summary's range of ids.
+        """Which records are newer here or there, over the summary's range of ids.
 
-        Ends of CCQs that the other side does not know at all are no news to it.
+        Ends of CCQs that the other node does not know are ignored.
         """
         entries = {ccq_id: (term, ended) for ccq_id, term, ended in theirs.entries}
         here, there = [], []
@@ -175,18 +174,18 @@ class RecordTable:
         assert self._live == len(live), "the count of live records is wrong"
         assert self._fingerprint == sum(map(_fingerprint, live)) % _FINGERPRINT_MODULUS
         assert +self._owned == Counter(r.ccq.owner for r in live), "owners are counted wrongly"
-        led = {r.ccq.id for r in live}
-        assert led == {ccq_id for ids in self._led_by.values() for ccq_id in ids}
+        live_ids = {r.ccq.id for r in live}
+        assert live_ids == {ccq_id for ids in self._ids_by_coordinator.values() for ccq_id in ids}
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _adopt(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
+    def _insert(self, incoming: Record, *, now: float, wall: float) -> MergeResult:
         ccq_id = incoming.ccq.id
-        lives_on_s = incoming.ccq.expires_at - wall
-        if incoming.ended is not None and lives_on_s < -self._options.tombstone_slack_s:
+        remaining_s = incoming.ccq.expires_at - wall
+        if incoming.ended is not None and remaining_s < -self._options.tombstone_slack_s:
             return MergeResult(None, is_news=False, is_stale=False)
         self.records[ccq_id] = incoming
-        self.postpone(ccq_id, max(now, now + lives_on_s))
+        self.postpone(ccq_id, max(now, now + remaining_s))
         self._count(incoming, 1)
         self._schedule_purge(incoming, now=now)
         return MergeResult(incoming, is_news=True, is_stale=False)
@@ -207,14 +206,14 @@ class RecordTable:
             del self._owned[record.ccq.owner]
         self._fingerprint += by * _fingerprint(record)
         self._fingerprint %= _FINGERPRINT_MODULUS
-        led = self._led_by.setdefault(record.coordinator, {})
+        ids = self._ids_by_coordinator.setdefault(record.coordinator, {})
         if by > 0:
-            led[record.ccq.id] = None
+            ids[record.ccq.id] = None
         else:
-            del led[record.ccq.id]
+            del ids[record.ccq.id]
 
     def _schedule_purge(self, record: Record, *, now: float) -> None:
-        """Plans when to forget an end: once no late announcement of the CCQ can matter."""
+        """Plan the removal of an ended CCQ, once no late announcement of it can arrive."""
         if record.ended is None:
             return
         options, ccq_id = self._options, record.ccq.id
@@ -225,7 +224,7 @@ class RecordTable:
 
 
 def _announced_state(record: Record) -> tuple[int, str, str | None]:
-    """What has to be announced at once."""
+    """The fields whose changes are announced at once."""
     return (record.term, record.coordinator, record.ended)
 
 

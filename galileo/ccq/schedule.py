@@ -1,12 +1,11 @@
-"""The processing cycles of one node: what is due at a tick goes into one job.
+"""The processing cycles of one node: all CCQs that are due at a tick share one job.
 
-A CCQ is planned for the time at which it is due, together with all that are due then, is in a
-cycle, or rests because nothing is new in its dataset. Only what is due is looked at, and what rests
-is due only after its dataset has news: a CCQ that has nothing to do costs nothing.
+Each CCQ is either planned for the time at which it is due, or in a cycle, or resting because its
+dataset has no new commits. Only due CCQs are visited, and resting ones become due when their
+dataset has new commits: an idle CCQ costs nothing.
 
-What has come to rest is tidied, one CCQ at a time, with the ticks: what cycles left in its cache in
-several packs becomes one. So a fetch takes as long as there are labels, however many cycles found
-them.
+Caches of resting CCQs are compacted, one at a time: packs of several cycles become one. So a fetch
+takes time in proportion to the labels, not to the cycles that found them.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from galileo.ccq.events import (
 from galileo.ccq.state import Effects, NodeState
 
 RESTING_SLACK = 64
-"""Ended CCQs that a dataset's list of resting ones may hold, on top of as many as there are."""
-TIDIED_MAX = 64
-"""Resting CCQs whose packs are looked at in one tick; most need nothing."""
+"""Ended CCQs that a list of resting ones may hold, on top of as many as there are CCQs."""
+COMPACTION_CHECKS_MAX = 64
+"""Resting CCQs that are checked for compaction in one tick; most need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class _Running:
 
 
 class Schedule:
-    """See the module. A coordination that ended meanwhile is known by its term."""
+    """Plans the cycles of one node."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -51,41 +50,41 @@ class Schedule:
         self._agenda: list[float] = []
         self._due: dict[float, deque[str]] = {}
         self._resting: dict[str, dict[str, None]] = {}
-        self._untidy: dict[str, None] = {}
-        self._tidying: str | None = None
+        self._may_compact: dict[str, None] = {}
+        self._compacting: str | None = None
 
     @property
     def due_at(self) -> float | None:
-        """When the next CCQ is to be looked at, at the earliest; None where all rest."""
+        """The earliest time at which a CCQ is due; None if all rest."""
         return self._agenda[0] if self._agenda else None
 
     def wake(self, dataset: str, now: float) -> None:
-        """There are new commits in a dataset."""
+        """Plan the resting CCQs of a dataset that has new commits."""
         for ccq_id in self._resting.pop(dataset, ()):
-            led = self._state.coordinated.get(ccq_id)
-            if led is not None and led.cycles.is_resting:
-                led.cycles.wake(now)
+            coordinator = self._state.coordinated.get(ccq_id)
+            if coordinator is not None and coordinator.cycles.is_resting:
+                coordinator.cycles.wake(now)
                 self._plan(ccq_id)
 
     def tick(self, now: float) -> Effects:
-        return [*self._abandon(now), *self._start(now), *self._tidy()]
+        return [*self._abandon(now), *self._start(now), *self._compact_resting()]
 
     def on_compacted(self, ccq_id: str) -> None:
-        """A cache's packs were compacted."""
-        if ccq_id == self._tidying:
-            self._tidying = None
+        """A requested compaction is done."""
+        if ccq_id == self._compacting:
+            self._compacting = None
 
     def on_finished(self, event: CycleFinished, now: float) -> Effects:
-        """Takes the results over, those of abandoned cycles too."""
+        """Apply the results, also those of abandoned cycles."""
         running = self._running.pop(event.cycle_id, None)
-        self._note_time(running, now)
+        self._record_duration(running, now)
         for waiting in self._in_flight(event.cycle_id, running):
             waiting.cycles.end(now)
         effects: Effects = []
         for result in event.results:
-            led = self._state.coordinated.get(result.ccq_id)
-            if led is not None and led.term == result.term:
-                effects += led.apply_result(result, now)
+            coordinator = self._state.coordinated.get(result.ccq_id)
+            if coordinator is not None and coordinator.term == result.term:
+                effects += coordinator.apply_result(result, now)
         self._plan_all(running)
         return effects
 
@@ -96,23 +95,26 @@ class Schedule:
         return []
 
     def check(self) -> None:
-        for led in self._state.coordinated.values():
-            running = led.cycles.running
+        for coordinator in self._state.coordinated.values():
+            running = coordinator.cycles.running
             assert running is None or running in self._running, "waits for a cycle that is over"
-            is_resting = led.ccq.id in self._resting.get(led.ccq.dataset, ())
-            is_planned = led.ccq.id in self._planned or led.ccq.id in self._state.begun
-            assert is_planned or is_resting or running is not None, "will never be looked at"
+            is_resting = coordinator.ccq.id in self._resting.get(coordinator.ccq.dataset, ())
+            is_planned = (
+                coordinator.ccq.id in self._planned
+                or coordinator.ccq.id in self._state.newly_coordinated
+            )
+            assert is_planned or is_resting or running is not None, "is neither planned nor resting"
 
     def _start(self, now: float) -> Effects:
-        for begun in self._state.begun:
-            self._plan(begun)
-        self._state.begun.clear()
+        for ccq_id in self._state.newly_coordinated:
+            self._plan(ccq_id)
+        self._state.newly_coordinated.clear()
         items: list[CycleItem] = []
         while len(items) < self._state.options.cycle_items_max:
             due = self._next_due(now)
             if due is None:
                 break
-            items += self._look_at(due, now)
+            items += self._next_items(due, now)
         if not items:
             return []
         self._count += 1
@@ -123,39 +125,43 @@ class Schedule:
         self._running[self._count] = _Running(tuple(items), deadline, now)
         return [StartCycle(self._count, tuple(items))]
 
-    def _look_at(self, ccq_id: str, now: float) -> list[CycleItem]:
-        """What there is to do for a CCQ that is due; where there is nothing, it rests."""
-        led = self._state.coordinated.get(ccq_id)
-        if led is None or led.cycles.running is not None:
+    def _next_items(self, ccq_id: str, now: float) -> list[CycleItem]:
+        """The cycle item of a due CCQ; with nothing to do, it rests."""
+        coordinator = self._state.coordinated.get(ccq_id)
+        if coordinator is None or coordinator.cycles.running is not None:
             return []
-        if led.cycles.due_at > now:
-            self._plan(ccq_id)  # It was put off since.
+        if coordinator.cycles.due_at > now:
+            self._plan(ccq_id)  # It was postponed.
             return []
-        item = led.cycles.item(self._state.known_commits(led.ccq.dataset), now)
+        item = coordinator.cycles.item(self._state.known_commits(coordinator.ccq.dataset), now)
         if item is None:
-            self._let_rest(ccq_id, led.ccq.dataset)
+            self._rest(ccq_id, coordinator.ccq.dataset)
             return []
         return [item]
 
-    def _let_rest(self, ccq_id: str, dataset: str) -> None:
+    def _rest(self, ccq_id: str, dataset: str) -> None:
         resting = self._resting.setdefault(dataset, {})
-        resting[ccq_id] = self._untidy[ccq_id] = None
-        led = self._state.coordinated
-        if len(resting) > 2 * len(led) + RESTING_SLACK:
-            self._resting[dataset] = {one: None for one in resting if one in led}
+        resting[ccq_id] = self._may_compact[ccq_id] = None
+        coordinated = self._state.coordinated
+        if len(resting) > 2 * len(coordinated) + RESTING_SLACK:
+            self._resting[dataset] = {one: None for one in resting if one in coordinated}
 
-    def _tidy(self) -> Effects:
-        """Has the packs of one that rests put together, where that is worth it."""
-        looked_at = list(islice(self._untidy, TIDIED_MAX)) if self._tidying is None else ()
+    def _compact_resting(self) -> Effects:
+        """Compact the cache of one resting CCQ that gains from it."""
+        looked_at = (
+            list(islice(self._may_compact, COMPACTION_CHECKS_MAX))
+            if self._compacting is None
+            else ()
+        )
         for ccq_id in looked_at:
-            del self._untidy[ccq_id]
-            led = self._state.coordinated.get(ccq_id)
-            if led is None or not led.cycles.is_resting:
+            del self._may_compact[ccq_id]
+            coordinator = self._state.coordinated.get(ccq_id)
+            if coordinator is None or not coordinator.cycles.is_resting:
                 continue
-            crowd = led.cache.compact_at_rest()
-            if crowd is not None:
-                self._tidying = ccq_id
-                return [CompactPacks(led.ccq, led.term, crowd)]
+            labels = coordinator.cache.compact_at_rest()
+            if labels is not None:
+                self._compacting = ccq_id
+                return [CompactPacks(coordinator.ccq, coordinator.term, labels)]
         return []
 
     def _next_due(self, now: float) -> str | None:
@@ -171,10 +177,10 @@ class Schedule:
         return None
 
     def _plan(self, ccq_id: str) -> None:
-        led = self._state.coordinated.get(ccq_id)
-        if led is None:
+        coordinator = self._state.coordinated.get(ccq_id)
+        if coordinator is None:
             return
-        at = self._planned[ccq_id] = led.cycles.due_at
+        at = self._planned[ccq_id] = coordinator.cycles.due_at
         due = self._due.get(at)
         if due is None:
             due = self._due[at] = deque()
@@ -192,18 +198,20 @@ class Schedule:
         return [AbandonCycle(cycle_id) for cycle_id in late]
 
     def _fail(self, cycle_id: int, running: _Running, now: float) -> None:
-        self._note_time(running, now)
+        self._record_duration(running, now)
         self._state.counts.cycles_failed += 1
-        for led in self._in_flight(cycle_id, running):
-            led.cycles.fail(now)
+        for coordinator in self._in_flight(cycle_id, running):
+            coordinator.cycles.fail(now)
         self._plan_all(running)
 
-    def _note_time(self, running: _Running | None, now: float) -> None:
+    def _record_duration(self, running: _Running | None, now: float) -> None:
         if running is not None:
             self._state.counts.cycles.observe(now - running.started_at)
 
     def _in_flight(self, cycle_id: int, running: _Running | None) -> list[Coordinator]:
-        """Those that wait for this cycle; all of its CCQs unless they ended or were re-elected."""
-        led = self._state.coordinated
-        found = [led.get(item.ccq.id) for item in (running.items if running else ())]
-        return [one for one in found if one is not None and one.cycles.running == cycle_id]
+        """The coordinators that wait for this cycle: all but those that ended or changed their
+        term.
+        """
+        items = running.items if running else ()
+        coordinators = [self._state.coordinated.get(item.ccq.id) for item in items]
+        return [one for one in coordinators if one is not None and one.cycles.running == cycle_id]

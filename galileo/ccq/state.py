@@ -26,28 +26,28 @@ RECORDS_PER_MESSAGE = 256
 class NodeState:
     """State of one node.
 
-    Every record, from whatever source, comes in through `learn`, which keeps the coordinations
-    in step with the records: this node runs exactly the live CCQs whose record names it
-    (those of `resuming` excepted, which wait for the word of the peers after a restart).
+    Every record enters through `apply_record`, which starts and stops coordinators: this node runs
+    exactly the live CCQs whose record names it (except those in `resuming`, which wait for the
+    peers after a restart).
 
     Attributes:
         known: durable commits by dataset.
         clocks: event clocks by dataset.
         dropped: how many datasets of each name were dropped; see `galileo.model.schema.Schema.key`.
-        dead: peers that are thought dead.
-        agreed: when each peer was last heard to have the same live records as this node.
-        resuming: CCQs that this node coordinated in its last life, and when to go on with them.
-        changed_records: records that changed in this step, for the parts that wait for such.
-        begun: CCQs that this node began to coordinate since the schedule last looked.
-        handed_off: what this node keeps of CCQs that it has given away.
-        cache_usage: of all caches, held ones included.
-        counts: for those who watch.
-        wall: the time of the last event that set it.
-        is_measured: whether the node has reported its usage.
-        is_draining: whether this node gives away what it coordinates.
+        dead: peers that are presumed dead.
+        agreed: when each peer last reported the same live records.
+        resuming: CCQs that this node coordinated before its restart, and when to resume them.
+        changed_records: records that changed in this step.
+        newly_coordinated: CCQs that this node began to coordinate and has not planned yet.
+        handed_off: caches that this node has handed off.
+        cache_usage: of all caches, handed-off ones included.
+        counts: for metrics.
+        wall: wall time of the last tick.
+        is_measured: whether `measured` is known.
+        is_draining: whether this node hands off what it coordinates.
     """
 
-    coordination_type = Coordinator
+    coordinator_type = Coordinator
     handed_off_type = HandedOffCaches
     clock_type = EventClock
 
@@ -64,7 +64,7 @@ class NodeState:
         self.agreed: dict[str, float] = {}
         self.resuming: dict[str, float] = {}
         self.changed_records: list[Record] = []
-        self.begun: list[str] = []
+        self.newly_coordinated: list[str] = []
         self.handed_off = self.handed_off_type(me, ttl_s=options.handed_off_cache_ttl_s)
         self.cache_usage = CacheUsage()
         self.counts = NodeCounts()
@@ -75,7 +75,7 @@ class NodeState:
 
     @property
     def usage(self) -> UsageStatistics:
-        """This node's statistics, what it coordinates included."""
+        """This node's statistics, including what it coordinates."""
         return replace(
             self.measured,
             ccq_count=len(self.coordinated),
@@ -84,25 +84,25 @@ class NodeState:
         )
 
     @property
-    def takes_more(self) -> bool:
-        """Whether this node accepts appointments."""
+    def accepts_assignments(self) -> bool:
+        """Whether this node accepts further CCQs."""
         return not self.is_draining and len(self.coordinated) < self.options.coordinated_max
 
     def known_commits(self, dataset: str) -> Cursor:
         return self.known.get(dataset, ORIGIN)
 
     def clock_of(self, dataset: str) -> EventClock:
-        """The event clock of a dataset; one object, which is wound in place."""
+        """The event clock of a dataset; one object, updated in place."""
         return self.clocks.setdefault(dataset, self.clock_type())
 
     def is_dropped(self, dataset: str) -> bool:
         """Whether the dataset with this key was dropped."""
         return is_dropped(dataset, self.dropped)
 
-    def learn(self, incoming: Record, now: float) -> Effects:
-        """Merges a record; what changes is saved, durably, before anything is built on it.
+    def apply_record(self, incoming: Record, now: float) -> Effects:
+        """Merge a record; save changes durably, then start or stop the coordinator.
 
-        One of a dropped dataset ends here, from whatever node it comes and however late.
+        A record of a dropped dataset ends here, from any node and at any time.
         """
         if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
             incoming = replace(incoming, ended="dropped", ended_at=self.wall)
@@ -112,16 +112,19 @@ class NodeState:
             return []
         released = self.handed_off.on_record(record.ccq.id, record, now)
         if not merged.is_news:
-            led = self.coordinated.get(record.ccq.id)
-            return [*released, *(led.apply_retrieved(record.retrieved, now) if led else [])]
+            coordinator = self.coordinated.get(record.ccq.id)
+            return [
+                *released,
+                *(coordinator.apply_retrieved(record.retrieved, now) if coordinator else []),
+            ]
         self.changed_records.append(record)
-        return [SaveRecord(record, durable=True), *released, *self._adapt(record, now)]
+        return [SaveRecord(record, durable=True), *released, *self._start_or_stop(record, now)]
 
     def with_next_term(self, record: Record, coordinator: str) -> Record:
-        """The record with a new coordinator, in a term that no other node can ever use.
+        """The record with a new coordinator, in a term that no other node can use.
 
-        The caller learns it (which saves it) before it tells anybody. What this node held in an
-        earlier life is not named any more.
+        The caller applies it (which saves it) before sending it. Caches that this node lost in a
+        restart are removed from the holders.
         """
         mine = self.record_table.get(record.ccq.id) or record
         round_number = mine.term // NODES_MAX + 1
@@ -133,35 +136,35 @@ class NodeState:
         )
         return replace(mine, term=term, coordinator=coordinator, holders=holders)
 
-    def holder_of(self, led: Coordinator) -> Holder:
-        """This node as the holder of all that it has cached.
+    def holder_of(self, coordinator: Coordinator) -> Holder:
+        """This node as the holder of its whole cache.
 
-        As soon as the record names it, and another coordinator, the cache is put away.
+        The cache is handed off as soon as the record names this holder and another coordinator.
         """
-        self.record_table.acknowledge(led.ccq.id, led.retrieved)
-        self.record_table.keep_holders(led.ccq.id, led.fetches.holders)
-        return Holder(self.me, led.term, led.cache.base, led.cache.until)
+        self.record_table.acknowledge(coordinator.ccq.id, coordinator.retrieved)
+        self.record_table.keep_holders(coordinator.ccq.id, coordinator.fetches.holders)
+        return Holder(self.me, coordinator.term, coordinator.cache.base, coordinator.cache.until)
 
     def start_coordinating(self, ccq_id: str, now: float) -> Effects:
-        """Makes this node the coordinator, in a new term, and tells everybody."""
+        """Make this node the coordinator in a new term, and announce it."""
         record = self.with_next_term(self.record_table.records[ccq_id], self.me)
-        return [*self.learn(record, now), *self.announce([record])]
+        return [*self.apply_record(record, now), *self.announce([record])]
 
     def end(self, record: Record, ending: Ending, now: float) -> Effects:
-        """Ends a CCQ for good, everywhere."""
+        """End a CCQ everywhere."""
         ended = replace(record, ended=ending, ended_at=self.wall)
-        return [*self.learn(ended, now), *self.announce([ended])]
+        return [*self.apply_record(ended, now), *self.announce([ended])]
 
     def announce(self, records: Iterable[Record], *, to: str | None = None) -> Effects:
-        """Tells one peer or all of them."""
+        """Send records to one peer or all of them."""
         return self.announce_to(self.peers if to is None else (to,), records)
 
     def announce_to(self, peers: Iterable[str], records: Iterable[Record]) -> Effects:
-        """Tells some peers; each page goes to all of them before the next."""
+        """Send records to some peers; each page goes to all of them before the next."""
         pages, peers = [RecordUpdate(page) for page in record_pages(records)], tuple(peers)
         return [Send(peer, page) for page in pages for peer in peers]
 
-    def tell(self, message: Message, *, to: str | None = None) -> Effects:
+    def broadcast(self, message: Message, *, to: str | None = None) -> Effects:
         return [Send(peer, message) for peer in (self.peers if to is None else (to,))]
 
     def check(self) -> None:
@@ -171,58 +174,62 @@ class NodeState:
         assert set(self.coordinated) | set(self.resuming) == set(
             self.record_table.coordinated_by(self.me)
         )
-        assert not set(self.coordinated) & set(self.resuming), "running before the peers were heard"
-        caches = [led.cache for led in self.coordinated.values()]
-        caches += [holding.cache for holding in self.handed_off.all()]
+        assert not set(self.coordinated) & set(self.resuming), "running and resuming"
+        caches = [coordinator.cache for coordinator in self.coordinated.values()]
+        caches += [handed_off.cache for handed_off in self.handed_off.all()]
         assert self.cache_usage.bytes == sum(cache.bytes for cache in caches), "bytes miscounted"
         assert self.cache_usage.spilled_bytes == sum(cache.spilled_bytes for cache in caches)
-        for holding in self.handed_off.all():
-            holding.cache.check()
+        for handed_off in self.handed_off.all():
+            handed_off.cache.check()
         for record in self.record_table.records.values():
             is_over = record.ended is not None
-            assert is_over or not self.is_dropped(record.ccq.dataset), "outlives its dataset"
-        for ccq_id, led in self.coordinated.items():
+            assert is_over or not self.is_dropped(record.ccq.dataset), (
+                "the CCQ of a dropped dataset is alive"
+            )
+        for ccq_id, coordinator in self.coordinated.items():
             record = self.record_table.records[ccq_id]
-            assert led.term == record.term, "coordinates an old term"
-            assert led.retrieved.covers(record.retrieved), "retrieved what is not evaluated"
-            led.check()
+            assert coordinator.term == record.term, "coordinates an old term"
+            assert coordinator.retrieved.covers(record.retrieved), "retrieved what is not evaluated"
+            coordinator.check()
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _adapt(self, record: Record, now: float) -> Effects:
-        """Begins or ends the coordination here as the record demands."""
+    def _start_or_stop(self, record: Record, now: float) -> Effects:
+        """Start or stop the coordinator here as the record demands."""
         ccq_id = record.ccq.id
         self.resuming.pop(ccq_id, None)
-        led = self.coordinated.pop(ccq_id, None)
-        if led is not None:
-            self.record_table.acknowledge(ccq_id, led.retrieved)
-            self._keep_cache(led, now)
+        coordinator = self.coordinated.pop(ccq_id, None)
+        if coordinator is not None:
+            self.record_table.acknowledge(ccq_id, coordinator.retrieved)
+            self._keep_cache(coordinator, now)
         if record.coordinator == self.me and record.ended is None:
             kept = self.record_table.records[ccq_id]
             clock = self.clock_of(kept.ccq.dataset)
-            begun = self.coordination_type(kept, now=now, options=self.options, clock=clock)
-            begun.cache.cache_usage = self.cache_usage
-            begun.counts.of_node = self.counts.labels
-            self.coordinated[ccq_id] = begun
-            self.begun.append(ccq_id)
-        if led is None:
+            coordinator = self.coordinator_type(kept, now=now, options=self.options, clock=clock)
+            coordinator.cache.cache_usage = self.cache_usage
+            coordinator.counts.of_node = self.counts.labels
+            self.coordinated[ccq_id] = coordinator
+            self.newly_coordinated.append(ccq_id)
+        if coordinator is None:
             return []
         if record.ended is not None:
             failure = end_reason(record)
-            return led.close(lambda request: RefuseFetch(request, failure))
-        return led.close(lambda request: RedirectFetch(request, record.coordinator))
+            return coordinator.close(lambda request: RefuseFetch(request, failure))
+        return coordinator.close(lambda request: RedirectFetch(request, record.coordinator))
 
-    def _keep_cache(self, led: Coordinator, now: float) -> None:
-        """Keeps the cache of a coordination that is over where this node is to be its holder."""
-        holders = self.record_table.records[led.ccq.id].holders
-        if any((one.node, one.term) == (self.me, led.term) for one in holders):
-            self.handed_off.keep(led.ccq, term=led.term, cache=led.cache, now=now)
+    def _keep_cache(self, coordinator: Coordinator, now: float) -> None:
+        """Hand off the cache of a stopped coordinator if the record names this node as holder."""
+        holders = self.record_table.records[coordinator.ccq.id].holders
+        if any((one.node, one.term) == (self.me, coordinator.term) for one in holders):
+            self.handed_off.keep(
+                coordinator.ccq, term=coordinator.term, cache=coordinator.cache, now=now
+            )
         else:
-            led.cache.clear()
+            coordinator.cache.clear()
 
 
 def record_pages(records: Iterable[Record]) -> list[tuple[Record, ...]]:
-    """As many records together as go into one message."""
+    """Split records into messages."""
     records = tuple(records)
     return [
         records[i : i + RECORDS_PER_MESSAGE] for i in range(0, len(records), RECORDS_PER_MESSAGE)
@@ -230,7 +237,7 @@ def record_pages(records: Iterable[Record]) -> list[tuple[Record, ...]]:
 
 
 def dropped_failure(ccq: Ccq) -> Failure:
-    """Why a CCQ of a dropped dataset answers nothing any more, and is not taken."""
+    """The error for a CCQ of a dropped dataset."""
     return Failure(
         "ccq_dropped",
         f"the continuous query {ccq.id!r} ended when its dataset {name_of_key(ccq.dataset)!r} was "
@@ -239,7 +246,7 @@ def dropped_failure(ccq: Ccq) -> Failure:
 
 
 def end_reason(record: Record) -> Failure:
-    """Why an ended CCQ answers nothing any more."""
+    """The error for an ended CCQ."""
     ccq_id = record.ccq.id
     if record.ended == "dropped":
         return dropped_failure(record.ccq)

@@ -11,17 +11,17 @@ ENDED_MAX = 256
 
 
 class LabelCounts:
-    """What became of labels since this node began to coordinate a CCQ, or of all since its start.
+    """Counts of labels since this node began to coordinate a CCQ, or of all CCQs since its start.
 
     Attributes:
         matched: labels that cycles found and cached.
-        delivered: labels in answers to fetches, those that were delivered before included.
-        served_again: of the delivered ones those at or before a position that an earlier answer
-            had reached: for a further reader, or one that came back with an old token.
-        late: labels that were delivered for a window after its reader saw it closed;
-            of sliding windows once for each.
-        lag: from when commits may have lain beyond the cache until they were taken in.
-        of_node: where all of it is counted once more; None: this is that.
+        delivered: labels in answers to fetches, repeated ones included.
+        served_again: delivered labels at or before the end of an earlier answer: for a further
+            reader, or one with an old token.
+        late: labels delivered for a window that was reported closed; of sliding windows once for
+            each.
+        lag: seconds from when commits may have lain beyond the cache until they were added.
+        of_node: counts of the node, updated too; None: these are the counts of the node.
     """
 
     __slots__ = ("delivered", "lag", "late", "matched", "of_node", "served_again")
@@ -51,11 +51,13 @@ class LabelCounts:
 
 @dataclass(frozen=True, slots=True)
 class ElectionEnded:
-    """Attributes:
-    ccq_id: of what was given a coordinator; of many at once the batch's name.
-    begun_at: by the clock of the machine.
-    request: that waited for it, if one did.
-    failure: why no node took it; empty where one did, or that was no longer needed.
+    """An election that ended.
+
+    Attributes:
+        ccq_id: of the CCQ; of a batch its name.
+        begun_at: by the clock of the machine.
+        request: a submission that waited for it, if any.
+        failure: kind of the failure; empty if a node accepted, or none was needed.
     """
 
     ccq_id: str
@@ -65,15 +67,15 @@ class ElectionEnded:
 
 
 class NodeCounts:
-    """What one node counts from its start on.
+    """Counts of one node since its start.
 
     Attributes:
         labels: of all CCQs that it coordinated.
-        cycles: how long each job of cycles took, whatever came of it.
-        cycles_failed: of them those that came to nothing.
+        cycles: durations of jobs, failed ones too.
+        cycles_failed: number of failed jobs.
         elections: that this node began.
-        elections_failed: of them those in which no node took the CCQ.
-        ended: the newest elections that are over; reporting them removes them.
+        elections_failed: elections in which no node accepted.
+        ended: the newest elections that ended; the reader removes them.
     """
 
     __slots__ = ("cycles", "cycles_failed", "elections", "elections_failed", "ended", "labels")

@@ -1,14 +1,14 @@
-"""How much each cache of a node may hold, as pure functions.
+"""Thresholds of the caches of a node, as pure functions.
 
-A node's caches have *room* for a part of their byte budget: less where the machine has little free
-memory, and less where its processors are busy, so that what is too much goes to other nodes while
-this one can still do the work of giving it away. The room is shared out among the CCQs that the
-node coordinates. One that is fetched often has a larger share, since its labels are what readers
-wait for; each further CCQ lowers the shares of all others (paper, IV.D).
+The caches of a node may fill a part of their byte budget, the *capacity*: less if the machine has
+little free memory, and less if its processors are busy, so that CCQs are handed off while the node
+can still do that work. The capacity is divided among the CCQs that the node coordinates. A CCQ that
+is fetched often has a larger share, since readers wait for its labels; each further CCQ lowers the
+shares of all others (paper, IV.D).
 
-A share is a threshold: over it a cache has overflowed (`galileo.ccq.cache_memory` says what then
-happens). The thresholds together are never more than the room, so as long as there is no room,
-some cache is over its own.
+A share is a threshold: over it a cache has overflowed (`galileo.ccq.cache_memory` handles that).
+The sum of the thresholds is at most the capacity, so while the capacity is exceeded, some cache is
+over its threshold.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class ThresholdWeights:
-    """What moves a threshold, and how far.
+    """Weights of the thresholds.
 
     Attributes:
-        room: part of the budget that caches fill before anything is done about it. What is left
-            takes in what cycles find meanwhile.
-        cpu: part of the room that a node gives up whose processors are all in use.
-        popularity: a CCQ that is fetched all the time has so many more shares than one that is
-            never fetched, which has one.
-        fetches_typical: fetches lately at which a CCQ counts as half as popular as can be.
+        room: part of the budget that caches may fill. The rest takes the results of cycles
+            meanwhile.
+        cpu: part of the capacity that a node with fully used processors gives up.
+        popularity: extra shares of a CCQ that is fetched all the time; one that is never fetched
+            has one share.
+        fetches_typical: recent fetches at which a CCQ has half of the extra shares.
     """
 
     room: float = 0.8
@@ -40,12 +40,12 @@ class ThresholdWeights:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a node has for caches.
+    """Memory of a node for caches.
 
     Attributes:
-        budget_bytes: that its caches may take at most.
-        memory_bytes: that its machine has for them: what they hold and what is free.
-        cpu_share: of all cores that is in use, 0 to 1.
+        budget_bytes: configured limit of its caches.
+        memory_bytes: what caches hold, plus free memory of the machine.
+        cpu_share: used share of all cores, 0 to 1.
     """
 
     budget_bytes: int
@@ -54,7 +54,7 @@ class MemoryBudget:
 
     @property
     def allowance(self) -> int:
-        """Over it labels are dropped, if nothing else helps."""
+        """Above it labels are dropped if nothing else helps."""
         return max(0, min(self.budget_bytes, self.memory_bytes))
 
 
@@ -62,7 +62,7 @@ _WEIGHTS = ThresholdWeights()
 
 
 def free_capacity(means: MemoryBudget, *, weights: ThresholdWeights = _WEIGHTS) -> int:
-    """Bytes that all caches of a node may take before something is done about it."""
+    """Bytes that all caches of a node may take before some are spilled or handed off."""
     busy = min(1.0, max(0.0, means.cpu_share))
     return int(means.allowance * weights.room * (1.0 - weights.cpu * busy))
 
@@ -77,11 +77,10 @@ def thresholds(
 
     Args:
         means: of the node.
-        fetches: for each CCQ that it coordinates, how often it was fetched lately.
-        weights: see there.
+        fetches: recent fetches of each CCQ that it coordinates.
+        weights: of the thresholds.
     """
     often = np.maximum(np.asarray(fetches, dtype=np.float64), 0.0)
     shares = 1.0 + weights.popularity * often / (often + weights.fetches_typical)
     whole = free_capacity(means, weights=weights)
-    found: npt.NDArray[np.int64] = np.floor(whole * (shares / shares.sum())).astype(np.int64)
-    return found
+    return np.floor(whole * (shares / shares.sum())).astype(np.int64)

@@ -105,12 +105,14 @@ def judge(cache: LabelCache, disk: Disk, log, after: Cursor, labels_max: int) ->
     """Every answer is right, what is in files is asked for, and in the end all of it comes."""
     for _ in range(100):
         selection = cache.select(after, labels_max=labels_max)
-        if selection.lacking is None:
+        if selection.missing_spill is None:
             break
-        assert selection == Selection(None, after, whole=False, lacking=selection.lacking)
-        found = from_bytes(disk.files[selection.lacking], SCHEMA)
-        cache.apply_loaded(selection.lacking, found)
-    assert selection.lacking is None
+        assert selection == Selection(
+            None, after, whole=False, missing_spill=selection.missing_spill
+        )
+        found = from_bytes(disk.files[selection.missing_spill], SCHEMA)
+        cache.apply_loaded(selection.missing_spill, found)
+    assert selection.missing_spill is None
     assert sorted(to_paths(selection.labels)) == paths_of(log, after, selection.covered)
     for spill in cache.missing_spills():
         cache.apply_loaded(spill.number, from_bytes(disk.files[spill.number], SCHEMA))

@@ -57,8 +57,8 @@ def _with(
     """The production machine with some part of its coordinations replaced."""
     parts: dict[str, Any] = {"cache_type": cache, "cycles_type": cycles, "fetches_type": fetches}
     changed = type("MutantCoordination", (coordination,), parts)
-    holdings = type("MutantHoldings", (HandedOffCaches,), {"holding_type": holding})
-    replaced = {"coordination_type": changed, "holdings_type": holdings}
+    holdings = type("MutantHoldings", (HandedOffCaches,), {"handed_off_cache_type": holding})
+    replaced = {"coordinator_type": changed, "handed_off_type": holdings}
     state = type("MutantState", (NodeState,), replaced)
     return Variant(_on(state), evaluate, has_cursors)
 
@@ -253,9 +253,11 @@ def _skip_without_stamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -
 class _TrustHolders(Fetches):
     """Takes a stretch whose holder has it no more for one without labels."""
 
-    def _give_up(self, fetch: Any, now: float) -> Effects:
+    def _drop_holder(self, fetch: Any, now: float) -> Effects:
         reached = fetch.cursor.join(fetch.until)
-        return self._join(fetch, None, reached, now=now, missing=fetch.doubtful, gone=())
+        return self._join_with_cache(
+            fetch, None, reached, now=now, missing=fetch.unconfirmed, gone=()
+        )
 
 
 class _ForgetHeld(HandedOffCache):
@@ -305,10 +307,10 @@ class _LoseSpills(LabelCache):
 class _IgnoreTerms(NodeState):
     """Once coordinator, always coordinator."""
 
-    def learn(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float) -> Effects:
         if incoming.ccq.id in self.coordinated and incoming.ended is None:
             return []
-        return super().learn(incoming, now)
+        return super().apply_record(incoming, now)
 
 
 class _ReuseTerms(NodeState):
@@ -332,22 +334,22 @@ class _CountTerms(NodeState):
 class _IgnoreEnds(NodeState):
     """Does not believe others that a CCQ is over."""
 
-    def learn(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float) -> Effects:
         mine = self.record_table.get(incoming.ccq.id)
         if incoming.ended is not None and mine is not None and incoming.ended_at != self.wall:
             incoming = replace(incoming, ended=None, ended_at=0.0)
-        return super().learn(incoming, now)
+        return super().apply_record(incoming, now)
 
 
 class _TakeDropped(NodeState):
     """Takes CCQs of a dropped dataset that come late."""
 
-    def learn(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float) -> Effects:
         if self.record_table.get(incoming.ccq.id) is not None:
-            return super().learn(incoming, now)
+            return super().apply_record(incoming, now)
         dropped, self.dropped = self.dropped, {}
         try:
-            return super().learn(incoming, now)
+            return super().apply_record(incoming, now)
         finally:
             self.dropped = dropped
 
@@ -362,10 +364,10 @@ class _IgnoreDrops(Continuous):
 class _CancelDropped(NodeState):
     """Ends the CCQs of a dropped dataset as if a user had cancelled them."""
 
-    def learn(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float) -> Effects:
         if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
             incoming = replace(incoming, ended="cancelled", ended_at=self.wall)
-        return super().learn(incoming, now)
+        return super().apply_record(incoming, now)
 
 
 class _SaveLast(Continuous):
@@ -386,7 +388,7 @@ class _ResumeInTerm(Continuous):
             self.state.coordinated[ccq_id] = Coordinator(
                 record, now=now, options=self.state.options
             )
-            self.state.begun.append(ccq_id)
+            self.state.newly_coordinated.append(ccq_id)
         self.state.resuming = {}
         return effects
 
@@ -396,7 +398,7 @@ class _AnswerAtOnce(BatchSubmissions):
 
     def _offer(self, batch: Any, node: str, now: float) -> Effects:
         effects = super()._offer(batch, node, now)
-        left = [*batch.placing.values(), *batch.noting.values()]
+        left = [*batch.unassigned.values(), *batch.unacknowledged.values()]
         return [*effects, *(e for record in left for e in self._succeed(batch, record))]
 
 
