@@ -83,4 +83,5 @@ def thresholds(
     often = np.maximum(np.asarray(fetches, dtype=np.float64), 0.0)
     shares = 1.0 + weights.popularity * often / (often + weights.fetches_typical)
     whole = free_capacity(means, weights=weights)
-    return np.floor(whole * (shares / shares.sum())).astype(np.int64)
+    bounds: npt.NDArray[np.int64] = np.floor(whole * (shares / shares.sum())).astype(np.int64)
+    return bounds

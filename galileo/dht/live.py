@@ -1,9 +1,8 @@
-"""The topology as a node knows it by now: what its file says, and what it has heard since.
+"""The current topology of a node: its file, and updates from other nodes.
 
-Heard are the addresses of nodes that run elsewhere than the file says, and the moves of partitions.
-Of each partition the move with the highest number counts. Only the node that has a partition gives
-it away, and numbers that move; so nodes that know the same moves have the same map, in whatever
-order they came.
+Updates are addresses of nodes that differ from the file, and moves of partitions. The move of a
+partition with the highest number counts. Only the owner of a partition moves it, and numbers the
+move; so nodes that have received the same moves have the same map, in any order.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from galileo.dht.topology import Group, Move, Topology, is_address
 
 
 class LiveTopology:
-    """Thread-safe.
+    """The current topology; thread-safe.
 
     Args:
-        topology: of the file, with the moves that are known already.
+        topology: of the file, with known moves.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -31,7 +30,7 @@ class LiveTopology:
 
     @classmethod
     def of(cls, topology: Topology | LiveTopology) -> LiveTopology:
-        """The same, or one that begins with what is given."""
+        """`topology` if it is a LiveTopology, else a new one that begins with it."""
         return topology if isinstance(topology, LiveTopology) else cls(topology)
 
     @property
@@ -39,32 +38,32 @@ class LiveTopology:
         return self._now
 
     def partitions(self, node: str) -> frozenset[int]:
-        """The partitions that a node has."""
+        """The partitions of a node."""
         now = self._now
         if self._owned[0] is not now:
             self._owned = now, placement.partitions_by_node(now)
         return self._owned[1].get(node, frozenset())
 
     def move_of(self, partition: int) -> Move | None:
-        """The last move of a partition that is known."""
+        """The last known move of a partition."""
         return next((move for move in self._now.moved if move.partition == partition), None)
 
     def moves(self, moves: Iterable[Move]) -> list[Move]:
-        """The last one of each partition that is not known, of nodes that the file names."""
+        """The last moves, between nodes of the file, that the file does not have."""
         known = {move.partition: move.number for move in self._now.moved}
         names = self._now.by_name
         last = {move.partition: move for move in sorted(moves) if move.node in names}
         return [move for move in last.values() if move.number > known.get(move.partition, 0)]
 
     def adopt(self, moves: Iterable[Move]) -> None:
-        """Takes moves in; what is older than what is known changes nothing."""
+        """Apply moves; older ones than the known ones change nothing."""
         with self._changing:
             last = {move.partition: move for move in self._now.moved}
             last |= {move.partition: move for move in self.moves(moves)}
             self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def restore(self, moves: Iterable[Move]) -> None:
-        """Takes in what this node had adopted before it was started.
+        """Apply the moves that this node had stored before its restart.
 
         Raises:
             ConfigError: a partition was moved to a node that the file does not name.
@@ -74,10 +73,10 @@ class LiveTopology:
             self._now = replace(self._now, moved=tuple(moves))
 
     def relocate(self, node: str, address: str, *, epoch: int) -> bool:
-        """Takes in where a node says that it runs, unless a later life of it said otherwise.
+        """Apply the address that a node reports, unless a later start of it reported another.
 
         Returns:
-            Whether that is news.
+            Whether the address changed.
         """
         with self._changing:
             if epoch < self._epochs.get(node, 0) or not is_address(address):

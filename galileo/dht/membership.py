@@ -1,17 +1,17 @@
-"""Membership: which peers are alive, judged by their heartbeats.
+"""Membership: a failure detector by heartbeats.
 
-Theory of operation. A node sends a heartbeat to every peer each `heartbeat_interval_s`. A peer
-that was silent for `failure_timeout_s` is dead; its next heartbeat revives it. Nothing but the
-arrival of a heartbeat counts as life: TCP notices a stopped process after a minute, if ever.
+Theory of operation. A node sends a heartbeat to every peer each `heartbeat_interval_s`. A peer that
+was silent for `failure_timeout_s` is dead; its next heartbeat revives it. Only heartbeats count:
+TCP notices a stopped process after a minute, if ever.
 
-The node suspects itself first. Where its own ticks come later than `lag_max_s` apart (it was
-stopped, swapped out, or its loop was busy), the heartbeats of that time may still wait in its
-sockets, so all deadlines are extended rather than the whole world declared dead.
+A node checks itself first. If its own ticks are more than `lag_max_s` apart (it was stopped,
+swapped out, or its loop was busy), heartbeats of that time may still be in its sockets, so all
+deadlines are extended; else every peer would be declared dead.
 
-Membership is a suspicion, never a promise: two nodes may disagree for long. Nothing that needs
-to be right depends on it; see `galileo.ccq.machine`.
+Membership is a suspicion: two nodes may disagree for long. Correctness never depends on it; see
+`galileo.ccq.machine`.
 
-Per peer: `alive` or dead, the epoch of its present life, and the deadline of its next sign.
+Per peer: `alive` or dead, the epoch of its present run, and the deadline of its next heartbeat.
 Invariant: a peer is dead exactly when `PeerDied` was its last effect.
 """
 
@@ -88,8 +88,8 @@ class _Peer:
 class Membership:
     """The failure detector of one node.
 
-    Peers count as alive at the start, so that a node that starts before the others does not
-    begin by declaring everybody dead.
+    Peers count as alive at the start, so that a node that starts first does not declare all others
+    dead.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Membership:
 
     @property
     def never_heard(self) -> tuple[str, ...]:
-        """Peers that were never heard from and do not count as dead yet."""
+        """Peers that never sent a heartbeat and do not count as dead yet."""
         return tuple(n for n, peer in self._peers.items() if peer.alive and peer.epoch == 0)
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:

@@ -1,10 +1,10 @@
-"""Where blocks live: pure functions of a topology.
+"""Placement of blocks: pure functions of a topology.
 
-Tier 1, locality: the geohash range that holds a block's cell names its group. Tier 2,
-balance: a hash of the block names one of the group's partitions, and weighted rendezvous
-hashing maps partitions to the nodes that the group began with, so that a node that comes or goes
-moves only its own share (Schindelhauer and Schomaker, "Weighted distributed hash tables",
-SPAA 2005). A partition that was moved is where its last move brought it.
+Tier 1, locality: the geohash range that contains a block's cell selects its group. Tier 2, balance:
+a hash of the block selects one of the group's partitions, and weighted rendezvous hashing maps
+partitions to the initial nodes of the group, so that a node that comes or goes moves only its own
+share (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005). A moved
+partition is on the node of its last move.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> fro
 
 
 def owner(topology: Topology, partition: int) -> str:
-    """The name of the node that keeps a partition."""
+    """The name of the node that stores a partition."""
     return owners(topology)[partition]
 
 
@@ -70,12 +70,13 @@ def owners(topology: Topology) -> Mapping[int, str]:
 
 
 def share(topology: Topology, node: str) -> tuple[int, ...]:
-    """The partitions that a node would have if its group drew anew, and does not have.
+    """The partitions that weighted rendezvous hashing over all nodes of the group gives to a node,
+    and that it does not have.
 
-    To move them evens the group out by the weights of its nodes, and moves nothing else.
+    Moving them balances the group by the weights of its nodes, and moves nothing else.
 
     Raises:
-        ConfigError: there is no such node.
+        ConfigError: the node does not exist.
     """
     number = topology.groups.index(topology.group_of(node))
     count, now = topology.partitions_per_group, owners(topology)

@@ -1,8 +1,7 @@
 """The topology: groups, nodes, partitions and geohash ranges, as one immutable value.
 
-The hash table is zero-hop: every node and client holds the whole topology, so each knows
-without asking where a block lives (paper, III.A). A topology is numbered; a higher version
-replaces a lower one.
+The hash table is zero-hop: every node and client has the whole topology, so each can locate a block
+without a request (paper, III.A). A topology is numbered; a higher version replaces a lower one.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One machine: its name, `host:port`, and its share of its group's partitions.
+    """One node: its name, `host:port`, and its weight in its group.
 
-    `ordinal` numbers the node for good: the terms of two nodes must never be equal. -1 stands
-    for its position among the nodes that the cluster began with.
+    `ordinal` identifies the node for ever: the terms of two nodes must never be equal. -1 stands
+    for its position among the initial nodes.
 
-    `joined`: it was added to a cluster that had data. It has the partitions that were moved to it,
-    and needs an ordinal of its own.
+    `joined`: it was added to a cluster with data. It has only partitions that were moved to it, and
+    needs an ordinal of its own.
     """
 
     name: str
@@ -79,15 +78,15 @@ class Group:
 
     @property
     def founders(self) -> tuple[NodeInfo, ...]:
-        """The nodes that it began with."""
+        """The initial nodes."""
         return tuple(node for node in self.nodes if not node.joined)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Move:
-    """A partition's move to a node; `number` counts the moves of the partition, from 1 on.
+    """A move of a partition to a node; `number` counts the moves of the partition, from 1.
 
-    Only the node that has a partition moves it, so no two moves of one have the same number.
+    Only the owner of a partition moves it, so no two moves of one partition have the same number.
     """
 
     partition: int
@@ -171,7 +170,7 @@ class Topology:
 
     @cached_property
     def founders(self) -> tuple[NodeInfo, ...]:
-        """The nodes that the cluster began with; the position of each is its ordinal."""
+        """The initial nodes of the cluster; a node's index is its ordinal."""
         return tuple(node for node in self.nodes if not node.joined)
 
     @cached_property
@@ -192,7 +191,7 @@ class Topology:
         """The group of a node.
 
         Raises:
-            ConfigError: no group has it.
+            ConfigError: the node does not exist.
         """
         for group in self.groups:
             if any(member.name == node for member in group.nodes):
@@ -210,10 +209,10 @@ class Topology:
 
     @cached_property
     def placement_json(self) -> str:
-        """All that decides where a block lives at first, and how terms are numbered.
+        """The part of the topology that decides the initial placement and the numbering of terms.
 
-        No addresses, no nodes that joined later, no moves. Nodes of one cluster must agree on it,
-        and it must not change once there is data.
+        It has no addresses, no nodes that joined later, no moves. Nodes of one cluster must agree
+        on it, and it must not change once there is data.
         """
         groups = [
             [[node.name, node.weight, self.ordinals[node.name]] for node in group.founders]
@@ -223,7 +222,7 @@ class Topology:
 
     @cached_property
     def fingerprint(self) -> int:
-        """64 bits of `placement_json`, to compare with another node's."""
+        """64-bit hash of `placement_json`."""
         return text64("topology", self.placement_json)
 
     def to_json(self) -> str:
@@ -261,7 +260,7 @@ class Topology:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Topology:
-        """The topology of a mapping as `to_json` writes it; `ranges` may be left out."""
+        """The topology of a mapping as written by `to_json`; `ranges` is optional."""
         try:
             groups = tuple(
                 Group(group["name"], tuple(NodeInfo(**node) for node in group["nodes"]))
@@ -285,14 +284,14 @@ class Topology:
 
 
 def with_port(address: str) -> str:
-    """The address with the default port, where it has none: "host" or "[::1]"."""
+    """The address with the default port if it has none: "host" or "[::1]"."""
     has_port = ":" in address and not address.endswith("]")
     is_host = bool(address) and not re.search(r"[\s,/]", address)
     return f"{address}:{PORT}" if is_host and not has_port else address
 
 
 def is_address(text: object) -> bool:
-    """Whether it is the text `host:port`: one of them, and no URL."""
+    """Whether the text is one `host:port`, and no URL."""
     host, _, port = str(text).rpartition(":")
     return (
         bool(host)
@@ -304,7 +303,7 @@ def is_address(text: object) -> bool:
 
 
 def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:
-    """The 32 one-character ranges dealt to the groups in turn; for when no sample is at hand."""
+    """The 32 one-character ranges, dealt to the groups in turn; for use without a sample."""
     letters = geohash.ALPHABET.decode()
     return tuple(
         ("" if position == 0 else letter, position % groups)

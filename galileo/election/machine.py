@@ -1,18 +1,17 @@
-"""One running election of a coordinator (paper, IV.B), for submit and failover alike.
+"""One election of a coordinator (paper, IV.B), at submission and failover.
 
-Theory of operation. The groups of nodes are polled one after the other. When all nodes of a
-group have answered, or `poll_timeout_s` is over, the suitable ones among all answers so far are
-offered the appointment in the order of their rank, one at a time; an offer that is refused or
-not accepted within `appoint_timeout_s` goes to the next. Only when no suitable node is left
-does the poll widen to the next group. When there is no further group, the rest is asked in the
-order of rank too: the least loaded takes it. An election that need not come to anything (a node
-gives away what it could keep) ends there instead.
+Theory of operation. The groups of nodes are polled one after the other. When all nodes of a group
+have answered, or after `poll_timeout_s`, the suitable ones among all answers are offered the CCQ in
+the order of their rank, one at a time; an offer that is refused or not accepted within
+`appoint_timeout_s` goes to the next. If no suitable node is left, the next group is polled. After
+the last group, the unsuitable nodes get offers in the order of rank: the least loaded accepts. An
+election with `only_suitable` fails instead.
 
-States: polling a group, offering to a node, over (decided or failed).
-Invariants: no node is polled or offered twice; at most `offers_max` offers.
+States: polling a group, offering to a node, over (decided or failed). Invariants: no node is polled
+or offered twice; at most `offers_max` offers.
 
 The election does not make a coordinator unique, terms do (`galileo.ccq.machine`): an offer that
-timed out may yet be accepted, therefore each offer is made in a term of its own.
+timed out may still be accepted, therefore each offer has its own term.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ElectionOptions:
 
 
 class Election:
-    """See the module.
+    """The machine of one election.
 
     Attributes:
         offered_to: the node whose acceptance is awaited.
@@ -106,7 +105,7 @@ class Election:
         return self._next_offer(now) if now >= self._deadline else []
 
     def _widen(self, now: float) -> list[ElectionEffect]:
-        """Polls the next group, or gives up."""
+        """Poll the next group; without one, offer to unsuitable nodes or fail."""
         self.offered_to = None
         while self._groups:
             group = [node for node in self._groups.pop(0) if node not in self._polled_at]

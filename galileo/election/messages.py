@@ -1,4 +1,4 @@
-"""What nodes tell each other in an election poll (paper, IV.B), and the election's vocabulary."""
+"""Messages, events and effects of an election (paper, IV.B)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UsageStatistics:
-    """How busy a node is, by its own measurement.
+    """The load of a node, by its own measurement.
 
     Attributes:
-        cpu_share: of all its cores that was in use lately, 0 to 1.
-        memory_free_bytes: that it could still give to caches.
+        cpu_share: recently used share of all its cores, 0 to 1.
+        memory_free_bytes: free memory that caches could use.
         load: runnable threads per core, averaged over a minute.
         ccq_count: CCQs that it coordinates.
-        cache_bytes: that those hold.
-        is_draining: whether it gives away what it coordinates and takes nothing on.
+        cache_bytes: size of their caches.
+        is_draining: whether it hands off its CCQs and accepts no others.
     """
 
     cpu_share: float = 0.0
@@ -31,7 +31,7 @@ class UsageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Asks a node for its usage statistics; `election` comes back with the answer."""
+    """Requests the usage statistics of a node; `election` is repeated in the answer."""
 
     election: str
 
@@ -50,9 +50,9 @@ class Started:
     """Begins the election.
 
     Attributes:
-        need_bytes: cache that the CCQ is expected to need.
-        groups: node names by group, in the order in which they are to be polled.
-        only_suitable: no node rather than one that is not suitable.
+        need_bytes: expected cache size of the CCQ.
+        groups: node names by group, in the order of polling.
+        only_suitable: fail rather than offer to an unsuitable node.
     """
 
     need_bytes: int
@@ -94,7 +94,7 @@ class SendPoll:
 
 @dataclass(frozen=True, slots=True)
 class OfferAssignment:
-    """Offer the CCQ to this node, in a term of its own."""
+    """Offer the CCQ to this node, in a new term."""
 
     node: str
 

@@ -10,15 +10,15 @@ from galileo.election.messages import UsageStatistics
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What one unit of each burden costs; all terms of a score are about 0 to 1 times these.
+    """Weights of the terms of a score, each of which is about 0 to 1 before weighting.
 
     Attributes:
-        memory: share of the free memory that the CCQ's cache would take. Weighs most, since
-            a coordinator without memory must hand its cache on.
+        memory: share of the free memory that the CCQ's cache would take. The largest weight, since
+            a coordinator without memory must hand its CCQ off.
         cpu: share of all cores in use.
-        load: runnable threads per core, from 4 on counted as 4.
-        ccqs: CCQs coordinated already, per `ccqs_typical`; spreads CCQs over idle nodes.
-        latency: round-trip time, per `latency_typical_s`, from 4 times that on counted as 4.
+        load: runnable threads per core, at most 4.
+        ccqs: coordinated CCQs, per `ccqs_typical`; spreads CCQs over idle nodes.
+        latency: round-trip time, per `latency_typical_s`, at most 4.
     """
 
     memory: float = 4.0
@@ -32,12 +32,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Suitability:
-    """When a node is fit to coordinate one more CCQ.
+    """Limits within which a node is suitable for one more CCQ.
 
     Attributes:
-        memory_reserve_bytes: that must stay free beside the expected cache.
+        memory_reserve_bytes: must stay free next to the expected cache.
         cpu_share_max: above it the node is busy.
-        ccqs_max: that one node coordinates at most.
+        ccqs_max: most CCQs of one node.
     """
 
     memory_reserve_bytes: int = 64 << 20
@@ -67,7 +67,7 @@ def is_suitable(usage: UsageStatistics, *, need_bytes: int, limits: Suitability)
 
 
 def score(candidate: Candidate, *, need_bytes: int, weights: Weights) -> float:
-    """How burdened the node would be; lower is better."""
+    """Expected load of the node; lower is better."""
     usage = candidate.usage
     memory = (need_bytes + usage.cache_bytes) / max(usage.memory_free_bytes, _MEMORY_MIN_BYTES)
     latency = candidate.round_trip_s / weights.latency_typical_s

@@ -1,14 +1,14 @@
 """Circles on the earth: great-circle distances from one point to points and to boxes.
 
-The earth is a sphere of the mean radius R1 = (2a + b) / 3 of WGS 84 (IUGG). Distances are
-compared as half chords, sin(angle / 2) in [0, 1], which is what the haversine formula yields
-before its last step: they grow with the distance and are accurate when it is small.
+The earth is a sphere of the mean radius R1 = (2a + b) / 3 of WGS 84 (IUGG). Distances are compared
+as half chords, sin(angle / 2) in [0, 1], the haversine formula without its last step: they grow
+with the distance and are accurate when it is small.
 
-A box is a rectangle of longitude and latitude, edges included. The half chord to its nearest
-and farthest point is found exactly: distance grows with the difference of longitudes, so both
-lie on one meridian, and along a meridian the cosine of the distance is
-A·cos(latitude - peak), which has its extremes at the ends, at `peak` or opposite of it.
-Both verdicts on boxes leave room for rounding, on the safe side.
+A box is a rectangle of longitude and latitude, edges included. The half chord to its nearest and
+farthest point is exact: distance grows with the difference of longitudes, so both lie on one
+meridian, and along a meridian the cosine of the distance is A·cos(latitude - peak), which has its
+extremes at the ends, at `peak` or opposite of it. Results for boxes allow for rounding, on the safe
+side.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from galileo.geo.regions import Boxes, Extent, Mask
 
 EARTH_RADIUS_M = 6_371_008.8
 HALFWAY_M = math.pi * EARTH_RADIUS_M
-"""From a point to the one opposite of it, the greatest distance there is."""
+"""Distance of two antipodal points, the greatest possible."""
 
 _ROUNDING = 1e-12
-"""Far above what rounding can change of a half chord, and 13 micrometres of distance."""
+"""Far above the rounding error of a half chord; 13 micrometres of distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Circle:
     radius_m: float
 
     def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
-        """Which points lie in the circle or on its edge."""
+        """Mask of points in the circle or on its edge."""
         reach = math.degrees(self.radius_m / EARTH_RADIUS_M) + 1e-9
         near = np.flatnonzero(np.abs(latitude - self.latitude) <= reach)
         found = np.zeros(len(latitude), dtype=np.bool_)
@@ -52,23 +52,23 @@ class Circle:
         return found
 
     def intersects(self, boxes: Boxes) -> Mask:
-        """Which boxes share a point with the circle; in doubt all that may."""
+        """Mask of boxes that share a point with the circle; in doubt true."""
         found: Mask = self.nearest(boxes) <= self._reach + _ROUNDING
         return found
 
     def covers(self, boxes: Boxes) -> Mask:
-        """Which boxes lie wholly in the circle; in doubt only those that certainly do."""
+        """Mask of boxes wholly in the circle; in doubt false."""
         found: Mask = self.farthest(boxes) <= self._reach - _ROUNDING
         return found
 
     def relations(self, boxes: Boxes) -> tuple[Mask, Mask]:
-        """Which boxes it meets, and which of them it covers, each as those two say."""
+        """`intersects` and `covers` of boxes."""
         met = self.intersects(boxes)
         return met, met & self.covers(boxes)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """Boxes outside of which there is nothing of it: two across the antimeridian."""
+        """Bounding boxes of the circle: two across the antimeridian."""
         angle = self.radius_m / EARTH_RADIUS_M + _ROUNDING
         high = math.degrees(angle)
         south, north = self.latitude - high, self.latitude + high

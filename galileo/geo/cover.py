@@ -1,9 +1,9 @@
 """Covers: the geohash cells of a region as ranges of inner, border and untested cells.
 
-A descent over geohash prefixes, all cells of one length at a time: a prefix outside the region
-is dropped, one wholly inside is kept as one range, one on the border is split into its 32
-children, until the cells reach their full length or their number its bound. It begins with the
-longest prefixes of which few make up the region's extent, so that a small region costs one step.
+A descent over geohash prefixes, all cells of one length at a time: a prefix outside the region is
+dropped, one wholly inside becomes one range, one on the border is split into its 32 children, until
+the cells have their full length or `cells_max` is reached. It begins with the longest prefixes of
+which few cover the extent of the region, so that a small region takes one step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from galileo.geo.regions import Boxes, Extent, Mask, Region
 CELLS_MAX = 4096
 """Bound on the cells that one step of the descent tests, and on the ranges of a cover."""
 FIRST_CELLS_MAX = 128
-"""Bound on the cells of the first step: a step of so many costs little more than one of few."""
+"""Bound on the cells of the first step; so many cost little more than a few."""
 
 
 class CellRelation(IntEnum):
-    """Where a cell lies."""
+    """Relation of a cell to a region."""
 
     OUTSIDE = 0
     BORDER = 1
@@ -40,9 +40,9 @@ class CellRelation(IntEnum):
 
 
 CellTest: TypeAlias = Callable[[Cells, int], tuple[Mask, Mask]]
-"""Which of the cells of so many characters share anything with the region, and which it holds.
+"""Masks of the cells of a length that may intersect the region, and of those inside it.
 
-The first is never false of a cell whose part it is true of, the second never true without it.
+A child of a cell outside is outside; a cell inside also intersects.
 """
 
 _MANY, _SPARSE = 1024, 4
@@ -53,12 +53,12 @@ _RELATIONS = (CellRelation.BORDER, CellRelation.INSIDE, CellRelation.UNTESTED)
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """What of the curve a region takes, at one precision.
+    """Ranges of cells that a region covers, at one precision.
 
     Attributes:
-        inside: cells that lie wholly in the region.
-        border: cells that lie partly in it.
-        untested: cells near its border; each has to be tested by itself.
+        inside: cells wholly in the region.
+        border: cells partly in it.
+        untested: cells near its border that must be tested one by one.
     """
 
     inside: Ranges
@@ -67,7 +67,7 @@ class Cover:
 
     @cached_property
     def possible(self) -> Ranges:
-        """Outside of these ranges no cell shares a point with the region."""
+        """Ranges of all cells that may share a point with the region."""
         return ranges.union(self.inside, ranges.union(self.border, self.untested))
 
     def relations(self, cells: Cells) -> npt.NDArray[np.int8]:
@@ -88,7 +88,7 @@ class Cover:
 
     @cached_property
     def _by_relation(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:
-        """All ranges, ascending: their lows and highs, and the `CellRelation` of each."""
+        """All ranges, ascending: lower and upper ends, and the `CellRelation` of each."""
         parts = (self.border, self.inside, self.untested)
         lows, highs = (np.concatenate(ends) for ends in zip(*parts, strict=True))
         kinds = np.repeat(np.array(_RELATIONS, dtype=np.int8), [len(part[0]) for part in parts])
@@ -119,7 +119,7 @@ def from_region(
     Args:
         region: to be covered.
         precision: characters of the cells.
-        interior: whether an inner cell must keep clear of the region's edge.
+        interior: whether inner cells must not touch the region's edge.
         cells_max: bound on cells tested at a step and on ranges.
     """
 
@@ -131,13 +131,13 @@ def from_region(
 
 
 def from_circle(circle: Circle, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
-    """The cover of a circle; cells that rounding leaves in doubt are on its border."""
+    """The cover of a circle; cells in doubt because of rounding are on its border."""
     first = _first_cells(circle.extents, precision, cells_max)
     return _descend(_by_box(circle.relations), first, precision=precision, cells_max=cells_max)
 
 
 def from_pattern(pattern: Pattern, precision: int, *, cells_max: int = CELLS_MAX) -> Cover:
-    """The cover of all cells that begin as a pattern; one longer than `precision` has borders."""
+    """The cover of all cells that match a pattern; one longer than `precision` has borders."""
 
     def test(cells: Cells, level: int) -> tuple[Mask, Mask]:
         return pattern.intersects(cells, level), pattern.covers(cells, level)
@@ -149,7 +149,7 @@ _ALL_CELLS = (np.arange(32, dtype=np.uint64), 1)
 
 
 def _first_cells(extents: Sequence[Extent], precision: int, cells_max: int) -> tuple[Cells, int]:
-    """The cells that make up the extents, as long as few will do, and their length."""
+    """The cells that cover the extents, as long as they are few, and their length."""
     few = min(FIRST_CELLS_MAX, cells_max)
     for level in range(precision, 1, -1):
         if sum(geohash.count_cells_intersecting_bbox(*extent, level) for extent in extents) <= few:
@@ -159,11 +159,11 @@ def _first_cells(extents: Sequence[Extent], precision: int, cells_max: int) -> t
 
 
 def _descend(test: CellTest, first: tuple[Cells, int], *, precision: int, cells_max: int) -> Cover:
-    """The cover of what the test tells of cells.
+    """The cover that the test yields.
 
     Args:
         test: of the region.
-        first: cells of some length outside of which there is nothing of the region.
+        first: cells of one length that cover the region.
         precision: characters of the cells.
         cells_max: bound on cells tested at a step and on ranges.
     """
@@ -194,7 +194,7 @@ def _children(cells: Cells) -> Cells:
 
 
 def _spans(cells: Cells, missing: int) -> Ranges:
-    """Ranges of the cells that are `missing` characters longer."""
+    """Ranges of the descendants of cells that are `missing` characters longer."""
     shift = np.uint64(5 * missing)
     return cells << shift, (cells + np.uint64(1)) << shift
 

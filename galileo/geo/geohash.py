@@ -32,8 +32,8 @@ _DIGITS[_LETTERS] = np.arange(32, dtype=np.uint8)
 def encode(latitude: npt.ArrayLike, longitude: npt.ArrayLike, precision: int) -> Cells:
     """Cells of points; latitude in [-90, 90], longitude in [-180, 180], both in degrees.
 
-    The upper edges (90, 180) belong to the last cell. Out-of-range values are the caller's
-    to refuse (`model.observations` does).
+    The upper edges (90, 180) belong to the last cell. The caller rejects out-of-range values
+    (`model.observations` does).
     """
     _check_precision(precision)
     lon_bits, lat_bits = _bits(precision)
@@ -55,7 +55,7 @@ def bounds(cells: npt.ArrayLike, precision: int) -> tuple[Floats, Floats, Floats
 def cells_intersecting_bbox(
     west: float, south: float, east: float, north: float, precision: int
 ) -> Cells:
-    """Ascending, the cells that share a point with a box within ±180 and ±90, and some near it."""
+    """The cells that share a point with a box within ±180 and ±90, and some near it; ascending."""
     columns, rows = _rows_and_columns(west, south, east, north, precision)
     x, y = np.arange(*columns, dtype=np.uint64), np.arange(*rows, dtype=np.uint64)
     cells = _interleave(np.tile(x, len(y)), np.repeat(y, len(x)), precision)
@@ -66,7 +66,7 @@ def cells_intersecting_bbox(
 def count_cells_intersecting_bbox(
     west: float, south: float, east: float, north: float, precision: int
 ) -> int:
-    """How many cells `cells_intersecting_bbox` gives."""
+    """The number of cells of `cells_intersecting_bbox`."""
     columns, rows = _rows_and_columns(west, south, east, north, precision)
     return (columns[1] - columns[0]) * (rows[1] - rows[0])
 
@@ -86,7 +86,7 @@ def from_text(texts: npt.ArrayLike | list[str]) -> Cells:
     """Cells of geohash texts that all have one length.
 
     Raises:
-        InputError: a text has another length or a character that geohash lacks.
+        InputError: a text has another length or an invalid character.
     """
     items = np.asarray(texts, dtype=np.str_)
     if items.size == 0:
@@ -114,7 +114,7 @@ def cell_from_text(text: str) -> int:
     """The cell of one geohash text; its precision is the text's length.
 
     Raises:
-        InputError: it is too long, or has a character that geohash lacks.
+        InputError: it is too long, or has an invalid character.
     """
     if "\0" in text:  # NumPy drops it from the end of a text.
         raise _invalid_geohash(text, len(text))
@@ -176,14 +176,14 @@ def _bits(precision: int) -> tuple[int, int]:
 def _rows_and_columns(
     west: float, south: float, east: float, north: float, precision: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Half-open ranges of the columns and rows of the grid that meet a box."""
+    """Half-open ranges of the columns and rows of the grid that intersect a box."""
     lon_bits, lat_bits = _bits(precision)
     columns = _axis_span(west, east, extent=360.0, bits=lon_bits)
     return columns, _axis_span(south, north, extent=180.0, bits=lat_bits)
 
 
 def _axis_span(low: float, high: float, *, extent: float, bits: int) -> tuple[int, int]:
-    """The cells along one axis that share a point with [low, high], and what rounding may hide."""
+    """The cells along one axis that share a point with [low, high], with a margin for rounding."""
     count = 1 << bits
     first = math.floor((low - _NEAR + extent / 2) * count / extent)
     last = math.floor((high + _NEAR + extent / 2) * count / extent)
@@ -191,14 +191,14 @@ def _axis_span(low: float, high: float, *, extent: float, bits: int) -> tuple[in
 
 
 _NEAR = 1e-9
-"""Degrees, 0.1 mm: far above what rounding can change, so that a box meets what it touches."""
+"""Degrees, 0.1 mm: far above the rounding error."""
 
 
 def _axis_index(values: Floats, *, extent: float, bits: int) -> Cells:
-    """Cell number along one axis, exactly as repeated bisection would find it.
+    """Cell number along one axis, exactly as by repeated bisection.
 
-    Scaling can round across a cell's edge; the edges themselves are exact doubles, so one
-    comparison on either side repairs it.
+    Scaling can round across the edge of a cell; the edges are exact doubles, so one comparison on
+    either side corrects it.
     """
     count = 1 << bits
     step = extent / count
@@ -210,7 +210,9 @@ def _axis_index(values: Floats, *, extent: float, bits: int) -> Cells:
 
 
 def _interleave(x: Cells, y: Cells, precision: int) -> Cells:
-    """Longitude owns the most significant bit, so the parity of 5·precision decides."""
+    """Interleave the bits; longitude has the most significant one, so the parity of 5·precision
+    decides.
+    """
     if precision % 2:
         return _spread(x) | (_spread(y) << np.uint64(1))
     return (_spread(x) << np.uint64(1)) | _spread(y)

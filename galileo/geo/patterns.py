@@ -1,4 +1,4 @@
-"""Patterns of geohash texts: characters that are given, among others that may be any."""
+"""Patterns of geohash texts with wildcards for single characters."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from galileo.geo.geohash import Cells, Floats
 from galileo.geo.ranges import Mask
 
 ANY = "_"
-"""Stands for any one character."""
+"""Wildcard for one character."""
 
 _LETTERS = frozenset(geohash.ALPHABET.decode() + ANY)
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """All geohash texts that begin with characters as given.
+    """All geohash texts with a prefix that may contain wildcards.
 
     Attributes:
-        text: at most `geohash.PRECISION_MAX` characters, `ANY` among them; the last is given.
+        text: at most `geohash.PRECISION_MAX` characters, with `ANY` for wildcards; the last is
+            none.
 
     Raises:
-        InputError: it is empty, too long or ends in `ANY`, or has a character that geohash lacks.
+        InputError: it is empty, too long, ends in `ANY`, or has an invalid character.
     """
 
     text: str
@@ -44,29 +45,29 @@ class Pattern:
             )
 
     def intersects(self, cells: Cells, precision: int) -> Mask:
-        """Which cells hold a place whose text begins so."""
+        """Mask of cells with a matching point."""
         compared = min(precision, len(self.text))
         given = geohash.coarsen(cells, precision, compared) & self._given(compared)
         found: Mask = given == self._wanted(compared)
         return found
 
     def covers(self, cells: Cells, precision: int) -> Mask:
-        """Which cells hold no other places than such."""
+        """Mask of cells in which all points match."""
         if precision < len(self.text):
             return np.zeros(len(cells), dtype=np.bool_)
         return self.intersects(cells, precision)
 
     def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
-        """Which points have such a text."""
+        """Mask of points whose text matches."""
         length = len(self.text)
         return self.intersects(geohash.encode(latitude, longitude, length), length)
 
     def _given(self, length: int) -> np.uint64:
-        """The bits of the first characters that are given."""
+        """Mask of the bits of the first characters that are not wildcards."""
         return _bits(0 if letter == ANY else 31 for letter in self.text[:length])
 
     def _wanted(self, length: int) -> np.uint64:
-        """What these bits must be."""
+        """Values of these bits."""
         return np.uint64(geohash.cell_from_text(self.text[:length].replace(ANY, "0")))
 
 

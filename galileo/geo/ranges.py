@@ -18,7 +18,7 @@ def none() -> Ranges:
 
 
 def normalise(lows: npt.ArrayLike, highs: npt.ArrayLike) -> Ranges:
-    """Any half-open ranges, sorted, empty ones dropped, overlapping and touching ones joined."""
+    """Sort half-open ranges, drop empty ones, merge overlapping and adjacent ones."""
     lo, hi = np.asarray(lows, dtype=np.uint64), np.asarray(highs, dtype=np.uint64)
     filled = lo < hi
     lo, hi = lo[filled], hi[filled]
@@ -44,20 +44,20 @@ def intersection(left: Ranges, right: Ranges) -> Ranges:
 
 
 def complement(ranges: Ranges, size: int) -> Ranges:
-    """What of [0, size) lies outside `ranges`."""
+    """The part of [0, size) outside `ranges`."""
     lo = np.append(np.zeros(1, dtype=np.uint64), ranges[1])
     hi = np.append(ranges[0], np.array([size], dtype=np.uint64))
     return normalise(lo, hi)
 
 
 def contains(ranges: Ranges, cells: Cells) -> Mask:
-    """Which cells lie in one of the ranges."""
+    """Mask of cells in one of the ranges."""
     found: Mask = holds(ranges, cells, cells)
     return found
 
 
 def holds(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
-    """Which of the stretches [low, high] (both inclusive) lie wholly in one range."""
+    """Mask of closed intervals [low, high] wholly in one range."""
     lo, hi = ranges
     if len(lo) == 0:
         return np.zeros(len(lows), dtype=np.bool_)
@@ -67,7 +67,7 @@ def holds(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
 
 
 def overlaps(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
-    """Which of the stretches [low, high] (both inclusive) share a cell with a range."""
+    """Mask of closed intervals [low, high] that share a cell with a range."""
     lo, hi = ranges
     if len(lo) == 0:
         return np.zeros(len(lows), dtype=np.bool_)

@@ -1,10 +1,10 @@
 """Regions of the earth: points, lines, polygons and boxes in degrees, tested in arrays.
 
-A region is a planar shape whose longitudes may leave [-180, 180], so that a shape across the
-antimeridian is one piece. Points and cells, which lie in [-180, 180], are moved by whole turns
-to where the shape is; moving a cell's edges is exact in double precision and moving a point
-keeps it between them, so that a region that holds a point meets every cell that holds it.
-Edges are straight in longitude and latitude; a pole is the line of latitude ±90.
+A region is a planar shape whose longitudes may exceed [-180, 180], so that a shape across the
+antimeridian is one piece. Points and cells, which lie in [-180, 180], are moved by whole turns to
+the shape; moving a cell's edges is exact in double precision and moving a point keeps it between
+them, so that a region that contains a point intersects every cell that contains it. Edges are
+straight in longitude and latitude; a pole is the line of latitude ±90.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Extent: TypeAlias = tuple[float, float, float, float]
 
 
 class Region:
-    """An immutable shape, prepared for many tests; any thread may ask.
+    """An immutable shape, prepared for many tests; thread-safe.
 
     Attributes:
         shape: planar, in degrees, x is longitude.
-        turns: the multiples of 360 that move [-180, 180] to where the shape is.
+        turns: the multiples of 360 that move [-180, 180] to the shape.
     """
 
     __slots__ = ("_lock", "shape", "turns")
@@ -61,27 +61,27 @@ class Region:
         return Region, (self.shape,)
 
     def intersects_points(self, latitude: Floats, longitude: Floats) -> Mask:
-        """Which points lie in the region or on its edge."""
+        """Mask of points in the region or on its edge."""
         return self._points(shapely.intersects_xy, latitude, longitude)
 
     def contains_points(self, latitude: Floats, longitude: Floats) -> Mask:
-        """Which points lie in the region's interior, as OGC's `within` defines it."""
+        """Mask of points in the region's interior, as OGC's `within` defines it."""
         return self._points(shapely.contains_xy, latitude, longitude)
 
     def intersects(self, boxes: Boxes) -> Mask:
-        """Which boxes (west, south, east, north), edges included, share a point with it."""
+        """Mask of boxes (west, south, east, north), edges included, that share a point with it."""
         return self._boxes(shapely.intersects, boxes)
 
     def covers(self, boxes: Boxes) -> Mask:
-        """Which boxes lie wholly in the region or on its edge."""
+        """Mask of boxes wholly in the region or on its edge."""
         return self._boxes(shapely.covers, boxes)
 
     def contains_strictly(self, boxes: Boxes) -> Mask:
-        """Which boxes lie wholly in the region's interior, touching no edge."""
+        """Mask of boxes wholly in the region's interior, touching no edge."""
         return self._boxes(shapely.contains_properly, boxes)
 
     def relations(self, boxes: Boxes, *, interior: bool) -> tuple[Mask, Mask]:
-        """Which boxes it meets, and which of them it covers; with `interior`, surrounds."""
+        """`intersects` and `covers` of boxes; with `interior`, `contains_strictly`."""
         west, south, east, north = boxes
         encloses = shapely.contains_properly if interior else shapely.covers
         met, enclosed = np.zeros((2, len(west)), dtype=np.bool_)
@@ -100,7 +100,7 @@ class Region:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """Boxes outside of which there is nothing of it."""
+        """Bounding boxes of the region."""
         west, south, east, north = shapely.bounds(self.shape).tolist()
         return tuple(
             (max(west - turn, -180.0), south, min(east - turn, 180.0), north) for turn in self.turns
@@ -166,7 +166,7 @@ def from_box(bounds: Sequence[float]) -> Region:
 
 
 def _box(west: float, south: float, east: float, north: float) -> shapely.Geometry:
-    """A box, or the line or point that it has shrunk to."""
+    """A box, or the line or point to which it degenerates."""
     if west < east and south < north:
         return shapely.box(west, south, east, north)
     if west == east and south == north:
@@ -199,7 +199,7 @@ def _check_range(coordinates: Floats) -> None:
 
 
 def _check_size(coordinates: Any) -> None:
-    """Refuses too many vertices before anything is built of them."""
+    """Refuse too many vertices before the geometry is built."""
     pending, count = [coordinates], 0
     while pending:
         item = pending.pop()

@@ -1,8 +1,8 @@
-"""Arenas: the memory of many arrays, taken from the system in one piece and given back as one.
+"""Arenas: the memory of many arrays, mapped from the system as one piece and returned as one.
 
-The C library's heap keeps what is freed below something that lives on. Merging runs leaves so many
-holes there that a node would hold half as much again as its paths take. And it gives back at once
-what is freed at its end beyond `HEAP_BYTES`, so that a large answer would fault its memory in again
+The C library's heap cannot return memory below a live allocation. Compaction of runs fragments it
+so much that a node would use half as much memory again as its paths take. The heap also returns
+free memory at its end beyond `HEAP_BYTES` at once, so that a large answer would fault it in again
 page by page; an arena has large pages.
 """
 
@@ -18,14 +18,14 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 HEAP_BYTES = 64 << 20
-"""The most that the heap keeps at its end for what is allocated next (glibc's M_TRIM_THRESHOLD)."""
+"""The most free memory that the heap keeps at its end (M_TRIM_THRESHOLD of glibc)."""
 
 _ALIGNMENT = 64
 _HUGE_PAGES_MIN = 1 << 22
 
 
 def allocate(dtypes: Sequence[np.dtype[np.generic]], length: int) -> list[Array]:
-    """Arrays of a common length in one arena, which lives as long as the last of them."""
+    """Arrays of a common length in one arena, which is freed with the last of them."""
     sizes = [dtype.itemsize * length for dtype in dtypes]
     starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
     # Private: memory that could be shared has large pages only where the system is set up for it.
@@ -37,7 +37,7 @@ def allocate(dtypes: Sequence[np.dtype[np.generic]], length: int) -> list[Array]
 
 
 def gather(arrays: Sequence[Array], rows: npt.NDArray[np.integer[Any]]) -> list[Array]:
-    """The rows of each array, in one arena; one value that stands for all stays so."""
+    """The rows of each array, in one arena; constant arrays (without strides) stay constant."""
     dense = [array.dtype for array in arrays if array.strides != (0,)]
     slots = iter(allocate(dense, len(rows)))
     return [_gather(array, rows, slots) for array in arrays]

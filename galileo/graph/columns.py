@@ -1,8 +1,9 @@
-"""Paths in columns: what the metadata graph keeps of each path, and the way to and from Arrow.
+"""Paths in columns, as the metadata graph stores them, and their conversion from and to Arrow.
 
 A path costs 8 bytes each for cell, bucket, float and int feature (9 in a run where some are
 missing), 4 for a text feature, 1 for a bool feature, and 12 for row, rows and the number of its
-commit within the run: 60 bytes with four numbers. Partition and sequence stand once per commit.
+commit within the run: 60 bytes with four numbers. Partition and sequence are stored once per
+commit.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Paths:
 
     Attributes:
         columns: cell, bucket and features. The codes of a text column refer to the
-            `StringDictionary` of
-            the graph, and its own dictionary is empty until `StringDictionary.bind` hands it in.
+            `StringDictionary` of the graph; its own dictionary is empty until
+            `StringDictionary.bind`.
         row: first observation of the path within its commit, shape (k,).
         rows: number of observations, shape (k,).
         commit: number of the commit in the `Commits` of the run, shape (k,).
@@ -96,7 +97,7 @@ class Paths:
         )
 
     def gather(self, rows: npt.NDArray[np.intp]) -> Paths:
-        """The same of many rows, in an arena."""
+        """`take` of many rows, into an arena."""
         return self.like(gather(self.arrays(), rows))
 
     def arrays(self) -> tuple[Array, ...]:
@@ -110,7 +111,7 @@ class Paths:
         return sum(int(array.nbytes) for array in self.arrays() if array.strides != (0,))
 
     def like(self, arrays: Sequence[Array]) -> Paths:
-        """Other paths of the same dataset, of what `arrays` is for them."""
+        """Paths of the same dataset with other `arrays`."""
         cell, bucket, row, rows, commit = arrays[: len(_FIXED_DTYPES)]
         rest = iter(arrays[len(_FIXED_DTYPES) :])
         features = {n: _like(column, rest) for n, column in self.columns.features.items()}
@@ -166,8 +167,7 @@ def _like(column: FeatureColumn, arrays: Iterator[Array]) -> FeatureColumn:
 class StringDictionary:
     """The texts of one graph; a code is a position, and never changes its meaning.
 
-    One writer at a time; readers need no lock, since they meet only codes that were handed
-    out before they looked.
+    One writer at a time; readers need no lock, since they only see codes that were added before.
     """
 
     __slots__ = ("_array", "_codes", "_values")
@@ -187,19 +187,19 @@ class StringDictionary:
         return TextColumn(codes[column.codes], _NO_TEXTS)
 
     def code(self, text: str) -> int:
-        """The code of a text; one that no path has where the text is unknown."""
+        """The code of a text; an unused code if the text is unknown."""
         return self._codes.get(text, len(self._values))
 
     def bind(self, columns: Columns) -> Columns:
-        """The columns with the texts that their codes mean."""
+        """The columns with the dictionaries of their codes."""
         features = columns.features.items()
         bound = {n: self.bound(c) if isinstance(c, TextColumn) else c for n, c in features}
         return Columns(columns.cell, columns.bucket, bound)
 
     def bound(self, column: TextColumn) -> TextColumn:
-        """The column with its texts.
+        """The column with its dictionary; a small one for few rows.
 
-        Few rows get a small dictionary, so that a predicate costs what the rows cost.
+        So a predicate costs time in proportion to the rows.
         """
         dictionary = self._all()
         if len(column) >= len(dictionary):
@@ -216,7 +216,7 @@ class StringDictionary:
 
     @property
     def nbytes(self) -> int:
-        """Of the texts in Arrow, and of the Python objects for finding their codes, estimated."""
+        """Estimated size of the texts in Arrow and of the index of codes."""
         object_bytes = 150
         return int(self._array.nbytes) + object_bytes * len(self._values)
 
@@ -235,7 +235,7 @@ class StringDictionary:
 
 
 def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
-    """The columns of a batch of `schema.path_schema`; texts have a dictionary of their own.
+    """The columns of a batch of `schema.path_schema`, with dictionaries of their own.
 
     Raises:
         InternalError: the batch has other columns.
@@ -292,7 +292,7 @@ def to_labels(
         paths: of a run.
         commits: of the run.
         texts: of the graph.
-        large: whether what is made on the way belongs in an arena.
+        large: whether intermediate arrays are allocated in an arena.
     """
     sources = commits.partition, commits.sequence
     if large:

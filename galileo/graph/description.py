@@ -1,8 +1,7 @@
-"""Descriptions: what a dataset holds, from the columns of its paths alone.
+"""Descriptions: contents of a dataset, from the columns of its paths alone.
 
-A sealed run of the graph never changes, so its description is made once and kept. What is looked
-through at a call is the memtable, runs that are new since the last call, and runs of which
-retention dropped commits.
+A sorted run is immutable, so its description is computed once and kept. A call reads only the
+memtable, new runs, and runs of which retention dropped commits.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from galileo.model.schema import Schema
 from galileo.query.columns import NULL_CODE, TextColumn
 
 VALUES_MAX = 1_000
-"""Values of a text feature that are counted; of a feature with more only that there are more."""
+"""Distinct values of a text feature that are counted; with more, only `has_more` is reported."""
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where and when observations lie, to the width of a block.
+    """Place and time of observations, to the width of a block.
 
     Attributes:
-        south, west, north, east: degrees, of all cells together.
+        south, west, north, east: degrees, of all cells.
         start_us: of the first time bucket, microseconds since 1970-01-01 UTC.
         end_us: of the last one, exclusive.
     """
@@ -48,7 +47,7 @@ class Extent:
     end_us: int
 
     def join(self, other: Extent) -> Extent:
-        """The least one around both."""
+        """The smallest extent that contains both."""
         return Extent(
             min(self.south, other.south),
             min(self.west, other.west),
@@ -65,8 +64,8 @@ class TextCounts:
 
     Attributes:
         nulls: observations without a value.
-        counts: observations of each value; empty where there are more than `VALUES_MAX` values.
-        has_more: whether there are.
+        counts: observations of each value; empty with more than `VALUES_MAX` values.
+        has_more: whether there are more than `VALUES_MAX` values.
     """
 
     nulls: int
@@ -76,13 +75,13 @@ class TextCounts:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a dataset holds, or a part of it.
+    """The contents of a dataset, or of some partitions.
 
     Attributes:
-        observations: that are stored.
+        observations: number of stored observations.
         paths: of the metadata graph.
         extent: None where nothing is stored.
-        numbers: statistics of each indexed feature that has numbers; a bool counts as 0 and 1.
+        numbers: statistics of each indexed numeric feature; a bool counts as 0 and 1.
         texts: values of each indexed text feature.
     """
 
@@ -94,7 +93,7 @@ class Description:
 
 
 def merge_descriptions(schema: Schema, parts: Sequence[Description]) -> Description:
-    """The description of all parts together, which share no path."""
+    """The description of the union of disjoint parts."""
     extents = [part.extent for part in parts if part.extent is not None]
     extent = extents[0] if extents else None
     for other in extents[1:]:
@@ -118,7 +117,7 @@ def merge_descriptions(schema: Schema, parts: Sequence[Description]) -> Descript
 
 
 class Descriptions:
-    """Describes snapshots of one graph; keeps what it knows of their sealed runs."""
+    """Describes snapshots of one graph; caches the descriptions of sorted runs."""
 
     def __init__(self, schema: Schema, texts: StringDictionary) -> None:
         self._schema = schema
@@ -128,7 +127,7 @@ class Descriptions:
     def describe(
         self, snapshot: Snapshot, partitions: frozenset[int], *, check: Check = never_cancelled
     ) -> Description:
-        """The description of what some partitions hold in a snapshot; from any thread."""
+        """The contents of some partitions in a snapshot; thread-safe."""
         known, found = self._known, dict[int, tuple[SortedRun, Description]]()
         parts: list[Description] = []
         for run, held in snapshot.parts_of(partitions):

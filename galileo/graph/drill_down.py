@@ -1,6 +1,6 @@
-"""Drill-down: the vertices of the logical tree below one, counted from the same columns.
+"""Drill-down: the children of a vertex of the logical tree, counted from the columns.
 
-The tree is only a way to look at the columns, so its levels may be asked for in any order.
+The tree is not stored, so its levels may be in any order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from galileo.query.operands import DATETIME, GEOHASH
 
 
 def default_order(schema: Schema) -> tuple[str, ...]:
-    """Level 1 is the geohash, level 2 the time, then come the features (paper, III.B)."""
+    """Level 1 is the geohash, level 2 the time, then the features (paper, III.B)."""
     return (GEOHASH, DATETIME, *(feature.name for feature in schema.indexed))
 
 
@@ -37,24 +37,24 @@ def children(
     texts: StringDictionary,
     check: Check = never_cancelled,
 ) -> pa.Table:
-    """The values of the level below a vertex, with what hangs under each.
+    """The values of the level below a vertex, with their numbers of paths and observations.
 
     Args:
         schema: of the dataset.
-        parts: runs and memtable of one snapshot, each with which of its commits count; None: all.
+        parts: runs and memtable of one snapshot, each with a mask of live commits; None: all.
         prefix: values from the root to the vertex: geohash text at the schema's precision, start of
             the time bucket (an instant), feature values, None for a missing one. Empty: root.
         order: levels of the tree from the root down: "geohash", "datetime" and indexed features,
             all or some of them, each once.
         texts: of the graph.
-        check: called between pieces of the work; raises to stop it.
+        check: called between portions of work; raises to cancel it.
 
     Returns:
-        Columns `value` (text, time or the feature's type), `paths` and `observations`, one row
-        per child, ascending with null last.
+        Columns `value` (text, time or the feature's type), `paths` and `observations`, one row per
+            child, ascending with null last.
 
     Raises:
-        InputError: these are no levels, the prefix is longer than the tree is deep, or a value
+        InputError: unknown levels, a prefix that is longer than the tree is deep, or a value that
             does not fit its level.
     """
     level = level_below(schema, prefix, order)
@@ -77,14 +77,14 @@ def level_below(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> 
     """The level of the children of a vertex.
 
     Raises:
-        InputError: these are no levels, or the prefix is longer than the tree is deep.
+        InputError: unknown levels, or a prefix that is longer than the tree is deep.
     """
     _check(schema, prefix, order)
     return order[len(prefix)]
 
 
 def add_counts(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables of children as one, the counts of equal values added; ascending with null last."""
+    """Merge tables of children, adding the counts of equal values; ascending with null last."""
     together = pa.concat_tables(tables).group_by("value")
     counted = together.aggregate([("paths", "sum"), ("observations", "sum")])
     ordered = counted.rename_columns(["value", "paths", "observations"]).sort_by("value")
@@ -92,16 +92,15 @@ def add_counts(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def page(table: pa.Table, *, after: Any, limit: int) -> tuple[pa.Table, bool]:
-    """The first children behind a value, and whether there are more.
+    """The first children after a value, and whether there are more.
 
     Args:
         table: of `children`.
-        after: the last value of the page before; None for the first page, which serves since a
-            null is the last of all.
+        after: the last value of the page before; None for the first page (null is the last value).
         limit: children of a page.
 
     Raises:
-        InputError: the value is none of the level.
+        InputError: the value does not fit the level.
     """
     if after is not None:
         values = table.column("value")
@@ -120,10 +119,11 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 def place(
     schema: Schema, prefix: Sequence[Any], order: Sequence[str]
 ) -> tuple[int | None, int | None]:
-    """The cell and the start of the time bucket that a vertex names, where it does.
+    """The cell and the start of the time bucket that a vertex names; None for each that it does
+    not.
 
     Raises:
-        InputError: they are none.
+        InputError: a value is no cell or no time.
     """
     above = dict(zip(order, prefix, strict=False))
     cell = _cell(schema, above[GEOHASH]) if GEOHASH in above else None
@@ -131,7 +131,7 @@ def place(
 
 
 def empty_level(schema: Schema, level: str) -> pa.Table:
-    """No children of a level, as `children` gives them."""
+    """An empty table of children."""
     return _none({GEOHASH: pa.string(), DATETIME: TIME_TYPE}.get(level) or _type(schema, level))
 
 

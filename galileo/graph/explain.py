@@ -1,4 +1,4 @@
-"""EXPLAIN of a scan: what it pruned, what it read, and how long each stage took."""
+"""EXPLAIN of a scan: what it pruned, what it read, and the duration of each stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from galileo.graph.run_scan import Check, RunScan, never_cancelled, scan_portion
 from galileo.graph.sorted_runs import SortedRun
 
 COMMITS = "commits"
-"""Stands for the condition that a path is of the commits that were asked for."""
+"""Name of the commit filter among the conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Step:
 
     Attributes:
         condition: CQL2 JSON, or `COMMITS`.
-        tested: paths that it was tested on.
-        passed: of them.
+        tested: number of tested paths.
+        passed: number of paths that passed.
     """
 
     condition: str
@@ -37,18 +37,18 @@ class Explanation:
     """What one scan did.
 
     Attributes:
-        runs: of the graph, the memtable among them.
-        runs_pruned: of them without a commit that was asked for.
+        runs: of the graph, including the memtable.
+        runs_pruned: runs without a requested commit.
         zones: entries of the zone maps of the other runs.
-        zones_scanned: that could not be ruled out by their bounds and commits.
+        zones_scanned: zones that their bounds and commits did not exclude.
         paths: in the graph.
-        paths_examined: that no bound and no range of cells ruled out.
+        paths_examined: paths that no bound and no range of cells excluded.
         cells_tested: paths whose cell or time was compared, besides the binary search for them.
         steps: conditions, by how many paths they were tested on.
         found: paths that match.
-        plan_s: seconds for ruling out and for the order of conditions.
+        plan_s: seconds for pruning and ordering conditions.
         sift_s: seconds for testing conditions.
-        gather_s: seconds for making the result.
+        gather_s: seconds for building the result.
     """
 
     runs: int
@@ -72,13 +72,13 @@ def build_explanation(
     *,
     check: Check = never_cancelled,
 ) -> Explanation:
-    """Does a scan in its three stages, one after the other.
+    """Execute a scan stage by stage, and measure each.
 
     Args:
         parts: runs and memtable of the graph.
         plan: prunes them.
-        gather: makes a part of the result.
-        check: called between pieces of the work; raises to stop it.
+        gather: builds a part of the result.
+        check: called between portions of work; raises to cancel it.
     """
     started, tally = time.perf_counter(), FilterStats()
     tasks = plan()

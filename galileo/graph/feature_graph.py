@@ -1,7 +1,7 @@
-"""The feature graph: the low-resolution synopsis of the whole cluster that every node holds.
+"""The feature graph: a low-resolution synopsis of the whole cluster on every node.
 
-It names the partitions that a query must ask. It may say yes wrongly, never no: a partition is
-spared only up to the commit sequence that its synopsis covers.
+It selects the partitions that a query must be sent to. False positives are possible, false
+negatives are not: a partition is pruned only up to the commit sequence that its synopsis covers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from galileo.query.zone_maps import Zones
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Which partitions a query must ask.
+    """The partitions that a query must be sent to.
 
     Attributes:
         maybe: may hold matching paths.
-        spared: hold no matching path up to and including the commit sequence named.
-        since: of the spared ones; what retention dropped up to this commit may have matched.
+        spared: pruned partitions: no matching path up to and including this commit sequence.
+        since: of the pruned ones; commits up to here, which retention dropped, may have matched.
     """
 
     maybe: frozenset[int]
@@ -41,13 +41,13 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many paths match a query, as far as the synopses tell.
+    """Bounds of the number of paths that match a query, from the synopses.
 
     Attributes:
-        low: at least so many.
-        high: at most so many.
-        covered: for each known partition the commit sequence up to which the bounds hold; what
-            retention dropped of it since counts too.
+        low: lower bound.
+        high: upper bound.
+        covered: for each known partition the commit sequence up to which the bounds hold; commits
+            that retention dropped since count, too.
     """
 
     low: int
@@ -57,7 +57,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """The synopses of all partitions end to end: zones, partition and number of paths of each."""
+    """The synopses of all partitions concatenated: zones, partition and number of paths of each."""
 
     states: dict[int, SynopsisState]
     partitions: npt.NDArray[np.int64]
@@ -74,9 +74,9 @@ class _Known:
 
 
 class FeatureGraph:
-    """The synopses of all partitions of one dataset, as far as this node has heard of them.
+    """The known synopses of all partitions of one dataset.
 
-    One thread applies deltas; any may ask for candidates.
+    One thread applies deltas; any thread may query.
 
     Args:
         schema: of the dataset.
@@ -88,10 +88,10 @@ class FeatureGraph:
         self._known: _Known | None = None
 
     def apply(self, delta: SynopsisDelta) -> Version:
-        """Takes in what an owner tells, where it continues from what is known.
+        """Apply a delta of an owner if it continues from the known version.
 
         Returns:
-            What is known of the partition now; to be acknowledged to the owner.
+            The known version of the partition now, to be acknowledged to the owner.
 
         Raises:
             InputError: the delta is of another dataset.
@@ -108,12 +108,12 @@ class FeatureGraph:
         return state.version
 
     def version(self, partition: int) -> Version | None:
-        """What is known of a partition; None where nothing is."""
+        """The known version of a partition; None if there is none."""
         state = self._states.get(partition)
         return None if state is None else state.version
 
     def candidates(self, query: Query, partitions: Iterable[int]) -> Candidates:
-        """Parts `partitions` into those to ask and those that need not be asked."""
+        """Split `partitions` into candidates and pruned ones."""
         known = self._current()
         might = (
             query.may_match_zones(known.zones) if len(known.zones) else np.zeros(0, dtype=np.bool_)
@@ -129,10 +129,10 @@ class FeatureGraph:
         return Candidates(asked - spared.keys(), spared, since)
 
     def estimate(self, query: Query) -> Estimate:
-        """Bounds on the number of matching paths in all partitions that are known.
+        """Bounds on the number of matching paths in all known partitions.
 
-        An entry none of whose paths could fail to match counts from below, one with a path that
-        might match counts from above.
+        An entry in which every path matches counts in the lower bound, one in which a path may
+        match in the upper bound.
         """
         known = self._current()
         covered = Cursor({p: state.version.sequence for p, state in known.states.items()})
@@ -145,7 +145,7 @@ class FeatureGraph:
     def quantiles(
         self, query: Query, feature: str, shares: Sequence[float]
     ) -> tuple[Quantile, ...]:
-        """Bounds on quantiles of a feature over the matching paths that have a value of it.
+        """Bounds on quantiles of a feature over the matching paths that have a value.
 
         Args:
             query: of this dataset.
@@ -153,10 +153,10 @@ class FeatureGraph:
             shares: of the paths, each from 0 to 1.
 
         Returns:
-            One for each share; none where no path can match.
+            One for each share; empty if no path can match.
 
         Raises:
-            InputError: the feature has no numbers, or a share lies outside.
+            InputError: the feature is not numeric, or a share is out of range.
         """
         check_quantiles(self.schema, feature, shares)
         known = self._current()
@@ -184,7 +184,7 @@ class FeatureGraph:
 
 
 def _must_match(query: Query, zones: Zones) -> Mask:
-    """In which zones every path matches: none is null where it matters, nor might match NOT."""
+    """Mask of zones in which every path matches: no null where it matters, and NOT cannot match."""
     opposite = parse({"op": "not", "args": [json.loads(query.to_json())]}, query.schema)
     certain = ~opposite.may_match_zones(zones)
     for name in query.features:
@@ -193,5 +193,5 @@ def _must_match(query: Query, zones: Zones) -> Mask:
 
 
 def _empty_state(schema: Schema, delta: SynopsisDelta) -> SynopsisState:
-    """What is known before the first word of an owner; a delta with a base does not continue it."""
+    """The state before the first delta; a delta with a base does not continue it."""
     return SynopsisState(Version(delta.state.version.epoch, 0), 0, Entries.empty(schema))

@@ -1,7 +1,8 @@
 """The filter pipeline: filters that a path must all pass, applied chunk by chunk of a run.
 
-The condition that keeps the least for its cost comes first, by a sample of the rows at hand; the
-rest look only at what it leaves. A chunk's columns fit the processor's second-level cache.
+The condition with the best selectivity for its cost comes first, by a sample of the rows; the
+others test only the remaining rows. The columns of a chunk fit the second-level cache of the
+processor.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from galileo.query.predicates import And, Leaf, Node, leaves
 from galileo.query.visitors import json_value, verdicts
 
 CHUNK_PATHS = 1 << 17
-"""Paths that are looked at together: a megabyte of a column."""
+"""Paths that are tested together: a megabyte of a column."""
 SAMPLE_PATHS = 512
-"""Paths of a sample for the order of conditions, which is taken from `CHUNK_PATHS` on."""
+"""Paths of a sample for the order of conditions; taken from at least `CHUNK_PATHS` rows."""
 GATHER_BELOW_SHARE = 4
-"""Survivors are gathered for the next condition once they are fewer than one in so many."""
+"""Remaining rows are gathered for the next condition if they are fewer than one in so many."""
 
 _UNREAD_CELLS = np.broadcast_to(np.uint64(0), 1 << 40)
 _UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
@@ -34,10 +35,10 @@ _UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
 
 
 class LeafEvaluator:
-    """The test of one leaf on paths, for one scan.
+    """Tests one leaf on paths, for one scan.
 
-    What a condition says of each text of the graph is worked out once, as soon as it has been
-    asked of as many paths as there are texts.
+    The result for each text of the graph is computed once, after the leaf was tested on as many
+    paths as there are texts.
     """
 
     __slots__ = ("_asked", "_texts", "_verdicts")
@@ -63,11 +64,11 @@ class LeafEvaluator:
 
 
 class RowFilter(Protocol):
-    """What a path must pass; an equal one passes the same."""
+    """A condition that a path must pass; equal filters have equal results."""
 
     @property
     def weight(self) -> int:
-        """How dear a path is, against other conditions."""
+        """Relative cost of testing a path."""
         ...
 
     def mask(self, paths: Paths, rows: Rows) -> Mask:
@@ -119,7 +120,7 @@ class PredicateFilter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFilter:
-    """Being of the commits of the run that are true in the mask."""
+    """Passes the paths of the commits that are true in the mask."""
 
     commits: Mask
 
@@ -132,7 +133,7 @@ class CommitFilter:
 
 
 def row_filters(node: Node, judge: LeafEvaluator) -> tuple[PredicateFilter, ...]:
-    """The conditions that a path must all pass for the tree to be true."""
+    """The conjuncts of the tree as filters."""
     parts = node.parts if isinstance(node, And) else (node,)
     return tuple(PredicateFilter.of(part, judge) for part in parts)
 
@@ -160,7 +161,7 @@ class FilterPipeline:
 
     @classmethod
     def of(cls, paths: Paths, conditions: Sequence[RowFilter], *, rows: Rows) -> FilterPipeline:
-        """The order is that which suits `rows`."""
+        """Order the filters by selectivity and cost on a sample of `rows`."""
         if len(conditions) < 2:
             return cls(paths, conditions)
         if count_rows(rows) < CHUNK_PATHS:
@@ -174,7 +175,7 @@ class FilterPipeline:
         return cls(paths, sorted(conditions, key=rank))
 
     def apply(self, rows: Rows, *, tally: FilterStats | None = None) -> Rows:
-        """Those of the rows that pass, which should be a chunk at most."""
+        """The rows that pass; pass a chunk at most."""
         mask: Mask | None = None
         for condition in self.filters:
             if mask is not None and np.count_nonzero(mask) * GATHER_BELOW_SHARE < len(mask):

@@ -1,7 +1,7 @@
 """The memtable: new paths, unsorted, in the order of their commits.
 
-Arrays grow by doubling and are written only behind what has been handed out, so that a
-reader's view needs neither a copy nor a lock.
+Arrays grow by doubling and are written only behind published rows, so that a reader's view needs
+neither a copy nor a lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Memtable:
 
     @property
     def nbytes(self) -> int:
-        """Of what is used; the rest of a buffer are pages that were never touched."""
+        """Size of the used part of the buffers; unused pages are not mapped."""
         return self._paths.nbytes + self._commits.nbytes
 
     def append(self, paths: Paths, *, partition: int, sequence: int) -> None:
@@ -55,7 +55,7 @@ class Memtable:
         self._commits.extend((np.full(len(sequences), partition, dtype=np.int32), sequences))
 
     def view(self) -> SortedRun:
-        """What is there now; later appends do not show in it."""
+        """A run of the present contents; later appends do not change it."""
         partition, sequence = self._commits.view()
         return SortedRun(
             Paths.from_arrays(self._schema, self._paths.view()), Commits(partition, sequence)

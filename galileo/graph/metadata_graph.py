@@ -1,9 +1,9 @@
-"""The metadata graph: all paths of one dataset that a node holds (paper, III.B), in columns.
+"""The metadata graph: all paths of one dataset on a node (paper, III.B), in columns.
 
-The paper's tree is logical. Physically a path is a row; rows live in immutable sorted runs and
+The tree of the paper is logical. Physically a path is a row; rows are in immutable sorted runs and
 an unsorted memtable. One writer at a time appends to the memtable under a lock; a full memtable
-becomes a run, and `maintain` merges runs in tiers. A reader takes the current snapshot, a tuple of
-runs and an immutable view of the memtable, and neither blocks nor is blocked.
+becomes a run, and `maintain` compacts runs in tiers. A reader takes the current snapshot, a tuple
+of runs and an immutable view of the memtable; readers and the writer do not block each other.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ Counts: TypeAlias = npt.NDArray[np.integer[Any]]
 MEMTABLE_PATHS_MAX = 65_536
 """Paths at which the memtable becomes a run."""
 GATHER_BELOW_SHARE = 8
-"""What is new in a sorted run is gathered for many queries where it is less than one in so many."""
+"""The new paths of a sorted run are gathered for many queries if they are less than one in so many.
+"""
 _EVERY = 2**62
-"""Past every commit."""
+"""A sequence past every commit."""
 RUNS_MAX = 64
-"""Runs above which an insert merges them, in case `maintain` is never called."""
+"""Runs above which an insert compacts them itself, if `maintain` is not called."""
 
 
 class MetadataGraph:
@@ -85,7 +86,7 @@ class MetadataGraph:
         self._merging = threading.Lock()
 
     def insert(self, batch: pa.RecordBatch, *, partition: int, sequence: int) -> None:
-        """Adds the paths of one commit, all visible at once; from any thread.
+        """Add the paths of one commit, all visible at once; thread-safe.
 
         Args:
             batch: of `schema.path_schema`; copied.
@@ -110,13 +111,13 @@ class MetadataGraph:
     def insert_many(
         self, batch: pa.RecordBatch, *, partition: int, first_sequence: int, counts: Counts
     ) -> None:
-        """Adds the paths of consecutive commits, all visible at once; from any thread.
+        """Add the paths of consecutive commits, all visible at once; thread-safe.
 
         Args:
-            batch: of `schema.path_schema`, the paths of one commit behind those of another; copied.
+            batch: of `schema.path_schema`, the paths of one commit after those of another; copied.
             partition: of all of them.
             first_sequence: of the first commit.
-            counts: how many paths each commit has.
+            counts: paths of each commit.
 
         Raises:
             InternalError: the batch has other columns.
@@ -142,14 +143,14 @@ class MetadataGraph:
         self._snapshot = replace(self._snapshot, runs=runs, memtable=view)
 
     def maintain(self) -> bool:
-        """Merges runs until each is large against the newer ones; call it in a thread.
+        """Compact runs until each is large compared with the newer ones; call it in a thread.
 
-        The newest run stays by itself, so that what is new lies in a small one. Commits that
-        were dropped are left out of what is written.
+        The newest run is not compacted, so that new paths are in a small run. Deleted commits are
+        not written.
 
         Returns:
-            Whether anything was rewritten. False at once where nothing is to be done, or
-            another thread is at it.
+            Whether anything was rewritten. False at once if nothing is due, or another thread
+                compacts.
         """
         if not self._merging.acquire(blocking=False):
             return False
@@ -165,7 +166,7 @@ class MetadataGraph:
             self._merging.release()
 
     def _drop_dead_rows(self) -> bool:
-        """Rewrites the runs of which much was dropped, once after each drop."""
+        """Rewrite runs with many deleted paths, once after each drop."""
         snapshot = self._snapshot
         if snapshot.dropped == self._shed_up_to:
             return False
@@ -176,7 +177,7 @@ class MetadataGraph:
         return bool(wasteful)
 
     def _rewrite(self, place: slice) -> None:
-        """One run in place of some; inserts only append meanwhile, so places keep their meaning."""
+        """Replace some runs by one; inserts only append meanwhile, so indexes stay valid."""
         snapshot = self._snapshot
         members = snapshot.runs[place]
         held = [snapshot.live_commits(run) for run in members]
@@ -187,14 +188,14 @@ class MetadataGraph:
             self._snapshot = replace(now, runs=runs)
 
     def drop_before(self, partition: int, sequence: int) -> None:
-        """Takes back the commits of a partition that come before a sequence, for retention.
+        """Delete the commits of a partition before a sequence, for retention.
 
-        No later scan, count or drill-down shows them, nor do commits of such a sequence that
-        are inserted later. Their memory is given back by the merges of `maintain`.
+        Later scans, counts and drill-downs exclude them, also if such commits are inserted later.
+        `maintain` frees their memory.
 
         Args:
             partition: of the commits.
-            sequence: of the first commit that stays; what was dropped before stays so.
+            sequence: of the first commit that stays; it never moves back.
         """
         with self._writing:
             now = self._snapshot
@@ -202,10 +203,10 @@ class MetadataGraph:
             self._snapshot = replace(now, dropped=dropped)
 
     def remove(self, partition: int) -> None:
-        """Takes back all commits of a partition, whose memory is given back on return.
+        """Delete all commits of a partition and free their memory.
 
-        Scans that have begun still see them. The partition may come again, with any commits.
-        Takes as long as to merge all runs; call it in a thread.
+        Running scans still see them. The partition may be inserted again, with any commits. Takes
+        as long as compacting all runs; call it in a thread.
         """
         with self._merging:
             with self._writing:
@@ -228,27 +229,28 @@ class MetadataGraph:
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
     ) -> pa.Table:
-        """The labels of all paths that match, in no particular order.
+        """The labels of all matching paths, in no particular order.
 
         Args:
             query: of this dataset.
-            after: commits up to here are left out.
-            until: so are commits past this, and partitions that it does not name; None: none.
-            partitions: the only ones looked at; None: all.
+            after: commits up to here are excluded.
+            until: commits past this are excluded, and partitions that it does not name; None: no
+                bound.
+            partitions: the only ones included; None: all.
 
         Returns:
-            A table of `schema.label_schema`; of one moment of the graph.
+            A table of `schema.label_schema`, from one snapshot of the graph.
         """
         return self._table(self._tasks(query, Window(after, until, partitions)))
 
     def _tasks(
         self, query: Query, window: Window, *, snapshot: Snapshot | None = None
     ) -> list[RunScan]:
-        """What is left to be looked at, run by run, of one snapshot; None: the current one."""
+        """The scans of the runs of one snapshot; None: the current one."""
         return list(self._plans(query, window, snapshot=snapshot or self._snapshot))
 
     def _plans(self, query: Query, window: Window, *, snapshot: Snapshot) -> Iterator[RunScan]:
-        """The same, a run at a time."""
+        """`_tasks`, one run at a time."""
         search = BoundQuery.of(query, self._texts)
         window = replace(window, after=snapshot.since(window.after))
         for run in snapshot.parts:
@@ -266,21 +268,21 @@ class MetadataGraph:
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
     ) -> Iterator[pa.RecordBatch | None]:
-        """The labels of `scan` a piece at a time, all of the moment of this call.
+        """The labels of `scan` a piece at a time, all from one snapshot.
 
-        What it takes is the snapshot, one piece, and eight bytes for each path of one run that no
-        bound rules out. After each chunk of paths that yields no piece yet comes None, so that
-        its caller gets to decide whether to go on.
+        It holds the snapshot, one piece, and eight bytes for each path of one run that was not
+        pruned. After each chunk of paths without a full piece it yields None, so that its caller
+        can stop.
 
         Args:
             query: of this dataset.
-            labels_max: labels of a piece, at most.
+            labels_max: most labels of a piece.
             after: as in `scan`.
             until: as in `scan`.
             partitions: as in `scan`.
 
         Returns:
-            Batches of `schema.label_schema`, none of them empty, and None.
+            Non-empty batches of `schema.label_schema`, and None.
         """
         plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
         return (
@@ -298,17 +300,17 @@ class MetadataGraph:
     ) -> list[pa.Table]:
         """The labels that match each query and lie past its cursor, in the order of `queries`.
 
-        Sealed runs that lie past a cursor entirely are scanned as they are. Of the memtable and the
-        run that a cursor falls into, what is new is gathered and sorted once, for all queries,
-        unless it is much of the run.
+        Runs past a cursor are scanned as they are. New paths of the memtable and of the run that
+        contains the cursor are gathered and sorted once for all queries, unless they are a large
+        part of the run.
 
         Args:
-            queries: each with the cursor up to which it is done.
+            queries: each with its cursor.
             until: as in `scan`.
             partitions: as in `scan`.
 
         Returns:
-            Tables of `schema.label_schema`, all of one moment of the graph.
+            Tables of `schema.label_schema`, all from one snapshot of the graph.
         """
         tasks: list[list[RunScan]] = [[] for _ in queries]
         cursors: dict[Cursor, list[int]] = {}
@@ -324,11 +326,11 @@ class MetadataGraph:
         return [self._table(each) for each in tasks]
 
     def match(self, question: MatchQuery) -> MatchBatch | None:
-        """What matches each of very many standing queries, found in one pass over what is new.
+        """Match very many continuous queries in one pass over new paths.
 
         Returns:
-            Of one moment of the graph, with the numbers of asks for items. None where there are
-            more pairs than the question allows.
+            The matches from one snapshot, with the numbers of requests as items. None if there are
+                more pairs than the request allows.
         """
         snapshot = self._snapshot
         work = MatchPass(question, snapshot.dropped, self._texts, self._label_schema)
@@ -363,9 +365,9 @@ class MetadataGraph:
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
     ) -> Explanation:
-        """What a scan with these arguments does, found by doing it; see `Explanation`.
+        """Execute a scan and report its work; see `Explanation`.
 
-        `check` is called between pieces of the work and raises to stop it, here as below.
+        `check` is called between portions of work and raises to cancel it, here as below.
         """
         snapshot, window = self._snapshot, Window(after, until, partitions)
         return build_explanation(
@@ -399,7 +401,7 @@ class MetadataGraph:
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
     ) -> Summary:
-        """Counts and statistics of an indexed feature over the paths that match; see `Summary`.
+        """Statistics of an indexed feature over the matching paths; see `Summary`.
 
         Args:
             query: of this dataset.
@@ -409,11 +411,11 @@ class MetadataGraph:
             after: as in `scan`.
             until: as in `scan`.
             partitions: as in `scan`.
-            check: called between pieces of the work; raises to stop it.
+            check: called between portions of work; raises to cancel it.
 
         Raises:
-            InputError: the feature is not indexed or a text, these are no bins, or bins by number
-                meet infinite values.
+            InputError: the feature is not indexed or a text, the bins are invalid, or a number of
+                bins is given and a value is infinite.
         """
         check_summary(self.schema, feature, bins)
         tasks = self._tasks(query, Window(after, until, partitions))
@@ -422,7 +424,7 @@ class MetadataGraph:
     def describe(
         self, partitions: frozenset[int], *, check: Check = never_cancelled
     ) -> Description:
-        """What some partitions hold; see `galileo.graph.description` for the cost."""
+        """The contents of some partitions; see `galileo.graph.description` for the cost."""
         return self._descriptions.describe(self._snapshot, partitions, check=check)
 
     def children(
@@ -433,7 +435,7 @@ class MetadataGraph:
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
     ) -> pa.Table:
-        """The vertices below one, for drilling down; see `galileo.graph.drill_down.children`.
+        """The children of a vertex; see `galileo.graph.drill_down.children`.
 
         Of all partitions, or of some.
         """
@@ -454,7 +456,7 @@ class MetadataGraph:
         return len(self._snapshot.runs)
 
     def memory_bytes(self) -> int:
-        """What the graph holds: runs with their zone maps, memtable, texts."""
+        """Size of runs with their zone maps, memtable and texts."""
         runs = sum(run.nbytes for run in self._snapshot.runs)
         return runs + self._memtable.nbytes + self._texts.nbytes
 
@@ -462,7 +464,7 @@ class MetadataGraph:
 def _shared(
     run: SortedRun, windows: dict[Cursor, Window]
 ) -> list[tuple[SortedRun, Mask | None, Cursor]]:
-    """What to scan of a run for each cursor that it has news for, and which commits count."""
+    """The part of a run to scan for each cursor, and the mask of live commits."""
     coverages = {cursor: window.coverage(run) for cursor, window in windows.items()}
     whole = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.ALL]
     partly = [cursor for cursor, coverage in coverages.items() if coverage is Coverage.SOME]

@@ -1,9 +1,9 @@
-"""Quantiles of a feature from bounds alone: between which values they certainly lie.
+"""Bounds of the quantiles of a feature, from bounds alone.
 
-Each entry of the synopses holds between `low` and `high` matching paths, all with values in
-[lo, hi]. Of the paths that match, the fewest lie at or below x if every entry that ends by
-x holds its least and every other one its most, beyond x; the most lie below x if every
-entry that begins below x holds its most there and every other one its least.
+Each entry of the synopses has between `low` and `high` matching paths, all with values in [lo, hi].
+The fewest paths lie at or below x if every entry that ends by x has its least number and every
+other one its greatest, beyond x; the most lie below x if every entry that begins below x has its
+greatest number there and every other one its least.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """Where a share of the matching paths that have a value ends.
+    """Bounds of one quantile of the matching paths that have a value.
 
-    The quantile of n values is the one at position ceil(share * n), at least 1, of their
-    ascending order.
+    The quantile of n values is the one at position ceil(share * n), at least 1, in ascending order.
 
     Attributes:
         share: from 0 (the least value) to 1 (the greatest).
-        low: the quantile is at least this.
-        high: at most this.
-        value: a guess between them.
+        low: lower bound.
+        high: upper bound.
+        value: an estimate between them.
     """
 
     share: float
@@ -47,13 +46,13 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """Groups of values of which only bounds are known; arrays of shape (k,).
+    """Bounds of groups of values; arrays of shape (k,).
 
     Attributes:
         lo: least value of a group.
         hi: greatest value.
-        low: how many values at least.
-        high: how many at most; above 0.
+        low: least number of values.
+        high: greatest number of values; above 0.
     """
 
     lo: Floats
@@ -63,7 +62,7 @@ class Bounded:
 
 
 def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]) -> None:
-    """Raises `InputError` where these quantiles cannot be estimated."""
+    """Raise `InputError` unless the feature is numeric and the shares are valid."""
     if len(shares) > QUANTILES_MAX:
         raise InputError(f"expected at most {QUANTILES_MAX:,} quantiles, got {len(shares):,}")
     if wrong := [f"{share:g}" for share in shares if not 0 <= share <= 1]:
@@ -72,12 +71,12 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
     if shares and feature not in numeric:
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
-            f"({', '.join(numeric) or 'it has none'}), to tell quantiles of, got {feature!r}"
+            f"({', '.join(numeric) or 'it has none'}), got {feature!r}"
         )
 
 
 def quantiles(groups: Bounded, shares: Sequence[float]) -> tuple[Quantile, ...]:
-    """Bounds of quantiles over all groups; none where there is no group."""
+    """Bounds of quantiles over all groups; empty without groups."""
     if len(groups.lo) == 0:
         return ()
     return tuple(_quantile(groups, share) for share in shares)
@@ -89,7 +88,7 @@ def _quantile(groups: Bounded, share: float) -> Quantile:
 
 
 def _highest(groups: Bounded, share: float) -> float:
-    """The least end by which the share is reached, however the values lie."""
+    """The least end of a group by which the share is certainly reached."""
     order = np.argsort(groups.hi, kind="stable")
     ends = groups.hi[order]
     below = np.cumsum(groups.low[order])
@@ -103,7 +102,7 @@ def _highest(groups: Bounded, share: float) -> float:
 
 
 def _lowest(groups: Bounded, share: float) -> float:
-    """The greatest beginning below which the share is not reached, however the values lie."""
+    """The greatest start of a group below which the share is certainly not reached."""
     order = np.argsort(groups.lo, kind="stable")
     begins = groups.lo[order]
     first = np.append(True, begins[1:] != begins[:-1])
@@ -115,9 +114,9 @@ def _lowest(groups: Bounded, share: float) -> float:
 
 
 def _guess(groups: Bounded, share: float) -> float:
-    """As if each group held the mean of its least and most, all at its middle.
+    """Estimate with the mean number of values of each group, all at its middle.
 
-    What reaches from one infinity to the other has its middle at 0.
+    The middle of an interval between both infinities is 0.
     """
     with np.errstate(invalid="ignore"):
         middle = np.nan_to_num(groups.lo / 2 + groups.hi / 2, posinf=np.inf, neginf=-np.inf)

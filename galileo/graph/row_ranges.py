@@ -1,4 +1,4 @@
-"""Row ranges of a run: half-open, sorted, and the positions in them."""
+"""Half-open, sorted ranges of rows of a run, and positions in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def to_positions(rows: Rows) -> Positions:
 
 
 def concat_small(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
-    """The same rows in pieces of at least so many, but the last; none is empty."""
+    """The same rows in pieces of at least so many, except the last; none is empty."""
     small: list[Rows] = []
     count = 0
     for piece in pieces:
@@ -73,7 +73,7 @@ class RowRanges:
         return RowRanges(self.start, np.minimum(self.stop, length))
 
     def intersection(self, other: RowRanges) -> RowRanges:
-        """What lies in both: each stretch against the ones of `other` that it meets."""
+        """The rows in both."""
         first = np.searchsorted(other.stop, self.start, side="right")
         last = np.searchsorted(other.start, self.stop, side="left")
         counts = np.maximum(last - first, 0)
@@ -84,7 +84,7 @@ class RowRanges:
         )
 
     def rows(self) -> Rows:
-        """Their rows; a slice with some more where that saves gathering most of them."""
+        """The rows; a slice with a few more if that saves gathering most of them."""
         if len(self.start) == 0:
             return NO_ROWS
         hull = slice(int(self.start[0]), int(self.stop[-1]))

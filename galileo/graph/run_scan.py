@@ -1,8 +1,8 @@
-"""Scans: which paths of a run match a query within a window of commits.
+"""Scans: the paths of a run that match a query within a window of commits.
 
-A run is ruled out by its spans, its blocks by their zones and commits, and narrowed by binary
-search on the cell; what is left goes through the filter pipeline. Pruning only ever saves work:
-every path that counts has passed the commit mask and every condition of the query.
+A run is pruned by its sequence bounds, its blocks by their zones and commits, and the rest by
+binary search on the cell; what remains goes through the filter pipeline. Pruning only saves work:
+every path in the result has passed the commit mask and every condition of the query.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
 
 PORTION_PATHS = 1 << 17
-"""Paths that are gathered together, where as many are found."""
+"""Paths that are gathered together, if as many match."""
 
 Check: TypeAlias = Callable[[], None]
 """Called between portions of work; raises to cancel it."""
 
 
 class Coverage(Enum):
-    """How much of a run's commits lies in a window."""
+    """Which part of a run's commits lies in a window."""
 
     NONE = "none"
     SOME = "some"
@@ -61,9 +61,9 @@ class Window:
     """The commits after one cursor, up to and including another.
 
     Attributes:
-        after: what is already done.
-        until: the end; a partition that it does not name is left out. None: no end.
-        partitions: the only ones looked at. None: all.
+        after: exclusive start.
+        until: inclusive end; absent partitions are excluded. None: no end.
+        partitions: the only ones included. None: all.
     """
 
     after: Cursor = ORIGIN
@@ -80,7 +80,7 @@ class Window:
         return inside
 
     def coverage(self, run: SortedRun) -> Coverage:
-        """Costs one look per partition for a sealed run; SOME may be said of NONE."""
+        """Coverage of a run, by its sequence bounds; SOME may be returned for NONE."""
         if run.spans is None:
             held = self.holds(run.commits)
             return _coverage(possible=held, certain=held)
@@ -114,11 +114,11 @@ def _coverage(*, possible: Mask, certain: Mask) -> Coverage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundQuery:
-    """A query, with what of it is the same for all runs of one graph.
+    """A query, with what is common to all runs of one graph.
 
     Attributes:
         query: of the dataset.
-        cells: ranges of cells outside of which nothing matches; None is no limit.
+        cells: ranges of cells outside of which nothing matches; None: no limit.
         conditions: that a path must all pass.
     """
 
@@ -133,14 +133,14 @@ class BoundQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunScan:
-    """What is left to be done in one run.
+    """The remaining work in one run after pruning.
 
     Attributes:
         run: sealed or memtable.
-        rows: that no bound rules out.
+        rows: rows that were not pruned.
         pipeline: for them.
         zones: entries of the run's zone map.
-        zones_scanned: of them that may hold a match.
+        zones_scanned: zones that may hold a match.
     """
 
     run: SortedRun
@@ -151,12 +151,12 @@ class RunScan:
 
     @classmethod
     def of(cls, run: SortedRun, search: BoundQuery, *, commits: Mask | None) -> RunScan:
-        """Prunes the run.
+        """Prune the run.
 
         Args:
             run: sealed or memtable.
             search: of the run's graph.
-            commits: which of the run's commits count; None: all.
+            commits: mask of live commits of the run; None: all.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
@@ -165,7 +165,7 @@ class RunScan:
         return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)))
 
     def portions(self, *, tally: FilterStats | None = None) -> Iterator[Rows]:
-        """Rows that match, ascending, as many at a time as suits gathering; none is empty."""
+        """Matching rows, ascending, in portions that suit gathering; none is empty."""
         if not self.pipeline.filters:
             sifted: Iterator[Rows] = iter([self.rows])
         else:
@@ -173,10 +173,9 @@ class RunScan:
         return concat_small(sifted, least=PORTION_PATHS)
 
     def pieces(self, most: int) -> Iterator[Rows | None]:
-        """Rows that match, ascending, at most `most` at a time; None after each look in between.
+        """Matching rows, ascending, at most `most` at a time; None after each chunk in between.
 
-        A look is at no more than a chunk of paths, so the caller can stop or do something else
-        in time, however little matches.
+        The caller gets control back after each chunk, however few rows match.
         """
         found: list[Rows] = []
         count = 0
@@ -193,7 +192,7 @@ class RunScan:
             yield concat_rows(found)
 
     def matches(self) -> Positions:
-        """All rows that match, ascending."""
+        """All matching rows, ascending."""
         return np.concatenate([to_positions(NO_ROWS), *map(to_positions, self.portions())])
 
 
@@ -210,7 +209,7 @@ def delta(run: SortedRun, commits: Mask) -> SortedRun | None:
 
 
 def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -> Mask:
-    """Which blocks may hold a match; none where there is no zone map."""
+    """Mask of blocks that may hold a match; empty without a zone map."""
     zone_map = run.zone_map
     if zone_map is None:
         return np.zeros(0, dtype=np.bool_)
@@ -240,7 +239,7 @@ def _ranges_of_cells(columns: Columns, ranges: Ranges) -> RowRanges:
 
 
 def never_cancelled() -> None:
-    """The check of work that is never cancelled."""
+    """Never raise: the `Check` of work that is not cancelled."""
 
 
 def scan_portions(

@@ -1,4 +1,4 @@
-"""The metadata graph at one moment."""
+"""A snapshot of the metadata graph."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DROPPED_MAX = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The graph at one moment.
+    """A snapshot of the graph.
 
     Attributes:
         runs: sealed, oldest first.
         memtable: a view of it.
-        dropped: commits up to here do not count, though their paths may still be there.
+        dropped: commits up to here are deleted, though their paths may still be stored.
     """
 
     runs: tuple[SortedRun, ...]
@@ -35,34 +35,34 @@ class Snapshot:
         return (*self.runs, self.memtable) if len(self.memtable) else self.runs
 
     def parts_of(self, partitions: frozenset[int] | None) -> list[tuple[SortedRun, Mask | None]]:
-        """Runs and memtable, and which of their commits count; None: all of them."""
+        """Runs and memtable, each with a mask of its live commits in the partitions; None: all."""
         if partitions is None:
             return [(run, self.live_commits(run)) for run in self.parts]
         window = Window(self.dropped, None, partitions)
         return [(run, window.holds(run.commits)) for run in self.parts]
 
     def since(self, after: Cursor) -> Cursor:
-        """The cursor, but not before what was dropped."""
+        """The cursor, moved past deleted commits."""
         return after.join(self.dropped) if self.dropped else after
 
     def live_commits(self, run: SortedRun) -> Mask | None:
-        """Which commits of a run were not dropped; None: all of them."""
+        """Mask of the commits of a run that were not deleted; None: all."""
         window = Window(self.dropped)
         if not self.dropped or window.coverage(run) is Coverage.ALL:
             return None
         return window.holds(run.commits)
 
     def needs_rewrite(self, run: SortedRun) -> bool:
-        """Whether so much of it was dropped that it should be rewritten."""
-        held = self.live_commits(run)
-        return held is not None and count_live(run, held) <= len(run) * (1 - DROPPED_MAX)
+        """Whether at least `DROPPED_MAX` of its paths are deleted."""
+        live = self.live_commits(run)
+        return live is not None and count_live(run, live) <= len(run) * (1 - DROPPED_MAX)
 
     def count(self) -> int:
-        """Number of paths that were not dropped."""
+        """Number of paths that are not deleted."""
         parts = [(run, self.live_commits(run)) for run in self.parts]
-        return sum(len(run) if held is None else count_live(run, held) for run, held in parts)
+        return sum(len(run) if live is None else count_live(run, live) for run, live in parts)
 
 
-def count_live(run: SortedRun, held: Mask) -> int:
-    """How many paths of a run are of commits that are held."""
-    return int(np.count_nonzero(held.take(run.paths.commit)))
+def count_live(run: SortedRun, live: Mask) -> int:
+    """Number of paths of a run whose commit is live."""
+    return int(np.count_nonzero(live.take(run.paths.commit)))

@@ -1,8 +1,7 @@
-"""Sorted runs: immutable, with zone maps; and when to compact them.
+"""Sorted runs: immutable, with zone maps; and the policy of their compaction.
 
-Runs stand in the order of age. New data sits in the memtable and in small recent runs, and a run
-knows by partition which sequences it holds, so "since sequence s" rules old runs out without
-a look at their paths.
+Runs are ordered by age. New data is in the memtable and in small recent runs, and a run knows its
+sequences by partition, so a scan "since sequence s" prunes old runs without reading their paths.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BLOCK_PATHS = 4096
 COMPACTION_GROWTH = 4
 """How much larger than its oldest member a compacted run is, at least."""
 RUN_PATHS_MAX = 1 << 23
-"""Runs of this size are not compacted any more, which bounds the memory that a compaction takes."""
+"""Runs of this size are not compacted any more, which bounds the memory of a compaction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +69,7 @@ class ZoneMap:
         )
 
     def may_hold(self, commits: Mask) -> Mask:
-        """Which blocks may hold a path of the commits that are true in the mask."""
+        """Mask of blocks that may hold a path of the commits in the mask."""
         before = np.concatenate([[0], np.cumsum(commits)])
         found: Mask = before[self.commit_hi + 1] > before[self.commit_lo]
         return found
@@ -87,13 +86,13 @@ class ZoneMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedRun:
-    """Paths that never change.
+    """An immutable part of the graph.
 
     Attributes:
-        paths: by cell, then bucket, where there is a zone map; else as they came.
+        paths: sorted by cell, then bucket, if there is a zone map; else in insertion order.
         commits: that `paths.commit` refers to.
         zone_map: None in the memtable, which is not sorted.
-        spans: of the commits; None in the memtable.
+        spans: sequence bounds; None in the memtable.
     """
 
     paths: Paths
@@ -124,15 +123,15 @@ def compact(
     held: Sequence[Mask | None] | None = None,
     block_paths: int = BLOCK_PATHS,
 ) -> SortedRun | None:
-    """One sorted run of the paths of all; commits keep the order of age.
+    """Merge runs into one sorted run; commits stay in the order of age.
 
     Args:
         runs: at least one, oldest first.
-        held: for each run which of its commits are kept; None: all.
+        held: for each run a mask of live commits; None: all.
         block_paths: paths under one entry of the zone map.
 
     Returns:
-        None where no path is kept.
+        None if no path is live.
     """
     held = held or [None] * len(runs)
     numbers, commits = _numbered(runs, held)
@@ -157,9 +156,9 @@ def _build_run(paths: Paths, commits: Commits, *, block_paths: int) -> SortedRun
 
 
 def _arrange_all(stacks: Sequence[Sequence[Array]], order: npt.NDArray[np.intp]) -> list[Array]:
-    """Each stack end to end in that order, one after the other to save memory.
+    """Concatenate and reorder each column, one after the other to save memory.
 
-    Validities of integers that are all there take none: one value stands for all.
+    Validity masks of integers without nulls stay one constant.
     """
     plain = [not all(part.dtype == np.bool_ and part.all() for part in stack) for stack in stacks]
     slots = iter(
@@ -180,7 +179,7 @@ def _arrange(stack: Sequence[Array], order: npt.NDArray[np.intp], slot: Array) -
 def _numbered(
     runs: Sequence[SortedRun], held: Sequence[Mask | None]
 ) -> tuple[list[npt.NDArray[np.int32]], Commits]:
-    """For each run the new numbers of its commits, -1 for those not kept; and the commits."""
+    """New commit numbers for each run, -1 for dropped ones; and the commits."""
     numbers: list[npt.NDArray[np.int32]] = []
     kept: list[Commits] = []
     for run, mask in zip(runs, held, strict=True):
@@ -198,9 +197,9 @@ def _numbered(
 def compaction_start(sizes: Sequence[int]) -> int | None:
     """The oldest run that is to be compacted with all newer ones, or None.
 
-    It is the oldest that grows `COMPACTION_GROWTH`-fold. So when nothing is to be compacted each
-    run holds more than a third of what all newer ones hold together: the number of runs is
-    logarithmic in the number of paths, and so is how often a path is rewritten.
+    It is the oldest that grows `COMPACTION_GROWTH`-fold. So without a due compaction each run holds
+    more than a third of what all newer ones hold: the number of runs is logarithmic in the number
+    of paths, and so is how often a path is rewritten.
 
     Args:
         sizes: paths of each run, oldest first.

@@ -1,9 +1,8 @@
-"""One pass over the new paths of a graph, which matches very many standing queries.
+"""Matches very many continuous queries against the new paths of a graph in one pass.
 
-Of each run the paths that lie past the oldest cursor are handed to the queries' index a portion at
-a time; which ask wants which pair is then decided by its own cursor. Where few asks concern a
-large run, each scans it by itself, since zone maps and sorting then rule out more than one pass
-saves.
+The paths of each run past the oldest cursor go through the index of the queries, a portion at a
+time; the cursor of each request then selects its pairs. If few requests concern a large run, each
+scans it separately, since zone maps and sorting then save more than a shared pass.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
 
 FEW_PATHS = 3_000
-"""New paths of a run for each ask that it concerns, from which on each ask scans by itself."""
+"""New paths of a run per request; above it each request scans separately."""
 
 SPARSE = 16
-"""Distinct rows are found by sorting where there are fewer than one in so many."""
+"""Distinct rows are found by sorting if they are fewer than one in so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchQuery:
-    """What is asked of a graph.
+    """A match request to a graph.
 
     Attributes:
-        standing: the queries.
-        asks: of them.
-        until: the last commit of each partition that counts.
-        query_of: the query of an ask, by number.
-        pairs_max: pairs above which there is no answer; None: no bound.
+        standing: the index of the queries.
+        asks: the requests.
+        until: the last commit of each partition.
+        query_of: the query of a request, by number.
+        pairs_max: above so many pairs there is no answer; None: no bound.
     """
 
     standing: StandingQueries
@@ -55,11 +54,11 @@ class MatchQuery:
 
 @dataclass(slots=True, eq=False)
 class MatchPass:
-    """One pass; `matches` of what `visit` found in each run.
+    """One pass over the runs of a graph; `matches` has the results of `visit`.
 
     Args:
-        question: that it answers.
-        dropped: commits up to here do not count.
+        question: the match request.
+        dropped: commits up to here are deleted.
         texts: of the graph.
         label_schema: of the dataset.
     """
@@ -80,7 +79,7 @@ class MatchPass:
 
     @property
     def is_over(self) -> bool:
-        """Whether there are more pairs than are wanted."""
+        """Whether there are more pairs than `pairs_max`."""
         most = self.question.pairs_max
         return most is not None and self._pairs > most
 
@@ -91,7 +90,7 @@ class MatchPass:
         return MatchBatch.of(np.concatenate(self._items), np.concatenate(self._places), rows)
 
     def visit(self, run: SortedRun) -> None:
-        """Looks at what is new in a run, as far as there is room for what it finds."""
+        """Match the new paths of a run, while `pairs_max` is not exceeded."""
         asks = self.question.asks
         concerned = _requests_for_run(run, asks)
         if len(concerned) == 0:
@@ -113,7 +112,7 @@ class MatchPass:
         self._take(run, MatchHits.concat(parts))
 
     def _window(self, after: npt.NDArray[np.int64]) -> Window:
-        """The commits past some sequences, which are one for each partition of the asks."""
+        """The commits past these sequences, one for each partition of the requests."""
         asked = after != NOT_REQUESTED
         partitions = self.question.asks.partitions[asked].tolist()
         cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
@@ -132,7 +131,7 @@ class MatchPass:
     def _match_all(
         self, run: SortedRun, rows: Rows, asks: MatchRequests, *, numbers: npt.NDArray[np.int32]
     ) -> Iterator[MatchHits]:
-        """Asks are `numbers` of the question's."""
+        """Match requests `numbers` together."""
         standing = self.question.standing
         for start in range(0, count_rows(rows), PORTION_PATHS):
             part = slice_rows(rows, start, start + PORTION_PATHS)
@@ -144,7 +143,7 @@ class MatchPass:
                 yield MatchHits(numbers[found.requests], place[found.rows])
 
     def _columns(self, run: SortedRun, rows: Rows) -> Columns:
-        """What the queries look at, texts among it."""
+        """The columns that the queries read, with texts."""
         columns = run.paths.columns
         features = {name: columns.features[name].take(rows) for name in self.features}
         bound = {
@@ -166,7 +165,7 @@ class MatchPass:
 
 
 def _requests_for_run(run: SortedRun, asks: MatchRequests) -> npt.NDArray[np.int32]:
-    """The asks for which the run may have news, by number."""
+    """Numbers of the requests with unread commits in the run."""
     if run.spans is None or len(asks.partitions) == 0:
         return np.arange(len(asks), dtype=np.int32)
     at = np.minimum(np.searchsorted(asks.partitions, run.spans.partition), len(asks.partitions) - 1)
@@ -186,7 +185,7 @@ def _new_rows(run: SortedRun, window: Window) -> Rows:
 
 
 def _distinct(rows: Positions) -> tuple[Positions, Positions]:
-    """The rows, each once and ascending, and the place of each among them; not empty."""
+    """The distinct rows, ascending, and the position of each row among them; not empty."""
     first, last = int(rows.min()), int(rows.max())
     if last - first > SPARSE * len(rows):
         distinct, places = np.unique(rows, return_inverse=True)

@@ -1,7 +1,7 @@
-"""Summaries: statistics of one feature over the paths that match, from the graph alone.
+"""Summaries: statistics of one feature over the matching paths, and counts by cell, without reading
+observations.
 
-A path stands for all observations of its block part that share its values, so a path that has n
-observations counts n times, and the statistics are those of the observations.
+A path with n observations counts n times, so the statistics are those of the observations.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BINS_MAX = 10_000
 """Bins of one histogram."""
 
 _SCALE = 2.0**-64
-"""By which sums of doubles near the greatest keep within what a double holds."""
+"""Scale that keeps sums of the largest doubles finite."""
 
 Numbers = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.int64]
 _Counted = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 
 CELLS_SCHEMA = pa.schema([pa.field("cell", pa.uint64()), pa.field("rows", pa.int64())])
-"""Of the table that `rows_by_cell` returns."""
+"""Schema of the table that `rows_by_cell` returns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,17 +49,17 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """What the paths that match a query say of one feature.
+    """Statistics of one feature over the paths that match a query.
 
     Attributes:
-        paths: that match.
-        observations: under them.
+        paths: number of matching paths.
+        observations: of these paths.
         missing: observations without a value.
         minimum: None where no observation has a value.
         maximum: likewise.
         total: sum of the values of all observations.
         mean: over the observations that have a value; None where none has.
-        histogram: where it was asked for, and any observation has a value or edges were given.
+        histogram: if it was requested, and any observation has a value or edges were given.
     """
 
     paths: int
@@ -73,7 +73,7 @@ class Summary:
 
 
 def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | None) -> None:
-    """Raises `InputError` where the feature or the bins are none that can be summarised."""
+    """Raise `InputError` unless the feature is numeric and the bins are valid."""
     numeric = [f.name for f in schema.indexed if f.type != "text"]
     if feature not in numeric:
         raise InputError(
@@ -97,7 +97,7 @@ def summarise(
     bins: int | Sequence[float] | None,
     check: Check = never_cancelled,
 ) -> Summary:
-    """The summary of what `tasks` find; bins by number take a second pass."""
+    """The summary of the matches of `tasks`; a number of bins takes a second pass."""
     moments = _Moments()
     edges = None if bins is None or isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     counts = None if edges is None else np.zeros(len(edges) - 1, dtype=np.int64)
@@ -114,7 +114,7 @@ def summarise(
 
 
 def moments(values: Numbers, valid: Mask, weights: Weights) -> Summary:
-    """The summary of paths with these values, where valid, and so many observations each."""
+    """The summary of paths with these values, where valid, weighted by their observations."""
     sums = _Moments()
     counted = weights[valid]
     sums.add(values[valid], counted, paths=(len(weights), int(weights.sum())))
@@ -139,7 +139,7 @@ def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:
 
 
 def merge_summaries(summaries: Sequence[Summary]) -> Summary:
-    """The summary of all together, of parts that share no path.
+    """The summary of the union of disjoint parts.
 
     Args:
         summaries: with histograms of the same edges, or all without.
@@ -163,7 +163,7 @@ def merge_summaries(summaries: Sequence[Summary]) -> Summary:
 
 
 def _sum(values: Sequence[float]) -> float:
-    """The sum, exact but for one rounding; infinite where no double holds it, as in NumPy."""
+    """The exact sum, rounded once; infinite if it exceeds a double, as in NumPy."""
     try:
         return math.fsum(values)
     except OverflowError:
@@ -187,7 +187,7 @@ class _Moments:
     totals: list[float] = field(default_factory=list)
 
     def add(self, values: Numbers, weights: Weights, *, paths: tuple[int, int]) -> None:
-        """Takes in values with their observations, of so many paths with so many observations."""
+        """Add values with their weights, and (paths, observations) including missing values."""
         self.paths += paths[0]
         self.observations += paths[1]
         if len(values):
@@ -214,7 +214,7 @@ class _Moments:
 def _portions(
     tasks: Sequence[RunScan], feature: str, check: Check
 ) -> Iterator[tuple[Numbers, Weights, tuple[int, int]]]:
-    """Values that are there, observations of each; number of paths and all their observations."""
+    """Valid values, their weights, and (paths, observations) of each portion."""
     for run, rows in scan_portions(tasks, check=check):
         column = cast(NumberColumn, run.paths.columns.features[feature].take(rows))
         weights = take_rows(run.paths.rows, rows).astype(np.int64)
@@ -231,7 +231,7 @@ def _count_bins(values: Numbers, weights: Weights, edges: Numbers) -> Weights:
 
 
 def rows_by_cell(tasks: Sequence[RunScan], *, check: Check = never_cancelled) -> pa.Table:
-    """The cells of the paths that tasks find, each once, ascending, with their observations."""
+    """Observations of the matching paths by cell, ascending."""
     portions: list[_Counted] = []
     for run, rows in scan_portions(tasks, check=check):
         columns = run.paths.columns

@@ -1,8 +1,8 @@
-"""The owner's side of the feature graph: one synopsis per partition, and what it tells others.
+"""The owner's side of the feature graph: one synopsis per partition, and its deltas.
 
-A delta carries the entries that changed after what its receiver has acknowledged. Its values are
-absolute, so a delta may be lost, repeated or come late: the receiver takes only what continues
-from what it has (`SynopsisState.applied`), and acknowledges that.
+A delta has the entries that changed since the version that its receiver acknowledged. Its values
+are absolute, so a delta may be lost, repeated or late: the receiver applies only what continues its
+version (`SynopsisState.apply`), and acknowledges that.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ENTRIES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a synopsis covers.
+    """The version of a synopsis.
 
     Attributes:
         epoch: of the owner; another number after each restart or move.
-        sequence: all commits of the partition up to here are in it.
+        sequence: all commits of the partition up to here are included.
     """
 
     epoch: int
@@ -40,9 +40,9 @@ class SynopsisState:
     """A synopsis at one moment, at its owner or at a receiver.
 
     Attributes:
-        version: what it covers.
-        since: commits up to here are not in it: retention had dropped them.
-        step: which of `grids(schema)` its entries are of.
+        version: what it includes.
+        since: commits up to here are not included: retention had dropped them.
+        step: index of its grid in `grids(schema)`.
         entries: its content.
     """
 
@@ -52,7 +52,7 @@ class SynopsisState:
     since: int = 0
 
     def apply(self, delta: SynopsisDelta) -> SynopsisState:
-        """The state after a delta, or this one where the delta does not continue from it."""
+        """The state after a delta, or this one if the delta does not continue it."""
         mine, theirs = self.version, delta.state.version
         if theirs.sequence < mine.sequence or delta.base > mine.sequence:
             return self
@@ -66,14 +66,14 @@ class SynopsisState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SynopsisDelta:
-    """What changed in a synopsis.
+    """The changes of a synopsis.
 
     Attributes:
-        dataset: name of it.
-        partition: whose synopsis it is.
-        base: commit sequence after which the changes are; 0 with everything.
-        state: of the owner, its entries reduced to the changed ones. A step of the grid changes
-            all entries, so a delta across it has them all.
+        dataset: its name.
+        partition: of the synopsis.
+        base: commit sequence after which the changes are; 0 for a full copy.
+        state: of the owner, its entries reduced to the changed ones. A coarser grid changes all
+            entries, so a delta across it has them all.
     """
 
     dataset: str
@@ -98,7 +98,7 @@ class SynopsisDelta:
         """The inverse of `to_bytes`.
 
         Raises:
-            InputError: these are other bytes, or of another dataset.
+            InputError: the bytes are invalid, or of another dataset.
         """
         try:
             with pa.ipc.open_stream(raw) as reader:
@@ -142,16 +142,16 @@ def _read(batch: pa.RecordBatch) -> SynopsisDelta:
 
 
 class Synopsis:
-    """What one partition of one dataset holds, at low resolution; kept by its owner.
+    """The low-resolution contents of one partition of one dataset; kept by its owner.
 
-    `add` is for the one writer of the partition; the rest may be called from any thread.
+    Only the one writer of the partition may call `add`; the rest is thread-safe.
 
     Args:
         schema: of the dataset.
-        partition: whose commits these are.
-        epoch: another number after each restart or move of the partition, and after each time
-            that it is made anew, so that receivers that knew an earlier one get everything.
-        since: commits up to here will not be in it.
+        partition: of the commits.
+        epoch: a new number after each restart or move of the partition and each rebuild, so that
+            receivers of an earlier one get a full copy.
+        since: commits up to here will not be included.
         entries_max: above it the grid becomes coarser.
     """
 
@@ -172,18 +172,18 @@ class Synopsis:
 
     @property
     def version(self) -> Version:
-        """What it covers now; a receiver that has acknowledged it needs nothing."""
+        """The present version; a receiver that has acknowledged it needs no delta."""
         return self._state.version
 
     def add(self, batch: pa.RecordBatch, sequence: int) -> None:
-        """Takes in the paths of a commit, in the order of sequences, before it is published.
+        """Add the paths of a commit, in the order of sequences, before it is published.
 
         Args:
             batch: of `schema.path_schema`; may be empty.
             sequence: of the commit.
 
         Raises:
-            InternalError: a commit of this or a later sequence is in it already.
+            InternalError: a commit of this or a later sequence was added already.
         """
         state = self._state
         if sequence <= state.version.sequence:
@@ -209,10 +209,10 @@ class Synopsis:
         return state
 
     def changes_since(self, known: Version | None) -> SynopsisDelta:
-        """What a receiver lacks.
+        """The delta for a receiver.
 
         Args:
-            known: what it acknowledged last; None, or of another epoch: everything.
+            known: the version that it acknowledged last; None, or of another epoch: a full copy.
         """
         state = self._state
         continues = (
@@ -227,7 +227,7 @@ class Synopsis:
         return SynopsisDelta(self.schema.key, self.partition, base, news)
 
     def check(self) -> None:
-        """Asserts that the entries are in order and within their limit."""
+        """Assert that the entries are in order and within their limit."""
         state = self._state
         assert (np.diff(state.entries.key) > 0).all(), "keys of a synopsis must ascend"
         assert (state.entries.changed <= state.version.sequence).all(), "change from the future"

@@ -1,11 +1,11 @@
-"""Entries: the coarse vertices of a synopsis, in columns, with bounds of what lies under each.
+"""Entries: the coarse vertices of a synopsis, in columns, with bounds of the paths under each.
 
-An entry stands for one coarse cell and one stretch of time. Bounds only ever widen, so an entry
-sent twice, or late, is recognised and does no harm.
+An entry covers one coarse cell and one time interval. Bounds only ever widen, so a repeated or late
+entry changes nothing.
 
-The number of paths under an entry grows with every commit. Only when it passes into another
-bracket, which is an eighth wide, does the entry count as changed: so an entry is sent anew
-a logarithmic number of times, and a receiver of a number knows the bracket.
+The number of paths under an entry grows with every commit. An entry counts as changed only when
+this number reaches the next logarithmic bucket, which is an eighth wide: so an entry is sent a
+logarithmic number of times, and a receiver knows the number up to its bucket.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _LEADING_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How coarse the entries of a synopsis are.
+    """The resolution of the entries of a synopsis.
 
     Attributes:
         precision: characters of a coarse cell.
-        width_us: microseconds of a stretch of time; None: all of time.
+        width_us: microseconds of a time interval; None: all of time.
     """
 
     precision: int
     width_us: int | None
 
     def keys(self, columns: Columns, schema: Schema) -> Keys:
-        """One number per path, the same for all paths of an entry."""
+        """One number per path, equal for all paths of an entry."""
         cell = geohash.coarsen(columns.cell, schema.geohash_precision, self.precision)
         if self.width_us is None:
             return cell.astype(np.int64) << _TIME_BITS
@@ -106,9 +106,10 @@ class Entries:
         return Entries(self.key[rows], self.changed[rows], bounds)
 
     def widen(self, other: Entries, schema: Schema) -> Entries:
-        """Those of `other` with the bounds of both together.
+        """The entries of `other`, with the bounds of both.
 
-        They count as changed then where they say more than these, else as these do.
+        They count as changed when those of `other` did if they are wider than these, else as these
+        do.
         """
         position, known = self._find(other.key)
         mine = self.take(position[known])
@@ -123,7 +124,7 @@ class Entries:
         return Entries(other.key, changed, tuple(joined))
 
     def exceeds_bounds(self, bounds: Iterable[Array]) -> Mask:
-        """Which of these say less than `bounds`, up to the bracket of their number of paths."""
+        """Mask of entries that `bounds` exceed, up to the bucket of their number of paths."""
         *wider, paths = bounds
         apart: Mask = log_buckets(self.paths) != log_buckets(paths)
         for old, new in zip(self.bounds, wider, strict=False):
@@ -131,7 +132,7 @@ class Entries:
         return apart
 
     def update(self, newer: Entries) -> Entries:
-        """These, with the entries of `newer` in place of their own of the same key."""
+        """These entries, replaced by those of `newer` with the same key."""
         position, known = self._find(newer.key)
         fresh = ~known
 
@@ -145,7 +146,7 @@ class Entries:
         return Entries(upsert(self.key, newer.key), changed, tuple(bounds))
 
     def coarsen(self, schema: Schema, *, grid: Grid, sequence: int) -> Entries:
-        """The same on a coarser grid; all of them count as changed."""
+        """The entries on a coarser grid; all of them count as changed."""
         cell_lo, _, bucket_lo, _ = self.bounds[:4]
         keys = grid.keys(Columns(cell_lo, bucket_lo, {}), schema)
         order = np.argsort(keys, kind="stable")
@@ -157,12 +158,12 @@ class Entries:
 
     @property
     def paths(self) -> Counts:
-        """Paths under each entry; at a receiver as many as were sent, in the right bracket."""
+        """Paths under each entry; at a receiver a number in the right bucket."""
         counts: Counts = self.bounds[-1]
         return counts
 
     def zones(self, schema: Schema) -> Zones:
-        """The bounds in the form that a query judges."""
+        """The bounds as zones for a query."""
         return zones_from_bounds(schema, self.bounds)
 
     def _find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
@@ -211,26 +212,28 @@ def _layout(schema: Schema) -> list[tuple[str, type[np.generic]]]:
 
 
 def _rules(schema: Schema) -> list[np.ufunc]:
-    """How two values of each bound become one that holds for both."""
+    """How two values of each bound are combined."""
     suffixes = [name.rpartition("_" if "." not in name else ".")[2] for name in bound_names(schema)]
     rules = {"lo": np.minimum, "hi": np.maximum, "paths": np.add}
     return [rules.get(suffix, np.logical_or) for suffix in suffixes]
 
 
 def log_buckets(counts: Counts) -> Counts:
-    """The brackets that counts lie in, numbered upwards: counts with the same leading four bits."""
+    """The logarithmic bucket of each count, numbered upwards; a bucket shares the leading four
+    bits.
+    """
     shift = _shifts(counts)
     return (shift << (_LEADING_BITS - 1)) + (counts >> shift)
 
 
 def log_bucket_ends(counts: Counts) -> Counts:
-    """The greatest numbers in the brackets of counts."""
+    """The greatest numbers in the buckets of counts."""
     shift = _shifts(counts)
     return (((counts >> shift) + 1) << shift) - 1
 
 
 def _shifts(counts: Counts) -> Counts:
-    """Bits behind the leading four."""
+    """Number of bits after the leading four."""
     lengths = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
     return np.maximum(lengths - _LEADING_BITS, 0)
 

@@ -1,4 +1,4 @@
-"""Observations as users bring them, made to fit a schema or refused with the row named."""
+"""Converts observations of users to a schema, or refuses them and names the row."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 Observations: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | pd.DataFrame"
 
 TEXT_BYTES_MAX = 256 << 20
-"""Of the texts of one column, each row with its own; a code or a view may stand for much."""
+"""Bytes of the texts of one column, counted for every row; codes and views may repeat long texts.
+"""
 
 
 def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> pa.Table:
     """`data` as a table of `schema.observation_schema`, rows in the same order.
 
-    Longitudes from 180 to 360 are folded to the west, naive times are UTC, NaN is null.
-    Columns keep their buffers where nothing had to change.
+    Longitudes from 180 to 360 become negative, naive times are UTC, NaN is null. Unchanged columns
+    keep their buffers.
 
     Raises:
-        InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is
-            null or out of range. The message names the column and the first row.
+        InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is null
+            or out of range. The message names the column and the first row.
     """
     table = as_table(data)
     _check_names(schema, table.column_names, index=_index_names(data))
@@ -41,7 +42,7 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
 
 
 def as_table(data: Any) -> pa.Table:
-    """Observations as an Arrow table, all in memory."""
+    """Observations as an Arrow table in memory."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -129,7 +130,7 @@ def _longitude(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _all_within(values: pa.ChunkedArray, low: float, high: float) -> bool:
-    """Whether every row has a number from `low` to `high`, at the cost of reading them once."""
+    """Whether every row has a number from `low` to `high`; reads the column once."""
     if values.null_count:
         return False
     chunks = [chunk.to_numpy() for chunk in values.chunks if len(chunk)]
@@ -220,7 +221,7 @@ def _decode_dictionary(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedA
 
 
 def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
-    """Refuses texts that take few bytes only as long as equal ones are kept once."""
+    """Refuse texts that are small only because equal ones are stored once."""
     size = sum(text_bytes(chunk) for chunk in values.chunks)
     if size > TEXT_BYTES_MAX:
         raise InvalidObservations(
@@ -230,7 +231,7 @@ def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
 
 
 def text_bytes(values: pa.Array) -> int:
-    """Bytes of the texts of all rows; 0 where none is kept once for several."""
+    """Bytes of the texts of all rows; 0 if no text is shared by rows."""
     if pa.types.is_string_view(values.type):
         return int(_view_lengths(values).sum())
     if pa.types.is_dictionary(values.type) and _is_text(values.type.value_type):
@@ -240,7 +241,7 @@ def text_bytes(values: pa.Array) -> int:
 
 
 def _view_lengths(views: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Each view has 16 bytes, and the length of its text in the first four of them."""
+    """Lengths of texts, the first four of the 16 bytes of each view."""
     words = np.frombuffer(views.buffers()[1], "<i4").reshape(-1, 4)
     lengths = words[views.offset : views.offset + len(views), 0].astype(np.int64)
     return np.where(np.asarray(views.is_valid()), lengths, 0)
@@ -258,7 +259,7 @@ def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
 
 
 def nan_to_null(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The column with null for NaN; itself where there is none."""
+    """The column with null for NaN; the same object without NaN."""
     if not pa.types.is_floating(values.type) or _is_all_numbers(values):
         return values
     nan = pc.is_nan(values)
@@ -268,7 +269,7 @@ def nan_to_null(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
 
 
 def _is_all_numbers(values: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether no row is null or NaN; may say no wrongly."""
+    """Whether certainly no row is null or NaN."""
     if values.null_count or values.type == pa.float16():
         return False
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]

@@ -1,11 +1,11 @@
 """From observations to paths: cells, buckets, and one path per distinct feature tuple.
 
-A block has as many paths as it has distinct tuples of indexed features (paper, Fig. 1), so
-the observations of a commit are sorted by cell, bucket, tuple and time, and a path is one run.
+A block has as many paths as it has distinct tuples of indexed features (paper, Fig. 1), so the
+observations of a commit are sorted by cell, bucket, tuple and time, and a path is one run of rows.
 
-Producers often bring the rows of a block together and in the order of time. What is sorted are
-therefore *stretches*: neighbouring rows of one tuple whose times do not descend. Where a block
-comes as one stretch, sorting a batch costs what its blocks cost, not its rows.
+Producers often send the rows of a block together and in the order of time. Therefore *stretches*
+are sorted: adjacent rows of one tuple whose times do not descend. If each block is one stretch,
+sorting a batch takes time in proportion to its blocks, not its rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Place: TypeAlias = Callable[[geohash.Cells, Ints], npt.NDArray[np.int32]]
 """The partitions of blocks, given their cells and the starts of their buckets."""
 
 STRETCHES_MAX = 0.5
-"""Stretches in a row above which every row is taken as one, since such never overlap."""
+"""Stretches above which every row is its own stretch, since such stretches never overlap."""
 
 
 def cells_from_table(schema: Schema, table: pa.Table) -> geohash.Cells:
@@ -48,7 +48,7 @@ def buckets_from_table(schema: Schema, table: pa.Table) -> Ints:
 
 
 def index(schema: Schema, table: pa.Table) -> Indexed:
-    """Sorts the observations of one commit and derives the paths into them.
+    """Sort the observations of one commit and derive their paths.
 
     Args:
         schema: of the dataset.
@@ -60,12 +60,12 @@ def index(schema: Schema, table: pa.Table) -> Indexed:
 
 
 def index_parts(schema: Schema, table: pa.Table, *, place: Place) -> dict[int, Indexed]:
-    """`index` for each partition's share of a batch, all at once.
+    """`index` for each partition's rows of a batch, all at once.
 
     Args:
         schema: of the dataset.
         table: normalised observations; no rows make no parts.
-        place: where blocks belong.
+        place: maps blocks to partitions.
 
     Returns:
         By partition. All parts share memory.
@@ -96,7 +96,7 @@ def _one_place(cells: geohash.Cells, buckets: Ints) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """What observations are sorted by: cell, bucket, levels, time; arrays of one length."""
+    """Sort keys of observations: cell, bucket, levels, time; arrays of one length."""
 
     cells: geohash.Cells
     buckets: Ints
@@ -118,7 +118,7 @@ class _Rows:
 
     @property
     def tuples(self) -> list[Key]:
-        """Most significant first; rows that are equal in all of them are of one path."""
+        """Most significant first; rows that are equal in all of them belong to one path."""
         return [self.cells, self.buckets, *self.levels]
 
     def take(self, rows: Any) -> _Rows:
@@ -126,7 +126,7 @@ class _Rows:
         return _Rows(self.cells[rows], self.buckets[rows], levels, self.times[rows])
 
     def stretch_starts(self) -> Ints:
-        """Where a row is of another path than the one before it, or earlier."""
+        """Mask of rows of another path than the row before, or with an earlier time."""
         starts = _any_differs(self.tuples)
         starts[1:] |= self.times[1:] < self.times[:-1]
         return np.flatnonzero(starts)
@@ -137,9 +137,9 @@ class _Stretches:
     """Stretches of rows, in the order in which they will be stored.
 
     Attributes:
-        first: what their first rows are sorted by.
+        first: sort keys of their first rows.
         places: their partitions.
-        starts, sizes: the rows that they are in the table as it came.
+        starts, sizes: their rows in the table.
         last_times: of their last rows.
     """
 
@@ -151,22 +151,22 @@ class _Stretches:
 
     @property
     def new_starts(self) -> Ints:
-        """The row at which each begins when they are stored."""
+        """The first row of each after sorting."""
         return np.cumsum(self.sizes) - self.sizes
 
     def are_other_paths(self) -> Flags:
-        """Whether each is of another path than the one before it."""
+        """Mask of stretches of another path than the one before."""
         return _any_differs([self.places, *self.first.tuples])
 
     def overlap(self) -> bool:
-        """Whether rows of two of them have to be mixed."""
+        """Whether rows of two stretches must be interleaved."""
         same = ~self.are_other_paths()[1:]
         before, after = self.last_times[:-1], self.first.times[1:]
         late = (before > after) | ((before == after) & (self.starts[:-1] > self.starts[1:]))
         return bool((same & late).any())
 
     def order_of_rows(self) -> Ints | None:
-        """Where each row comes from; None where all stay in their places."""
+        """The source row of each sorted row; None if the order is unchanged."""
         moved = self.starts - self.new_starts
         if not moved.any():
             return None
@@ -236,7 +236,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _order_keys(column: pa.ChunkedArray, feature: Feature) -> list[Key]:
-    """Numbers that sort and compare like the column's values, null apart from all of them."""
+    """Numbers that sort and compare like the column's values; null differs from all of them."""
     if feature.type == "float":
         return [column.to_numpy()]
     values = _one_array(column)

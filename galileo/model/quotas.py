@@ -1,6 +1,6 @@
-"""What one principal may use of a cluster: bounds with names.
+"""Quotas: limits of what one principal may use of a cluster.
 
-A principal without bounds of its own has those of its role, then those of `[quotas]`.
+The quotas of a principal come before those of its role, and these before `[quotas]`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 from galileo.errors import ConfigError
 
 NO_RATE = 1e12
-"""Rates from here on are none: no node reaches them, so nothing is counted."""
+"""A rate from here on means no limit: no node reaches it, so nothing is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Most that one principal may use; `interval_min_s` is a least.
+    """Limits of one principal; `interval_min_s` is a minimum, all others are maxima.
 
     Attributes:
-        ccqs_max: continuous queries that it has alive, in the cluster.
+        ccqs_max: live continuous queries in the cluster.
         interval_min_s: shortest update interval of them.
         expiration_max_s: longest time until one expires.
         vertices_max: of all geometries of a query together.
-        calls_max: calls of a node at a time, those that wait and streams included.
+        calls_max: concurrent calls of a node, including waiting ones and streams.
         calls_per_s: of a node; of a stream each request counts.
-        bytes_in_per_s: of requests to a node, as they are encoded.
-        bytes_out_per_s: of a node's answers.
+        bytes_in_per_s: encoded size of requests to a node.
+        bytes_out_per_s: encoded size of a node's answers.
     """
 
     ccqs_max: int = 1_000_000
@@ -42,7 +42,7 @@ class Quotas:
     bytes_out_per_s: float = NO_RATE
 
     def with_overrides(self, overrides: Mapping[str, float]) -> Quotas:
-        """The same with other bounds for the names given, as `parse_quotas` returns them."""
+        """The same with the given limits, as `parse_quotas` returns them."""
         return dataclasses.replace(self, **overrides)  # type: ignore[arg-type]
 
 
@@ -50,14 +50,14 @@ KINDS: Mapping[str, type] = typing.get_type_hints(Quotas)
 
 
 def parse_quotas(raw: Any, what: str) -> dict[str, float]:
-    """Bounds by their names, checked.
+    """Validate limits by name.
 
     Args:
-        raw: a mapping from a configuration file.
-        what: it is, for the message, which repeats nothing of it.
+        raw: a mapping from a file.
+        what: its name in messages, which do not repeat values.
 
     Raises:
-        ConfigError: it is none, or a name or a bound is wrong.
+        ConfigError: it is no mapping, or a name or a limit is wrong.
     """
     if not isinstance(raw, Mapping) or not set(raw) <= set(KINDS):
         raise ConfigError(f"expected {what} to be a table of {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""For how long a dataset keeps its observations, and up to how many bytes of them."""
+"""Retention: limits of the age and size of the files of a dataset."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from galileo.model.times import Duration, seconds
 
 AGE_MIN_S = 1.0
 BYTES_MIN = 1 << 20
-"""Less than a few commits cannot be kept apart."""
+"""The smallest size limit: a few commits."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retention:
-    """A dataset's retention policy; either bound alone, or both.
+    """A dataset's retention policy; a limit of age, of size, or both.
 
     Attributes:
-        age_s: files all of whose observations are older, by their own times, are dropped. None:
-            no bound.
-        bytes: of the dataset's files that each node keeps; beyond it, its oldest files are
-            dropped. None: no bound.
-        past_readers: whether commits may be dropped that a live continuous query's reader has
-            not fetched. Its next answer then names them.
+        age_s: files whose observations are all older, by their own times, are deleted. None: no
+            limit.
+        bytes: of the dataset's files on each node; above it, its oldest files are deleted. None: no
+            limit.
+        past_readers: whether commits may be deleted that a reader of a live continuous query has
+            not fetched. Its next answer then reports them.
 
     Example:
         >>> galileo.Retention("30d", bytes=50 << 30).age_s
@@ -42,7 +42,7 @@ class Retention:
         bytes: int | None = None,
         past_readers: bool = False,
     ) -> None:
-        """Checks the bounds.
+        """Check the limits.
 
         Args:
             age: such as "30d"; a number means seconds.
@@ -50,7 +50,7 @@ class Retention:
             past_readers: see the class.
 
         Raises:
-            InputError: there is no bound, or one is too small.
+            InputError: there is no limit, or one is too small.
         """
         age_s = None if age is None else seconds(age)
         if age_s is None and bytes is None:
@@ -116,11 +116,11 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class VersionedRetention:
-    """A policy with the number of its change; of two the higher one holds.
+    """A policy with the number of its change; the higher version replaces the lower.
 
     Attributes:
         version: 0 for a dataset that never had one, then counted by the dataset's home.
-        retention: None: everything is kept.
+        retention: None: nothing is deleted.
     """
 
     version: int = 0

@@ -1,4 +1,4 @@
-"""Which rows of an answer are wanted: the first ones, as they come or by time."""
+"""Selects rows of an answer: the first ones, unordered or by time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from galileo.model.times import column_micros
 
 TIME = "time"
 ORDERS = ("", TIME, f"-{TIME}")
-"""By which observations can be ordered: not at all, the earliest first, the latest first."""
+"""Orders of observations: none, earliest first, latest first."""
 ORDERED_ROWS_MAX = 1_000_000
-"""A limit in an order; a node holds so many observations to find them."""
+"""Largest limit with an order; a node buffers so many observations."""
 HELD_MIN = 65_536
-"""Rows that are held before the first of them are found."""
+"""Rows that are buffered before the first of them are selected."""
 
 Times = npt.NDArray[np.int64]
 
@@ -30,11 +30,11 @@ class RowOptions:
     """Columns, limit and order of observations.
 
     Attributes:
-        columns: of the answer, in this order; all where none is named.
-        limit: observations at most; None: no limit.
-        order_by: "time" (the earliest first), "-time" (the latest first) or "" (no order). With a
-            limit it says which observations are the first ones. The order of observations of
-            the same time is not defined.
+        columns: of the answer, in this order; empty: all.
+        limit: most observations; None: no limit.
+        order_by: "time" (earliest first), "-time" (latest first) or "" (no order). With a limit it
+            selects which observations are first. The order of observations with the same time is
+            not defined.
     """
 
     columns: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class RowOptions:
 
     @property
     def is_top(self) -> bool:
-        """Whether all observations have to be looked at to know the first ones."""
+        """Whether all observations must be read to select the first ones."""
         return self.limit is not None and bool(self.order_by)
 
     def check(self, schema: Schema) -> None:
-        """Raises InputError where a column, the limit or the order is none."""
+        """Raise InputError if a column, the limit or the order is invalid."""
         known = schema.observation_schema.names
         unknown = [name for name in self.columns if name not in known]
         if unknown or len(set(self.columns)) < len(self.columns):
@@ -70,7 +70,7 @@ class RowOptions:
         return self.columns or tuple(schema.observation_schema.names)
 
     def needed(self, schema: Schema) -> tuple[str, ...]:
-        """The columns of the answer, and those by which its observations are put in order."""
+        """The columns of the answer and those of the order."""
         names = self.names(schema)
         return needed_columns(names, self.order_by) if self.is_top else names
 
@@ -93,12 +93,12 @@ def row_options(columns: Sequence[str], limit: int | None, order_by: str) -> Row
 
 
 def needed_columns(names: Sequence[str], order_by: str) -> tuple[str, ...]:
-    """The columns, and the one by which rows are put in an order."""
+    """The columns, and the one of the order."""
     return (*names, TIME) if order_by and TIME not in names else tuple(names)
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises InputError where a limit is no number of rows."""
+    """Raise InputError if a limit is no number of rows."""
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
@@ -106,9 +106,10 @@ def check_limit(limit: int | None) -> None:
 
 
 class FirstRows:
-    """Takes the first rows out of tables that come in any order.
+    """Selects the first rows from tables that come in any order.
 
-    With a limit and an order it holds up to twice the limit of rows, and `HELD_MIN`; else none.
+    With a limit and an order it buffers up to twice the limit of rows, at least `HELD_MIN`; else
+    none.
     """
 
     def __init__(self, options: RowOptions) -> None:
@@ -120,14 +121,14 @@ class FirstRows:
 
     @property
     def left(self) -> int | None:
-        """How many more of the rows that come are wanted; None: all."""
+        """How many further rows are needed; None: all."""
         return self._left
 
     def add(self, table: pa.Table) -> pa.Table | None:
-        """What is certain to be among the first rows now; None where nothing is.
+        """Add a table; return rows that are certainly among the first; None if there are none.
 
         Args:
-            table: with a column `time`, where the options have a limit and an order.
+            table: with a column `time`, if the options have a limit and an order.
         """
         if self._left is None:
             return table
@@ -145,21 +146,21 @@ class FirstRows:
         return None
 
     def rest(self) -> pa.Table | None:
-        """The rows that were held, in their order; None where there are none."""
+        """The buffered rows in order; None if there are none."""
         if not self._held or not self._left:
             return None
         self._compact(self._left)
         return self._held[0]
 
     def may_hold(self, buckets: Times, width_us: int) -> npt.NDArray[np.bool_] | None:
-        """Which time buckets, given by their starts, may hold a wanted row; None: all of them."""
+        """Mask of time buckets, given by their starts, that may hold a selected row; None: all."""
         if self._edge_us is None:
             return None
         is_ascending = self._options.order_by == TIME
         return self._is_before(buckets if is_ascending else buckets + (width_us - 1))
 
     def _is_before(self, times: Times) -> npt.NDArray[np.bool_]:
-        """Which times come before that of the last row that is held."""
+        """Mask of times before that of the last buffered row."""
         assert self._edge_us is not None
         if self._options.order_by == TIME:
             return times < self._edge_us
@@ -174,7 +175,7 @@ class FirstRows:
 
 
 def sorted_by_time(table: pa.Table, order_by: str) -> pa.Table:
-    """The rows in an order of `ORDERS`; those of the same time stay in theirs."""
+    """The rows in an order of `ORDERS`; stable."""
     if not order_by:
         return table
     direction = "ascending" if order_by == TIME else "descending"

@@ -1,4 +1,4 @@
-"""What a dataset is made of: features, the precision of its cells, the width of its buckets."""
+"""The schema of a dataset: features, precision of cells, width of buckets."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RESERVED = frozenset(
 )
 FEATURES_MAX = 256
 ARROW_SCHEMAS_KEPT = 256
-"""Making one takes longer than everything else about a small answer's labels."""
+"""Cached Arrow schemas; building one dominates the cost of a small answer."""
 DATASETS_NAMED_MAX = 20
 NEARNESS_MIN = 0.66
-"""Share of letters in common, of 1, of a name that may have been meant: "nan" and "nam"."""
+"""Least similarity, from 0 to 1, of a suggested name: "nan" and "nam"."""
 SHORTENED_MIN = 3
-"""Letters of a name that begins another one."""
+"""Least length of a name that is suggested for its beginning."""
 TIME_BUCKET_MIN_S = 1.0
 TIME_BUCKET_MAX_S = 366 * 86400.0
 
@@ -44,18 +44,18 @@ _Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
 """Names and types of indexed features."""
 
 _OF_GENERATION = "@"
-"""Between name and generation in a key; no name has it."""
+"""Separates name and generation in a key; no name contains it."""
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A named, typed, measured quantity.
+    """A named, typed quantity.
 
     Args:
-        name: letters, digits and underscores, at most 64; not a coordinate's name.
-        unit: as people write it ("K", "%", "m/s"); for display and RDF.
+        name: letters, digits and underscores, at most 64; not the name of a coordinate.
+        unit: a text ("K", "%", "m/s"); for display and RDF.
         type: "float" (64 bits), "int" (64 bits), "text" or "bool".
         indexed: whether it is a level of the metadata graph, so that queries can use it.
 
@@ -309,7 +309,7 @@ class Schema:
 
 
 def dataset_name(name: object) -> str:
-    """The name, if it is fit for a dataset.
+    """The name, if it is a valid dataset name.
 
     Raises:
         InvalidSchema: it is not.
@@ -330,7 +330,7 @@ def split_key(key: str) -> tuple[str, int]:
     """The name and the generation of the dataset with this key.
 
     Raises:
-        InputError: it is no key.
+        InputError: it is not a key.
     """
     name, at, generation = key.partition(_OF_GENERATION)
     if at and not (generation.isascii() and generation.isdecimal()):
@@ -355,7 +355,7 @@ def name_of_key(key: str) -> str:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
-    """The likeliest of `names` for a misspelt or shortened one, None where none is close."""
+    """The most similar of `names` to a misspelt or shortened one; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=NEARNESS_MIN)
     if not close and len(name) >= SHORTENED_MIN:
@@ -364,7 +364,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
 
 
 def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
-    """The error about a dataset that is none of `names`; it names the nearest one."""
+    """The error about an unknown dataset; it suggests the nearest of `names`."""
     close = nearest_name(name, names)
     hint = f"; did you mean {close!r}?" if close else "."
     known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
@@ -376,7 +376,7 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
 
 
 def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
-    """The error about a dataset that was dropped; `is_again`: there is another of its name."""
+    """The error about a dropped dataset; `is_again`: a new one has the same name."""
     if is_again:
         return UnknownDataset(
             f"dataset {name!r} was dropped and created again; what refers to the dropped one, such "

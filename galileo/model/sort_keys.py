@@ -1,9 +1,8 @@
-"""The order of rows by several keys, for arrays that are sorted on the way to the disk.
+"""Sorts rows by several keys; used on the ingest path.
 
-What `numpy.lexsort` finds by a stable sort for every key, this finds by sorting numbers of 64
-bits that need not be stable, for which NumPy has vector instructions: integers that lie beside
-each other are packed into one number, and a key is looked at only in rows that are equal in all
-keys before it.
+The result equals that of `numpy.lexsort`. Instead of a stable sort for every key, it sorts 64-bit
+numbers, which need not be stable and for which NumPy has vector instructions: adjacent integer keys
+are packed into one number, and a key is read only in rows that are equal in all keys before it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def sort_order(keys: Sequence[Key]) -> Ints:
 
 
 def differs(key: Key) -> npt.NDArray[np.bool_]:
-    """Whether each element is another than the one before it; the first one is."""
+    """Mask of elements that differ from the one before; the first one is True."""
     changed = np.ones(len(key), dtype=np.bool_)
     np.not_equal(key[1:], key[:-1], out=changed[1:])
     if key.dtype.kind == "f":
@@ -78,7 +77,7 @@ def _ranks(key: Key) -> npt.NDArray[np.uint64]:
 
 
 def _pack_keys(keys: Sequence[Key]) -> list[Key]:
-    """Fewer keys of the same order: integers beside each other share a word where they fit."""
+    """Fewer keys with the same order: adjacent integer keys share a word if they fit."""
     packed: list[Key] = []
     room = 0
     for key in keys:
@@ -94,7 +93,7 @@ def _pack_keys(keys: Sequence[Key]) -> list[Key]:
 
 
 def _offsets_to_least(key: Key) -> npt.NDArray[np.uint64] | None:
-    """Integers counted from their least one; None where that is not possible."""
+    """Integers minus their least one; None if that is not possible."""
     if key.dtype.kind == "f":
         return None
     if len(key) == 0 or key.dtype.kind == "b":

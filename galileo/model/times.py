@@ -1,4 +1,4 @@
-"""Times and durations, as people write them and as the store keeps them.
+"""Times and durations: parsing and formatting.
 
 Inside Galileo a time is a whole number of microseconds since 1970-01-01 UTC.
 """
@@ -20,9 +20,9 @@ from galileo.errors import InputError
 MICROS = 1_000_000
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 TIME_MIN_US = -62_135_596_800 * MICROS
-"""0001-01-01T00:00:00Z, the first instant that ISO 8601 text of four-digit years can say."""
+"""0001-01-01T00:00:00Z, the first instant of ISO 8601 with four-digit years."""
 TIME_MAX_US = 253_402_300_800 * MICROS - 1
-"""9999-12-31T23:59:59.999999Z, the last one."""
+"""9999-12-31T23:59:59.999999Z, the last instant of ISO 8601 with four-digit years."""
 
 _UNITS_S = {
     unit: width_s
@@ -229,7 +229,7 @@ def _number(fields: pa.StructArray, name: str, *, default: int = 0) -> npt.NDArr
 
 
 def _text(fields: pa.StructArray, name: str) -> pa.Array:
-    """A group of `_TIME`; empty where it has no part in the match."""
+    """A group of `_TIME`; empty if it did not take part in the match."""
     names = (name, f"{name}2") if name in _TWICE else (name,)
     return pc.binary_join_element_wise(
         *(pc.fill_null(pc.struct_field(fields, one), "") for one in names), ""

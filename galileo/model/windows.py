@@ -1,16 +1,15 @@
-"""Tumbling and sliding windows over the event time of labels, and their progress at a reader.
+"""Tumbling and sliding windows over the event time of labels, and the progress of a reader.
 
-Windows are numbered: number k begins k times `slide_us` after 1970-01-01 UTC, or before it where
-k is negative. A label belongs to the windows that contain the *start* of its time bucket, whatever
-the bucket's width: to exactly one tumbling window, and to size / slide sliding ones.
+Windows are numbered: window k begins k times `slide_us` after 1970-01-01 UTC, or before it if k is
+negative. A label belongs to the windows that contain the *start* of its time bucket, whatever the
+bucket's width: to exactly one tumbling window, and to size / slide sliding ones.
 
-The *event clock* is the start of the newest time bucket that was committed. It says how far the
-data has come, and no machine's clock has a part in it. A window is over once the clock stands
-`lateness` past its end. Labels that come for a window after its reader saw it closed are late.
+The *event clock* is the start of the newest time bucket that was committed. It depends on data
+alone, not on the clock of a machine. A window closes once the clock is `lateness` past its end.
+Labels for a window that was reported closed are late.
 
-All of this is a pure function (`advance_windows`) of what a reader got before
-(`WindowProgress`), the labels of an answer, and the clock. Nothing here loops over labels or
-windows.
+All of this is a pure function (`advance_windows`) of the reader's progress (`WindowProgress`), the
+labels of an answer, and the clock. Nothing here loops over labels or windows.
 """
 
 from __future__ import annotations
@@ -32,15 +31,17 @@ SIZE_MAX_US = 36_525 * 86_400 * MICROS
 OVERLAP_MAX = 512
 """Windows that one label may belong to."""
 OPEN_MAX = 4_096
-"""Windows between the event clock and the oldest that is not over, by size, slide and lateness."""
+"""Windows that can be open between the event clock and the oldest open one, by size, slide and
+lateness.
+"""
 OPEN_WINDOWS_MAX = 16_384
-"""Open windows with labels that a reader gets; see `advance_windows`."""
+"""Open windows with labels in the progress of a reader; see `advance_windows`."""
 
 Kind: TypeAlias = Literal["tumbling", "sliding"]
 State: TypeAlias = Literal["open", "closed", "reopened"]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Run: TypeAlias = tuple[int, int]
-"""Number of the first window, and how many follow each other."""
+"""Number of the first window, and the length of the run."""
 
 STATES: tuple[State, ...] = ("open", "closed", "reopened")
 _OPEN, _CLOSED, _REOPENED = range(3)
@@ -60,7 +61,7 @@ class Window:
         over: which time of a label counts; "event", the time of its observations.
 
     Raises:
-        InputError: a value lies outside of what is said here.
+        InputError: a value is out of range.
 
     Example:
         >>> hourly = galileo.Window.tumbling("1h", lateness="10m")
@@ -231,7 +232,7 @@ class Window:
         return (clock_us - self.size_us - self.lateness_us) // self.slide_us
 
     def is_reachable(self, progress: WindowProgress) -> bool:
-        """Whether a reader of these windows can have this progress: its times are valid.
+        """Whether the progress is possible for these windows: its times are valid.
 
         Example:
             >>> from galileo.model.windows import WindowProgress
@@ -244,7 +245,7 @@ class Window:
         return all(first <= moment <= last for moment in (*starts, *clock))
 
     def next_close_us(self, progress: WindowProgress) -> int | None:
-        """The clock at which the first window of a reader closes; None: it has none open.
+        """The clock at which the first open window of a reader closes; None without one.
 
         Example:
             >>> from galileo.model.windows import WindowProgress
@@ -258,7 +259,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClockStep:
-    """The commits of a partition up to `sequence` hold a bucket that begins at `bucket_us`."""
+    """The commits of a partition up to `sequence` include a bucket that begins at `bucket_us`."""
 
     partition: int
     sequence: int
@@ -267,11 +268,11 @@ class ClockStep:
 
 @dataclass(frozen=True, slots=True)
 class WindowProgress:
-    """How far a reader has followed the windows of a query; its token holds it.
+    """How far a reader has followed the windows of a query; part of its token.
 
     Attributes:
         clock_us: the event clock; None: none yet.
-        open: the windows that have labels and are not over, as ascending runs of numbers.
+        open: open windows with labels, as ascending runs of numbers.
     """
 
     clock_us: int | None = None
@@ -280,14 +281,14 @@ class WindowProgress:
 
 @dataclass(frozen=True, slots=True)
 class WindowChange:
-    """What an update brings for one window; it contains `start_us`, and not `end_us`.
+    """The change of one window by an update; it contains `start_us`, and not `end_us`.
 
     Attributes:
         start_us, end_us: microseconds since 1970-01-01 UTC.
-        labels: of the update that belong to it; 0 where it only closes.
-        state: "open": more is expected. "closed": it is over by the event clock, which is reported
-            once. "reopened": it was over by the clock that the reader got before, and these
-            labels are late; it is closed again with this update.
+        labels: of the update that belong to it; 0 if it only closes.
+        state: "open": more labels are expected. "closed": its end has passed on the event clock;
+            reported once. "reopened": it was reported closed before, and these labels are late; it
+            is closed again with this update.
     """
 
     start_us: int
@@ -307,20 +308,20 @@ class WindowChange:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is over after this update."""
+        """Whether the window is closed after this update."""
         return self.state != "open"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowChanges:
-    """What an answer brings for windows, in columns, ascending by start.
+    """The changes of windows by an answer, in columns, ascending by start.
 
     Attributes:
-        clock_us: the event clock that the reader gets; None: none yet.
+        clock_us: the event clock after the answer; None: none yet.
         size_us: of each window.
         starts: microseconds, shape (n,).
         labels: of the answer in each, shape (n,).
-        states: places in `STATES`, shape (n,).
+        states: indexes in `STATES`, shape (n,).
     """
 
     clock_us: int | None
@@ -334,7 +335,7 @@ class WindowChanges:
 
     @property
     def late(self) -> int:
-        """Labels that came late; of sliding windows once for each."""
+        """Number of late labels; of sliding windows once for each."""
         return int(self.labels[self.states == _REOPENED].sum())
 
     def to_list(self) -> list[WindowChange]:
@@ -353,21 +354,21 @@ def advance_windows(
     clock_us: int | None,
     more: bool,
 ) -> tuple[WindowProgress, WindowChanges]:
-    """What an answer's labels do to the windows of a reader.
+    """Apply the labels of an answer to the windows of a reader.
 
-    While more waits for the reader at once, its clock stands still: it reads a backlog, in pieces
-    that are not cut by time, and nothing in it is late. Only where it would hold more than
-    `OPEN_WINDOWS_MAX` windows open does the clock move all the same.
+    While more labels are available at once, the clock stands still: the reader reads a backlog, in
+    pieces that are not cut by time, and nothing in it is late. The clock moves nevertheless if more
+    than `OPEN_WINDOWS_MAX` windows would be open.
 
     Args:
         window: of the query.
-        progress: before.
+        progress: before the answer.
         buckets: of the answer's labels, microseconds.
         clock_us: the event clock at the answer's cursor, or somewhat less; None: not known.
-        more: whether more waits behind the answer.
+        more: whether more labels are available at once.
 
     Returns:
-        The reader's new progress, and the changes.
+        The progress after the answer, and the changes.
     """
     touched, counts = window.counts(buckets)
     numbers = np.union1d(runs_to_array(progress.open), touched)
@@ -401,8 +402,8 @@ def _over(window: Window, numbers: Numbers, clock_us: int | None) -> npt.NDArray
 
 
 def _count_distinct(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The distinct numbers, ascending, and how often each occurs; without a sort where they are
-    close together, as those of most answers are.
+    """The distinct numbers, ascending, and the count of each; without a sort if their range is
+    small.
     """
     if len(numbers) == 0 or np.ptp(numbers) > _SPREAD * len(numbers):
         distinct, counts = np.unique(numbers, return_counts=True)
@@ -450,7 +451,7 @@ def _lateness(value: Duration | None) -> int:
 
 
 def _duration_text(value_us: int) -> str:
-    """A duration as people write it."""
+    """A duration as a short text."""
     for unit, size_us in (("d", 86_400 * MICROS), ("h", 3_600 * MICROS), ("m", 60 * MICROS)):
         if value_us and value_us % size_us == 0:
             return f"{value_us // size_us}{unit}"

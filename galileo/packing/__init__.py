@@ -1,7 +1,7 @@
-"""Columns of labels in few bytes: how caches keep them, and how they cross the wire.
+"""Columns of labels in few bytes, for caches and for the wire.
 
-The public names load on first use: a contained process imports `arrow_streams` with labels, and has
-no library for checksums.
+The public names load on first use: a sandboxed process imports `arrow_streams` only, and has no
+library for checksums.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Arrow IPC streams from untrusted writers, checked before any of them is unpacked.
+"""Validates Arrow IPC streams from untrusted sources before unpacking them.
 
-A few kilobytes of a stream can say that they unpack to gigabytes: by compression, by many columns
-that share one buffer, by a schema or batches without end. Arrow believes what a stream says of
-itself and takes the memory first. So each message's own account of its buffers (format/Message.fbs
-of Arrow, read here by hand) is added up, and the stream is read only where the sum is bounded.
+A few kilobytes can unpack to gigabytes: by compression, by many columns that share one buffer, by a
+schema or batches without end. Arrow trusts the lengths in a stream and allocates first. So the
+lengths of the buffers in each message (format/Message.fbs of Arrow, parsed here by hand) are added
+up, and the stream is read only if the sum is within the limit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 from galileo.errors import MessageTooLarge
 
 STREAM_BYTES_MAX = 64 << 20
-"""What one stream may unpack to: as much as one message could have brought as it is."""
+"""Most unpacked bytes of one stream: as much as one uncompressed message may have."""
 STREAM_MESSAGES_MAX = 16_384
 """Record batches and dictionaries of one stream; an empty one takes kilobytes."""
 HEAD_BYTES_MAX = 1 << 20
-"""The schema, or the head of one batch."""
+"""Size of the schema, or of the header of one batch."""
 
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
 _HEADER_TYPE, _HEADER = 1, 2
@@ -29,15 +29,15 @@ _DICTIONARY_DATA = 1
 _BUFFERS, _COMPRESSION = 2, 3
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _AS_IT_IS = -1
-"""In place of the unpacked length of a buffer that is not compressed after all."""
+"""Stands for the unpacked length of a buffer that is not compressed."""
 
 
 def read_stream(data: bytes | memoryview | pa.Buffer, *, bytes_max: int | None = None) -> pa.Table:
-    """The table of a stream; not validated, and shares memory with `data` where it can.
+    """The table of a stream; not validated, and shares memory with `data` where possible.
 
     Args:
         data: the stream.
-        bytes_max: what it may unpack to; None: `STREAM_BYTES_MAX`.
+        bytes_max: most unpacked bytes; None: `STREAM_BYTES_MAX`.
 
     Raises:
         MessageTooLarge: it unpacks to more, or has too many or too large parts.
@@ -76,10 +76,10 @@ def _messages(buffer: pa.Buffer) -> Iterator[pa.Message]:
 
 
 def _unpacked_bytes(message: pa.Message) -> int:
-    """How much memory the buffers of a message take, by what it says.
+    """Unpacked size of the buffers of a message, by its header.
 
     Raises:
-        ValueError: its head is no such head, or a buffer lies outside its body.
+        ValueError: the header is invalid, or a buffer lies outside its body.
     """
     try:
         head = memoryview(message.metadata)
@@ -97,7 +97,7 @@ def _unpacked_bytes(message: pa.Message) -> int:
 
 
 def _unpacked_lengths(body: np.ndarray, buffers: np.ndarray) -> int:
-    """Each compressed buffer begins with the length that it unpacks to."""
+    """The unpacked length at the start of each compressed buffer."""
     offsets, lengths = buffers["offset"], buffers["length"]
     if np.any(lengths < 8) or np.any(offsets < 0) or np.any(offsets > len(body) - lengths):
         raise ValueError("a compressed buffer of an Arrow message lies outside its body")
@@ -114,7 +114,7 @@ def _unpacked_lengths(body: np.ndarray, buffers: np.ndarray) -> int:
 
 
 def _batch_of(head: memoryview) -> int | None:
-    """Where the record batch of a message lies; None where it has none."""
+    """Offset of the record batch of a message; None without one."""
     (root,) = struct.unpack_from("<I", head, 0)
     place = _field(head, root, _HEADER_TYPE)
     kind = head[place] if place else 0
@@ -125,7 +125,7 @@ def _batch_of(head: memoryview) -> int | None:
 
 
 def _field(head: memoryview, table: int, number: int) -> int:
-    """Where a field lies; 0 where it is absent."""
+    """Offset of a field; 0 if it is absent."""
     (back,) = struct.unpack_from("<i", head, table)
     (size,) = struct.unpack_from("<H", head, table - back)
     if 4 + 2 * number >= size:

@@ -1,9 +1,8 @@
-"""Whole numbers of `width` bits each, side by side.
+"""Bit packing: whole numbers of `width` bits each.
 
-Many numbers are laid out in as many rows as a word has bits, number i in lane i modulo their
-count, and each lane's numbers fill `width` words: every shift then works on all lanes at once. A
-word is the narrowest that holds a number. Few numbers take the bytes that their bits need and no
-more.
+Many numbers are arranged in as many rows as a word has bits, number i in lane i modulo the number
+of lanes, and each lane's numbers fill `width` words: every shift works on all lanes at once. A word
+is the narrowest that holds a number. Few numbers take only the bytes that their bits need.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ Numbers = npt.NDArray[np.uint64]
 
 WORD = 64
 LANES_MIN = 4
-"""Fewer lanes are not worth it: their last words would be empty for the most part."""
+"""With fewer lanes the last words would be mostly empty."""
 LANES_FEW = 1_024
-"""Up to so many lanes it is the number of calls that costs, not the memory that they touch."""
+"""Up to so many lanes the number of calls dominates the cost, not memory traffic."""
 _TYPES: dict[int, Any] = {
     8: np.dtype("<u1"),
     16: np.dtype("<u2"),
@@ -34,7 +33,7 @@ _WORDS = tuple(next(word for word in _TYPES if width <= word) for width in range
 
 
 def encode_bits(writer: ByteWriter, numbers: Numbers, *, width: int) -> None:
-    """Appends numbers below 2**width; how many and how wide is for the reader to know."""
+    """Append numbers below 2**width; count and width are not stored."""
     if width == 0 or len(numbers) == 0:
         return
     if width in _TYPES:
@@ -48,7 +47,7 @@ def encode_bits(writer: ByteWriter, numbers: Numbers, *, width: int) -> None:
 
 
 def decode_bits(reader: ByteReader, *, count: int, width: int) -> Numbers:
-    """The numbers that `put_bits` appended."""
+    """The inverse of `encode_bits`."""
     if width == 0 or count == 0:
         return np.zeros(count, dtype=np.uint64)
     word = _word(width)
@@ -69,7 +68,7 @@ def decode_bits(reader: ByteReader, *, count: int, width: int) -> Numbers:
 
 
 def _word(width: int) -> int:
-    """Bits of the words that numbers of this width are laid out in."""
+    """Bits of the words for numbers of this width."""
     return _WORDS[width]
 
 
@@ -95,7 +94,7 @@ def _from_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
 
 
 def _from_few_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    """All positions at once: few calls, whose temporaries fit into a processor's cache."""
+    """Decode all positions at once: few calls, whose temporaries fit the cache of the processor."""
     places = _places(width)
     rows = words[places.at]
     rows >>= places.shifts
@@ -109,11 +108,12 @@ def _from_few_words(words: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the numbers of a lane are.
+    """Positions of the numbers of a lane.
 
     Attributes:
-        at, shifts: of each, the word where it begins, and at which of its bits.
-        over, above, shifts_above: those that go on in the next word, that word, and from where.
+        at, shifts: word and bit where each begins.
+        over, above, shifts_above: the numbers that continue in the next word, that word, and the
+            shift.
         mask: of a number's bits.
     """
 

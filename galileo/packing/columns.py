@@ -1,10 +1,10 @@
 """Arrow columns as columns of 64-bit numbers, and back, bit for bit.
 
-Integers, times and truth values are numbers already. Texts become codes into the list of those
-that occur. Most floats are decimals: 290.5 is 2905 tenths. Where nearly all values of a column
-are a whole number of some power of ten, these are written, and the others (NaN, -0.0, thirds)
-beside them as they are; other columns by the bits of their floats, in half as many bits where
-all are single-precision values. Missing values take the place of the value before them.
+Integers, times and booleans are numbers already. Texts become codes into the list of distinct
+texts. Most floats are decimals: 290.5 is 2905 tenths. If nearly all values of a column are
+multiples of a power of ten, the multiples are written, and the exceptions (NaN, -0.0, thirds)
+separately; other columns by the bits of their floats, in half as many bits if all are
+single-precision values. A missing value repeats the value before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from galileo.packing.streams import ByteReader, ByteWriter, corrupt
 DECIMALS_MAX = 6
 SAMPLE = 64
 EXCEPTIONS_SHARE = 16
-"""A column may have one odd value among so many and still be written as decimals."""
+"""A column may have one exception among so many and still be written as decimals."""
 
 _WHOLE_MAX = 2.0**52
 _TEXT_BYTES_MAX = 1 << 30
@@ -42,7 +42,7 @@ _LAST_FLOAT_ENCODING = int(max(_FloatEncoding))
 
 
 def encode_column(writer: ByteWriter, column: pa.Array) -> None:
-    """Appends a column of int32, int64, uint64, float64, bool, string or timestamps."""
+    """Append a column of int32, int64, uint64, float64, bool, string or timestamps."""
     writer.write_number(int(column.null_count > 0))
     if column.null_count:
         encode_numbers(writer, column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64))
@@ -59,7 +59,7 @@ def encode_column(writer: ByteWriter, column: pa.Array) -> None:
 
 
 def decode_column(reader: ByteReader, kind: pa.DataType, *, count: int) -> pa.Array:
-    """The column that `put_column` appended."""
+    """The inverse of `encode_column`."""
     missing = None
     if reader.read_number(most=1):
         missing = decode_numbers(reader, count=count) == 0
@@ -85,7 +85,7 @@ def to_numbers(column: pa.Array) -> Numbers:
 
 
 def from_numbers(numbers: Numbers, kind: pa.DataType, *, missing: Mask | None = None) -> pa.Array:
-    """The inverse of `to_numbers`, without a look at missing values."""
+    """The inverse of `to_numbers`, without missing values."""
     if pa.types.is_uint64(kind):
         return pa.array(numbers, mask=missing)
     signed = numbers.view(np.int64)
@@ -95,7 +95,7 @@ def from_numbers(numbers: Numbers, kind: pa.DataType, *, missing: Mask | None = 
 
 
 def _fill_nulls(column: pa.Array) -> pa.Array:
-    """Missing values replaced by the one before them, so that neighbours stay alike."""
+    """Replace missing values by the one before them, so that neighbours stay similar."""
     filled = pc.fill_null_forward(column)
     if filled.null_count:
         first = filled.drop_null()[:1]
@@ -142,9 +142,9 @@ def _decode_texts(reader: ByteReader, *, count: int, missing: Mask | None) -> pa
 
 
 def _take_in_chunks(texts: pa.Array, codes: pa.Array, *, mean_bytes: int) -> pa.Array:
-    """The texts with these codes, in pieces where few of them are long.
+    """The texts with these codes, in chunks if some of them are long.
 
-    Arrow allocates before it looks: as many bytes as so many texts of mean length would take.
+    Arrow allocates for the mean length of the texts before it reads them.
     """
     step = max(_CHUNK_BYTES // mean_bytes, 1)
     if len(codes) <= step:
@@ -184,7 +184,7 @@ def _decode_floats(reader: ByteReader, count: int) -> npt.NDArray[np.float64]:
 
 
 def _choose_decimals(values: npt.NDArray[np.float64]) -> int | None:
-    """How many decimals nearly all of a sample have; None where they have too many."""
+    """Number of decimals of nearly all values of a sample; None if there are too many."""
     sample = values[:: max(1, len(values) // SAMPLE)]
     for decimals in range(DECIMALS_MAX + 1):
         if len(
@@ -195,7 +195,7 @@ def _choose_decimals(values: npt.NDArray[np.float64]) -> int | None:
 
 
 def _to_whole_units(values: npt.NDArray[np.float64], decimals: int) -> npt.NDArray[np.float64]:
-    """The values in units of the last decimal; 0 where that is not a number that fits."""
+    """The values in units of the last decimal; 0 where that does not fit an integer."""
     whole = np.rint(values * 10.0**decimals)
     whole[~(np.abs(whole) < _WHOLE_MAX)] = 0.0
     return whole
@@ -204,7 +204,7 @@ def _to_whole_units(values: npt.NDArray[np.float64], decimals: int) -> npt.NDArr
 def _find_exceptions(
     values: npt.NDArray[np.float64], whole: npt.NDArray[np.float64], decimals: int
 ) -> npt.NDArray[np.intp]:
-    """Where the whole numbers do not give the values back, to the bit."""
+    """Positions where the whole numbers do not restore the values bit for bit."""
     # Through integers as when they are read, where -0.0 is 0.
     back = whole.astype(np.int64) / 10.0**decimals
     return np.flatnonzero(_bits(back) != _bits(values))

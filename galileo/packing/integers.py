@@ -27,11 +27,11 @@ from galileo.packing.bits import WORD, Numbers, decode_bits, encode_bits
 from galileo.packing.streams import ByteReader, ByteWriter, corrupt
 
 PLAIN_UP_TO = 64
-"""So few numbers are written without a choice."""
+"""Up to so many numbers are written plain."""
 SAMPLES, SAMPLE_LENGTH = 32, 33
 """Stretches of a column that are looked at to choose, and their length."""
 EXCEPTION_LEVELS_MAX = 2
-"""Exceptions have exceptions of their own no deeper than this."""
+"""Exceptions may have exceptions of their own up to this depth."""
 
 _LENGTH_BITS = 8
 _GAP_BITS = 7
@@ -50,7 +50,7 @@ class _Encoding(enum.IntEnum):
 
 
 def encode_numbers(writer: ByteWriter, numbers: Numbers) -> None:
-    """Appends numbers; how many is for the reader to know."""
+    """Append numbers; their count is not stored."""
     if len(numbers) <= PLAIN_UP_TO:
         _encode_plain(writer, numbers)
         return
@@ -69,12 +69,12 @@ def encode_numbers(writer: ByteWriter, numbers: Numbers) -> None:
 
 
 def decode_numbers(reader: ByteReader, *, count: int) -> Numbers:
-    """The numbers that `put_numbers` appended."""
+    """The inverse of `encode_numbers`."""
     return _DECODERS[reader.read_number(most=_LAST_ENCODING)](reader, count)
 
 
 def _encode_simple(writer: ByteWriter, numbers: Numbers) -> None:
-    """Appends numbers in an encoding that is not made of other columns."""
+    """Append numbers in an encoding that does not contain other columns."""
     if len(numbers) <= PLAIN_UP_TO:
         _encode_plain(writer, numbers)
     else:
@@ -91,7 +91,7 @@ def _decode_simple(reader: ByteReader, count: int) -> Numbers:
 def _encode_for_or_delta(
     writer: ByteWriter, numbers: Numbers, plain: _FrameLayout, steps: _FrameLayout
 ) -> None:
-    """Appends numbers as the smaller of frame of reference and delta."""
+    """Append numbers as the smaller of frame of reference and delta."""
     if steps.bits < plain.bits:
         writer.write_number(_Encoding.DELTA)
         writer.write_number(int(numbers[0]))
@@ -133,7 +133,7 @@ def _decode_plain(reader: ByteReader, count: int) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _FrameLayout:
-    """How a frame is best laid out: its width, and bits that a number then takes altogether."""
+    """The best layout of a frame: its width, and the mean bits of a number."""
 
     width: int
     bits: float
@@ -151,7 +151,7 @@ class _FrameLayout:
 
 
 def _encode_frame(writer: ByteWriter, offsets: Numbers, *, width: int, level: int = 0) -> None:
-    """Appends the lowest bits of all, then the exceptions."""
+    """Append the low bits of all numbers, then the exceptions."""
     exceptions = np.flatnonzero(offsets >> np.uint64(width)) if width < WORD else _NONE
     writer.write_number(width)
     writer.write_number(len(exceptions))
@@ -193,7 +193,7 @@ def _decode_for(reader: ByteReader, count: int) -> Numbers:
 
 
 def _take_samples(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Of stretches all over the column: the offsets to their least, and the zigzag steps."""
+    """Samples from all over the column: offsets to their least value, and zigzag deltas."""
     length = min(SAMPLE_LENGTH, len(numbers))
     starts = np.linspace(0, len(numbers) - length, SAMPLES).astype(np.int64)
     stretches = numbers[starts[:, None] + np.arange(length)]
@@ -249,7 +249,7 @@ def _has_repeats(sample: Numbers) -> bool:
 
 
 def _encode_dictionary(writer: ByteWriter, numbers: Numbers) -> bool:
-    """Appends codes and the numbers that they stand for, where these are few.
+    """Append codes and the distinct numbers, if these are few.
 
     Returns:
         Whether they are; nothing is appended otherwise.
@@ -280,7 +280,7 @@ def checked_codes(codes: Numbers, *, count: int) -> npt.NDArray[np.int64]:
     """The codes as positions in a list of `count`.
 
     Raises:
-        CorruptData: one lies outside.
+        CorruptData: a code is out of range.
     """
     if len(codes) and int(codes.max()) >= count:
         raise corrupt(f"a code below {count}", str(codes.max()))

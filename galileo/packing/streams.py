@@ -33,7 +33,7 @@ class ByteWriter:
 class ByteReader:
     """Reads what a `ByteWriter` collected.
 
-    Raises CorruptData where it ends early or holds a number out of range.
+    Raises CorruptData if it ends early or a number is out of range.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:

@@ -2,11 +2,10 @@
 
     magic, version | checksum | flags | rows | columns | plain size | body
 
-The body is the columns one behind the other, compressed with LZ4 where that was asked for and
-pays; or, from `pack_uncompressed`, an Arrow IPC stream, which is ten times as large and takes
-next to no time. `unpack(pack(table))` equals the table bit for bit, NaN payloads and signed zeros
-included. The bytes may come from another process: every length in them is checked, and so are
-they all by a CRC-32C.
+The body is one column after the other, compressed with LZ4 if that was requested and saves space;
+or, from `pack_uncompressed`, an Arrow IPC stream, which is ten times as large and takes next to no
+time. `unpack(pack(table))` equals the table bit for bit, including NaN payloads and signed zeros.
+The bytes may come from another process: a CRC-32C and every length in them are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from galileo.packing.streams import ByteReader, ByteWriter, corrupt
 
 FORMAT_VERSION = 2
 ROWS_MAX = 65_536
-"""Of one packed table; `pack` takes no more."""
+"""Most rows of one packed table."""
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
 _MAGIC = b"GL"
@@ -34,12 +33,12 @@ _LZ4, _ARROW_STREAM = 1, 2
 
 
 def pack(table: pa.Table, *, compressed: bool) -> bytes:
-    """The table as bytes.
+    """Pack a table.
 
     Args:
-        table: at most `ROWS_MAX` rows of columns of int32, int64, uint64, float64, bool, string
-            or timestamp. Any order will do; labels in commit order take the least.
-        compressed: whether LZ4 may make it smaller.
+        table: at most `ROWS_MAX` rows of columns of int32, int64, uint64, float64, bool, string or
+            timestamp, in any order; labels in commit order are smallest.
+        compressed: whether to use LZ4.
     """
     _check_rows(table)
     body = _body(table)
@@ -78,11 +77,11 @@ def _add_header(table: pa.Table, body: bytes | memoryview, *, flags: int, plain_
 
 
 def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
-    """The table that was packed.
+    """The inverse of `pack`.
 
     Args:
         data: of `pack`.
-        schema: that it had.
+        schema: of the table.
 
     Raises:
         InputError: it is of another format version or has other columns.
@@ -191,7 +190,7 @@ def _follows_rows(schema: pa.Schema, name: str) -> bool:
 
 
 def _without_counts(firsts: Numbers, counts: Numbers) -> Numbers:
-    """Each first row less the end of the path before it: 0 where nothing lies between."""
+    """Subtract the end of the path before from each first row: 0 without a gap."""
     ends = firsts + counts
     gaps = firsts.copy()
     gaps[1:] -= ends[:-1]

@@ -1,7 +1,7 @@
-"""From CQL2 as JSON values to a predicate tree that is bound to a schema.
+"""Binds CQL2 as JSON values to a schema: the predicate tree.
 
-Every name is looked up, every literal checked against the type that it is compared with, and
-NOT is pushed into the leaves, which in SQL's three-valued logic changes no result.
+Every name is looked up, every literal is checked against the type that it is compared with, and NOT
+is pushed into the leaves, which in SQL's three-valued logic does not change the result.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def bind(raw: Any, schema: Schema) -> Node:
     """The predicate tree of CQL2 JSON values.
 
     Raises:
-        QuerySyntaxError: no CQL2 JSON, or nested too deep; `details["path"]` says where.
+        QuerySyntaxError: no CQL2 JSON, or nested too deep; `details["path"]` is the place.
         UnknownProperty: a property that the schema lacks.
-        UnsupportedQuery: what means nothing here, such as a text compared with a number.
+        UnsupportedQuery: a meaningless condition, such as a text compared with a number.
         InputError: an invalid geometry.
     """
     try:
@@ -239,7 +239,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _conjunction(parts: list[Node]) -> Node:
-    """AND, with one condition on time, and one on the cells to stay out of."""
+    """AND, with one condition on time, and one for all excluded cells."""
     node = conjunction(parts)
     if not isinstance(node, And):
         return node
@@ -251,7 +251,7 @@ def _conjunction(parts: list[Node]) -> Node:
 
 
 def _disjunction(parts: list[Node]) -> Node:
-    """OR, with one condition on the cells to be in."""
+    """OR, with one condition for all included cells."""
     node = disjunction(parts)
     if not isinstance(node, Or):
         return node

@@ -1,10 +1,10 @@
-"""Queries as Python expressions, for those who would rather not write CQL2 text.
+"""Queries as Python expressions, as an alternative to CQL2 text.
 
     (galileo.f.temperature > 290) & galileo.within((-110, 35, -100, 42))
 
-A condition holds CQL2 JSON values and knows no schema, so a wrong name is found where the query is
-asked. `str` gives CQL2 text, for reading and keeping. What is sent is JSON: the parser of texts
-reads one in fifteen coordinates of full precision wrong in the last bit.
+A condition holds CQL2 JSON values and knows no schema; names are checked by the call that takes it.
+`str` gives CQL2 text, for reading and keeping. JSON is sent, because the parser of texts reads one
+in fifteen coordinates of full precision wrong in the last bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from galileo.query.operands import DATETIME, GEOHASH, GEOMETRY
 
 
 class HasGeoInterface(Protocol):
-    """What tells its shape as GeoJSON."""
+    """An object with its shape as GeoJSON."""
 
     @property
     def __geo_interface__(self) -> dict[str, Any]: ...
@@ -46,7 +46,7 @@ _NO_TRUTH = (
 
 
 class _Combinable:
-    """What stands on either side of `&` and `|`: a condition, or a bool feature by itself."""
+    """An operand of `&` and `|`: a condition, or a bool feature by itself."""
 
     __slots__ = ()
 
@@ -270,7 +270,7 @@ def query_text(query: QueryLike) -> str:
     """The text of a query as it is sent.
 
     Raises:
-        InputError: it is no query.
+        InputError: it is not a query.
     """
     if isinstance(query, str):
         return query
@@ -368,7 +368,7 @@ def _joined(op: str, left: _Combinable, right: _Combinable) -> Condition:
 
 
 def _no_operand(sign: str, operand: object) -> InputError:
-    """Python reads `f.x > 1 & f.y < 2` as `f.x > (1 & f.y) < 2`."""
+    """Raise an error: Python reads `f.x > 1 & f.y < 2` as `f.x > (1 & f.y) < 2`."""
     return InputError(
         f"expected a condition on both sides of {sign}, got {operand!r}; "
         f"put comparisons in parentheses: (f.x > 1) {sign} (f.y < 2)"
@@ -456,7 +456,7 @@ def _geojson(region: Place) -> Any:
 
 
 def _shape(region: Any) -> BaseGeometry:
-    """The shape of a geometry or a feature; of a collection of features, all of them together."""
+    """The shape of a geometry or a feature; of a collection of features, their union."""
     if getattr(getattr(region, "crs", None), "is_geographic", True) is False:
         raise InputError(
             f"expected longitudes and latitudes, got the projection {region.crs.name!r}; write "

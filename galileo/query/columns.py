@@ -1,7 +1,7 @@
-"""Columns of feature values that know their nulls, in the layout that the graphs store.
+"""Columns of feature values with nulls, in the layout that the graphs store.
 
-One class per feature type, each a frozen pair of NumPy arrays at most, so that a predicate is
-one vectorised expression and a null costs no object.
+One class per feature type, each with at most two NumPy arrays, so that a predicate is one
+vectorised expression and a null costs no object.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pyarrow as pa
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 NULL_CODE = -1
-"""What stands for null among dictionary codes and booleans."""
+"""Null among dictionary codes and booleans."""
 
 
 def take_rows(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
-    """The rows of an index array, a mask or a slice; faster than indexing with the first.
+    """The rows of an index array, a mask or a slice; faster than indexing with an index array.
 
-    One value that stands for all rows (an array without strides) stays so.
+    A constant array (without strides) stays constant.
     """
     by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
     if by_index and len(rows) and array.strides == (0,):
@@ -54,7 +54,7 @@ class FloatColumn:
         return FloatColumn(take_rows(self.values, rows))
 
     def to_arrow(self) -> pa.Array:
-        """Shares the memory where nothing is missing."""
+        """Shares the memory if nothing is null."""
         missing = np.isnan(self.values)
         return pa.array(self.values, mask=missing) if missing.any() else pa.array(self.values)
 
@@ -79,7 +79,7 @@ class IntColumn:
         return IntColumn(take_rows(self.values, rows), take_rows(self.valid, rows))
 
     def to_arrow(self) -> pa.Array:
-        """Shares the memory where nothing is missing."""
+        """Shares the memory if nothing is null."""
         complete = self.valid.all()
         return pa.array(self.values) if complete else pa.array(self.values, mask=~self.valid)
 
@@ -142,7 +142,7 @@ NumberColumn: TypeAlias = FloatColumn | IntColumn | BoolColumn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The columns of k paths that a query looks at, as the graphs store them.
+    """The columns of k paths that a query reads, as the graphs store them.
 
     Attributes:
         cell: geohash cells at the schema's precision, shape (k,).

@@ -1,10 +1,9 @@
-"""From CQL2 text or JSON to plain JSON values, with errors that point at the place.
+"""Parses CQL2 text or JSON to plain JSON values; errors point at the place.
 
-The `cql2` package parses text by recursion in native code, where a text nested deep enough
-ends the process. `_check_nesting` therefore bounds what its parser would have to recurse into.
-Where a text is wrong it tries both readings of each group in parentheses, a condition and a value,
-and so reads what stands in n of them 2^n times. `_check_groups` bounds that; CQL2 JSON has no such
-trouble.
+The `cql2` package parses text by recursion in native code, where deep nesting ends the process.
+`_check_nesting` bounds the depth of that recursion. In a wrong text the parser tries both readings
+of each group in parentheses, as a condition and as a value, and so reads the contents of n nested
+groups 2^n times. `_check_groups` bounds that; CQL2 JSON is not affected.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from galileo.optional_imports import LateModule
 cql2 = LateModule("cql2", purpose="reading a query")
 
 TEXT_MAX = 1_000_000
-"""Characters of a query, as it comes and as canonical CQL2 JSON."""
+"""Characters of a query, as sent and as canonical CQL2 JSON."""
 NESTING_MAX = 64
-"""Levels of parentheses and operators within each other."""
+"""Levels of nested parentheses and operators."""
 OPERATORS_MAX = 2_000
 """ANDs and ORs of a query."""
 READINGS_MAX = 1 << 19
-"""Characters of parentheses, one in n groups counted 2^n times; they take the parser a second."""
+"""Characters in parentheses, those in n groups counted 2^n times; so many take the parser a second.
+"""
 
 _WINDOW = 60
 _TOKENS = re.compile(
@@ -36,9 +36,9 @@ _TOKENS = re.compile(
     re.IGNORECASE,
 )
 _NESTING_WORDS = (*"(-+*/%^=<>", "NOT", "BETWEEN", "IN", "LIKE", "IS", "DIV", "AND", "OR")
-"""What `_TOKENS` finds, but for what ends or separates; counted in names and strings, too."""
+"""The tokens of `_TOKENS` that nest; counted in names and strings, too."""
 _SHAPE_EASE = 4
-"""Positions are read some sixteen times as fast as what else stands in a query."""
+"""Coordinates are parsed some sixteen times as fast as other tokens."""
 _GROUPS = re.compile(
     r"""'(?:[^']|'')*'|"[^"]*"|
     (?P<shape>\b(?:(?:MULTI)?(?:POINT|LINESTRING|POLYGON)|BBOX)\s*\([\s(]{,4})(?=[-+.\d])[-+.,\dE\s()]*\)|
@@ -46,8 +46,9 @@ _GROUPS = re.compile(
     [()]""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Parentheses outside of texts and quoted names; what begins as a geometry, which is read once,
-and has nothing behind it that could not be part of one."""
+"""Parentheses outside of texts and quoted names; a geometry, which is read once, is one token if
+nothing follows it that could not be part of one.
+"""
 _PARENTHESES = re.compile(r"[()]")
 _SHAPE_LEVELS_MAX = 3
 """Of a multi-polygon."""
@@ -95,7 +96,7 @@ def read(source: str) -> Any:
 
 
 def check_length(source: str) -> None:
-    """Raises `QuerySyntaxError` where a query is too long, as CQL2 text or as CQL2 JSON."""
+    """Raise `QuerySyntaxError` if a query is too long, as CQL2 text or as CQL2 JSON."""
     if len(source) > TEXT_MAX:
         raise QuerySyntaxError(
             f"expected a query of at most {TEXT_MAX:,} characters, written out as CQL2 JSON too, "
@@ -105,12 +106,12 @@ def check_length(source: str) -> None:
 
 
 def refuse(source: str, position: int, fault: str) -> NoReturn:
-    """Raises the error for a fault at an offset of the text."""
+    """Raise the error for a fault at an offset of the text."""
     raise QuerySyntaxError(f"{fault}\n{pointed(source, position)}", position=position)
 
 
 def pointed(source: str, position: int) -> str:
-    """The line around an offset, and below it a caret at the place."""
+    """The line around an offset, and below it a caret at the offset."""
     begin = source.rfind("\n", 0, position) + 1
     end = source.find("\n", position)
     end = len(source) if end < 0 else end
@@ -129,7 +130,7 @@ def place(source: str, position: int) -> str:
 
 
 def find_name(source: str, name: str) -> int | None:
-    """The offset of a property's name in a query's text, outside of its strings."""
+    """The offset of a property's name in a query's text, outside of strings."""
     pattern = re.compile(rf"""'(?:[^']|'')*'|(?<![\w.:])({re.escape(name)})(?![\w.:])""")
     return next((found.start(1) for found in pattern.finditer(source) if found[1]), None)
 
@@ -160,7 +161,7 @@ def _read_text(source: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number of a text from `start` to `end`, and how the parser has to get it."""
+    """A number of a text from `start` to `end`, and its replacement for the parser."""
 
     start: int
     end: int
@@ -168,7 +169,7 @@ class _Number:
 
 
 def _scientific_coordinates(source: str) -> list[_Number]:
-    """The coordinates in scientific notation, which the parser knows elsewhere but not in WKT."""
+    """The coordinates in scientific notation, which the parser does not accept in WKT."""
     return [
         _Number(*number.span(), format(Decimal(number[0]), "f"))
         for geometry in _GEOMETRIES.finditer(source)
@@ -185,7 +186,7 @@ def _replaced(source: str, numbers: Sequence[_Number]) -> str:
 
 
 def _original(position: int, numbers: Sequence[_Number]) -> int:
-    """The offset in a text of one in the text with its numbers replaced."""
+    """The offset in the original text of an offset in the text with replaced numbers."""
     for number in numbers:
         if position <= number.start:
             break
@@ -195,7 +196,7 @@ def _original(position: int, numbers: Sequence[_Number]) -> int:
 
 
 def _refuse_other_languages(source: str) -> None:
-    """Says what to write in place of SQL statements and operators of programming languages."""
+    """Suggest the CQL2 form of SQL statements and operators of programming languages."""
     if _STATEMENT.match(source):
         refuse(source, 0, "this is CQL2, not SQL; write only the part after WHERE")
     for found in _FOREIGN.finditer(source):
@@ -237,9 +238,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_nesting(source: str) -> None:
-    """Bounds how deep the parser recurses: operators chained or in parentheses, and in all."""
+    """Bound the recursion of the parser: chained and nested operators."""
     upper = source.upper()
-    if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # This settles most texts.
+    if sum(map(upper.count, _NESTING_WORDS)) <= NESTING_MAX:  # Most texts pass this cheap test.
         return
     outer: list[int] = []
     here = depth = joined = 0
@@ -261,8 +262,10 @@ def _check_nesting(source: str) -> None:
 
 
 def _check_groups(source: str) -> None:
-    """Bounds how often the parser reads the same before it gives up."""
-    if len(source) << min(source.count("("), 64) <= READINGS_MAX:  # This settles most texts.
+    """Bound the repeated readings of the parser."""
+    if (
+        len(source) << min(source.count("("), 64) <= READINGS_MAX
+    ):  # Most texts pass this cheap test.
         return
     levels: list[int] = []
     groups = readings = start = behind = 0
@@ -294,7 +297,7 @@ def _check_groups(source: str) -> None:
 
 
 def _end_of_shape(token: re.Match[str]) -> int:
-    """Where a geometry ends; 0 where its parentheses do not fit, or are more than one has."""
+    """The end of a geometry; 0 if its parentheses do not match or are too deep."""
     depth = 0
     for found in _PARENTHESES.finditer(token.string, token.start(), token.end()):
         depth += 1 if found[0] == "(" else -1
@@ -319,7 +322,7 @@ def _offset(source: str, error: str) -> int:
 
 
 def _in_words(error: str) -> str:
-    """What the grammar's rule names ask for, as one would say it."""
+    """A readable description of the grammar's rule names."""
     found = _EXPECTED.search(error)
     if found is None:
         return "CQL2"

@@ -1,7 +1,7 @@
 """Conditions on features: comparisons, membership, patterns and null.
 
-They read the same values of a path and of an observation, hence answer alike on both levels.
-Numbers are compared as doubles. Texts are judged once per dictionary entry.
+A path and its observations have the same values, so the results agree on both levels. Numbers are
+compared as doubles. Texts are tested once per dictionary entry.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class FeatureLeaf(ABC):
 
     @abstractmethod
     def match(self, column: FeatureColumn) -> Mask:
-        """For which rows the condition is true."""
+        """Mask of rows for which the condition is true."""
 
     @abstractmethod
     def bounds(self, zones: FeatureZones) -> Mask:
-        """In which zones it may be true for a row."""
+        """Mask of zones in which it may be true for a row."""
 
     @abstractmethod
     def json(self) -> Any: ...
@@ -155,7 +155,7 @@ class NumberIs(FeatureLeaf):
 
 
 def number_bounds(leaf: Leaf, name: str) -> tuple[float, float]:
-    """Between which numbers a feature lies where a condition is true; both are possible values."""
+    """Closed interval of the numbers for which a condition is true."""
     if isinstance(leaf, BoolIs) and leaf.name == name:
         return float(leaf.value), float(leaf.value)
     if isinstance(leaf, NumberIn) and leaf.name == name and not leaf.negated:
@@ -210,7 +210,7 @@ class TextLeaf(FeatureLeaf):
 
     @abstractmethod
     def judge(self, texts: pa.Array) -> pa.Array:
-        """Whether the condition is true, for texts without null."""
+        """Mask of texts, without null, for which the condition is true."""
 
     def match(self, column: FeatureColumn) -> Mask:
         column = cast(TextColumn, column)
@@ -262,7 +262,7 @@ class TextIn(TextLeaf):
 
 @dataclass(frozen=True, slots=True)
 class TextLike(TextLeaf):
-    """SQL's LIKE: `%` is any stretch, `_` any one character, a backslash takes them literally."""
+    """SQL's LIKE: `%` is any text, `_` any one character, a backslash escapes them."""
 
     name: str
     pattern: str
@@ -278,7 +278,7 @@ class TextLike(TextLeaf):
 
 
 def casefold(texts: pa.Array) -> pa.Array:
-    """Texts as CASEI compares them."""
+    """Texts in the form that CASEI compares."""
     return pc.utf8_lower(texts)
 
 
@@ -317,7 +317,7 @@ def like_regex(pattern: str) -> str:
 
 
 def _whole_compared(column: IntColumn, sign: str, value: float) -> Mask:
-    """The same as on doubles, which round an integer beyond 2**53 to nowhere below that."""
+    """Comparison of integers as doubles, exact also beyond 2**53."""
     whole = math.floor(value)
     if whole != value:
         if sign in ("=", "<>"):

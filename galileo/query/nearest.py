@@ -1,18 +1,18 @@
-"""The exact search for the k nearest observations to a point, as a sequence of queries.
+"""Exact search for the k nearest observations to a point, as a sequence of queries.
 
-A search asks two kinds of question. `CountBlocks` wants the labels within a circle: their cells
-and row counts bound how far away the k-th observation can be, since every observation of a
-block is nearer than the farthest point of its cell. `ReadObservations` wants the observations
-within that bound. Where features alone restrict the search, the counts are exact and two
-questions do: one count, one read. They are more where
+There are two kinds of request. `CountBlocks` requests the labels within a circle: their cells and
+row counts bound the distance of the k-th observation, since every observation of a block is nearer
+than the farthest point of its cell. `ReadObservations` requests the observations within that bound.
+If only features restrict the search, the counts are exact and two requests suffice: one count, one
+read. There are more if
 
-- the first circle holds too few observations: it grows, by what its density suggests, eight
-  times at most, until it is the whole earth;
-- conditions on place or time keep observations out that their blocks' counts include: then the
-  bound was too low. The next counts on more rows, and reads the ring between the two alone.
+- the first circle holds too few observations: it grows, by its density, at most eight times, until
+  it is the whole earth;
+- conditions on place or time exclude observations that the counts of their blocks include: then the
+  bound was too low. The next one uses more rows, and reads only the ring between the two.
 
-The search does no input or output: `search` is a generator of questions that is sent their
-answers, and `nearest` drives it with a function that answers.
+The search does no input or output: `search` is a generator of requests that is sent their answers,
+and `nearest` drives it with a function that answers.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from galileo.query.query import Query
 from galileo.query.spatial_predicates import WithinDistance
 
 COUNT_MAX = 100_000
-"""Observations of one search."""
+"""Most observations of one search."""
 FIRST_M = 50_000.0
-"""Radius of the first circle, by default."""
+"""Default radius of the first circle."""
 
 _GROWTH = (2.0, 8.0)
 """Least and greatest factor of the next circle's radius."""
 _MORE = (2.0, 64.0)
-"""Least and greatest factor of the next number of rows to count on."""
+"""Least and greatest factor of the next number of rows."""
 _SPARE = 1.5
-"""How many times more than its estimate a next step reckons with."""
+"""Safety factor of estimates."""
 _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class CountBlocks:
-    """Asks for the labels that match, as a table with at least "cell" and "rows"."""
+    """Requests the matching labels, as a table with at least "cell" and "rows"."""
 
     query: Query
 
 
 @dataclass(frozen=True, slots=True)
 class ReadObservations:
-    """Asks for the observations that match exactly, as a table of the observation schema."""
+    """Requests the matching observations, as a table of the observation schema."""
 
     query: Query
 
@@ -82,15 +82,15 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class NearestTo:
-    """What is searched.
+    """Parameters of a search.
 
     Attributes:
         latitude: of the point, degrees in [-90, 90].
         longitude: of the point, degrees in [-180, 180].
-        count: how many observations at most.
-        among: which observations come into question.
-        first_m: radius of the first circle; any is right, a good guess saves a question.
-        within_m: greatest distance of an observation that comes into question, metres.
+        count: most observations.
+        among: query that the observations must match.
+        first_m: radius of the first circle; any value is correct, a good one saves a request.
+        within_m: greatest distance of an observation, metres.
     """
 
     latitude: float
@@ -121,14 +121,14 @@ class NearestTo:
 
     @property
     def limit_m(self) -> float:
-        """The radius beyond which nothing is to be found."""
+        """The radius beyond which there is no result."""
         return min(self.within_m, HALFWAY_M)
 
     def circle(self, radius_m: float) -> Circle:
         return Circle(float(self.latitude), float(self.longitude), radius_m)
 
     def within(self, radius_m: float, *, beyond_m: float | None = None) -> Query:
-        """What comes into question within a radius, and farther away than another."""
+        """The query for observations within a radius, and outside of another."""
         precision = self.schema.geohash_precision
         parts: list[Node] = [WithinDistance(self.circle(radius_m), precision)]
         if beyond_m is not None:
@@ -139,14 +139,14 @@ class NearestTo:
 def nearest(answer: Callable[[Question], pa.Table], sought: NearestTo) -> Neighbours:
     """The observations nearest to a point, and their distances.
 
-    All that are missing are at least as far away as the last one. Of those equally far away the
-    earlier come first, then those farther south, farther west, and with lesser feature values
-    in schema order, missing ones last; so the result does not depend on the order of answers.
-    It is exact for one state of the data: answer from one (up to one cursor) where it matters.
+    All others are at least as far away as the last one. Of those equally far away the earlier come
+    first, then those farther south, farther west, and with lesser feature values in schema order,
+    missing ones last; so the result does not depend on the order of answers. It is exact for one
+    state of the data: answer from one snapshot (up to one cursor) if that matters.
 
     Args:
-        answer: the table that a question asks for.
-        sought: what is searched.
+        answer: returns the table for a request.
+        sought: parameters of the search.
     """
     asking = search(sought)
     try:
@@ -159,10 +159,9 @@ def nearest(answer: Callable[[Question], pa.Table], sought: NearestTo) -> Neighb
 
 
 def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
-    """The questions of a search one by one; each is sent its answer, the last one's is returned.
+    """Yield the requests of a search; send each its answer; the result is the last answer's rows.
 
-    Of the observations that a question asks for, an answer may leave out all but the `count`
-    that `first` puts first.
+    An answer may be reduced to the `count` observations that `first` puts first.
     """
     radius = min(sought.first_m, sought.limit_m)
     blocks = _Blocks.of((yield _count(sought, radius)), sought, radius)
@@ -188,7 +187,7 @@ def _count(sought: NearestTo, radius_m: float) -> CountBlocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """The blocks that a circle meets, those with the nearest farthest point first.
+    """The blocks that intersect a circle, ordered by the distance of their farthest point.
 
     Attributes:
         radius_m: of the circle.
@@ -212,7 +211,7 @@ class _Blocks:
         return cls(radius_m, sought.limit_m, farthest[order], rows)
 
     def reach_m(self, wanted: int) -> float | None:
-        """How far away the last of so many rows can be; None if a wider circle has to say."""
+        """Upper bound of the distance of so many rows; None if a wider circle is needed."""
         at = int(np.searchsorted(self.rows, wanted))
         if at < len(self.rows):
             bound = float(metres(self.farthest[at : at + 1])[0])
@@ -233,13 +232,13 @@ def _bounded(value: float, bounds: tuple[float, float]) -> float:
 
 
 def first(found: Sequence[pa.Table], sought: NearestTo) -> Neighbours:
-    """The nearest of all rows, in the order that `nearest` promises.
+    """The nearest of all rows, in the order of `nearest`.
 
-    So the first of several answers' firsts are the first of all.
+    Applied to parts first, the result is the same.
 
     Args:
         found: at least one table of the observation schema.
-        sought: what is searched; its count is how many are kept.
+        sought: parameters of the search; its count is how many are kept.
     """
     table = pa.concat_tables(found).combine_chunks()
     places = [np.asarray(table.column(name).to_numpy()) for name in ("latitude", "longitude")]

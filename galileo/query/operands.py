@@ -16,10 +16,10 @@ SPECIAL = (GEOMETRY, DATETIME, GEOHASH)
 """Properties of every dataset."""
 
 _SYNONYMS = {"time": DATETIME}
-"""Names of columns that stand for properties."""
+"""Column names that mean properties."""
 PLACE_HINT = "for places write S_INTERSECTS(geometry, BBOX(west, south, east, north))"
 _COORDINATES = frozenset({"latitude", "longitude", "lat", "lon", "long", "lng"})
-"""What people ask for where they mean the geometry."""
+"""Names of coordinates; the message suggests the geometry."""
 _TIME_HINT = "; a date stands in quotes: DATE('2012-03-01'), TIMESTAMP('2012-03-01T06:00:00Z')"
 
 _SHOWN_MAX = 80
@@ -32,7 +32,7 @@ _SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class PropertyRef:
-    """The property that a condition is about.
+    """The property of a condition.
 
     Attributes:
         name: one of `SPECIAL`, or of `feature`.
@@ -59,7 +59,7 @@ def property_ref(raw: Any, schema: Schema) -> PropertyRef:
 
     Raises:
         UnknownProperty: the schema lacks it.
-        UnsupportedQuery: it is not indexed, or the operand is no property.
+        UnsupportedQuery: it is not indexed, or the operand is not a property.
     """
     if isinstance(raw, dict) and isinstance(raw.get("property"), str):
         written: str = raw["property"]
@@ -109,7 +109,7 @@ def names(schema: Schema) -> str:
 
 
 def unsupported(raw: dict[str, Any]) -> UnsupportedQuery:
-    """The error for an operator or a function that means nothing here."""
+    """The error for an unsupported operator or function."""
     op = str(raw["op"])
     if op in ("+", "-", "*", "/", "%", "^", "div"):
         hint = _TIME_HINT if op == "-" and not is_property(raw) else ""
@@ -179,5 +179,5 @@ def _arguments(raw: dict[str, Any]) -> list[Any]:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """False for half a surrogate pair, which JSON permits and UTF-8 does not."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,9 +1,8 @@
 """The predicate tree: leaves under AND and OR, with NOT pushed into the leaves.
 
-SQL's logic has three values, and a row matches only where the whole is true. Without NOT above
-them, AND and OR keep "true" apart from "not true", so two values per leaf are enough: a leaf
-answers whether it is true, and its negation is a leaf of its own for which null is not true
-either.
+SQL's logic has three values, and a row matches only if the whole is true. Without NOT above them,
+AND and OR keep "true" separate from "not true", so two values per leaf are enough: the result of a
+leaf is whether it is true, and its negation is another leaf, for which null is not true either.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ALWAYS: Span = (None, None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservationColumns:
-    """Observations as a query looks at them.
+    """The columns of observations that a query reads.
 
     Attributes:
         latitude: degrees, shape (k,).
@@ -51,11 +50,11 @@ class ObservationColumns:
 
 
 class Leaf(Protocol):
-    """One condition, bound to a schema; equal leaves match alike."""
+    """One condition, bound to a schema; equal leaves have equal results."""
 
     @property
     def cost(self) -> int:
-        """How dear a row is, for the order of evaluation."""
+        """Relative cost of a row, for the order of evaluation."""
         ...
 
     @property
@@ -64,27 +63,27 @@ class Leaf(Protocol):
         ...
 
     def may_match_paths(self, columns: Columns) -> Mask:
-        """Which paths could hold an observation for which the condition is true."""
+        """Mask of paths that may hold an observation for which the condition is true."""
         ...
 
     def must_match_paths(self, columns: Columns) -> Mask:
-        """Which paths hold only observations for which it is true; True is certain, False not."""
+        """Mask of paths that certainly hold only observations for which it is true."""
         ...
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
-        """For which observations the condition is true."""
+        """Mask of observations for which the condition is true."""
         ...
 
     def may_match_zones(self, zones: Zones) -> Mask:
-        """Which zones may hold a path that `may_match_paths` accepts."""
+        """Mask of zones that may hold a path of `may_match_paths`."""
         ...
 
     def cells(self) -> Ranges | None:
-        """Outside of these cells `may_match_paths` accepts nothing; None is no limit."""
+        """Ranges of cells outside of which `may_match_paths` is false; None: no limit."""
         ...
 
     def buckets(self) -> Span:
-        """Outside of these starts of buckets `may_match_paths` accepts nothing."""
+        """Starts of buckets outside of which `may_match_paths` is false."""
         ...
 
     def json(self) -> Any:

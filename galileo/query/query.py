@@ -62,15 +62,15 @@ class Query:
         return tuple(f.name for f in self.schema.features if f.name in named)
 
     def number_bounds(self, feature: str) -> tuple[float, float]:
-        """Between which numbers a feature lies in all that matches; lowest above highest: nowhere.
+        """Closed interval of a feature in all matches; lowest above highest: no match.
 
-        They are those of the conditions on the feature itself.
+        It follows from the conditions on the feature itself.
         """
         return visitors.number_range(self.tree, feature)
 
     @property
     def vertices(self) -> int:
-        """Of all its geometries together."""
+        """Number of vertices of all geometries."""
         regions = [leaf.region for leaf in leaves(self.tree) if isinstance(leaf, InRegion)]
         return sum(region.vertices for region in regions)
 
@@ -80,17 +80,17 @@ class Query:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
     def match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
-        """Which paths match.
+        """Mask of matching paths.
 
         Args:
             columns: "cell" (uint64), "bucket" (int64, start in microseconds) and at least the
-                indexed features that the query reads, each as a `FeatureColumn`; a plain
-                array of doubles or an Arrow array will do.
+                indexed features that the query reads, each as a `FeatureColumn`, an array of
+                doubles or an Arrow array.
         """
         return visitors.verdicts(self.tree, self._columns(columns), _test_paths)
 
     def must_match_paths(self, columns: Mapping[str, Any] | Columns) -> Mask:
-        """Which paths hold matching observations only; True is certain, False is not.
+        """Mask of paths that certainly hold matching observations only.
 
         Args:
             columns: as in `match_paths`.
@@ -98,7 +98,7 @@ class Query:
         return visitors.verdicts(self.tree, self._columns(columns), _test_paths_certainly)
 
     def match_observations(self, table: pa.Table) -> Mask:
-        """Which rows of a table of `schema.observation_schema` match exactly."""
+        """Mask of the rows of a table of `schema.observation_schema` that match exactly."""
         points = ObservationColumns(
             latitude=np.asarray(table.column("latitude").to_numpy(), dtype=np.float64),
             longitude=np.asarray(table.column("longitude").to_numpy(), dtype=np.float64),
@@ -108,7 +108,7 @@ class Query:
         return visitors.verdicts(self.tree, points, _test_rows)
 
     def may_match_zones(self, zones: Zones) -> Mask:
-        """Which zones may hold a matching path; False is certain, True is not."""
+        """Mask of zones that may hold a matching path; False is certain."""
         return visitors.verdicts(self.tree, zones, _test_zones)
 
     def cell_ranges(self) -> Ranges | None:
@@ -174,18 +174,18 @@ async def parse_async(text: str, schema: Schema) -> Query:
 
 
 _PATH = re.compile(r" at \$[^ ]* of the query$")
-"""The place in CQL2 JSON, which a text is read as."""
+"""A place in CQL2 JSON."""
 _GROWTH = 16
-"""How many times as long as its source a query's canonical JSON can be, which nodes exchange."""
+"""Greatest ratio of the canonical JSON of a query, which nodes exchange, to its source."""
 _CACHE_ENTRIES = 64
-"""Queries that are kept with the covers of their regions, 0.3 MB each at most."""
+"""Cached queries with the covers of their regions, 0.3 MB each at most."""
 CACHED_CHARACTERS_MAX = 4096
-"""Longer texts are read anew each time."""
+"""Longer texts are not cached."""
 
 
 @lru_cache(maxsize=_CACHE_ENTRIES)
 def _parse_cached(source: str, schema: Schema) -> Query:
-    """The same query for the same text: a node reads one several times on its way."""
+    """`_parse` with a cache: a node parses the same text several times per request."""
     return _parse(source, schema)
 
 
@@ -204,7 +204,7 @@ def _parse(source: str, schema: Schema) -> Query:
 
 
 def _check_canonical(query: Query, *, long: bool) -> None:
-    """Refuses here what the nodes that are sent the canonical JSON would refuse."""
+    """Refuse a query whose canonical JSON other nodes would refuse."""
     if long:
         cql_syntax.check_length(query.to_json())
     if _levels(query.tree) > cql_syntax.NESTING_MAX:
@@ -212,14 +212,14 @@ def _check_canonical(query: Query, *, long: bool) -> None:
 
 
 def _levels(node: Node) -> int:
-    """The levels of the canonical JSON, at most; a condition on cells is an OR under NOT."""
+    """Upper bound of the levels of the canonical JSON; a condition on cells is an OR under NOT."""
     if isinstance(node, And | Or):
         return 1 + max(map(_levels, node.parts), default=0)
     return 3
 
 
 def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:
-    """The same error with the place of the name in the text, which people read; not in JSON."""
+    """The same error with the place of the name in the text; not for JSON."""
     if source.lstrip().startswith("{"):
         return error
     position = cql_syntax.find_name(source, error.details["property"])

@@ -1,4 +1,4 @@
-"""Binding of conditions on `geometry` and `geohash`."""
+"""Binds conditions on `geometry` and `geohash`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def bind_relation(function: str, args: list[Any], *, schema: Schema, negated: bo
 
 
 def bind_distance(function: str, args: list[Any], *, schema: Schema, negated: bool) -> Node:
-    """A great-circle distance of `geometry` from a literal point, at most so many metres.
+    """A condition on the great-circle distance of `geometry` from a literal point, in metres.
 
     Raises:
-        UnsupportedQuery: other operands, among them a geometry that is no point.
+        UnsupportedQuery: other operands, or a geometry that is not a point.
         InputError: an invalid point.
     """
     if len(args) != 3:
@@ -98,7 +98,7 @@ def _metres(raw: Any) -> float:
 
 
 def _region(raw: Any) -> tuple[Region, str]:
-    """The region of a literal, and the JSON text that stands for it."""
+    """The region of a literal, and its JSON text."""
     if isinstance(raw, dict) and isinstance(raw.get("bbox"), list):
         region = regions.from_box(raw["bbox"])
         return region, json.dumps({"bbox": [float(bound) for bound in raw["bbox"]]})
@@ -116,7 +116,7 @@ _WKT = frozenset(kind.lower() for kind in regions.KINDS) | {"bbox"}
 
 
 def bind_pattern(pattern: str, *, schema: Schema, negated: bool) -> Node:
-    """`geohash LIKE pattern`: characters and `_` from the start, then `%`, or for a whole cell.
+    """`geohash LIKE pattern`: characters and `_`, then `%`, or a whole cell.
 
     Raises:
         UnsupportedQuery: another pattern.
@@ -142,7 +142,7 @@ def bind_pattern(pattern: str, *, schema: Schema, negated: bool) -> Node:
 
 
 def bind_equality(texts: list[str], *, schema: Schema, negated: bool) -> Node:
-    """The cell is one of those named, which must be whole cells or parts of cells.
+    """The cell is one of the named ones, which must be whole cells or parts of cells.
 
     Raises:
         UnsupportedQuery: a text is shorter than the schema's cells.

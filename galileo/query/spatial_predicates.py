@@ -1,7 +1,7 @@
 """Conditions on place: a region of the earth, a distance from a point, or geohash prefixes.
 
-All know their cover of the geohash curve, which decides for whole ranges of cells; only cells
-that the cover left untested are compared with the shape.
+Each has a cover of the geohash curve, which decides whole ranges of cells; only untested cells of
+the cover are compared with the shape.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SpatialLeaf(ABC):
 
     @abstractmethod
     def test_cells(self, cells: Cells) -> Mask:
-        """The verdicts on distinct cells that the cover leaves open."""
+        """Test distinct cells that the cover leaves open."""
 
     def may_match_paths(self, columns: Columns) -> Mask:
         places = self.cover.relations(columns.cell)

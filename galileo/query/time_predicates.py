@@ -20,7 +20,7 @@ from galileo.query.zone_maps import Zones
 
 OPEN_END = ".."
 _CALENDAR = (micros("0001-01-01"), micros("9999-12-31T23:59:59.999999Z") + 1)
-"""What ISO 8601 can write in four digits; no time outside of it is ever stored."""
+"""The times of ISO 8601 with four-digit years; all stored times are within."""
 
 Period: TypeAlias = tuple[int, int]
 """Half-open microseconds of a timestamp (one) or a date (its day)."""
@@ -70,7 +70,7 @@ class During:
         return (None if self.lo is None else self.lo - self.bucket_us + 1), self.hi
 
     def _overlaps(self, first: Any, last: Any) -> Mask:
-        """Which stretches of buckets, by the starts of their ends, reach into [lo, hi)."""
+        """Mask of runs of buckets, by the starts of their first and last, that overlap [lo, hi)."""
         lo, hi = self.buckets()
         found = np.ones(len(first), dtype=np.bool_)
         if lo is not None:
@@ -88,7 +88,7 @@ class During:
 
 
 def compared(sign: str, when: Period) -> list[Span]:
-    """The times that stand in relation `sign` to a timestamp or date."""
+    """The times in relation `sign` to a timestamp or date."""
     first, end = when
     spans: dict[str, list[Span]] = {
         "=": [when],
@@ -102,7 +102,7 @@ def compared(sign: str, when: Period) -> list[Span]:
 
 
 def related(relation: str, when: Span, *, one_instant: bool) -> list[Span]:
-    """The times that stand in a CQL2 relation to an instant or a closed interval.
+    """The times in a CQL2 relation to an instant or a closed interval.
 
     Args:
         relation: name of the function, lower case.
@@ -125,7 +125,7 @@ def related(relation: str, when: Span, *, one_instant: bool) -> list[Span]:
 
 
 def outside(spans: list[Span]) -> list[Span]:
-    """The times that lie in none of the spans."""
+    """The times in none of the spans."""
     rest: list[Span] = []
     done: int | None = None
     for lo, hi in sorted((span for span in spans if not empty(span)), key=_begin):
@@ -142,14 +142,14 @@ def _begin(span: Span) -> float:
 
 
 def overlap(left: Span, right: Span) -> Span:
-    """The times in both spans, perhaps none."""
+    """The intersection of both spans, perhaps empty."""
     lows = [lo for lo, _ in (left, right) if lo is not None]
     highs = [hi for _, hi in (left, right) if hi is not None]
     return max(lows, default=None), min(highs, default=None)
 
 
 def bounding_span(spans: list[Span]) -> Span:
-    """The shortest span around all; of none the empty one."""
+    """The shortest span around all; empty without spans."""
     full = [span for span in spans if not empty(span)]
     if not full:
         return 0, 0
@@ -164,7 +164,7 @@ def empty(span: Span) -> bool:
 
 
 def leaf(spans: list[Span], bucket_us: int) -> Node:
-    """The times in any of the spans."""
+    """The condition that the time is in any of the spans."""
     known = [overlap(span, _CALENDAR) for span in spans]
     opened = [_opened(span) for span in known if not empty(span)]
     return disjunction(
@@ -173,6 +173,6 @@ def leaf(spans: list[Span], bucket_us: int) -> Node:
 
 
 def _opened(span: Span) -> Span:
-    """A span within the calendar, its ends open where the calendar ends."""
+    """A span clipped to the calendar, open at its ends."""
     lo, hi = span
     return None if lo == _CALENDAR[0] else lo, None if hi == _CALENDAR[1] else hi

@@ -17,7 +17,7 @@ from galileo.query.feature_predicates import number_bounds
 from galileo.query.predicates import ALWAYS, And, Leaf, Node, Or, Span, leaves
 
 GATHER_BELOW_SHARE = 4
-"""A later part looks only at undecided rows once these are fewer than one in so many."""
+"""A later part tests only undecided rows once these are fewer than one in so many."""
 
 
 class Rows(Protocol):
@@ -30,7 +30,7 @@ R = TypeVar("R", bound=Rows)
 
 
 def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:
-    """For which rows the tree is true, given the test of a leaf on rows."""
+    """Mask of rows for which the tree is true, given the test of a leaf on rows."""
     if not isinstance(node, And | Or):
         return test(node, rows)
     wanted = isinstance(node, And)
@@ -49,7 +49,7 @@ def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:
 
 
 def cell_ranges(node: Node) -> Ranges | None:
-    """The cells outside of which nothing matches; None is no limit."""
+    """Ranges of cells outside of which nothing matches; None: no limit."""
     if not isinstance(node, And | Or):
         return node.cells()
     limits = [cell_ranges(part) for part in node.parts]
@@ -62,7 +62,7 @@ def cell_ranges(node: Node) -> Ranges | None:
 
 
 def bucket_span(node: Node) -> Span:
-    """The starts of buckets outside of which nothing matches."""
+    """Starts of buckets outside of which nothing matches."""
     if not isinstance(node, And | Or):
         return node.buckets()
     spans = [bucket_span(part) for part in node.parts]
@@ -72,9 +72,9 @@ def bucket_span(node: Node) -> Span:
 
 
 def number_range(node: Node, name: str) -> tuple[float, float]:
-    """Between which numbers a feature lies where the tree is true.
+    """Closed interval of a feature where the tree is true.
 
-    Where it is true nowhere, the first number may be above the second.
+    If it is never true, the first number may be above the second.
     """
     if not isinstance(node, And | Or):
         return number_bounds(node, name)

@@ -1,7 +1,7 @@
-"""Zone maps: bounds of many paths together, which exclude them without a look at each.
+"""Zone maps: bounds of many paths together, which exclude them without reading each.
 
-A zone is a stretch of a sorted run (a zone map) or a coarse vertex of the feature graph. A
-query gives one verdict per zone: False only where certainly no path in it can match.
+A zone is a range of rows of a sorted run or a coarse vertex of the feature graph. The result of a
+query for a zone is False only if certainly no path in it matches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FeatureZones:
 
     @classmethod
     def of(cls, column: FeatureColumn, starts: Starts) -> FeatureZones:
-        """The zones of a column's stretches, which begin at `starts` (sorted, the first 0)."""
+        """The zones of ranges of a column's rows, which begin at `starts` (sorted, the first 0)."""
         valid = column.valid
         has_value = np.logical_or.reduceat(valid, starts)
         has_null = np.logical_or.reduceat(~valid, starts)
@@ -78,7 +78,7 @@ class Zones:
 
     @classmethod
     def of(cls, columns: Columns, starts: Starts) -> Zones:
-        """The zones of stretches of rows, which begin at `starts` (sorted, the first 0)."""
+        """The zones of ranges of rows, which begin at `starts` (sorted, the first 0)."""
         return cls(
             np.minimum.reduceat(columns.cell, starts),
             np.maximum.reduceat(columns.cell, starts),

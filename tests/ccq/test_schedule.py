@@ -237,8 +237,8 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
     assert driver.tick(3.3) == [], "it rests no more"
 
 
-def test_few_labels_are_not_tidied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIDIED_MAX", 2)
+def test_few_labels_are_not_compacted_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMPACTION_CHECKS_MAX", 2)
     driver = Driver()
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))

@@ -1,4 +1,4 @@
-"""Standing queries: very many at once, matched against new paths in one pass, in columns."""
+"""An index of very many continuous queries, matched against new paths in one pass."""
 
 from galileo.query.index.candidates import CandidatePairs
 from galileo.query.index.requests import MatchHits, MatchRequests

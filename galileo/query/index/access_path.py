@@ -1,4 +1,6 @@
-"""Access paths: candidates of queries without a place, by their most selective condition."""
+"""Access paths: candidates of queries without spatial conditions, by their most selective
+condition.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AccessPath:
-    """For some of the queries the stretch of rows, in an order, that one condition leaves."""
+    """For some of the queries the range of rows, in an order, that one condition leaves."""
 
     order: Places | None
     members: Places
@@ -28,7 +30,7 @@ class _AccessPath:
 def candidates_by_access_path(
     slots: Slots, constants: BoundColumns, rows: Rows
 ) -> Iterator[tuple[CandidateRanges, Places | None]]:
-    """The rows that may match each query, and the order in which they are stretches.
+    """The rows that may match each query, as ranges of an order of rows.
 
     Args:
         slots: of the queries.
@@ -54,7 +56,7 @@ def candidates_by_access_path(
 
 
 def _access_paths(slots: Slots, constants: BoundColumns, rows: Rows) -> Iterator[_AccessPath]:
-    """First the one of all rows, for all queries."""
+    """The access path of all rows, then those of conditions."""
     everyone = np.arange(len(slots))
     yield _AccessPath(None, everyone, np.zeros_like(everyone), np.full_like(everyone, len(rows)))
     if len(slots) < FEW:
@@ -84,7 +86,7 @@ def _access_path(
     *,
     members: Places,
 ) -> _AccessPath:
-    """By the values in closed intervals; NaN is sorted last, and no interval reaches it."""
+    """By the values in closed intervals; NaN is sorted last, outside of all intervals."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     start = np.searchsorted(ordered, lo, side="left")

@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int32]
 
 NO_TEXT = -1
-"""In place of a text's number: the query does not look at it."""
+"""In place of a text's number: the query does not read the feature."""
 _OTHER = -2
 _CAPACITY_MIN = 64
 _TIMES = np.iinfo(np.int64)
@@ -54,7 +54,7 @@ class NumberIntervals:
 
 
 class TextEquality:
-    """The values that queries want of one text feature, by number; `NO_TEXT` wants none."""
+    """The value of one text feature that each query requires, by number; or `NO_TEXT`."""
 
     __slots__ = ("_codes", "wanted")
 
@@ -69,7 +69,7 @@ class TextEquality:
         self.wanted[slot] = self._codes.setdefault(text, len(self._codes))
 
     def compact(self, alive: Mask) -> None:
-        """Drops the texts that only slots that are not alive want."""
+        """Remove texts that only dead slots require."""
         self.wanted[~alive] = NO_TEXT
         used = np.unique(self.wanted[self.wanted >= 0])
         texts = [*self._codes]
@@ -79,7 +79,7 @@ class TextEquality:
         self.wanted = renumbered[self.wanted]
 
     def numbers_of(self, column: TextColumn, *, folded: bool) -> Ids:
-        """The number of each row's text; of one that no query wants, and of null, none of them."""
+        """The number of each row's text; no number for null and texts that no query requires."""
         texts = casefold(column.dictionary) if folded else column.dictionary
         known = pc.index_in(texts, value_set=pa.array([*self._codes], type=pa.string()))
         codes = np.asarray(known.fill_null(_OTHER).to_numpy(zero_copy_only=False), dtype=np.int32)
@@ -93,7 +93,7 @@ class TextEquality:
 
 
 class Rows:
-    """A batch of paths, with what queries compare worked out once for each feature."""
+    """A batch of paths, with cached conversions of its features."""
 
     __slots__ = ("_numbers", "_texts", "columns")
 
@@ -129,13 +129,13 @@ def _doubles(column: FeatureColumn) -> Floats:
 
 @dataclass(slots=True, eq=False)
 class BoundColumns:
-    """See the module.
+    """The constants of all queries, one row per slot.
 
     Attributes:
         first: least start of a bucket that matches, microseconds.
         last: greatest one.
-        numbers: of the features that any query bounds.
-        texts: of the features that any query wants a value of.
+        numbers: of the features with an interval in any query.
+        texts: of the features with a required text in any query.
     """
 
     first: npt.NDArray[np.int64]
@@ -159,7 +159,7 @@ class BoundColumns:
         return int(self.first.nbytes + self.last.nbytes) + numbers + texts
 
     def write(self, slot: int, normal: NormalForm) -> None:
-        """Sets the constants of a slot, whatever was there."""
+        """Replace the constants of a slot."""
         if slot >= self.capacity:
             self._grow(2 * self.capacity)
         self.first[slot], self.last[slot] = normal.first, normal.last
@@ -180,7 +180,7 @@ class BoundColumns:
             texts.compact(alive)
 
     def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
-        """The pairs of which the constants of the query are true of the row."""
+        """The pairs whose row satisfies the constants of the query."""
         pairs = pairs.where(self._filter_by_time(pairs, rows.columns.bucket))
         for name, column in self.numbers.items():
             pairs = _filter_by_interval(pairs, column, rows, name)

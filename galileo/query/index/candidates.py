@@ -12,12 +12,12 @@ from galileo.query.columns import Mask
 from galileo.query.index.prefixes import CandidateRanges, Places, Slots, within
 
 PAIRS_AT_ONCE = 1 << 18
-"""Candidates that are looked at together, about; their columns fit the processor's cache."""
+"""About so many candidates are tested together; their columns fit the cache of the processor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidatePairs:
-    """Queries and rows that meet.
+    """Pairs of a query and a row.
 
     Attributes:
         slots: of the queries, shape (k,).
@@ -38,7 +38,7 @@ class CandidatePairs:
 
 
 def pairs_from_ranges(hits: CandidateRanges, order: Places | None) -> Iterator[CandidatePairs]:
-    """Every query of the hits with every row of its stretch, some at a time.
+    """Pair every query of the hits with every row of its range, in portions.
 
     Args:
         hits: of positions.

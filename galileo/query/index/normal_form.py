@@ -1,9 +1,9 @@
 """The normal form of a query: the conditions that fit bound columns, and the residual filter.
 
-A path matches exactly when its cell lies in the cells, its bucket in the times, every named
-number in its interval, every named text is the one wanted, and the rest is true of it. What
-grows with the number of queries is then a few constants in columns for all of them (as NiagaraCQ
-groups queries by signature: Chen, DeWitt, Tian, Wang, SIGMOD 2000).
+A path matches exactly when its cell is in the cells, its bucket in the times, every named number in
+its interval, every named text equal, and the residual filter is true. So each further query costs a
+few constants in columns (as NiagaraCQ groups queries by signature: Chen, DeWitt, Tian, Wang, SIGMOD
+2000).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from galileo.query.spatial_predicates import SpatialLeaf
 from galileo.query.time_predicates import During
 
 PREFIXES_MAX = 8_192
-"""Of one query; one that has more is indexed by shorter ones, and its cells are tested besides."""
+"""Most prefixes of one query; a query with more is indexed by shorter ones, and its cells are
+tested, too.
+"""
 
 Interval: TypeAlias = tuple[float, float]
 """Closed; empty where the first is above the second."""
@@ -40,15 +42,15 @@ _TIMES = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormalForm:
-    """See the module.
+    """A query as constants and a residual filter.
 
     Attributes:
         prefixes: the cells, as geohash prefixes; None: all cells.
         first: least start of a bucket, microseconds.
         last: greatest start of a bucket, inclusive.
-        numbers: for each feature the interval; a missing value lies in none.
-        texts: for each text feature the value that it must have.
-        rest: what must be true besides; None: nothing.
+        numbers: for each feature the interval; a missing value is in none.
+        texts: for each text feature the required value.
+        rest: the residual filter; None: none.
     """
 
     prefixes: Prefixes | None
@@ -73,7 +75,7 @@ def normal_form(query: Query) -> NormalForm:
 
 
 def _fits(part: Node, *, numbers: dict[str, Interval], texts: dict[TextKey, str]) -> bool:
-    """Whether columns of constants say all of the part; constants are noted."""
+    """Whether constants express all of the part; they are collected."""
     if isinstance(part, During):
         return True
     if isinstance(part, SpatialLeaf):
@@ -92,7 +94,7 @@ def _fits(part: Node, *, numbers: dict[str, Interval], texts: dict[TextKey, str]
 
 
 def _interval(sign: str, value: float) -> Interval:
-    """The doubles that stand in a relation to a value."""
+    """The doubles in a relation to a value."""
     if math.isnan(value):
         return _EMPTY
     above, below = math.nextafter(value, math.inf), math.nextafter(value, -math.inf)
@@ -111,7 +113,7 @@ def _intersect(one: Interval, other: Interval) -> Interval:
 
 
 def _placed(parts: tuple[Node, ...], precision: int) -> tuple[Prefixes | None, list[Node]]:
-    """The prefixes of the cells, and the conditions on place that they are too coarse for."""
+    """The prefixes of the cells, and the spatial conditions that they are too coarse for."""
     limits = [_cells(part) for part in parts]
     known = [limit for limit in limits if limit is not None]
     if not known:
@@ -124,7 +126,7 @@ def _placed(parts: tuple[Node, ...], precision: int) -> tuple[Prefixes | None, l
 
 
 def _cells(part: Node) -> Ranges | None:
-    """The cells that a part accepts, or more of them where it is none on place alone."""
+    """The cells that a part accepts; a superset if it is not purely spatial."""
     if not isinstance(part, SpatialLeaf) or len(part.cover.untested[0]):
         return visitors.cell_ranges(part)
     cover = part.cover

@@ -24,12 +24,12 @@ Places: TypeAlias = npt.NDArray[np.intp]
 _BITS = np.uint64(5)
 _FAN = np.uint64(31)
 GROWTH = 4
-"""Newly added prefixes are merged with the others once they are more than one in so many."""
+"""New prefixes are merged with the others once they are more than one in so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefixes:
-    """Disjoint prefixes, none within another.
+    """Disjoint prefixes.
 
     Attributes:
         precision: characters of a whole cell.
@@ -43,7 +43,7 @@ class Prefixes:
         return sum(len(cells) for cells in self.by_length)
 
     def shortened(self, most: int) -> Prefixes:
-        """Prefixes of more cells, at most so many: the longest are cut first."""
+        """At most so many prefixes that cover these: the longest are cut first."""
         kept = list(self.by_length)
         for length in range(self.precision, 0, -1):
             if sum(map(len, kept)) <= most:
@@ -55,7 +55,7 @@ class Prefixes:
 
 
 def prefixes_from_ranges(cells: Ranges, precision: int) -> Prefixes:
-    """The fewest prefixes that make up sorted, disjoint ranges of cells."""
+    """The fewest prefixes that cover exactly the sorted, disjoint ranges of cells."""
     lo, hi = cells
     found: list[Cells] = []
     for _ in range(precision):
@@ -88,12 +88,12 @@ def within(counts: Places) -> Places:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateRanges:
-    """Queries that stretches of sorted rows lie in.
+    """Queries and ranges of sorted rows.
 
     Attributes:
         slots: of the queries.
-        start: first row of each stretch.
-        stop: end of each stretch.
+        start: first row of each range.
+        stop: end of each range.
     """
 
     slots: Slots
@@ -133,7 +133,7 @@ class _Table:
         return np.repeat(self.prefix, np.diff(self.first)), self.slots
 
     def hits(self, prefix: Cells, start: Places, stop: Places) -> CandidateRanges:
-        """What holds each of some distinct prefixes, which stand for stretches of rows."""
+        """The entries of distinct prefixes, each with its range of rows."""
         at = np.minimum(np.searchsorted(self.prefix, prefix), len(self.prefix) - 1)
         met = np.flatnonzero(self.prefix[at] == prefix)
         at = at[met]
@@ -156,7 +156,7 @@ class PrefixIndex:
         self._pending: list[tuple[int, Prefixes]] = []
 
     def __len__(self) -> int:
-        """Entries, those of removed queries among them until `compact`."""
+        """Entries, including those of removed queries until `compact`."""
         tables = (*self._old.values(), *self._new.values())
         return sum(map(len, tables)) + sum(len(prefixes) for _, prefixes in self._pending)
 
@@ -169,7 +169,7 @@ class PrefixIndex:
         self._pending.append((slot, prefixes))
 
     def build(self) -> None:
-        """Takes what was added into the tables."""
+        """Merge new entries into the tables."""
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -181,7 +181,7 @@ class PrefixIndex:
                 self._extend(length, np.concatenate([prefix for prefix, _ in parts]), slots)
 
     def compact(self, alive: npt.NDArray[np.bool_]) -> None:
-        """Drops the entries of slots that are not alive."""
+        """Remove the entries of dead slots."""
         self.build()
         for tables in (self._old, self._new):
             for length, table in list(tables.items()):
@@ -193,7 +193,7 @@ class PrefixIndex:
                     del tables[length]
 
     def hits(self, cells: Cells) -> Iterator[CandidateRanges]:
-        """The queries of sorted cells; a query and a row meet once at most."""
+        """The queries of sorted cells; each pair of query and row occurs once at most."""
         self.build()
         for length in sorted({*self._old, *self._new}):
             prefix, start, stop = _stretches(cells >> _shift(self._precision - length))
@@ -221,6 +221,6 @@ def _shift(characters: int) -> np.uint64:
 
 
 def _stretches(values: Cells) -> tuple[Cells, Places, Places]:
-    """The distinct ones of sorted values, and where each begins and ends."""
+    """The distinct values of a sorted array, and where each begins and ends."""
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return values[starts], starts, np.append(starts[1:], len(values))

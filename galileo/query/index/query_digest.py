@@ -1,4 +1,4 @@
-"""Digests of query texts: short names, equal on all nodes, so that each text is sent once."""
+"""Digests of query texts, equal on all nodes, so that each text is sent once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIGEST: np.dtype[Any] = np.dtype(f"V{DIGEST_BYTES}")
 
 
 def digest(text: str) -> bytes:
-    """Of canonical CQL2 JSON; two texts have one digest with a chance of 2**-128."""
+    """Digest of canonical CQL2 JSON; the chance of a collision is 2**-128."""
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 

@@ -1,7 +1,7 @@
-"""Match requests: pairs of a standing query and the commits after which its matches are wanted.
+"""Match requests: pairs of a query and a cursor past which its matches are requested.
 
-Many ask at once, often the same query and from the same cursor. Cursors are rows of a matrix,
-so that one comparison serves all pairs.
+Many requests share the query or the cursor. Cursors are rows of a matrix, so that one comparison
+serves all pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from galileo.query.index.candidates import CandidatePairs
 from galileo.query.index.prefixes import Places, Slots, within
 
 NOT_REQUESTED = int(np.iinfo(np.int64).max)
-"""In place of a sequence: nothing of this partition is asked for."""
+"""In place of a sequence: nothing of this partition is requested."""
 
 Sequences: TypeAlias = npt.NDArray[np.int64]
 Partitions: TypeAlias = npt.NDArray[np.int32]
@@ -27,7 +27,7 @@ Partitions: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchHits:
-    """Requests and rows that match them.
+    """Pairs of a request and a matching row.
 
     Attributes:
         requests: number of the request, shape (k,).
@@ -54,8 +54,8 @@ class MatchRequests:
     Attributes:
         slots: of the query of each, shape (n,).
         cursors: row of `after` of each, shape (n,).
-        partitions: that are asked about, sorted, shape (p,).
-        after: for each cursor and partition the sequence up to which it is done, or
+        partitions: requested ones, sorted, shape (p,).
+        after: for each cursor and partition the last sequence that is not requested, or
             `NOT_REQUESTED`; shape (c, p).
     """
 
@@ -68,7 +68,7 @@ class MatchRequests:
         return len(self.slots)
 
     def least_sequences(self) -> Sequences:
-        """For each partition, the least sequence that any request starts from."""
+        """For each partition the least sequence after which commits are requested."""
         used = np.unique(self.cursors)
         if len(used) == 0:
             return np.full(len(self.partitions), NOT_REQUESTED, dtype=np.int64)
@@ -76,16 +76,16 @@ class MatchRequests:
         return least
 
     def select(self, chosen: npt.NDArray[np.int32]) -> MatchRequests:
-        """Only some of the requests, by number."""
+        """Some of the requests, by number."""
         return MatchRequests(self.slots[chosen], self.cursors[chosen], self.partitions, self.after)
 
     def resolve(
         self, pairs: CandidatePairs, *, partition: Partitions, sequence: Sequences
     ) -> MatchHits:
-        """The requests that want the pairs.
+        """The requests to which the pairs belong.
 
         Args:
-            pairs: of rows and of slots that are asked for.
+            pairs: of rows and of requested slots.
             partition: of every row.
             sequence: of every row.
         """
@@ -108,7 +108,7 @@ class MatchRequests:
 
     @cached_property
     def _by_slot(self) -> tuple[npt.NDArray[np.int32], Places, Places]:
-        """The requests in the order of slots; of each slot the first one's place, and how many."""
+        """The requests in the order of slots; for each slot the first position and the count."""
         counts = np.bincount(self.slots)
         return np.argsort(self.slots, kind="stable").astype(np.int32), _starts(counts), counts
 

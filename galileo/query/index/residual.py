@@ -16,11 +16,11 @@ from galileo.query.predicates import Leaf, Node
 
 NONE = -1
 CELLS_REMEMBERED_MAX = 4_096
-"""Of one condition on place alone: cells whose verdicts are kept."""
+"""Cached results of one purely spatial condition."""
 
 
 class _Condition:
-    """One condition, and how many slots have it; verdicts on cells are remembered."""
+    """One condition and its number of slots; results on cells are cached."""
 
     __slots__ = ("_cells", "_verdicts", "holders", "node", "placed")
 
@@ -57,7 +57,7 @@ class _Condition:
 
 
 class ResidualFilters:
-    """The conditions of all slots; equal ones are one."""
+    """The residual conditions of all slots; equal ones are shared."""
 
     def __init__(self, capacity: int) -> None:
         self._of: npt.NDArray[np.int32] = np.full(capacity, NONE, dtype=np.int32)
@@ -70,14 +70,14 @@ class ResidualFilters:
         return int(self._of.nbytes) + sum(one.nbytes for one in self._conditions.values())
 
     def write(self, slot: int, node: Node | None) -> None:
-        """Sets the condition of a slot, None for none."""
+        """Set the condition of a slot; None: none."""
         if slot >= len(self._of):
             self._of = grow(self._of, 2 * len(self._of), NONE)
         self._release(int(self._of[slot]))
         self._of[slot] = NONE if node is None else self._number(node)
 
     def filter(self, pairs: CandidatePairs, rows: Rows) -> CandidatePairs:
-        """The pairs whose condition is true of the row."""
+        """The pairs whose row satisfies the condition."""
         numbers = self._of.take(pairs.slots)
         open_pairs = np.flatnonzero(numbers != NONE)
         if len(open_pairs) == 0:

@@ -1,9 +1,9 @@
-"""The index of many standing queries of one dataset, and the pass that matches all of them.
+"""The index of many continuous queries of one dataset, and the pass that matches all of them.
 
 Each query has a slot. Its cells are in an index of geohash prefixes, its constants in columns;
-candidates are pairs of a slot and a row, found by prefixes or, for a query without a place, by
-its most selective condition, and sifted by comparing gathered constants with gathered values.
-Nothing is done query by query but for what fits no column (`rest`), and that once for all queries
+candidates are pairs of a slot and a row, found by prefixes or, for a query without spatial
+conditions, by its most selective condition, and filtered by comparing gathered constants with
+gathered values. Only residual conditions (`rest`) are evaluated one by one, once for all queries
 that share the condition.
 """
 
@@ -24,17 +24,17 @@ from galileo.query.index.residual import ResidualFilters
 from galileo.query.query import Query
 
 DEAD_MAX = 0.5
-"""Share of slots in use that may be of removed queries before their entries are dropped."""
+"""Share of slots of removed queries above which their entries are removed."""
 DEAD_MIN = 64
-"""So many may be so in any case."""
+"""Number of slots of removed queries up to which nothing is removed."""
 
 
 class StandingQueries:
-    """Many queries of one dataset under keys; not for several threads at once.
+    """Many queries of one dataset by key; not thread-safe.
 
     Args:
         schema: of the dataset.
-        dead_min: removed queries whose entries may stay in any case.
+        dead_min: number of removed queries up to which their entries stay.
     """
 
     def __init__(self, schema: Schema, *, dead_min: int = DEAD_MIN) -> None:
@@ -60,20 +60,20 @@ class StandingQueries:
 
     @property
     def capacity(self) -> int:
-        """Slots are below it."""
+        """Upper bound of slots, exclusive."""
         return self._constants.capacity
 
     @property
     def nbytes(self) -> int:
-        """Of the columns and the prefixes; keys and conditions that fit no column come on top."""
+        """Size of the columns and the prefixes, without keys and residual conditions."""
         masks = int(self._alive.nbytes + self._placed.nbytes)
         return self._constants.nbytes + self._prefixes.nbytes + self._rest.nbytes + masks
 
     def add(self, key: Hashable, query: Query) -> None:
-        """Adds a query; a key that is known keeps the query that it has.
+        """Add a query; a known key keeps its query.
 
         Args:
-            key: of the query from now on.
+            key: of the query.
             query: of the dataset of this index.
         """
         if key in self._slots:
@@ -91,7 +91,7 @@ class StandingQueries:
         self._features[slot] = self._shared.setdefault(query.features, query.features)
 
     def remove(self, key: Hashable) -> None:
-        """Takes a query out; one that is not there is no error."""
+        """Remove a query if it is there."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return
@@ -103,7 +103,7 @@ class StandingQueries:
             self._compact()
 
     def slots(self, keys: Sequence[Hashable]) -> Slots:
-        """The slot of each key, which holds until the next `remove`; -1 for one not known."""
+        """The slot of each key, valid until the next `remove`; -1 for unknown keys."""
         slots = map(self._slots.get, keys, (-1 for _ in keys))
         return np.fromiter(slots, dtype=np.int32, count=len(keys))
 
@@ -115,9 +115,9 @@ class StandingQueries:
         """All pairs of a query and a row that matches it, each once, in no particular order.
 
         Args:
-            columns: of the rows, with at least the features that the queries read; fastest
-                where they are sorted by cell.
-            slots: of the queries that are asked; None: all.
+            columns: of the rows, with at least the features that the queries read; fastest if they
+                are sorted by cell.
+            slots: of the requested queries; None: all.
         """
         wanted = self._wanted(slots)
         if len(columns) == 0 or not wanted.any():
@@ -149,7 +149,7 @@ class StandingQueries:
         yield from candidates_by_access_path(unplaced, self._constants, rows)
 
     def _compact(self) -> None:
-        """Drops what is left of removed queries, and gives their slots out again."""
+        """Remove the entries of removed queries, and reuse their slots."""
         self._prefixes.compact(self._alive)
         self._constants.compact(self._alive)
         self._free += self._dead
@@ -162,7 +162,7 @@ class StandingQueries:
 
 
 def _cell_order(columns: Columns) -> Places | None:
-    """The order of the rows by cell; None where they are in it."""
+    """The order of the rows by cell; None if they are sorted."""
     cells = columns.cell
     if bool(np.all(cells[1:] >= cells[:-1])):
         return None
