@@ -198,10 +198,10 @@ class NodeState:
         """Start or stop the coordinator here as the record demands."""
         ccq_id = record.ccq.id
         self.resuming.pop(ccq_id, None)
-        coordinator = self.coordinated.pop(ccq_id, None)
-        if coordinator is not None:
-            self.record_table.acknowledge(ccq_id, coordinator.retrieved)
-            self._keep_cache(coordinator, now)
+        former = self.coordinated.pop(ccq_id, None)
+        if former is not None:
+            self.record_table.acknowledge(ccq_id, former.retrieved)
+            self._keep_cache(former, now)
         if record.coordinator == self.me and record.ended is None:
             kept = self.record_table.records[ccq_id]
             clock = self.clock_of(kept.ccq.dataset)
@@ -210,12 +210,12 @@ class NodeState:
             coordinator.counts.of_node = self.counts.labels
             self.coordinated[ccq_id] = coordinator
             self.newly_coordinated.append(ccq_id)
-        if coordinator is None:
+        if former is None:
             return []
         if record.ended is not None:
             failure = end_reason(record)
-            return coordinator.close(lambda request: RefuseFetch(request, failure))
-        return coordinator.close(lambda request: RedirectFetch(request, record.coordinator))
+            return former.close(lambda request: RefuseFetch(request, failure))
+        return former.close(lambda request: RedirectFetch(request, record.coordinator))
 
     def _keep_cache(self, coordinator: Coordinator, now: float) -> None:
         """Hand off the cache of a stopped coordinator if the record names this node as holder."""
