@@ -233,7 +233,7 @@ class EffectExecutor:
     async def _ask_holder(
         self, effect: ccq.ReadHandedOffCache
     ) -> ccq.CacheReadAnswered | ccq.CacheReadFailed:
-        """Asks a node for what it holds, over the network though it were this one."""
+        """Reads a handed-off cache; over the network even at this node."""
         request = peers_pb2.ReadHandedOffCacheRequest(
             ccq_id=effect.ccq.id,
             term=effect.term,

@@ -315,7 +315,7 @@ def test_without_its_coordinator_an_expired_ccq_ends_after_a_grace():
     assert saved.record.ended == "expired"
 
 
-# --- records reach everybody -------------------------------------------------------------------
+# --- records reach all nodes -------------------------------------------------------------------
 
 
 def exchange(one: Driver, other: Driver) -> int:

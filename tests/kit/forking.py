@@ -84,21 +84,21 @@ def preexec() -> list[int]:
     return [subprocess.run(command, preexec_fn=os.getpid).returncode for _ in range(2)]
 
 
-def tell(name: str, work: Callable[[], Any]) -> None:
+def report(name: str, work: Callable[[], Any]) -> None:
     print(f"{name}: {outcome(work)}", flush=True)
 
 
 def main() -> None:
-    tell("never connected", lambda: forked(count))
+    report("never connected", lambda: forked(count))
     if not IS_FEW:
-        tell("pre-fork server", lambda: [forked(count) for _ in range(2)])
+        report("pre-fork server", lambda: [forked(count) for _ in range(2)])
 
     made = galileo.connect(ADDRESS)
-    tell("made only", lambda: forked(count))
-    tell("made only, used", lambda: forked(lambda: made.count(DATASET)))
+    report("made only", lambda: forked(count))
+    report("made only, used", lambda: forked(lambda: made.count(DATASET)))
     made.count(DATASET)
-    tell("open", lambda: forked(count))
-    tell("open, closes", lambda: forked(made.close))
+    report("open", lambda: forked(count))
+    report("open, closes", lambda: forked(made.close))
     if not IS_FEW:
         open_and_busy(made)
 
@@ -108,23 +108,23 @@ def main() -> None:
         kept = error  # with its frames, which hold the channel
     made.close()
     if not IS_FEW:
-        tell("error kept", lambda: loaded("fork", Rows.lazily))
+        report("error kept", lambda: loaded("fork", Rows.lazily))
     del kept
     gc.collect()
-    tell("closed", lambda: [forked(count) for _ in range(2)])
+    report("closed", lambda: [forked(count) for _ in range(2)])
 
 
 def open_and_busy(made: galileo.Client) -> None:
-    tell("open, in a loop", lambda: forked(lambda: asyncio.run(count_in_loop())))
-    tell("open, its own", lambda: forked(lambda: made.count(DATASET)))
-    tell("open, cluster", lambda: forked(cluster))
-    tell("open, forks twice", lambda: forked(lambda: forked(count)))
+    report("open, in a loop", lambda: forked(lambda: asyncio.run(count_in_loop())))
+    report("open, its own", lambda: forked(lambda: made.count(DATASET)))
+    report("open, cluster", lambda: forked(cluster))
+    report("open, forks twice", lambda: forked(lambda: forked(count)))
 
-    tell("open, drops", lambda: forked(made.__dict__.clear))
+    report("open, drops", lambda: forked(made.__dict__.clear))
     Rows.client = made
-    tell("loader, eager", lambda: loaded("fork", Rows.eagerly))
-    tell("loader, lazy", lambda: loaded("fork", Rows.lazily))
-    tell("loader, spawned", lambda: loaded("spawn", Rows.lazily))
+    report("loader, eager", lambda: loaded("fork", Rows.eagerly))
+    report("loader, lazy", lambda: loaded("fork", Rows.lazily))
+    report("loader, spawned", lambda: loaded("spawn", Rows.lazily))
 
     is_over = threading.Event()
 
@@ -135,9 +135,9 @@ def open_and_busy(made: galileo.Client) -> None:
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
-    tell("busy", lambda: [forked(count) for _ in range(2)])
-    tell("busy, no client", lambda: [forked(os.getppid) == str(os.getpid()) for _ in range(2)])
-    tell("busy, preexec", preexec)
+    report("busy", lambda: [forked(count) for _ in range(2)])
+    report("busy, no client", lambda: [forked(os.getppid) == str(os.getpid()) for _ in range(2)])
+    report("busy, preexec", preexec)
     is_over.set()
     for thread in threads:
         thread.join()

@@ -18,7 +18,7 @@ command leaves, up to an empty line. Lines that begin with `#` say what it is ab
     deliver [a b]             all messages under way arrive, and what they cause; or from a to b
     lose a b                  what is under way from a to b is lost
     tick 0.5                  time passes, and every node looks at its clock
-    flush b                   b tells what it has heard of retrieved cursors
+    flush b                   b announces retrieved cursors
     run 3                     time passes in steps of a tenth; messages arrive at once
     crash b / suspect b       b ends; all others take b for dead (whether or not it is)
     drain b / undrain b       b gives away what it coordinates, or takes on again
@@ -316,8 +316,8 @@ class Stage:
             return
         count = 0 if effect.labels is None else len(effect.labels)
         self._tell(f"{node} holds {count} labels up to {_places(effect.reached)}")
-        told = effect.labels, effect.reached, effect.gone
-        self._feed(asker, events.CacheReadAnswered(effect.request, *told))
+        result = effect.labels, effect.reached, effect.gone
+        self._feed(asker, events.CacheReadAnswered(effect.request, *result))
 
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")

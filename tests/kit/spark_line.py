@@ -48,7 +48,7 @@ class Line:
 
 @contextmanager
 def behind_a_line() -> Iterator[tuple[galileo.LocalCluster, Line]]:
-    """A node that everybody reaches through a line."""
+    """A node that is reached through a line."""
     [listen] = free_ports(1)
     line = Line(listen)
     settings = {"node": {"listen": f"127.0.0.1:{listen}"}}

@@ -1,8 +1,8 @@
-"""The judge of continuous queries: what a reader was handed, against the log it was taken from.
+"""Checks what a reader of a continuous query received against the log.
 
-A reader notes every answer with what it claimed: the cursor of its token (everything up to here was
-handed out by now) and its frontier. Afterwards one query of everything that was committed tells
-which of it was right, by the rules of `delivery_audit`, which the simulator shares.
+A reader records every answer with its claims: the cursor of its token (everything up to here was
+delivered) and its frontier. Afterwards one query of all commits shows which answer was right, by
+the rules of `delivery_audit`, which the simulator shares.
 """
 
 from __future__ import annotations

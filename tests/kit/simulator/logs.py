@@ -81,7 +81,7 @@ class Log:
         return self._newest[until - 1] if until else None
 
     def clock_steps(self) -> tuple[ClockStep, ...]:
-        """What the partition's owner tells of the event clock."""
+        """The steps of the event clock that the partition's owner reports."""
         newest_us = self.newest_us(self.end)
         return () if newest_us is None else (ClockStep(self.partition, self.end, newest_us),)
 

@@ -52,7 +52,7 @@ class Loop:
         self.now = end
 
     def note(self, text: str) -> None:
-        """Puts a line into the trace, whose hash tells two runs apart."""
+        """Add a line to the trace, whose hash identifies the run."""
         line = f"{self.now:.6f} {text}"
         self.trace_hash = zlib.crc32(line.encode(), self.trace_hash)
         if self._trace is not None:

@@ -55,16 +55,23 @@ def _with(
     holding: type[HandedOffCache] = HandedOffCache,
 ) -> Variant:
     """The production machine with some part of its coordinations replaced."""
-    parts: dict[str, Any] = {"cache_type": cache, "cycles_type": cycles, "fetches_type": fetches}
-    changed = type("MutantCoordination", (coordination,), parts)
-    holdings = type("MutantHoldings", (HandedOffCaches,), {"handed_off_cache_type": holding})
-    replaced = {"coordinator_type": changed, "handed_off_type": holdings}
-    state = type("MutantState", (NodeState,), replaced)
+    coordinator = _with_parts(
+        coordination, cache_type=cache, cycles_type=cycles, fetches_type=fetches
+    )
+    handed_off = _with_parts(HandedOffCaches, handed_off_cache_type=holding)
+    state = _with_parts(NodeState, coordinator_type=coordinator, handed_off_type=handed_off)
     return Variant(_on(state), evaluate, has_cursors)
 
 
 def _on(state: type[NodeState]) -> type[Continuous]:
-    return type("MutantContinuous", (Continuous,), {"state_type": state})
+    return _with_parts(Continuous, state_type=state)
+
+
+def _with_parts(machine: type[Any], **parts: type[Any]) -> type[Any]:
+    """A subclass of a machine with some of its parts replaced."""
+    unknown = [name for name in parts if not hasattr(machine, name)]
+    assert not unknown, f"{machine.__name__} has no part {unknown[0]!r}"
+    return type(f"Mutant{machine.__name__}", (machine,), parts)
 
 
 # --- the paper's protocol --------------------------------------------------------------------
@@ -394,7 +401,7 @@ class _ResumeInTerm(Continuous):
 
 
 class _AnswerAtOnce(BatchSubmissions):
-    """Tells the client as soon as the CCQs are offered to a node."""
+    """Answers the client as soon as the CCQs are offered to a node."""
 
     def _offer(self, batch: Any, node: str, now: float) -> Effects:
         effects = super()._offer(batch, node, now)
@@ -449,9 +456,7 @@ VARIANTS: dict[str, Variant] = {
     "drop_past_readers": Variant(conduct=Conduct(drops_what_is_unfetched=True)),
     "conceal_what_is_gone": Variant(conduct=Conduct(conceals_what_is_gone=True)),
     "close_by_wall_clock": Variant(_on(_ByWallClock)),
-    "clock_ahead_of_cursor": Variant(
-        _on(type("NewestKnownState", (NodeState,), {"clock_type": _NewestKnown}))
-    ),
+    "clock_ahead_of_cursor": Variant(_on(_with_parts(NodeState, clock_type=_NewestKnown))),
     "forget_windows": Variant(conduct=Conduct(forgets_windows=True)),
     "forget_held": _with(fetches=_TrustHolders, holding=_ForgetHeld),
     "begin_past_holder": _with(coordination=_BeginPastHolder),
@@ -466,7 +471,5 @@ VARIANTS: dict[str, Variant] = {
     "cancel_dropped": Variant(_on(_CancelDropped)),
     "save_last": Variant(_SaveLast),
     "resume_in_term": Variant(_ResumeInTerm),
-    "answer_before_noted": Variant(
-        type("AnswerAtOnceContinuous", (Continuous,), {"batches_type": _AnswerAtOnce})
-    ),
+    "answer_before_noted": Variant(_with_parts(Continuous, batches_type=_AnswerAtOnce)),
 }

@@ -3,7 +3,7 @@
 The owner of a partition drops as production does: never past what a reader has fetched, unless the
 world's policy lets it; nothing while it is not certain which CCQs there are; and nothing that was
 committed a moment ago. What it drops stays in the log's `commits` for the judge, and is gone for
-everybody else. It draws from a generator of its own, so that a world without retention is what it
+all others. It draws from a generator of its own, so that a world without retention is what it
 would be if there were none.
 """
 
