@@ -31,11 +31,19 @@ from galileo.ccq.coordinator_elections import (
     overloaded,
     quota_exceeded,
 )
-from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, Outcome, RefuseSubmit, Send
+from galileo.ccq.events import (
+    AnswerBatch,
+    BatchItem,
+    BatchSubmitted,
+    Effects,
+    Outcome,
+    RefuseSubmit,
+    Send,
+)
 from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import Effects, NodeState, dropped_failure, end_reason, record_pages
+from galileo.ccq.state import NodeState, dropped_failure, end_reason, record_pages
 from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (

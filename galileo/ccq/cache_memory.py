@@ -22,9 +22,9 @@ import numpy as np
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.coordinator_elections import CoordinatorElections
-from galileo.ccq.events import DropSpills, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
+from galileo.ccq.events import DropSpills, Effects, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.handed_off_cache import HandedOffCache
-from galileo.ccq.state import Effects, NodeState
+from galileo.ccq.state import NodeState
 from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
 
 

@@ -16,6 +16,7 @@ from galileo.ccq.events import (
     CompactPacks,
     ContinuousEffect,
     CycleResult,
+    Effects,
     FetchRequested,
     SequencesConfirmed,
 )
@@ -24,8 +25,6 @@ from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import Cursor
-
-Effects = list[ContinuousEffect]
 
 LATELY_S = 300.0
 """Time constant: a fetch of this age counts 1/e of a new one."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from galileo.ccq.events import AnswerSubmit, RefuseSubmit, Send, SubmitRequested
+from galileo.ccq.events import AnswerSubmit, Effects, RefuseSubmit, Send, SubmitRequested
 from galileo.ccq.messages import (
     AssignCoordinator,
     AssignmentAccepted,
@@ -31,7 +31,7 @@ from galileo.ccq.messages import (
     RecordUpdate,
 )
 from galileo.ccq.model import Failure, Record
-from galileo.ccq.state import Effects, NodeState, dropped_failure, end_reason
+from galileo.ccq.state import NodeState, dropped_failure, end_reason
 from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (

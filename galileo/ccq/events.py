@@ -620,3 +620,5 @@ ContinuousEffect = (
     | AnswerCancel
     | RefuseCancel
 )
+
+Effects = list[ContinuousEffect]

@@ -45,6 +45,7 @@ from galileo.ccq.events import (
     CacheReadFailed,
     ConfirmSequences,
     ContinuousEffect,
+    Effects,
     FetchRequested,
     LoadPacks,
     ReadHandedOffCache,
@@ -56,8 +57,6 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import ORIGIN, Cursor, Stretch
-
-Effects = list[ContinuousEffect]
 
 
 @dataclass(frozen=True, slots=True)

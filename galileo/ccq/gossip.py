@@ -7,7 +7,7 @@ and the two exchange the missing records. Nodes that can communicate end up with
 
 from __future__ import annotations
 
-from galileo.ccq.events import SaveRecord, Send
+from galileo.ccq.events import Effects, SaveRecord, Send
 from galileo.ccq.messages import (
     Digest,
     RecordAck,
@@ -16,7 +16,7 @@ from galileo.ccq.messages import (
     RecordUpdate,
     Summary,
 )
-from galileo.ccq.state import Effects, NodeState
+from galileo.ccq.state import NodeState
 
 FLUSHED_MAX = 1_024
 """Retrieved cursors that are saved and announced at a time. A late one makes a successor evaluate

@@ -16,13 +16,12 @@ from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import (
     AnswerCacheRead,
     CacheReadRequested,
-    ContinuousEffect,
+    Effects,
     LoadPacks,
     RefuseCacheRead,
 )
 from galileo.ccq.model import Ccq, Record
 
-Effects = list[ContinuousEffect]
 REQUESTS_MAX = 256
 """Requests that may wait for one cache's files."""
 

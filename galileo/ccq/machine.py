@@ -53,6 +53,7 @@ from galileo.ccq.events import (
     CycleFinished,
     DatasetDropped,
     DrainRequested,
+    Effects,
     FetchAbandoned,
     FetchesRequested,
     FetchRequested,
@@ -91,7 +92,7 @@ from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.record_lookup import RecordLookups
 from galileo.ccq.schedule import Schedule
-from galileo.ccq.state import Effects, NodeState, end_reason
+from galileo.ccq.state import NodeState, end_reason
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 

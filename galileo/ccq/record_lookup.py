@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from galileo.ccq.events import CancelRequested, FetchRequested, RefuseCancel, RefuseFetch, Send
+from galileo.ccq.events import (
+    CancelRequested,
+    Effects,
+    FetchRequested,
+    RefuseCancel,
+    RefuseFetch,
+    Send,
+)
 from galileo.ccq.messages import RecordNotFound, RecordRequest
 from galileo.ccq.model import Failure
-from galileo.ccq.state import Effects, NodeState
+from galileo.ccq.state import NodeState
 
 LOOKUPS_MAX = 1000
 REQUESTS_PER_LOOKUP_MAX = 100

@@ -22,9 +22,10 @@ from galileo.ccq.events import (
     CycleFailed,
     CycleFinished,
     CycleItem,
+    Effects,
     StartCycle,
 )
-from galileo.ccq.state import Effects, NodeState
+from galileo.ccq.state import NodeState
 
 RESTING_SLACK = 64
 """Ended CCQs that a list of resting ones may hold, on top of as many as there are CCQs."""

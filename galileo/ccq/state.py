@@ -8,7 +8,13 @@ from dataclasses import replace
 from galileo.ccq.cache import CacheUsage
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.event_clock import EventClock
-from galileo.ccq.events import ContinuousEffect, RedirectFetch, RefuseFetch, SaveRecord, Send
+from galileo.ccq.events import (
+    Effects,
+    RedirectFetch,
+    RefuseFetch,
+    SaveRecord,
+    Send,
+)
 from galileo.ccq.handed_off_cache import HandedOffCaches
 from galileo.ccq.messages import Message, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Ccq, Ending, Failure, Holder, Record
@@ -19,7 +25,6 @@ from galileo.cursor import ORIGIN, Cursor
 from galileo.election.messages import UsageStatistics
 from galileo.model.schema import is_dropped, name_of_key
 
-Effects = list[ContinuousEffect]
 RECORDS_PER_MESSAGE = 256
 
 

@@ -325,7 +325,7 @@ class MetadataGraph:
                     tasks[number].append(RunScan.of(part, searches[number], commits=held))
         return [self._table(each) for each in tasks]
 
-    def match(self, question: MatchQuery) -> MatchBatch | None:
+    def match(self, match_query: MatchQuery) -> MatchBatch | None:
         """Match very many continuous queries in one pass over new paths.
 
         Returns:
@@ -333,7 +333,7 @@ class MetadataGraph:
                 more pairs than the request allows.
         """
         snapshot = self._snapshot
-        work = MatchPass(question, snapshot.dropped, self._texts, self._label_schema)
+        work = MatchPass(match_query, snapshot.dropped, self._texts, self._label_schema)
         for run in snapshot.parts:
             work.visit(run)
             if work.is_over:

@@ -39,14 +39,14 @@ class MatchQuery:
 
     Attributes:
         standing: the index of the queries.
-        asks: the requests.
+        requests: the requests.
         until: the last commit of each partition.
         query_of: the query of a request, by number.
         pairs_max: above so many pairs there is no answer; None: no bound.
     """
 
     standing: StandingQueries
-    asks: MatchRequests
+    requests: MatchRequests
     until: Cursor
     query_of: Callable[[int], Query]
     pairs_max: int | None = None
@@ -57,13 +57,13 @@ class MatchPass:
     """One pass over the runs of a graph; `matches` has the results of `visit`.
 
     Args:
-        question: the match request.
+        match_query: the match request.
         dropped: commits up to here are deleted.
         texts: of the graph.
         label_schema: of the dataset.
     """
 
-    question: MatchQuery
+    match_query: MatchQuery
     dropped: Cursor
     texts: StringDictionary
     label_schema: pa.Schema
@@ -75,12 +75,12 @@ class MatchPass:
     _labels: list[pa.RecordBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.features = tuple(sorted(self.question.standing.features()))
+        self.features = tuple(sorted(self.match_query.standing.features()))
 
     @property
     def is_over(self) -> bool:
         """Whether there are more pairs than `pairs_max`."""
-        most = self.question.pairs_max
+        most = self.match_query.pairs_max
         return most is not None and self._pairs > most
 
     def matches(self) -> MatchBatch:
@@ -91,18 +91,20 @@ class MatchPass:
 
     def visit(self, run: SortedRun) -> None:
         """Match the new paths of a run, while `pairs_max` is not exceeded."""
-        asks = self.question.asks
-        concerned = _requests_for_run(run, asks)
-        if len(concerned) == 0:
+        requests = self.match_query.requests
+        selected = _requests_for_run(run, requests)
+        if len(selected) == 0:
             return
-        window = self._window(asks.select(concerned).least_sequences())
+        window = self._window(requests.select(selected).least_sequences())
         rows = _new_rows(run, window)
         found: Iterator[MatchHits]
-        if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(concerned):
-            found = map(partial(self._match_one_by_one, run), concerned.tolist())
+        if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(selected):
+            found = map(partial(self._match_one_by_one, run), selected.tolist())
         else:
-            narrowed = asks if len(concerned) == len(asks) else asks.select(concerned)
-            found = self._match_all(run, rows, narrowed, numbers=concerned)
+            selected_requests = (
+                requests if len(selected) == len(requests) else requests.select(selected)
+            )
+            found = self._match_all(run, rows, selected_requests, numbers=selected)
         parts: list[MatchHits] = []
         for part in found:
             parts.append(part)
@@ -114,32 +116,32 @@ class MatchPass:
     def _window(self, after: npt.NDArray[np.int64]) -> Window:
         """The commits past these sequences, one for each partition of the requests."""
         asked = after != NOT_REQUESTED
-        partitions = self.question.asks.partitions[asked].tolist()
+        partitions = self.match_query.requests.partitions[asked].tolist()
         cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
-        return Window(cursor.join(self.dropped), self.question.until, frozenset(partitions))
+        return Window(cursor.join(self.dropped), self.match_query.until, frozenset(partitions))
 
-    def _match_one_by_one(self, run: SortedRun, ask: int) -> MatchHits:
-        asks, question = self.question.asks, self.question
-        window = self._window(asks.after[asks.cursors[ask]])
+    def _match_one_by_one(self, run: SortedRun, number: int) -> MatchHits:
+        requests, match_query = self.match_query.requests, self.match_query
+        window = self._window(requests.after[requests.cursors[number]])
         if window.coverage(run) is Coverage.NONE:
             rows: Positions = np.empty(0, dtype=np.intp)
         else:
-            search = BoundQuery.of(question.query_of(ask), self.texts)
+            search = BoundQuery.of(match_query.query_of(number), self.texts)
             rows = RunScan.of(run, search, commits=window.holds(run.commits)).matches()
-        return MatchHits(np.full(len(rows), ask, dtype=np.int32), rows)
+        return MatchHits(np.full(len(rows), number, dtype=np.int32), rows)
 
     def _match_all(
-        self, run: SortedRun, rows: Rows, asks: MatchRequests, *, numbers: npt.NDArray[np.int32]
+        self, run: SortedRun, rows: Rows, requests: MatchRequests, *, numbers: npt.NDArray[np.int32]
     ) -> Iterator[MatchHits]:
         """Match requests `numbers` together."""
-        standing = self.question.standing
+        standing = self.match_query.standing
         for start in range(0, count_rows(rows), PORTION_PATHS):
             part = slice_rows(rows, start, start + PORTION_PATHS)
             commit = take_rows(run.paths.commit, part)
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
             place = to_positions(part)
-            for pairs in standing.match(self._columns(run, part), slots=asks.slots):
-                found = asks.resolve(pairs, partition=partition, sequence=sequence)
+            for pairs in standing.match(self._columns(run, part), slots=requests.slots):
+                found = requests.resolve(pairs, partition=partition, sequence=sequence)
                 yield MatchHits(numbers[found.requests], place[found.rows])
 
     def _columns(self, run: SortedRun, rows: Rows) -> Columns:
@@ -164,14 +166,16 @@ class MatchPass:
         self._rows += len(rows)
 
 
-def _requests_for_run(run: SortedRun, asks: MatchRequests) -> npt.NDArray[np.int32]:
+def _requests_for_run(run: SortedRun, requests: MatchRequests) -> npt.NDArray[np.int32]:
     """Numbers of the requests with unread commits in the run."""
-    if run.spans is None or len(asks.partitions) == 0:
-        return np.arange(len(asks), dtype=np.int32)
-    at = np.minimum(np.searchsorted(asks.partitions, run.spans.partition), len(asks.partitions) - 1)
-    known = asks.partitions[at] == run.spans.partition
-    news = (run.spans.hi[known] > asks.after[:, at[known]]).any(axis=1)
-    return np.flatnonzero(news[asks.cursors]).astype(np.int32)
+    if run.spans is None or len(requests.partitions) == 0:
+        return np.arange(len(requests), dtype=np.int32)
+    at = np.minimum(
+        np.searchsorted(requests.partitions, run.spans.partition), len(requests.partitions) - 1
+    )
+    known = requests.partitions[at] == run.spans.partition
+    news = (run.spans.hi[known] > requests.after[:, at[known]]).any(axis=1)
+    return np.flatnonzero(news[requests.cursors]).astype(np.int32)
 
 
 def _new_rows(run: SortedRun, window: Window) -> Rows:

@@ -13,7 +13,7 @@ from galileo.errors import UnknownDataset, UnknownProperty
 from galileo.labels import LabelSet
 from galileo.node.standing_queries import Matching, MatchTask, Registry
 from galileo.query import parse
-from galileo.query.index.query_digest import digest, packed_digests
+from galileo.query.index.query_digest import digest
 from galileo.query.index.requests import NOT_REQUESTED
 
 TEXTS = (
@@ -46,7 +46,7 @@ def task_of(texts, *, partitions, after, cursors=None):
         np.array(partitions, dtype=np.int32),
         np.array(after, dtype=np.int64),
         np.array(cursors or [0] * len(texts), dtype=np.int32),
-        packed_digests(map(digest, texts)),
+        b"".join(map(digest, texts)),
     )
 
 

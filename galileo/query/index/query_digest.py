@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,7 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def packed_digests(digests: Iterable[bytes]) -> bytes:
-    return b"".join(digests)
-
-
 def unpacked_digests(data: bytes) -> list[bytes]:
     """The digests of a multiple of `DIGEST_BYTES` bytes."""
-    found: list[bytes] = np.frombuffer(data, dtype=_DIGEST).tolist()
-    return found
+    digests: list[bytes] = np.frombuffer(data, dtype=_DIGEST).tolist()
+    return digests

@@ -11,7 +11,6 @@ from typing import Any
 from fault_injection.ledger import Ledger, Producer, numbered_schema
 from galileo.client import Client
 from galileo.cluster import LocalCluster
-from galileo.local_node import LocalNode
 
 DATASET = "numbered"
 SMALL_FILES = {"segment_bytes_max": 60_000, "compaction": False}
@@ -68,10 +67,6 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 6
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(0.01)
-
-
-def wait_dead(node: LocalNode, *, timeout_s: float = 60.0) -> None:
-    wait_until(lambda: not node.running, what=f"{node.name} to die", timeout_s=timeout_s)
 
 
 @contextlib.contextmanager

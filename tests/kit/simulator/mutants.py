@@ -24,11 +24,12 @@ from galileo.ccq.events import (
     CycleItem,
     CycleResult,
     DatasetDropped,
+    Effects,
     FetchRequested,
     RecordsLoaded,
     SaveRecord,
 )
-from galileo.ccq.fetches import Effects, Fetches, FetchResponse, compose
+from galileo.ccq.fetches import Fetches, FetchResponse, compose
 from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import NODES_MAX, Record
