@@ -1,4 +1,4 @@
-"""Logs for caches: small ones of three partitions, and what lies in them between two cursors."""
+"""Strategies of small logs with three partitions, and scans of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logs = st.fixed_dictionaries(
 
 
 def paths_of(log, after: Cursor, until: Cursor) -> list[Path]:
-    """What the log holds in (after, until]; the log gives the paths of each commit."""
+    """The log's paths in (after, until]."""
     return [
         (p, sequence, row, row * 7)
         for p in PARTITIONS

@@ -1,4 +1,4 @@
-"""A machine of one node among a, b and c, stepped and checked by hand."""
+"""A machine of one node among a, b and c, stepped and checked by tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODES = ("a", "b", "c")
 
 
 class Driver:
-    """Steps a machine, checks it, and keeps what it asked for."""
+    """Steps a machine, checks it, and records its requests."""
 
     def __init__(
         self, me: str = "a", *, nodes: tuple[str, ...] = NODES, kept: tuple = (), **options
@@ -61,7 +61,7 @@ class Driver:
         return self.hear("b", AssignCoordinator(record, 0))
 
     def cycle(self, paths: list, reached: dict[int, int], *, now: float) -> list:
-        """One whole cycle that finds these paths."""
+        """Run one cycle that finds these paths."""
         self.feed(CommitsObserved("d", Cursor(reached)))
         (start,) = [e for e in self.tick(now) if isinstance(e, StartCycle)]
         item = start.items[0]

@@ -1,7 +1,7 @@
-"""The rules by which deliveries are judged, in runs of real processes and of the simulator.
+"""Rules for checking deliveries, in runs of real processes and of the simulator.
 
-All of it is pure: answers and what is due go in, what is wrong comes out. Labels are numbers, made
-of partition, commit and row, which no two labels share.
+Pure functions of the answers and the expected labels. A label is a number made of partition, commit
+and row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Answer:
     """One answer to a reader.
 
     Attributes:
-        labels: keys of those that it brought.
+        labels: keys of its labels.
         cursor: of its token.
-        claimed: up to where all labels have been handed out by now, it says: its cursor, and its
-            frontier where nothing more waits and nothing is missing.
+        claimed: up to where it claims that all labels were delivered: its cursor, or its frontier
+            if nothing more is available and nothing is missing.
     """
 
     labels: Keys
@@ -40,15 +40,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryAudit:
-    """What was wrong with what a reader was handed; all but the first two should be 0.
+    """Errors in the deliveries to a reader; all but the first two should be 0.
 
     Attributes:
         updates: answers with labels.
-        labels: handed out.
-        missed: committed, matching, and not handed out.
-        repeated: beyond the first time.
-        foreign: that were never committed or do not match.
-        lied: partitions of answers that claimed more than had been handed out by then.
+        labels: delivered ones.
+        missed: committed, matching, and not delivered.
+        repeated: delivered again.
+        foreign: never committed or not matching.
+        lied: partitions of answers that claimed undelivered labels.
         disordered: labels at or before the cursor of the answer before, or past that of their own.
         receded: partitions in which a token was behind the one before.
     """
@@ -64,7 +64,7 @@ class DeliveryAudit:
 
     @property
     def wrong(self) -> dict[str, int]:
-        """What is not 0 and should be."""
+        """The fields that should be 0 and are not."""
         found = {one.name: int(getattr(self, one.name)) for one in fields(self)[2:]}
         return {name: count for name, count in found.items() if count}
 
@@ -83,11 +83,11 @@ def keys_of(partitions: npt.ArrayLike, sequences: npt.ArrayLike, rows: npt.Array
 
 
 def audited(answers: Sequence[Answer], right: Keys) -> DeliveryAudit:
-    """Compares all answers to one reader, in order, with all labels that were due.
+    """Compare all answers to one reader, in order, with the expected labels.
 
     Args:
-        answers: the first of them what the reader had at the beginning.
-        right: sorted, none twice.
+        answers: the first of them is the initial result.
+        right: expected keys, sorted, distinct.
     """
     got = np.concatenate([np.zeros(0, np.int64), *(answer.labels for answer in answers)])
     counts = [len(answer.labels) for answer in answers]
@@ -110,12 +110,12 @@ def audited(answers: Sequence[Answer], right: Keys) -> DeliveryAudit:
 
 
 def _place(partition: int, sequence: int) -> int:
-    """The key of the last label that a commit could have."""
+    """The greatest possible key of a commit."""
     return (((partition << SEQUENCE_BITS) | sequence) << ROW_BITS) | ((1 << ROW_BITS) - 1)
 
 
 def _looked_up(wanted: Keys, known: Keys, when: Keys) -> Keys:
-    """With which answer each label came first; `NEVER` where it did not."""
+    """Index of the first answer with each label; `NEVER` without one."""
     at = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if len(known) == 0:
         return np.full(len(wanted), NEVER)
@@ -123,7 +123,7 @@ def _looked_up(wanted: Keys, known: Keys, when: Keys) -> Keys:
 
 
 def _lies(answers: Sequence[Answer], wanted: Keys, *, arrived: Keys) -> int:
-    """How many partitions of answers claim a label that had not come with them or before."""
+    """Number of partitions of answers that claim an undelivered label."""
     bounds: dict[int, tuple[int, Keys]] = {}
     lies = 0
     for number, answer in enumerate(answers):
@@ -140,7 +140,7 @@ def _lies(answers: Sequence[Answer], wanted: Keys, *, arrived: Keys) -> int:
 
 
 def _disordered(answers: Sequence[Answer]) -> Iterator[int]:
-    """For each answer, how many of its labels lie outside its stretch of the log."""
+    """For each answer, how many of its labels lie outside its range of the log."""
     before = ORIGIN
     for answer in answers:
         commits = answer.labels >> ROW_BITS

@@ -1,4 +1,4 @@
-"""What was tried to get out of containment: sent code that attempts it, and what stopped it."""
+"""Attempts of uploaded code to escape the sandbox, and what stops each."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ ATTEMPTS = (
 
 
 def listing() -> str:
-    """The attempts as docs/samplers.md has them: what stopped which."""
+    """The attempts as in docs/samplers.md."""
     stopped: dict[str, list[str]] = {}
     for attempt in ATTEMPTS:
         stopped.setdefault(attempt.stopped_by, []).append(attempt.what)

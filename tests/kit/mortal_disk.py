@@ -1,4 +1,4 @@
-"""A disk on which a process dies before a given operation, or on which that operation fails."""
+"""A disk that fails, or whose process dies, before a given operation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from galileo.storage.frame import Buffer
 
 
 class Died(Exception):
-    """The process is no more."""
+    """The process died."""
 
 
 @dataclass
 class MortalDisk(RealDisk):
-    """The process dies before its n-th operation, or that operation fails."""
+    """The process dies before the n-th operation, or that operation fails."""
 
     left: int = 1 << 30
     error: type[BaseException] = Died

@@ -1,4 +1,4 @@
-"""Moves partitions between nodes in this process, over a line that can be cut."""
+"""Moves partitions between nodes in this process, over a connection that can be cut."""
 
 from __future__ import annotations
 

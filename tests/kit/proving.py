@@ -1,4 +1,4 @@
-"""Certificates and tokens for tests, made once for each that asks."""
+"""Certificates and tokens for tests, made once for each caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1",)
 
 @dataclass(frozen=True)
 class Certified:
-    """An authority, and whom it certifies."""
+    """A CA, and the names that it certifies."""
 
     directory: Path
 
@@ -45,7 +45,7 @@ def tls_section(directory: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A file of principals, and the tokens of those in it."""
+    """A token file and its tokens."""
 
     path: Path
     tokens: dict[str, str]

@@ -66,7 +66,7 @@ def read(path: Path) -> list[Step]:
 
 
 def replay(steps: list[Step]) -> Iterator[Step]:
-    """The same steps with the traces that they leave now."""
+    """The same steps with the present traces."""
     stage = Stage()
     for step in steps:
         yield Step(step.comments, step.command, tuple(stage.play(step.command)))

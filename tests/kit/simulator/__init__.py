@@ -1,7 +1,7 @@
-"""A seeded world that runs the production machines under every fault that it can think of.
+"""A seeded, deterministic simulation of the production machines under faults.
 
-`run(seed, variant)` plays one world to its end and returns what happened, or raises `Violation`.
-The same seed and variant give the same run, event by event.
+`run(seed, variant)` plays one world to its end and returns its outcome, or raises `Violation`. The
+same seed and variant give the same run, event by event.
 """
 
 from simulator.faults import ALWAYS, FAULTS

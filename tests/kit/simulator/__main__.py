@@ -51,7 +51,7 @@ def _tell(seed: int, variant: str, violation: Exception, *, is_shrunk: bool) -> 
 
 
 def _kill(variants: list[str], first: int, last: int) -> int:
-    """Looks for the first seed that convicts each known-wrong variant."""
+    """Find the first seed that convicts each known-wrong variant."""
     survivors = 0
     for variant in variants:
         for seed in range(first, last):

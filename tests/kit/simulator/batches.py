@@ -1,4 +1,4 @@
-"""A client that submits the CCQs of several readers at once, as often as it takes."""
+"""A client that submits the CCQs of several readers as one batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchClient:
         self._awaited = 0
 
     def submit(self) -> None:
-        """Submits what is not answered yet at any node."""
+        """Submit the unanswered CCQs at any node."""
         if not self._left:
             return
         world = self._world

@@ -1,4 +1,4 @@
-"""The judge outside: compares what happened with the logs, by naive means (design, section 7)."""
+"""Checks runs from outside: compares results with the logs, by naive means (design, section 7)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from simulator.loop import demand
 
 @dataclass(slots=True)
 class _Seen:
-    """The last look at one coordinator's cursors in one term."""
+    """The last observed cursors of one coordinator in one term."""
 
     evaluated: Cursor = field(default_factory=Cursor)
     retrieved: Cursor = field(default_factory=Cursor)
 
 
 class Checker:
-    """Sees the logs and the machines, changes nothing.
+    """Observes the logs and the machines, without changing them.
 
     Attributes:
-        spares_readers: whether retention must not pass what no reader has fetched.
+        spares_readers: whether retention must not delete commits that no reader has fetched.
         agreement_s: for how long after a submission some nodes may not know of it.
     """
 
@@ -51,7 +51,7 @@ class Checker:
         self._submitted: dict[str, float] = {}
 
     def observe(self, node: str, led: Mapping[str, Coordinator]) -> None:
-        """Invariants 3 and 4, after a step of `node`."""
+        """Check invariants 3 and 4 after a step of `node`."""
         for ccq_id, one in led.items():
             key = (ccq_id, one.term)
             leader = self._leaders.setdefault(key, node)
@@ -63,11 +63,11 @@ class Checker:
             self._terms[node] = terms
 
     def restart(self, node: str) -> None:
-        """What `node` coordinated went with its process."""
+        """Forget what `node` coordinated before its restart."""
         self._terms[node] = {}
 
     def _count(self, node: str, led: Mapping[str, Coordinator]) -> None:
-        """Counts changes of coordinators."""
+        """Count changes of coordinators."""
         for ccq_id, one in led.items():
             term = one.term
             newest, leader = self._newest.get(ccq_id, (0, node))
@@ -96,8 +96,8 @@ class Checker:
         seen.evaluated, seen.retrieved = evaluated, retrieved
 
     def verify_answer(self, ccq: Ccq, answer: AnswerFetch, *, asked_with: Cursor) -> None:
-        """Genuine, reliable, ordered: exactly the matches in (after, cursor], and those of each
-        partition in the order of its commits, but for what the answer says to be gone.
+        """Check that an answer has exactly the matches in (after, cursor], in commit order by
+        partition, except for the ranges that it reports as gone.
         """
         if not self._has_cursors:
             return
@@ -123,7 +123,7 @@ class Checker:
     def verify_initial(
         self, ccq: Ccq, paths: list[Path], reached: Cursor, *, dropped: Cursor, now: float
     ) -> None:
-        """Of what was stored; `dropped` at the moment of the scan."""
+        """Check an initial result; `dropped` is as of the scan."""
         expected = [
             path
             for partition, until in reached.items()
@@ -133,16 +133,16 @@ class Checker:
         self._submitted.setdefault(ccq.id, now)
 
     def drop(self, partition: int, *, until: int, now: float) -> None:
-        """Retention has dropped the beginning of a log."""
+        """Record that retention has deleted the beginning of a log."""
         self._drops.append((now, partition, until))
 
     def present(self, ccq_id: str, token: Cursor) -> None:
-        """Remembers that a client has shown a token, which says what some reader has."""
+        """Record the token of a fetch, which acknowledges labels."""
         self._tokens[ccq_id] = self._tokens.get(ccq_id, Cursor()).join(token)
 
     def _verify_gone(self, ccq: Ccq, answer: AnswerFetch) -> None:
-        """What is said to be gone lies in the answer and is gone. Where readers must not be
-        passed, one has it; or it went before the CCQ was known, whose first result lacked it.
+        """Check that reported ranges lie in the answer and were deleted. If readers must not be
+        passed, a reader had fetched them, or they were deleted before the CCQ was known.
         """
         self._counters["answers that name what is gone"] += bool(answer.gone)
         for one in answer.gone:
@@ -178,7 +178,7 @@ class Checker:
         self._acknowledged[partition, batch] = sequence
 
     def verify_ingest(self) -> None:
-        """What was acknowledged is there, where it was said to be, and no batch is there twice."""
+        """Check that acknowledged batches are stored, at the reported place, and once only."""
         found: dict[tuple[int, tuple[str, int]], list[int]] = {}
         for log in self._logs.values():
             for commit in log.commits:
@@ -189,15 +189,15 @@ class Checker:
             demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
     def owed(self, ccq: Ccq, gone: Iterable[Stretch]) -> set[Path]:
-        """What a reader must have in the end that got the error that some is gone."""
+        """The labels that a reader must have in the end, without those reported as gone."""
         gone = tuple(gone)
         return {path for path in self.truth(ccq) if not is_gone(path, gone)}
 
     def verify_delivered(
         self, reader: str, ccq: Ccq, *, answers: Sequence[Answer], gone: Iterable[Stretch]
     ) -> None:
-        """In the end, by the rules that real processes are judged by: all that is owed has come,
-        once, in order, and no token was ahead of it. What retention dropped may have come before.
+        """Check a reader at the end, by the rules for real processes: every label has come once, in
+        order, and no token was ahead of it.
         """
         got = np.concatenate([keys_of_paths(()), *(answer.labels for answer in answers)])
         owed = keys_of_paths(self.owed(ccq, gone))
@@ -212,10 +212,10 @@ class Checker:
         demand(not wrong, f"{reader}: {wrong} of {found}")
 
     def truth(self, ccq: Ccq) -> set[Path]:
-        """Everything committed that matches (invariant 1)."""
+        """All committed matches (invariant 1)."""
         return {p for log in self._logs.values() for p in scan(ccq, log, after=0, until=log.end)}
 
 
 def is_gone(path: Path, gone: Iterable[Stretch]) -> bool:
-    """Whether a path lies in one of the stretches."""
+    """Whether a path lies in one of the ranges."""
     return any(one.partition == path[0] and one.first <= path[1] <= one.last for one in gone)

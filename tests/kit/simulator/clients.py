@@ -47,7 +47,7 @@ SKEW_MAX_S = 5.0
 
 
 class Service(Protocol):
-    """What a client sees of the world."""
+    """The interface of the world for clients."""
 
     loop: Loop
     network: Network
@@ -125,15 +125,16 @@ class Producer(_Client):
 
 
 class Reader(_Client):
-    """Fetches for ever. What it stored (token and paths, in one step) outlives its crashes.
+    """Fetches for ever. Its stored state (token and paths, in one transaction) survives its
+    crashes.
 
     Attributes:
-        ccq: None for one that has not begun to follow another's CCQ.
-        delivered: the paths that its application has.
-        answers: by which they came, as they were stored.
-        gone: what retention had dropped by its answers, or had dropped before it began.
-        ended: the kind of the final refusal.
-        windows: its progress in the windows of its CCQ; None: that has none.
+        ccq: None for one that has not begun to read another's CCQ.
+        delivered: the stored paths.
+        answers: the stored answers.
+        gone: ranges deleted by retention according to its answers, or before it began.
+        ended: the kind of the final error.
+        windows: its progress in the windows of its CCQ; None: it has none.
     """
 
     def __init__(self, name: str, world: Service, ccq: Ccq) -> None:
@@ -151,7 +152,7 @@ class Reader(_Client):
         self._followers: list[Callable[[], None]] = []
 
     def submit(self) -> None:
-        """Submits the CCQ, as often as it takes, then reads it."""
+        """Submit the CCQ until it is accepted, then read it."""
         if self.token is not None:
             return
         request = self._await(self.submit)
@@ -170,18 +171,18 @@ class Reader(_Client):
         self.call(node, ask)
 
     def begin(self, coordinator: str) -> None:
-        """Reads a CCQ that was submitted for it and of which it has nothing yet."""
+        """Read a CCQ that was submitted for it, from the start."""
         self._on_begun(_Initial([], ORIGIN, ORIGIN, None), coordinator)
 
     def give_up(self, failure: Failure) -> None:
-        """Its CCQ was refused for good."""
+        """Stop: its CCQ was refused with a terminal error."""
         self._on_final(failure)
 
     def when_submitted(self, act: Callable[[], None]) -> None:
         self._followers.append(act)
 
     def follow(self, other: Reader, *, is_from_start: bool) -> None:
-        """Reads another's CCQ, from the beginning of time or from where that one stands."""
+        """Read another reader's CCQ, from the start or from its position."""
         self.ccq = other.ccq
         self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
         self.delivered = {} if is_from_start else dict(other.delivered)
@@ -193,7 +194,7 @@ class Reader(_Client):
         self._fetch()
 
     def crash(self) -> None:
-        """Forgets everything but what is stored, and goes on after a while."""
+        """Lose all but the stored state, and continue after a while."""
         if self.token is not None and not self.ended:
             self.loop.counters["clients crashed"] += 1
             request = self._awaited = self.world.next_request()
@@ -203,7 +204,7 @@ class Reader(_Client):
     # --- inside -------------------------------------------------------------------------
 
     def _await(self, retry: Callable[[], None]) -> int:
-        """A fresh request number; `retry` follows if its answer does not come in time."""
+        """A new request number; `retry` runs if its answer does not come in time."""
         request = self._awaited = self.world.next_request()
         self.loop.after(PATIENCE_S, lambda: self._retry(request, retry))
         return request
@@ -312,7 +313,7 @@ class Reader(_Client):
         self._on_final(effect.failure)
 
     def _on_final(self, failure: Failure) -> None:
-        """Only what has really expired, or been cancelled or dropped, may be over."""
+        """Check that the CCQ really expired, was cancelled or was dropped."""
         is_over = EPOCH_WALL + self.loop.now >= self.ccq.expires_at - SKEW_MAX_S
         allowed = {
             "ccq_expired": is_over,
@@ -323,7 +324,7 @@ class Reader(_Client):
         self.ended, self._awaited = failure.kind, None
 
     def _progress(self) -> WindowProgress:
-        """What its token says of windows."""
+        """The progress of windows in its token."""
         return token.read(self.token, ccq_id=self.ccq.id)[1] if self.token else WindowProgress()
 
     def _until_clock_us(self) -> int | None:
@@ -333,7 +334,7 @@ class Reader(_Client):
     def _folded(
         self, progress: WindowProgress, paths: list[Path], *, clock_us: int | None, more: bool
     ) -> tuple[WindowProgress, WindowChanges | None]:
-        """What the node that answers does for it."""
+        """Apply an answer to the windows, as a node does."""
         if self.ccq.window is None:
             return progress, None
         buckets = np.array([bucket_us(path) for path in paths], dtype=np.int64)
@@ -363,7 +364,7 @@ class Reader(_Client):
         self.token = token.encode(self.ccq.id, cursor, WindowProgress() if forgets else progress)
 
     def forge(self) -> None:
-        """Asks with a token for commits that do not exist, beside the real reading."""
+        """Fetch with a token for commits that do not exist."""
         if self.token is None or self.ended:
             return
         cursor = token.decode(self.token, ccq_id=self.ccq.id)
@@ -380,7 +381,7 @@ class Reader(_Client):
         self._request(self.world.next_request(), forged, judge)
 
     def cancel(self) -> None:
-        """Cancels the CCQ at any node, until one says that it is done."""
+        """Cancel the CCQ at any node, until one confirms."""
         self.world.cancelled.add(self.ccq.id)
         node = self.world.any_node()
         request, done = self.world.next_request(), [False]
@@ -402,8 +403,8 @@ class Reader(_Client):
 
 @dataclass(frozen=True, slots=True)
 class _Initial:
-    """A CCQ's first result: what is stored up to `reached`, which lacks what was dropped, and
-    the event clock as the node that answers knows it.
+    """The first result of a CCQ: matches up to `reached`, without deleted ones, and the event
+    clock.
     """
 
     paths: list[Path]
@@ -413,7 +414,7 @@ class _Initial:
 
 
 def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
-    """The initial result, as far as the partitions answer to `node`."""
+    """The initial result, from the partitions that answer to `node`."""
     paths: list[Path] = []
     reached, dropped = {}, {}
     for partition, log in world.logs.items():

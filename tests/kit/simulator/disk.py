@@ -1,4 +1,4 @@
-"""The disks on which a simulated node keeps its records and spills its caches."""
+"""The disks of a simulated node for records and spilled caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.loop import Loop
 
 
 class RecordDisk:
-    """Writes happen in order; those that were not synced may be lost from the end."""
+    """Writes are ordered; a suffix of those not synced may be lost."""
 
     def __init__(self) -> None:
         self._synced: dict[str, Record] = {}
@@ -36,7 +36,7 @@ class RecordDisk:
         return tuple(self._synced.values())
 
     def synced_term(self, ccq_id: str) -> int:
-        """The term that a restart would find, 0 for none."""
+        """The term after a restart, 0 for none."""
         record = self._synced.get(ccq_id)
         return record.term if record else 0
 
@@ -50,18 +50,18 @@ class RecordDisk:
 
 
 class SpillDisk:
-    """Files of packs, some of which cannot be written, or are damaged when they are read."""
+    """Files of packs; some cannot be written, others are corrupt when read."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._files: dict[int, bytes] = {}
 
     def clear(self) -> None:
-        """What an earlier life left."""
+        """Delete files of earlier runs."""
         self._files = {}
 
     def write(self, number: int, labels: PackedLabels, fails: float) -> int | None:
-        """The size of the file; None where the disk refuses."""
+        """Write a file; return its size, None if the disk refuses."""
         assert number not in self._files, f"file {number} is written twice"
         if self._loop.chance(fails):
             self._loop.counters["packs not spilled"] += 1
@@ -71,7 +71,7 @@ class SpillDisk:
         return len(self._files[number])
 
     def read(self, number: int, fails: float) -> PackedLabels | None:
-        """Its labels; None where it is lost or damaged."""
+        """The labels of a file; None if it is lost or corrupt."""
         data = self._files.get(number)
         if data is None:
             return None

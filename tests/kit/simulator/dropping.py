@@ -1,8 +1,8 @@
-"""Dropping a dataset in the simulated world, with the CCQ that asks about it.
+"""Drops a dataset in the simulated world, with its CCQ.
 
-In some worlds the third CCQ asks about a dataset of its own, with the same commits. One node, its
-home, drops it at some moment: durably, before anybody hears of it. Others hear of it by a message
-that may be lost, or by heartbeats. It draws from a generator of its own, as retention does.
+In some worlds the third CCQ has a dataset of its own, with the same commits. One node, its home,
+drops it at some moment, durably before other nodes are informed, by messages that may be lost or by
+heartbeats. It has its own random generator, as retention does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from simulator.node import Node
 
 DROPPED = "brief"
 DROPPED_SHARE = 0.7
-"""Of the worlds that have a third CCQ."""
+"""Share of the worlds with a third CCQ."""
 AGAIN_S = 0.5
 
 
 class Dropped(Protocol):
-    """What dropping sees of the world."""
+    """The interface of the world for dropping."""
 
     loop: Loop
     network: Network
@@ -42,7 +42,7 @@ class Dropping:
         self.is_due = self._random.random() < DROPPED_SHARE
 
     def start(self) -> None:
-        """Often about when the CCQ is submitted, alone or with the others, and sometimes later."""
+        """Schedule the drop, often close to the submission of the CCQ, sometimes later."""
         first_s, last_s = self._random.choice(((0.5, 1.0), (2.5, 3.0), (2.5, 3.0), (3.0, 15.0)))
         self._world.loop.after(self._random.uniform(first_s, last_s), self._drop)
 

@@ -1,4 +1,4 @@
-"""The evaluator of a simulated node: runs cycles and rescans, slowly, wrongly, late or never."""
+"""The evaluator of a simulated node: cycles and rescans that are slow, wrong, late or lost."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CYCLE_MEAN_S = 0.08
 FAILURE = Failure("unavailable", "the job failed")
 
 Reachable = Callable[[int], Log | None]
-"""The log of a partition, if its owner can be asked from here."""
+"""The log of a partition, if its owner is reachable from here."""
 Labour = Callable[[StartCycle], float]
-"""Seconds that storage nodes need for a cycle besides what one takes that finds little."""
+"""Seconds of work of storage nodes for a cycle."""
 
 
 def no_labour(effect: StartCycle) -> float:
-    """Scans take no time, however much is new."""
+    """Scans take no time."""
     return 0.0
 
 
 class Evaluate(Protocol):
-    """How one item is evaluated; a variant may do it its own way."""
+    """Evaluates one item; variants replace it."""
 
     def __call__(self, item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult: ...
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Probabilities of what goes wrong with one job; `spoils`: with one spill file."""
+    """Probabilities of faults of one job; `spoils`: of one spill file."""
 
     fails: float = 0.0
     is_lost: float = 0.0
@@ -58,7 +58,7 @@ USUAL_TROUBLE = Trouble(fails=0.01, is_lost=0.01, is_slow=0.06, falls_short=0.1,
 
 
 class Evaluator:
-    """See the module. Answers go to `answer`, which drops those of an earlier life."""
+    """Runs cycles and rescans. `answer` drops results of an earlier run of the node."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Evaluator:
         loop.after(delay_s, lambda: answer(self._rescan(effect)))
 
     def _result(self, item: CycleItem, wall: float, trouble: Trouble) -> CycleResult:
-        """Looks at each partition that answers; some answer with less than they have."""
+        """Evaluate the reachable partitions; some answer with less than they have."""
         logs = {}
         for partition in item.partitions:
             log = self._reachable(partition)
@@ -152,9 +152,7 @@ class Evaluator:
 
 
 def by_sequence(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """What production does: all commits past the item's cursor, up to what the log has; those
-    that were dropped are named instead.
-    """
+    """The production behaviour: all commits past the cursor; deleted ones are reported."""
     paths: list[Path] = []
     reached, gone = {}, {}
     for partition, log in logs.items():

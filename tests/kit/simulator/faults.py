@@ -1,4 +1,4 @@
-"""What goes wrong in the first part of a run, and how all of it is healed."""
+"""Faults of the first part of a run, and their repair."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FAULTS = (
     "crash_leader",
     "drain",
 )
-"""What strikes at random, each as often as the others."""
+"""Faults at random times, equally frequent."""
 ALWAYS = ("crash_in_step", "trouble", "stragglers")
-"""What is likely at any time, at a low rate."""
+"""Faults that happen at any time, at a low rate."""
 
 
 class Victim(Protocol):
-    """What faults change of the world."""
+    """The interface of the world for faults."""
 
     loop: Loop
     network: Network
@@ -44,12 +44,12 @@ class Victim(Protocol):
 
 
 class Faults:
-    """Strikes at random until `heal`.
+    """Injects random faults until `heal`.
 
     Args:
-        world: to strike at.
-        without: kinds that are left out, of `FAULTS` and `ALWAYS`. The others come when they
-            would have come, as far as the world is still the same.
+        world: to inject into.
+        without: kinds to leave out, of `FAULTS` and `ALWAYS`. The others come at the same times, as
+            long as the world is the same.
     """
 
     def __init__(self, world: Victim, *, without: Collection[str] = ()) -> None:
@@ -67,7 +67,7 @@ class Faults:
         self._again()
 
     def heal(self) -> None:
-        """Everything works from here on; nothing that was lost comes back."""
+        """Repair everything; lost data stays lost."""
         world = self._world
         world.is_calm = True
         world.mid_step_crashes = 0.0
@@ -112,7 +112,7 @@ class Faults:
             node.boot()
 
     def _drain(self) -> None:
-        """A node gives away what it coordinates; nothing is broken by that."""
+        """Drain a node."""
         node = self._random.choice(self._world.nodes)
         self._loop.counters["drains of coordinators"] += bool(
             node.is_up and node.machine.coordinated
@@ -131,7 +131,7 @@ class Faults:
         self._for_a_while(5.0, self._mend)
 
     def _isolate(self) -> None:
-        """Cuts the nodes into two sides."""
+        """Partition the network into two sides."""
         nodes = self._random.sample(self._world.nodes, len(self._world.nodes))
         border = self._random.randint(1, len(nodes) - 1)
         for a in nodes[:border]:

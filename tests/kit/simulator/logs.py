@@ -1,4 +1,4 @@
-"""Partition logs of the simulated world, and the naive truth about what matches in them."""
+"""Partition logs of the simulated world, and naive scans of them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Commit:
 
 @dataclass(slots=True)
 class Log:
-    """One partition: durable commits, then those that the disk may still lose.
+    """One partition: durable commits, then those that are not synced.
 
     Attributes:
-        dropped: commits up to here are gone for all but the judge, and recognised for ever.
+        dropped: commits up to here are deleted for all but the checker, and recognised as repeated.
     """
 
     partition: int
@@ -60,7 +60,7 @@ class Log:
         self.pending = []
 
     def crash(self, loop: Loop) -> None:
-        """A random prefix of what was not synced survives; the next frame is torn and cut."""
+        """Keep a random prefix of what was not synced; the next frame is torn and cut."""
         kept = loop.random.randint(0, len(self.pending))
         loop.counters["torn tails"] += kept < len(self.pending)
         self.commits += self.pending[:kept]
@@ -74,7 +74,7 @@ class Log:
         return len(self.commits)
 
     def newest_us(self, until: int) -> int | None:
-        """The newest time bucket of the commits up to one of them, those dropped included."""
+        """The newest time bucket up to a commit, deleted ones included."""
         for commit in self.commits[len(self._newest) :]:
             own = [bucket_us((self.partition, commit.sequence, 0, v)) for v in commit.values]
             self._newest.append(max([*self._newest[-1:], *own]))
@@ -87,7 +87,7 @@ class Log:
 
 
 def bucket_us(path: Path) -> int:
-    """Start of a path's time bucket: an hour a commit, and some values are late by many."""
+    """Start of a path's time bucket: an hour per commit; some values are late by many."""
     _, sequence, _, value = path
     late = _LATE_HOURS if value % 7 == 0 else value % 3
     return (sequence - late) * HOUR_US
@@ -98,7 +98,7 @@ def query(modulus: int, remainder: int) -> str:
 
 
 def matches(ccq: Ccq, commit: Commit) -> list[Path]:
-    """The sampled matches of one commit, the naive way."""
+    """The sampled matches of one commit, naively."""
     wanted = json.loads(ccq.query)
     paths = [
         (commit.partition, commit.sequence, row, value)
@@ -114,12 +114,12 @@ def keeps(sampler: SamplerSpec, path: Path) -> bool:
 
 
 def scan(ccq: Ccq, log: Log, *, after: int, until: int) -> list[Path]:
-    """The sampled matches with after < sequence <= until, whether they were dropped or not."""
+    """The sampled matches with after < sequence <= until, deleted ones included."""
     return [path for commit in log.commits[after:until] for path in matches(ccq, commit)]
 
 
 def to_labels(paths: list[Path]) -> PackedLabels | None:
-    """The paths as the machines get them."""
+    """The paths as packed labels."""
     if not paths:
         return None
     partitions, sequences, rows, values = (np.array(column) for column in zip(*paths, strict=True))
@@ -137,7 +137,7 @@ def to_labels(paths: list[Path]) -> PackedLabels | None:
 
 
 def keys_of_paths(paths: Iterable[Path]) -> Keys:
-    """The numbers that paths are judged by."""
+    """Keys of paths for the delivery audit."""
     numbers = np.array([path[:3] for path in paths], dtype=np.int64).reshape(-1, 3)
     return keys_of(numbers[:, 0], numbers[:, 1], numbers[:, 2])
 

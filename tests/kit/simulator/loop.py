@@ -1,4 +1,4 @@
-"""Simulated time, the one random generator, the trace and the counters of a run."""
+"""Simulated time, the random generator, the trace and the counters of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STRAGGLE_MAX_S = 1.5
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """A guarantee was broken."""
 
 
 def demand(holds: bool, otherwise: str) -> None:
-    """Raises a Violation unless the promise `holds`."""
+    """Raise a Violation unless the guarantee `holds`."""
     if not holds:
         raise Violation(otherwise)
 
@@ -26,8 +26,8 @@ class Loop:
 
     Attributes:
         now: simulated seconds.
-        random: the only source of chance in the world.
-        counters: how often something remarkable happened.
+        random: the random generator of the world.
+        counters: numbers of notable events.
         stragglers: share of the delays that are much longer than the others.
     """
 
@@ -62,6 +62,6 @@ class Loop:
         return self.random.random() < probability
 
     def delay(self, mean_s: float) -> float:
-        """A latency: exponential, now and then much longer."""
+        """A latency: exponential, sometimes much longer."""
         slow = self.random.uniform(0.0, STRAGGLE_MAX_S) if self.chance(self.stragglers) else 0.0
         return self.random.expovariate(1.0 / mean_s) + slow

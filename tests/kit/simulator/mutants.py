@@ -55,7 +55,7 @@ def _with(
     has_cursors: bool = True,
     holding: type[HandedOffCache] = HandedOffCache,
 ) -> Variant:
-    """The production machine with some part of its coordinations replaced."""
+    """The production machine with some parts of its coordinators replaced."""
     coordinator = _with_parts(
         coordination, cache_type=cache, cycles_type=cycles, fetches_type=fetches
     )
@@ -79,7 +79,7 @@ def _with_parts(machine: type[Any], **parts: type[Any]) -> type[Any]:
 
 
 class _PaperCache(LabelCache):
-    """Keeps what it is given, whatever it had before."""
+    """Appends without a check of earlier contents."""
 
     def append(
         self,
@@ -100,7 +100,7 @@ class _PaperCache(LabelCache):
 
 
 class _PaperFetches(Fetches):
-    """Answers with the cache and clears it; keeps the time of that for a successor."""
+    """Answers with the whole cache and clears it; keeps its time for a successor."""
 
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         assert isinstance(self._cache, _PaperCache)
@@ -111,7 +111,7 @@ class _PaperFetches(Fetches):
 
 
 def _by_timestamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """All blocks younger than the coordinator's timestamp, by the clock of who stored them."""
+    """All blocks younger than the coordinator's timestamp, by the clock of the storing node."""
     since = item.after[STAMP] / 1e6
     commits = [c for log in logs.values() for c in log.commits if c.wall > since]
     paths: list[Path] = [path for commit in commits for path in matches(item.ccq, commit)]
@@ -125,7 +125,7 @@ def _by_timestamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -> Cycl
 
 
 class _ClearOnReply(Fetches):
-    """Takes a sent answer for a received one."""
+    """Clears the cache when an answer is sent, not when it is acknowledged."""
 
     def _answer(self, *arguments: Any, **named: Any) -> Effects:
         effects = super()._answer(*arguments, **named)
@@ -134,7 +134,7 @@ class _ClearOnReply(Fetches):
 
 
 class _AdvanceOnFailure(Cycles):
-    """Goes on after a failed cycle as if it had found nothing."""
+    """Continues after a failed cycle as if it had found nothing."""
 
     def fail(self, now: float) -> None:
         super().fail(now)
@@ -142,7 +142,7 @@ class _AdvanceOnFailure(Cycles):
 
 
 class _SkipWhenLate(Cycles):
-    """After a cycle that took longer than the interval, it takes for done what there was to do."""
+    """Skips the commits of a cycle that took longer than the interval."""
 
     def finish(self, result: CycleResult, now: float) -> int:
         found = super().finish(result, now)
@@ -152,7 +152,7 @@ class _SkipWhenLate(Cycles):
 
 
 class _ResumeFromEvaluated(Coordinator):
-    """Hands the evaluated cursor to the successor, which believes that it holds that cache."""
+    """Hands the evaluated cursor to the successor as if it had the cache."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _ResumeFromEvaluated(Coordinator):
 
 
 class _TokenUnchecked(Fetches):
-    """Believes every token."""
+    """Accepts every token."""
 
     def _ahead(self, cursor: Cursor, known: Cursor) -> tuple[int, ...]:
         return ()
@@ -211,7 +211,7 @@ class _NoBackfill(Fetches):
 
 
 class _TakeAll(LabelCache):
-    """Appends a result without a look at what it knows already."""
+    """Appends a result without removing known labels."""
 
     def append(
         self,
@@ -226,7 +226,7 @@ class _TakeAll(LabelCache):
 
 
 def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """Evaluates from the cursor on, the commit at the cursor included."""
+    """Evaluates the commit at the cursor again."""
     right = by_sequence(item, logs, wall=wall)
     paths: list[Path] = []
     for partition, log in logs.items():
@@ -236,7 +236,7 @@ def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleRe
 
 
 def _open_interval(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """Evaluates what lies between the cursor and the end, both excluded."""
+    """Evaluates commits between the cursor and the end, both excluded."""
     right = by_sequence(item, logs, wall=wall)
     paths: list[Path] = []
     for partition, log in logs.items():
@@ -245,7 +245,7 @@ def _open_interval(item: CycleItem, logs: dict[int, Log], *, wall: float) -> Cyc
 
 
 def _skip_without_stamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:
-    """Skips a partition whose synopsis has no match, up to its end and not the synopsis's."""
+    """Skips a partition whose synopsis has no match up to its end, past the synopsis's version."""
     right = by_sequence(item, logs, wall=wall)
     paths: list[Path] = []
     for partition, log in logs.items():
@@ -259,7 +259,7 @@ def _skip_without_stamp(item: CycleItem, logs: dict[int, Log], *, wall: float) -
 
 
 class _TrustHolders(Fetches):
-    """Takes a stretch whose holder has it no more for one without labels."""
+    """Treats a range that its holder has lost as empty."""
 
     def _drop_holder(self, fetch: Any, now: float) -> Effects:
         reached = fetch.cursor.join(fetch.until)
@@ -269,7 +269,7 @@ class _TrustHolders(Fetches):
 
 
 class _ForgetHeld(HandedOffCache):
-    """Lets go of what it holds as soon as it is asked for it, read or not."""
+    """Drops a handed-off cache when it is read for the first time."""
 
     def read(self, event: CacheReadRequested) -> Effects:
         effects = super().read(event)
@@ -287,7 +287,7 @@ class _BeginPastHolder(Coordinator):
 
 
 class _HoldHalfway(HandedOffCache):
-    """Says that it has all of its stretch, whatever it has dropped or left out of the answer."""
+    """Claims the whole range, whatever it has dropped or left out of the answer."""
 
     def read(self, event: CacheReadRequested) -> Effects:
         return [
@@ -340,7 +340,7 @@ class _CountTerms(NodeState):
 
 
 class _IgnoreEnds(NodeState):
-    """Does not believe others that a CCQ is over."""
+    """Ignores ends of CCQs from other nodes."""
 
     def apply_record(self, incoming: Record, now: float) -> Effects:
         mine = self.record_table.get(incoming.ccq.id)
@@ -350,7 +350,7 @@ class _IgnoreEnds(NodeState):
 
 
 class _TakeDropped(NodeState):
-    """Takes CCQs of a dropped dataset that come late."""
+    """Accepts CCQs of a dropped dataset that come late."""
 
     def apply_record(self, incoming: Record, now: float) -> Effects:
         if self.record_table.get(incoming.ccq.id) is not None:
@@ -414,14 +414,14 @@ class _AnswerAtOnce(BatchSubmissions):
 
 
 class _NewestKnown(EventClock):
-    """Takes the newest bucket of which it has heard, wherever the reader stands."""
+    """Uses the newest known bucket, whatever the cursor."""
 
     def at(self, cursor: Cursor) -> int | None:
         return super().at(Cursor(dict.fromkeys(self._steps, 1 << 40)))
 
 
 class _ByWallClock(NodeState):
-    """Closes windows when the clock on the wall has passed their end."""
+    """Closes windows by wall time."""
 
     def clock_of(self, dataset: str) -> EventClock:
         state = self

@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster by name and by partition, as those see them who are simulated."""
+"""Nodes of a simulated cluster by name and by partition."""
 
 from __future__ import annotations
 

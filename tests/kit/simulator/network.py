@@ -1,4 +1,4 @@
-"""The network between the processes: late, lossy, repetitive, out of order, cut one way or both."""
+"""The network between processes: latency, loss, repetition, reordering and partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated process: the production machines, and a driver that carries out their effects."""
+"""One simulated process: the production machines, and a driver that executes their effects."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Heartbeat:
 
 
 class Cluster(Protocol):
-    """What a node sees of the world around it."""
+    """The interface of the world for a node."""
 
     loop: Loop
     network: Network
@@ -127,10 +127,10 @@ class Cluster(Protocol):
 
 
 class Node:
-    """A process that can crash, pause and come back; its disks stay.
+    """A process that can crash, pause and restart; its disks stay.
 
     Attributes:
-        epoch: number of its present life.
+        epoch: number of its present run.
         skew_s: of its wall clock.
     """
 
@@ -217,14 +217,14 @@ class Node:
             self.feed(DrainRequested(is_on))
 
     def drop(self, name: str, generations: int) -> None:
-        """Drops datasets, durably before the machine hears of it; again is harmless."""
+        """Drop datasets, durably before the machine gets the event; idempotent."""
         if generations > self._dropped.get(name, 0):
             self._loop.note(f"{self.name} drops {name}")
             self._dropped[name] = generations
             self.feed(DatasetDropped(name, generations))
 
     def receive(self, action: Callable[[], None]) -> None:
-        """Something comes in: now, after the pause, or never."""
+        """Process an input now, after the pause, or never."""
         if self.serves:
             action()
         elif self.is_up:
@@ -257,7 +257,7 @@ class Node:
         self.feed(event)
 
     def now_plus(self, seconds: float) -> float:
-        """A moment on this process's monotonic clock."""
+        """A time on this process's monotonic clock."""
         return self._now + seconds
 
     def write(
@@ -267,7 +267,7 @@ class Node:
         batch: tuple[str, int],
         reply: Callable[[int], None],
     ) -> None:
-        """Commits a batch once; replies with its sequence as soon as it is durable."""
+        """Commit a batch once; reply with its sequence when it is durable."""
         log, conduct = self._world.logs[partition], self._world.variant.conduct
         found = None if conduct.stores_batches_again else log.find(batch)
         if found is None:
@@ -287,7 +287,7 @@ class Node:
         return self._loop.now - self._born
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Something of this life: a timer, or the answer of a thread."""
+        """Schedule an action of this run: a timer, or the result of a thread."""
         epoch = self.epoch
 
         def act() -> None:
@@ -409,7 +409,7 @@ class Node:
     def _ask_holder(
         self, effect: ReadHandedOffCache, answer: Callable[[ContinuousEvent], None]
     ) -> None:
-        """A call over the network; what is lost on the way is given up by the machine."""
+        """A call over the network; the machine times out if it is lost."""
         holder, network = self._world.node(effect.node), self._world.network
         request = self._world.next_request()
         wanted = effect.ccq.id, effect.term, effect.after, effect.labels_max
@@ -432,7 +432,7 @@ class Node:
         network.send(self.name, effect.node, lambda: holder.receive(ask))
 
     def _verify_kept(self, answer: ContinuousEffect) -> None:
-        """A CCQ is only answered for when two nodes have it on disk, or there is no second one."""
+        """Check that an answered CCQ is on the disks of two nodes, or there is no second one."""
         accepted = [answer.ccq_id] if isinstance(answer, AnswerSubmit) else []
         if isinstance(answer, AnswerBatch):
             accepted = [one.ccq_id for one in answer.outcomes if one.failure is None]
@@ -444,7 +444,7 @@ class Node:
             demand(kept > 1 or is_alone, f"{self.name} answered for {ccq_id}, kept {kept} times")
 
     def _verify_saved(self, message: Message) -> None:
-        """What a node promises by a message has to be on its disk before."""
+        """Check that the record behind a message is on disk."""
         promised: list[tuple[str, int]] = []
         if isinstance(message, AssignCoordinator):
             promised = [(message.record.ccq.id, message.record.term)]

@@ -1,10 +1,9 @@
-"""Retention in the simulated world: beginnings of logs are dropped while all else goes on.
+"""Retention in the simulated world: beginnings of logs are deleted during the run.
 
-The owner of a partition drops as production does: never past what a reader has fetched, unless the
-world's policy lets it; nothing while it is not certain which CCQs there are; and nothing that was
-committed a moment ago. What it drops stays in the log's `commits` for the judge, and is gone for
-all others. It draws from a generator of its own, so that a world without retention is what it
-would be if there were none.
+The owner of a partition deletes as production does: never past what a reader has fetched, unless
+the policy of the world permits it; nothing while it may not know all CCQs; and nothing that was
+committed a moment ago. Deleted commits stay in the `commits` of the log for the checker only. It
+has its own random generator, so that a world without retention is unchanged.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from simulator.variants import Variant
 
 CHECK_MEAN_S = 0.5
 SETTLE_S = 7.0
-"""Longer than a submission takes, its first scan included, and until all nodes know of it."""
+"""Longer than a submission with its first scan, and until all nodes know of it."""
 AGREEMENT_S = 2.0
 
 
 class Kept(Protocol):
-    """What retention sees of the world."""
+    """The interface of the world for retention."""
 
     loop: Loop
     checker: Checker
@@ -34,10 +33,10 @@ class Kept(Protocol):
 
 
 class Retention:
-    """Looks at a random node every now and then, in some worlds.
+    """Visits a random node now and then, in some worlds.
 
     Attributes:
-        past_readers: whether it may pass readers; None where there is no retention.
+        past_readers: whether it may pass readers; None without retention.
     """
 
     def __init__(self, world: Kept, seed: int) -> None:
@@ -61,7 +60,7 @@ class Retention:
         self.start()
 
     def _settled(self, node: Node, logs: list[Log]) -> dict[int, int]:
-        """How far the logs were some time ago, in this life of the node."""
+        """The ends of the logs some time ago, in this run of the node."""
         seen = self._seen.setdefault((node.name, node.epoch), [])
         now = self._world.loop.now
         seen.append((now, {log.partition: log.end for log in logs}))

@@ -1,4 +1,4 @@
-"""Which faults a violation needs: the others are taken away while it still happens."""
+"""Finds the faults that a violation needs, by removing the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from simulator.world import run
 
 
 def violation(seed: int, variant: str, *, without: frozenset[str]) -> AssertionError | None:
-    """What goes wrong in this world, None for nothing."""
+    """The violation of this world, None without one."""
     try:
         run(seed, variant, without=without)
     except AssertionError as found:
@@ -16,13 +16,10 @@ def violation(seed: int, variant: str, *, without: frozenset[str]) -> AssertionE
 
 
 def shrunk(seed: int, variant: str) -> tuple[frozenset[str], AssertionError]:
-    """The kinds of faults without which a world still goes wrong, and how it then does.
-
-    A kind that is left is needed beside the others that are left: in the same world without it,
-    all is well.
+    """The kinds of faults that cannot be removed, and the violation with them.
 
     Raises:
-        ValueError: nothing goes wrong in this world.
+        ValueError: this world has no violation.
     """
     without = frozenset[str]()
     found = violation(seed, variant, without=without)

@@ -1,4 +1,4 @@
-"""What a variant of the machines is made of."""
+"""Variants of the machines and their environment."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from simulator.evaluator import Evaluate, by_sequence
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """How storage and readers behave around the machines; production errs in none of these.
+    """Mistakes of storage and readers; production has none.
 
     Attributes:
-        replies_before_sync: storage acknowledges what the disk may still lose.
-        evaluates_unsynced: scans see it, too.
+        replies_before_sync: storage acknowledges unsynced commits.
+        evaluates_unsynced: scans read unsynced commits.
         stores_batches_again: storage does not recognise a repeated batch.
-        stores_token_first: readers store the token, and their labels in a second step.
+        stores_token_first: readers store the token before the labels.
         forgets_windows: tokens do not contain the reader's progress in windows.
-        takes_stale_answers: readers take an answer that they no longer wait for.
+        takes_stale_answers: readers accept answers to abandoned requests.
         drops_what_is_unfetched: retention passes readers though it must not.
-        conceals_what_is_gone: scans say that they saw everything, what was dropped included.
+        conceals_what_is_gone: scans do not report deleted commits.
     """
 
     replies_before_sync: bool = False
@@ -35,11 +35,11 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The machine under test, how its cycles are evaluated, and what surrounds it.
+    """The machine under test, the evaluation of its cycles, and its environment.
 
     Attributes:
-        has_cursors: whether its resume tokens mean what production's mean, so that each single
-            answer can be judged by them.
+        has_cursors: whether its resume tokens have the meaning of production, so that every answer
+            can be checked.
     """
 
     machine: type[Continuous] = Continuous

@@ -19,7 +19,7 @@ WINDOWS = (
 
 
 def window_of(seed: int, number: int) -> Window | None:
-    """The windows of a world's CCQ, without chance, lest they change the rest of the world."""
+    """The windows of a world's CCQ; not random, to keep the rest of the world unchanged."""
     return WINDOWS[(seed + number) % len(WINDOWS)]
 
 
@@ -42,10 +42,10 @@ class Windows:
         return deepcopy(self)
 
     def take(self, changes: WindowChanges, paths: Iterable[Path]) -> tuple[int, int]:
-        """Takes an update, and demands that it says what has happened and nothing else.
+        """Apply an update, and demand that it reports exactly the changes.
 
         Returns:
-            How many windows it closed, and how many it opened again.
+            How many windows it closed, and how many it reopened.
         """
         news = self._grouped(paths)
         reported = {one.start_us: one for one in changes.to_list()}
@@ -69,7 +69,7 @@ class Windows:
         return states.count("closed"), states.count("reopened")
 
     def verify(self, paths: Iterable[Path], *, clock_us: int | None) -> None:
-        """All of that is reported in the end: of each window its labels, and whether it is over."""
+        """Demand that all labels and ends of windows were reported."""
         expected = self._grouped(paths)
         found = {start: held for start, held in self.held.items() if held}
         demand(found == expected, "the windows of a reader lack labels, or have some of others")

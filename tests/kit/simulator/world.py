@@ -1,4 +1,4 @@
-"""One run: a cluster, its clients, a time of faults, then healing and the demand for progress."""
+"""One run: a cluster, its clients, a time of faults, then repair and the demand for progress."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ FAULTS_UNTIL_S = 18.0
 DRAIN_MAX_S = 25.0
 DRAIN_STEP_S = 0.5
 FRESH_BOUND_S = 2.0
-"""Commit, heartbeat, tick, cycle and the pauses of the clients, on top of the update interval."""
+"""Time for commit, heartbeat, tick, cycle and pauses of clients, besides the update interval."""
 PIECES_MAX = 8
 NEVER = EPOCH_WALL + 1e6
 BATCHED_SHARE = 0.3
-"""Of the worlds whose CCQs are submitted all at once."""
+"""Share of the worlds whose CCQs are submitted as a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run amounted to."""
+    """The result of a run."""
 
     seed: int
     seconds: float
@@ -88,7 +88,7 @@ class World(NamedNodes):
         self.checker.agreement_s = AGREEMENT_S
 
     def _fill_caches(self, seed: int) -> None:
-        """Some worlds have very small caches, some files for what is too much, some both."""
+        """Configure small caches, files, or both in some worlds."""
         random = Random(f"caches {seed}")
         if self._cache_bytes_max == 1 << 30:
             self._cache_bytes_max = random.choice((700, 1200, 2500, 1 << 30))
@@ -152,7 +152,7 @@ class World(NamedNodes):
         return Outcome(0, loop.now, delivered, loop.trace_hash, loop.counters)
 
     def _submit_all(self) -> None:
-        """One after the other or, in some worlds, all at once."""
+        """Submit one after the other or, in some worlds, as a batch."""
         submitted = self.readers[:-1]
         if self.variant.has_cursors and Random(f"batches {self._seed}").random() < BATCHED_SHARE:
             self.loop.after(0.5, BatchClient(self, submitted).submit)
@@ -161,7 +161,7 @@ class World(NamedNodes):
             self.loop.after(0.5 + number, reader.submit)
 
     def _end_well(self) -> None:
-        """Heals, waits for quiescence, then asks for one more commit of each partition in time."""
+        """Repair, wait for quiescence, then demand one more commit of each partition in time."""
         self.faults.heal()
         for producer in self.producers:
             producer.is_stopped = True
@@ -183,8 +183,8 @@ class World(NamedNodes):
                 reader.windows.verify(reader.delivered, clock_us=self.checker.newest_us())
 
     def _let_pieces_come(self) -> None:
-        """Readers may take three labels at a time, and a successor without a cache reads the log
-        again for each piece: they are late by the pieces, but those have to keep coming.
+        """Extend the deadline for readers of three labels at a time while pieces keep coming: a
+        successor without a cache rescans the log for each piece.
         """
         for _ in range(PIECES_MAX):
             if self._is_read():
@@ -213,7 +213,7 @@ class World(NamedNodes):
         return all(record.ended for record in records if record.ccq.id in over)
 
     def _demand_all(self) -> None:
-        """What was stored, invariants 1, 2 and 5, one coordinator each, the same records."""
+        """Check storage, invariants 1, 2 and 5, one coordinator each, equal records."""
         self.checker.verify_ingest()
         for reader in self.readers:
             if not reader.ended:
@@ -242,7 +242,7 @@ class World(NamedNodes):
         return {node.name: list(node.machine.coordinated) for node in self.nodes}
 
     def _make_readers(self) -> list[Reader]:
-        """The first CCQ lives on, the second may expire, the third is cancelled or dropped."""
+        """The first CCQ stays, the second may expire, the third is cancelled or dropped."""
         random = self.loop.random
         readers = []
         for number in range(random.randint(1, 3)):
@@ -271,16 +271,16 @@ def run(
     without: Collection[str] = (),
     trace: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Plays the world of this seed.
+    """Play the world of this seed.
 
     Args:
-        seed: of everything that is left to chance.
-        variant: which machines, a name of `VARIANTS`.
-        without: kinds of faults that do not happen, names of `FAULTS`.
-        trace: takes each event as a line.
+        seed: of the random generators.
+        variant: a name of `VARIANTS`.
+        without: kinds of faults to leave out, names of `FAULTS`.
+        trace: called with each event as a line.
 
     Raises:
-        Violation: a promise was broken; other assertions are those of the machines themselves.
+        Violation: a guarantee was broken; other assertions are those of the machines.
     """
     outcome = World(seed, variant=variant, without=without, trace=trace).play()
     return Outcome(seed, outcome.seconds, outcome.delivered, outcome.trace_hash, outcome.counters)
