@@ -1,10 +1,8 @@
 """Continuous queries on one node: the records of all, the coordination of some.
 
-Theory of operation ===================
-
-*Exactly-once* rests on the log and the client's token alone (`galileo.ccq.fetches`): an answer is
-all matches between two cursors, and the client continues from the second. It depends neither on who
-coordinates, nor on what is cached, nor on any clock.
+Theory of operation. *Exactly-once* rests on the log and the client's token alone
+(`galileo.ccq.fetches`): an answer is all matches between two cursors, and the client continues from
+the second. It depends neither on who coordinates, nor on what is cached, nor on any clock.
 
 *Progress* depends on the rest. Every node keeps a record of every CCQ (`record_table`), made equal
 everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator; a node
