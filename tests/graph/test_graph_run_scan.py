@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from generated import examples
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
+from galileo.errors import Cancelled
 from galileo.graph.columns import (
     Commits,
     Paths,
@@ -15,6 +18,7 @@ from galileo.graph.columns import (
     paths_from_batch,
 )
 from galileo.graph.filter_pipeline import PredicateFilter
+from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.row_ranges import RowRanges, count_rows
 from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window, delta
 from galileo.graph.sorted_runs import SortedRun, seal
@@ -146,3 +150,34 @@ def test_only_candidates_are_evaluated(world, text, monkeypatch):
         assert evaluated == []
     else:
         assert [count_rows(rows) for rows in evaluated] == [2000]
+
+
+WORK = {
+    "explain": lambda graph, everything, check: graph.explain(everything, check=check),
+    "summarise": lambda graph, everything, check: graph.summarise(everything, "gusts", check=check),
+    "children": lambda graph, _, check: graph.children(order=["gusts"], check=check),
+    "rows_by_cell": lambda graph, everything, check: graph.rows_by_cell(everything, check=check),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_check_raises_between_portions_work_is_cancelled(world: Any, name: str) -> None:
+    """The check is called for each run at least, and what it raises ends the work there."""
+    graph, everything = MetadataGraph(world.schema, memtable_paths_max=50), parse("", world.schema)
+    for number in range(6):
+        graph.insert(world.batch(number, 60), partition=0, sequence=number + 1)
+    calls = 0
+
+    def counted() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise Cancelled("enough")
+
+    stop_at = 0
+    WORK[name](graph, everything, counted)
+    assert calls >= 6
+    calls, stop_at = 0, 3
+    with pytest.raises(Cancelled):
+        WORK[name](graph, everything, counted)
+    assert calls == 3
