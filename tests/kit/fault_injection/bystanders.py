@@ -1,4 +1,4 @@
-"""Floods in processes of their own, and what others notice of them: waits of a client, memory."""
+"""Floods in processes of their own, and their effect on others: latency of a client, memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLOODING = Path(__file__).parents[3] / "scripts" / "faults" / "flooding.py"
 
 @contextlib.contextmanager
 def repeated(*calls: Callable[[], object]) -> Iterator[list[float]]:
-    """Repeats calls in turn from a thread; yields the growing list of the seconds that each took.
+    """Repeat calls in turn from a thread; yield the growing list of their durations in seconds.
 
     Raises:
         Exception: of a call that failed.
@@ -76,12 +76,12 @@ def client_calls(client: Client, ccq: Ccq | None = None) -> list[Callable[[], ob
 
 
 def get_page(address: str, path: str, *, source: str, trial: Trial) -> None:
-    """Gets a page over a new connection; counts refusals, and repeats the request after one.
+    """Get a page over a new connection; count refusals, and repeat the request after one.
 
     Args:
         address: host:port of the server.
         path: of the page.
-        source: address that the connection comes from.
+        source: source address of the connection.
         trial: counts refusals as "times turned away".
 
     Raises:
@@ -139,7 +139,7 @@ class Memory(threading.Thread):
 
 @contextlib.contextmanager
 def weighed(pid: int | None) -> Iterator[Memory]:
-    """The memory of a running process, within the block."""
+    """Measure the memory of a running process within the block."""
     assert pid is not None, "it runs"
     memory = Memory(pid)
     memory.start()
@@ -151,7 +151,7 @@ def weighed(pid: int | None) -> Iterator[Memory]:
 
 @contextlib.contextmanager
 def flooding(trial: Trial, kind: str, address: str, count: int) -> Iterator[subprocess.Popen[str]]:
-    """A flood at its height, by `scripts/faults/flooding.py`; counts what it did at the end.
+    """A running flood, by `scripts/faults/flooding.py`; counts its work at the end.
 
     Raises:
         RuntimeError: it ended by itself.
@@ -186,7 +186,7 @@ def quantile_ms(waits_s: list[float], share: float) -> float:
 
 
 def fill(client: Client, rows: int) -> None:
-    """Creates the dataset and stores so many observations."""
+    """Create the dataset and store so many observations."""
     client.create_dataset(numbered_schema(DATASET))
     for first in range(0, rows, 100_000):
         client.ingest(DATASET, numbered(first, min(100_000, rows - first)))

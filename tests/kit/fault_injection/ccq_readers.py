@@ -1,5 +1,5 @@
-"""Readers of a continuous query that note every answer: by watching, by fetching, and in a process
-of their own that can be killed.
+"""Readers of a continuous query that record every answer: by watching, by fetching, and in a
+process that can be killed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class WatchReader(threading.Thread):
     """Watches a CCQ until that is cancelled.
 
     Attributes:
-        deliveries: what it was handed.
-        failure: what ended it before the end of the CCQ.
-        samplings_failed: how often it received that the sampler was too slow, as one looks whose
-            process was stopped.
+        deliveries: recorded answers.
+        failure: an error that ended it before the end of the CCQ.
+        samplings_failed: number of errors that the sampler was too slow, because its process was
+            stopped.
     """
 
     way = "watch"
@@ -60,7 +60,7 @@ class WatchReader(threading.Thread):
         return len(self.deliveries)
 
     def close(self) -> None:
-        """Before the end of the CCQ.
+        """Stop before the end of the CCQ.
 
         Raises:
             RuntimeError: it had ended before.
@@ -100,10 +100,10 @@ class FetchReader(WatchReader):
 
 
 class SpoolReader:
-    """Watches a CCQ into a spool, from a process of its own: `galileo ccq watch ID --spool FILE`.
+    """Watches a CCQ into a spool, in a process of its own: `galileo ccq watch ID --spool FILE`.
 
     Attributes:
-        deliveries: what the spool held whenever the process was dead.
+        deliveries: contents of the spool after each kill.
     """
 
     way = "spool"
@@ -136,7 +136,7 @@ class SpoolReader:
         """Labels so far.
 
         Raises:
-            RuntimeError: the process has ended by itself; with its last words.
+            RuntimeError: the process has ended by itself; with its last output.
         """
         if self._process is not None and self._process.poll() is not None:
             raise self._ended(self._process.returncode)
@@ -148,10 +148,10 @@ class SpoolReader:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL; what the spool holds by then is noted.
+        """Send SIGKILL and record the contents of the spool.
 
         Raises:
-            RuntimeError: the process had ended by itself; with its last words.
+            RuntimeError: the process had ended by itself; with its last output.
         """
         if self._process is None:
             return
@@ -162,14 +162,14 @@ class SpoolReader:
             raise self._ended(ended)
 
     def end(self) -> None:
-        """SIGKILL, whatever it held."""
+        """Send SIGKILL without reading the spool."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """The same, for good."""
+        """Kill the process for the last time."""
         self.kill()
 
     def _ended(self, code: int) -> RuntimeError:

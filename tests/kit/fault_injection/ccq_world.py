@@ -1,7 +1,7 @@
 """A cluster with a stream and continuous queries, each with a reader.
 
-At the end what the readers received is compared with answers of the nodes, and with the disks: no
-predicate of Galileo is used there, only samples are drawn with the sampler itself.
+At the end the received labels are compared with answers of the nodes, and with the disks, without
+the predicates of Galileo; only samples are drawn with the sampler itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def judge_by_disks(
     predicates: Mapping[str, Predicate],
     sent: int,
 ) -> None:
-    """Compares what each reader was handed with the logs; `sent` observations must be there."""
+    """Compare each reader's labels with the logs, which must have `sent` observations."""
     stored, labels = _stored(trial, directories, dataset)
     trial.counts["commits read from disk"] += stored
     found = int(labels.table.column("rows").to_numpy().sum())
@@ -108,7 +108,7 @@ def _temperatures(labels: LabelSet) -> npt.NDArray[np.float64]:
 def _bounds(labels: LabelSet) -> tuple[npt.NDArray[np.float64], ...]:
     """South, north, west and east of each label's geohash cell, in degrees.
 
-    A geohash halves the world again and again, from east to west first.
+    A geohash bisects the world repeatedly, longitude first.
     """
     cells = labels.table.column("cell").to_numpy()
     bits = 5 * labels.schema.geohash_precision
@@ -138,15 +138,15 @@ PREDICATES: dict[str, Predicate] = {
     FetchReader.way: warm,
     SpoolReader.way: mild_or_in_cell_s,
 }
-"""What the three queries say, once more, for each reader."""
+"""The three queries as functions, for each reader."""
 
 
 @dataclass(slots=True)
 class World:
-    """Everything that runs.
+    """All running parts.
 
     Attributes:
-        families: processes of evaluators that were ever seen; none may outlive the cluster.
+        families: all processes of evaluators so far; none may outlive the cluster.
     """
 
     cluster: LocalCluster
@@ -160,13 +160,13 @@ class World:
         return next(one for one in self.readers if isinstance(one, SpoolReader))
 
     def coordinator(self) -> LocalNode:
-        """That of the first query."""
+        """The coordinator of the first query."""
         first = self.readers[0].ccq.id
         (name,) = [one.coordinator for one in self.client.list_ccqs() if one.id == first]
         return self.cluster.node(name)
 
     def evaluator(self) -> psutil.Process | None:
-        """The process that is the evaluator; its family is remembered."""
+        """The process of the evaluator; its family is recorded."""
         process = RuntimeDir(self.cluster.evaluator_directory).holder()
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -181,11 +181,11 @@ def three_nodes(trial: Trial, *, settings: dict[str, dict[str, Any]] | None = No
 
 @contextlib.contextmanager
 def ccq_world(trial: Trial, cluster: LocalCluster | None = None) -> Iterator[World]:
-    """A world that has had its first updates; judged at the end of the block.
+    """A world after its first updates; checked at the end of the block.
 
     Args:
-        trial: notes what did not hold.
-        cluster: of at least three nodes, not started yet; a plain one where there is none.
+        trial: records violations.
+        cluster: of at least three nodes, not started yet; None: a plain one.
     """
     cluster = cluster or three_nodes(trial)
     families: set[psutil.Process] = set()
@@ -217,7 +217,7 @@ def ccq_world(trial: Trial, cluster: LocalCluster | None = None) -> Iterator[Wor
 
 
 def wait_for_updates(world: World, *, timeout_s: float) -> None:
-    """Returns when each reader has been handed something more."""
+    """Wait until each reader has received an update."""
     waiting = {reader.way: (reader, reader.count()) for reader in world.readers}
     deadline = time.monotonic() + timeout_s
     while waiting := {way: one for way, one in waiting.items() if one[0].count() <= one[1]}:
@@ -247,7 +247,7 @@ def _readers(trial: Trial, cluster: LocalCluster, client: Client) -> tuple[Reade
 
 
 def _judge(trial: Trial, world: World) -> None:
-    """Lets everything be stored and handed out, then compares."""
+    """Wait until everything is stored and delivered, then compare."""
     world.stream.finish()
     trial.counts["observations"] += world.stream.sent
     trial.counts["attempts repeated"] += world.stream.retried
@@ -273,7 +273,7 @@ def _wanted(client: Client, ccq: Ccq) -> LabelSet:
 
 
 def _drain(trial: Trial, world: World, wanted: list[LabelSet]) -> None:
-    """Waits until each reader was handed as many labels as there are; the judge looks at which."""
+    """Wait until each reader has received as many labels as there are."""
     deadline = time.monotonic() + DRAIN_S
     for reader, labels in zip(world.readers, wanted, strict=True):
         while reader.count() < len(labels) and time.monotonic() < deadline:

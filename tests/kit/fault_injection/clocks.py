@@ -1,4 +1,4 @@
-"""Wall clocks that jump: those of single processes, by libfaketime; monotonic clocks stay true."""
+"""Wall clocks that jump, for single processes, by libfaketime; monotonic clocks are unchanged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ READ_AGAIN_S = 2.0
 
 
 class WallClock:
-    """The wall clock of whatever is started with `prefix`; true until it jumps.
+    """The wall clock of processes that are started with `prefix`.
 
     Args:
-        file: holds how far the clock is off; its processes look at it again within `READ_AGAIN_S`.
+        file: contains the offset of the clock; processes read it again within `READ_AGAIN_S`.
     """
 
     def __init__(self, file: Path) -> None:
@@ -27,7 +27,7 @@ class WallClock:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Words before those of a command."""
+        """Command prefix."""
         variables = {
             "LD_PRELOAD": str(_library()),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -39,7 +39,7 @@ class WallClock:
         return ("env", *(f"{name}={value}" for name, value in variables.items()))
 
     def jump(self, offset_s: float) -> None:
-        """Sets the clock so many seconds ahead of the true one, or behind it."""
+        """Set the offset of the clock in seconds."""
         draft = self._file.with_suffix(".draft")
         draft.write_text(f"{offset_s:+.0f}\n")
         draft.replace(self._file)
@@ -47,7 +47,7 @@ class WallClock:
 
 @functools.cache
 def faketime_missing() -> str | None:
-    """Why clocks cannot jump here, None where they can."""
+    """Why libfaketime cannot be used here, None if it can."""
     if _library() is None:
         return "the package libfaketime is not installed, or has nothing for this platform"
     variables = {**os.environ, "LD_PRELOAD": str(_library()), "FAKETIME": f"+{PROBE_S:.0f}"}
@@ -64,7 +64,7 @@ def faketime_missing() -> str | None:
 
 @functools.cache
 def _library() -> Path | None:
-    """Found without importing the package, which would change this process."""
+    """Path of the library; importing its package would change this process."""
     spec = importlib.util.find_spec("libfaketime")
     if spec is None or not spec.submodule_search_locations:
         return None

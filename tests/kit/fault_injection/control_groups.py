@@ -1,7 +1,7 @@
-"""Control groups of Linux: processes that have little memory, or little of a processor.
+"""Control groups of Linux: processes with little memory, or little of a processor.
 
-A group is made within that of this process and ends with its block, when nothing may run in it
-any more. Both versions are understood; which of them a machine permits is tried out.
+A group is created within that of this process and removed at the end of the block, when its
+processes must have ended. Both versions of control groups are supported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END_TIMEOUT_S = 10.0
 
 
 class ControlGroup:
-    """One group; `prefix` before a command has it run in there."""
+    """One group; `prefix` runs a command in it."""
 
     def __init__(self, place: Path, *, is_second: bool) -> None:
         self._place = place
@@ -29,17 +29,17 @@ class ControlGroup:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Words before those of a command; the process enters the group and becomes the command."""
+        """Command prefix; the process enters the group and executes the command."""
         enter = f'echo $$ > {self._place / "cgroup.procs"} && exec "$@"'
         return ("sh", "-c", enter, "sh")
 
     def limit_memory(self, size: int) -> None:
-        """Bytes; over it the kernel drops what it has of files, then ends a process."""
+        """Limit in bytes; above it the kernel drops its cache of files, then kills a process."""
         name = "memory.max" if self._is_second else "memory.limit_in_bytes"
         (self._place / name).write_text(str(size))
 
     def limit_cpu(self, share: float) -> None:
-        """Of one processor; 0.2: 20 ms in each 100."""
+        """Share of one processor; 0.2: 20 ms in each 100."""
         quota = int(CPU_PERIOD_US * share)
         if self._is_second:
             (self._place / "cpu.max").write_text(f"{quota} {CPU_PERIOD_US}")
@@ -49,7 +49,7 @@ class ControlGroup:
 
     @property
     def memory_used(self) -> int:
-        """Bytes, without those of files that the kernel may drop."""
+        """Bytes, without the cache of files."""
         name = "memory.current" if self._is_second else "memory.usage_in_bytes"
         stat = dict(
             line.split(" ", 1) for line in (self._place / "memory.stat").read_text().splitlines()
@@ -65,7 +65,7 @@ class ControlGroup:
         return int(text) - self.memory_used if text.isdecimal() else sys.maxsize
 
     def leave(self, pid: int) -> None:
-        """Has a process go on in the group around this one."""
+        """Move a process to the group around this one."""
         with contextlib.suppress(ProcessLookupError, OSError):
             (self._place.parent / "cgroup.procs").write_text(str(pid))
 

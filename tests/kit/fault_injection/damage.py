@@ -18,7 +18,7 @@ Commits = dict[tuple[str, int, int], tuple[pa.Table, pa.RecordBatch]]
 
 
 def flip(path: Path, place: int, *, mask: int = 1) -> None:
-    """Flips the bits of `mask` in one byte of a file; again, and it is as before."""
+    """Flip the bits of `mask` in one byte of a file; twice restores it."""
     with path.open("r+b") as file:
         file.seek(place)
         byte = file.read(1)[0]
@@ -38,7 +38,7 @@ def frames(path: Path) -> list[tuple[int, FrameHeader]]:
 
 @contextlib.contextmanager
 def kept(path: Path) -> Iterator[bytes]:
-    """The content of a file, which is back in place after the block."""
+    """Restore the content of a file after the block."""
     stored = path.read_bytes()
     try:
         yield stored
@@ -48,7 +48,7 @@ def kept(path: Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def kept_all(directory: Path) -> Iterator[None]:
-    """Brings every file of a directory back to what it held before the block."""
+    """Restore every file of a directory after the block."""
     before = {path: path.read_bytes() for path in _files(directory)}
     try:
         yield
@@ -66,10 +66,10 @@ def _files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a node would serve of its directory.
+    """The data of a directory that a node would serve.
 
     Attributes:
-        commits: that could be read; retention may have dropped earlier ones.
+        commits: readable commits; retention may have deleted earlier ones.
         refusals: errors, of the start or of single reads.
     """
 
@@ -78,7 +78,7 @@ class Reading:
 
 
 def read_all(directory: Path) -> Reading:
-    """Opens a node's directory as its process does at the start, and reads every commit."""
+    """Open a node's directory as its process does at the start, and read every commit."""
     commits: Commits = {}
     refusals: list[GalileoError] = []
     try:
@@ -104,16 +104,16 @@ def read_all(directory: Path) -> Reading:
 
 
 def _copied(table: pa.Table, paths: pa.RecordBatch) -> tuple[pa.Table, pa.RecordBatch]:
-    """Apart from the files' memory maps, which change with the files."""
+    """Copy data out of the files' memory maps, which change with the files."""
     return table.take(list(range(table.num_rows))), paths.take(pa.array(range(paths.num_rows)))
 
 
 def observations(reading: Reading) -> pa.Table:
-    """Everything that was read, as one table."""
+    """All observations, as one table."""
     return pa.concat_tables([table for table, _ in reading.commits.values()])
 
 
 def last_segments(directory: Path) -> list[Path]:
-    """The segment of each partition that is written to."""
+    """The active segment of each partition."""
     places = sorted(directory.glob("journals/*/*"))
     return [max(found) for place in places if (found := list(place.glob("*.segment")))]

@@ -39,7 +39,7 @@ class Deliveries:
             return tuple(self._answers)
 
     def begin(self, labels: LabelSet) -> None:
-        """Notes the initial result; what is missing there is not claimed."""
+        """Record the initial result; missing partitions are not claimed."""
         self._add(Answer(keys(labels), labels.frontier, labels.frontier))
 
     def take(self, update: Update) -> None:
@@ -48,7 +48,7 @@ class Deliveries:
         self._add(Answer(keys(update.labels), cursor, claimed))
 
     def take_stored(self, labels: LabelSet, cursor: Cursor) -> None:
-        """Notes what a reader had stored together with a token."""
+        """Record the labels that a reader had stored together with a token."""
         self._add(Answer(keys(labels), cursor, cursor))
 
     def longest_gap_s(self, since: float) -> float:
@@ -62,7 +62,7 @@ class Deliveries:
         return max(after - before for before, after in itertools.pairwise(times))
 
     def audit(self, wanted: LabelSet) -> DeliveryAudit:
-        """Compares with all labels that were to be handed out."""
+        """Compare with all expected labels."""
         return audited(self.answers, np.unique(keys(wanted)))
 
     def _add(self, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""Real file systems of their own that can be filled, broken and cut off. They need root."""
+"""Real file systems that can be filled, broken and cut off. They need root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
-"""Ends all input and output of an ext4 at once: what was not written is lost."""
+"""Stops all input and output of an ext4 at once: unwritten data is lost."""
 FLAGS = {0: "journal flushed, data too", 1: "journal flushed", 2: "journal not flushed"}
 LOOP_BYTES = 64 << 20
 UNMOUNT_TIMEOUT_S = 10.0
@@ -69,22 +69,22 @@ class LoopDisk:
             _unmount(self.directory)
 
     def mount(self) -> None:
-        """Replays the file system's journal where that is due."""
+        """Mount, replaying the file system's journal if necessary."""
         options = "loop,errors=remount-ro"
         _run("mount", "-o", options, str(self._image), str(self.directory))
 
     def unmount(self) -> None:
-        """Waits for a process that was killed a moment ago to let go."""
+        """Unmount, waiting for a process that was just killed."""
         _unmount(self.directory)
 
     def cut_power(self, *, flag: int) -> None:
-        """Nothing reaches the disk any more; every access fails until `repair`.
+        """Fail every access until `repair`; unwritten data is lost.
 
         Args:
             flag: 0 writes out everything first, 1 the journal, 2 nothing.
 
         Raises:
-            OSError: the kernel does not do that.
+            OSError: the kernel does not support it.
         """
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -93,17 +93,17 @@ class LoopDisk:
             os.close(descriptor)
 
     def break_metadata(self) -> None:
-        """Makes the kernel find an error, upon which it makes the file system read-only."""
+        """Make the kernel find an error, so that it makes the file system read-only."""
         device = Path(_source(self.directory)).name
         (Path("/sys/fs/ext4") / device / TRIGGER).write_text("simulated damage\n")
 
     def repair(self) -> None:
-        """Unmounts, has the file system checked, and mounts it again, while nothing uses it."""
+        """Unmount, check and mount again; the file system must not be in use."""
         self.unmount()
         self.mount()
 
     def check_and_mount(self) -> None:
-        """As an administrator does after the kernel made it read-only."""
+        """Check and mount after the kernel made it read-only."""
         self.unmount()
         subprocess.run(["e2fsck", "-p", "-f", str(self._image)], capture_output=True, check=False)
         self.mount()
