@@ -245,7 +245,7 @@ def test_few_labels_are_not_compacted_at_rest(monkeypatch: pytest.MonkeyPatch) -
     left = []
     for now in (1.0, 1.1, 1.2):
         assert driver.tick(now) == []
-        left.append(len(driver.machine._schedule._untidy))
+        left.append(len(driver.machine._schedule._may_compact))
     assert left == [3, 1, 0]
 
 
