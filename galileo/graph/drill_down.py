@@ -51,7 +51,7 @@ def children(
 
     Returns:
         Columns `value` (text, time or the feature's type), `paths` and `observations`, one row per
-            child, ascending with null last.
+        child, ascending with null last.
 
     Raises:
         InputError: unknown levels, a prefix that is longer than the tree is deep, or a value that

@@ -150,7 +150,7 @@ class MetadataGraph:
 
         Returns:
             Whether anything was rewritten. False at once if nothing is due, or another thread
-                compacts.
+            compacts.
         """
         if not self._merging.acquire(blocking=False):
             return False
@@ -330,7 +330,7 @@ class MetadataGraph:
 
         Returns:
             The matches from one snapshot, with the numbers of requests as items. None if there are
-                more pairs than the request allows.
+            more pairs than the request allows.
         """
         snapshot = self._snapshot
         work = MatchPass(match_query, snapshot.dropped, self._texts, self._label_schema)
