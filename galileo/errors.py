@@ -39,7 +39,7 @@ REMEDIES = {
     ),
     "create_dataset": Remedy(
         "create it first with create_dataset",
-        "create it first with galileo create or galileo ingest --create",
+        "create it first with galileo dataset create or galileo ingest --create",
     ),
     "list_ccqs": Remedy(
         "list_ccqs() returns those that run",
@@ -55,7 +55,7 @@ REMEDIES = {
     ),
     "send_sampler": Remedy(
         "send it first with send_sampler",
-        "send it first with galileo sampler send",
+        "send it first with galileo sampler upload",
     ),
 }
 """By the name that an error carries as `details["remedy"]`."""

@@ -174,7 +174,7 @@ def _opened(directory: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]
     except (OSError, ValueError) as error:
         raise InputError(
             f"expected an authority in {directory}, {AUTHORITY} and {AUTHORITY_KEY}; make one by "
-            f"galileo certs init {directory}"
+            f"galileo ca create {directory}"
         ) from error
     if not isinstance(key, EllipticCurvePrivateKey):
         raise InputError(f"expected an elliptic key in {directory / AUTHORITY_KEY}, got another")

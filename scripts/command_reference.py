@@ -30,24 +30,24 @@ WRITTEN_DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 DOCUMENT = re.compile(r"\bdocs/([a-z]+\.md)")
 
 PAGES = {
-    "data": ("Commands for data", "create datasets drop ingest retention"),
+    "data": ("Commands for data", "dataset ingest retention"),
     "queries": (
         "Commands for queries",
-        "query read count nearest summarise drill estimate explain sparql",
+        "query read count nearest stats graph estimate explain sparql",
     ),
     "continuous": ("Commands for continuous queries", "ccq"),
     "samplers": ("Commands for samplers", "sampler"),
     "cluster": (
         "Commands for clusters",
-        "up status top doctor whoami topology move drain backup restore verify",
+        "up status top doctor whoami topology partition drain backup restore verify",
     ),
-    "nodes": ("Commands for the setup of nodes", "serve evaluator config certs token completion"),
+    "nodes": ("Commands for the setup of nodes", "serve evaluator config ca cert token completion"),
 }
 """A title and commands, by page. Commands of none are on the page "other"."""
 
 WRITTEN = "*Written by `scripts/command_reference.py` from the commands themselves; do not edit.*"
 INTRODUCTION = f"""\
-The options of `galileo` itself may stand before or after every command. Options that you leave out
+The options of `galileo` itself may come before or after every command. Options that you leave out
 come from the environment (`GALILEO_NODE`, `GALILEO_TOKEN_FILE`, `GALILEO_TOKEN`, `GALILEO_TLS`),
 then from the [profile](../client.md#profiles). Name one node or several: the client learns the
 addresses of the others from the first that answers.

@@ -90,12 +90,12 @@ def screens(ccq_id: str) -> Iterator[Screen]:
     yield Screen("status", ("status",))
     yield Screen("top", ("top", "--once"))
     yield Screen("doctor", ("doctor",))
-    yield Screen("datasets", ("datasets",))
-    yield Screen("dataset", ("datasets", "stations"))
+    yield Screen("datasets", ("dataset", "list"))
+    yield Screen("dataset", ("dataset", "show", "stations"))
     yield Screen("query", ("query", "stations", WARM, "--limit", "8"))
     yield Screen("read", ("read", "stations", WARM, "--limit", "8"))
     yield Screen("count", ("count", "stations", WARM))
-    yield Screen("summarise", ("summarise", "stations", "--feature", "temperature", "--bins", "6"))
+    yield Screen("stats", ("stats", "stations", "--feature", "temperature", "--bins", "6"))
     yield Screen("watch", ("ccq", "watch", ccq_id, "--from", "start", "--updates", "1"))
 
 

@@ -44,14 +44,15 @@ COMMANDS = {
     "whoami": "",
     "top": "--once",
     "doctor": "",
-    "create": "made --feature temperature:K",
+    "dataset create": "made --feature temperature:K",
     "ingest": "csv reports.csv --create",
-    "datasets": "csv",
+    "dataset list": "",
+    "dataset show": "csv",
     "query": f"reports '{WARM}' --output labels.parquet",
     "read": f"reports '{WARM}' --output -  --format csv",
     "count": f"reports '{WARM}'",
-    "summarise": "reports --feature temperature --bins 4",
-    "drill": "reports",
+    "stats": "reports --feature temperature --bins 4",
+    "graph children": "reports",
     "nearest": "reports --latitude 40 --longitude -105",
     "estimate": "reports",
     "explain": f"reports '{WARM}'",
@@ -68,8 +69,8 @@ COMMANDS = {
     "sampler list": "",
     "sampler new": "dry_hours",
     "sampler test": "dry_hours",
-    "sampler sent": "",
-    "token new": "ann --role reader --principals principals.toml",
+    "sampler uploads": "",
+    "token create": "ann --role reader --principals principals.toml",
     "token list": "--principals principals.toml",
     "token revoke": "ann --principals principals.toml",
     "sparql ontology": "",
@@ -78,8 +79,8 @@ COMMANDS = {
     "verify": "{cluster}/node-1",
     "backup": "{cluster}/node-1 saved",
     "restore": "saved restored",
-    "move": "--to node-1 --dry-run",
-    "drop": "made --yes",
+    "partition move": "--to node-1 --dry-run",
+    "dataset drop": "made --yes",
     "drain": "node-1",
 }
 """Those that need no extra, in the order in which they run."""
@@ -87,15 +88,14 @@ WITH_EXTRA = {
     "up": ("server", ""),
     "serve": ("server", "--config {cluster}/node-1.toml"),
     "evaluator": ("server", "--config {cluster}/node-1.toml"),
-    "certs init": ("server", "authority --cluster c"),
-    "certs node": ("server", "authority n1 --host 127.0.0.1"),
-    "certs client": ("server", "authority ann"),
-    "sparql ask": ("rdf", "reports 'ASK {{}}'"),
+    "ca create": ("server", "authority --cluster c"),
+    "cert issue": ("server", "client authority ann"),
+    "sparql query": ("rdf", "reports 'ASK {{}}'"),
     "sparql export": ("rdf", "reports labels.ttl"),
     "sparql serve": ("rdf", "reports"),
     "ingest": ("formats", "grib forecast.grib2 --create"),
 }
-NODES_REFUSE = {"sampler send", "sampler revoke"}
+NODES_REFUSE = {"sampler upload", "sampler revoke"}
 """Unless they are configured to take samplers from users."""
 
 

@@ -131,7 +131,7 @@ def test_a_client_works_without_extras_and_names_those_that_it_needs() -> None:
         (["serve", "--config", "/dev/null"], "this command", "server"),
         (["up"], "LocalCluster", "server"),
         (["sparql", "weather", "ASK {}"], "galileo sparql", "rdf"),
-        (["certs", "init", "NEW", "--cluster", "c"], "making certificates", "server"),
+        (["ca", "create", "NEW", "--cluster", "c"], "making certificates", "server"),
     ],
 )
 def test_a_command_without_its_extra_ends_with_one_line(

@@ -49,7 +49,7 @@ def test_keys_are_for_their_owner_alone(authority: Path, tmp_path: Path) -> None
 def test_an_authority_is_made_once(authority: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected no authority in"):
         make_authority(authority, cluster="plains")
-    with pytest.raises(InputError, match="make one by galileo certs init"):
+    with pytest.raises(InputError, match="make one by galileo ca create"):
         issue(tmp_path, Subject("client", "ann"), target=tmp_path)
 
 

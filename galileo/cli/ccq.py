@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
+from galileo.cli.bulk_submit_file import Defaults, read_submissions
 from galileo.cli.lazy import Group
-from galileo.cli.output import exit_status, failing_well, time_left
+from galileo.cli.output import exit_status, handle_errors, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
-from galileo.cli.submissions import Defaults, submissions
-from galileo.cli.table_files import write_table
-from galileo.cli.watching import Watching, ending_with_reader
+from galileo.cli.table_writer import write_table
+from galileo.cli.watch_display import WatchDisplay, stop_when_reader_ends
 from galileo.client import Client, Labels, Spool, SpooledWindow, Update, WindowChange
 from galileo.errors import InputError
 from galileo.model.times import iso, seconds
@@ -68,7 +68,7 @@ def ccq() -> None:
 @click.option("--quiet", "-q", is_flag=True, help="Print the id alone.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def submit(
     session: Session,
     *,
@@ -134,7 +134,7 @@ def submit(
 @click.option("--key", help="Lines without an id get KEY-1, KEY-2 and so on by their number.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def submit_many(
     session: Session,
     *,
@@ -154,7 +154,7 @@ def submit_many(
     Example:
       galileo ccq submit-many alarms.jsonl --dataset nam --key alarms
     """
-    asked = submissions(path, Defaults(dataset, interval, expiration, key))
+    asked = read_submissions(path, Defaults(dataset, interval, expiration, key))
     with session.client() as client, session.output.progress(unit="queries") as bar:
         task = bar.add_task("submitting", total=len(asked))
         done = client.submit_many(asked, progress=lambda count: bar.advance(task, count))
@@ -183,7 +183,7 @@ def submit_many(
 @click.option("--wait", help="Wait for up to this long for a new label, such as 10s.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> None:
     """Fetch the labels that are new since a token, and the next token.
 
@@ -218,7 +218,7 @@ def fetch(session: Session, *, ccq_id: str, token: str, wait: str | None) -> Non
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def watch(
     session: Session,
     *,
@@ -259,16 +259,16 @@ def watch(
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="galileo-"))
                 spool_path = Path(folder) / "watched.spool"
         spool = stack.enter_context(Spool(spool_path)) if spool_path else None
-        stack.enter_context(ending_with_reader())
-        board = Watching(session.output, ccq_id) if session.output.is_live else None
-        if board is not None and not closed_only:
-            stack.enter_context(board)
+        stack.enter_context(stop_when_reader_ends())
+        display = WatchDisplay(session.output, ccq_id) if session.output.is_live else None
+        if display is not None and not closed_only:
+            stack.enter_context(display)
         watched = client.watch(ccq_id, token=token, spool=spool)
         for number, update in enumerate(watched, start=1):
             if closed_only and spool is not None:
                 _show_closed(session, update, spool)
-            elif board is not None:
-                board.update(update, [_closing(one) for one in update.windows if one.is_closed])
+            elif display is not None:
+                display.update(update, [_closing(one) for one in update.windows if one.is_closed])
             else:
                 _show(session, update)
             position.save(update.token)
@@ -294,14 +294,14 @@ def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) ->
     "--output",
     "-o",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all labels to this file (.parquet, .arrow, .csv).",
+    help="Write all labels to a file (.parquet, .geoparquet, .geojson, .arrow, .csv, .ndjson).",
 )
 @click.option(
     "--forget", type=click.IntRange(1), metavar="N", help="Delete updates up to number N."
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def spool(session: Session, *, path: Path, output: Path | None, forget: int | None) -> None:
     """Show what a spool holds, write it to a file, or delete processed updates.
 
@@ -338,7 +338,7 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
 @ccq.command("list")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def list_ccqs(session: Session) -> None:
     """List the continuous queries of the cluster.
 
@@ -369,7 +369,7 @@ def list_ccqs(session: Session) -> None:
 @click.argument("ccq_id")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def cancel(session: Session, *, ccq_id: str) -> None:
     """End a continuous query everywhere.
 

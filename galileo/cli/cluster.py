@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from galileo.cli.live import Part, Screen, follow
-from galileo.cli.output import Output, failing_well, size_of_bytes
+from galileo.cli.live_display import Frame, Panel, refresh_loop
+from galileo.cli.output import Output, handle_errors, size_of_bytes
 from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, ClusterStatus, NodeStatus
@@ -50,7 +50,7 @@ RESTARTS_MAX = 3
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def up(
     session: Session,
     *,
@@ -125,7 +125,7 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 @click.option("--times", type=click.IntRange(1), help="Number of refreshes, with --watch.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def status(session: Session, *, watch: bool, interval: str, times: int | None) -> None:
     """Show every node: its state, load, data and continuous queries.
 
@@ -137,12 +137,12 @@ def status(session: Session, *, watch: bool, interval: str, times: int | None) -
     every_s = seconds(interval)
     with session.client() as client:
 
-        def look() -> Screen:
+        def poll() -> Frame:
             found = client.status()
-            told = {"complete": found.complete, "nodes": found.nodes}
-            return Screen((Part(_status_rows(found), words=remarks(found)),), told)
+            facts = {"complete": found.complete, "nodes": found.nodes}
+            return Frame((Panel(_status_rows(found), words=remarks(found)),), facts)
 
-        follow(session.output, look, every_s=every_s, times=times if watch else 1)
+        refresh_loop(session.output, poll, every_s=every_s, times=times if watch else 1)
 
 
 def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def remarks(found: ClusterStatus) -> str:
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
     """Hand a node's continuous queries to other nodes before it is stopped.
 
@@ -243,19 +243,21 @@ def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -
 
 def _held_back(node: NodeStatus) -> str:
     """What retention would drop if no reader had still to fetch it."""
-    told = []
+    facts = []
     for one in node.datasets:
         size = sum(held["bytes"] for held in one["held_back"])
         by = sorted({ccq for held in one["held_back"] for ccq in held["ccqs"]})
         if size:
-            told.append(f"{one['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}")
-    return "; ".join(told)
+            facts.append(
+                f"{one['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}"
+            )
+    return "; ".join(facts)
 
 
 @click.command()
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def whoami(session: Session) -> None:
     """Show the user name the cluster knows you by, your quotas, and what you use of them.
 
@@ -286,7 +288,7 @@ def whoami(session: Session) -> None:
 @click.command()
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def topology(session: Session) -> None:
     """Show the groups, their nodes and their geohash ranges.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 
 SHELLS = ("bash", "zsh", "fish")
 PROGRAM = "galileo"
@@ -14,7 +14,7 @@ PROGRAM = "galileo"
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
-@failing_well
+@handle_errors
 def completion(context: click.Context, *, shell: str) -> None:
     """Print a script that completes commands and options in a SHELL.
 

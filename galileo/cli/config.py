@@ -8,7 +8,7 @@ import click
 
 from galileo import config as configuration
 from galileo.cli.lazy import Group
-from galileo.cli.output import EXIT_INPUT, failing_well
+from galileo.cli.output import EXIT_INPUT, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError
 from galileo.redaction import redacted
@@ -28,7 +28,7 @@ def config() -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 

@@ -1,121 +1,27 @@
-"""`galileo create`, `drop`, `query`, `read`, `count`: observations in and out."""
+"""`galileo query`, `read` and `count`: find and download observations."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 import pyarrow as pa
 
 from galileo.cli.ccq import LABELS_SHOWN, show_labels
-from galileo.cli.output import Output, failing_well
+from galileo.cli.output import Output, handle_errors
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.cli.table_streams import FORMATS, STDOUT, format_of, writing
+from galileo.cli.table_writer import FORMATS, STDOUT, format_of, writing
 from galileo.client import BlockingLabelBatches, Client, Labels
-from galileo.errors import InputError, UnknownDataset
+from galileo.errors import InputError
 from galileo.labels import missing_of
 from galileo.model.rows import row_options
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Schema
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@click.command()
-@click.argument("dataset")
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    required=True,
-    metavar="NAME[:UNIT[:TYPE]]",
-    help="A feature, in the order of the graph's levels; TYPE is float, int, text or bool.",
-)
-@click.option("--precision", default=5, show_default=True, help="Geohash length of a block.")
-@click.option(
-    "--bucket", default="1h", show_default=True, help="Time span of a block, such as 10m."
-)
-@json_option
-@click.pass_obj
-@failing_well
-def create(
-    session: Session, *, dataset: str, features: tuple[str, ...], precision: int, bucket: str
-) -> None:
-    """Create a dataset.
-
-    \b
-    Example:
-      galileo create stations --feature temperature:K --feature wind:m/s
-    """
-    schema = Schema(
-        dataset,
-        [_feature(text) for text in features],
-        geohash_precision=precision,
-        time_bucket=bucket,
-    )
-    with session.client() as client:
-        client.create_dataset(schema)
-    session.output.value(schema.to_dict(), words=f"dataset {dataset} is there")
-
-
-@click.command()
-@click.argument("dataset")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@failing_well
-def drop(session: Session, *, dataset: str, yes: bool) -> None:
-    """Drop a dataset with all of its observations, and end its continuous queries.
-
-    This cannot be undone. Without a terminal to confirm it on, --yes is required.
-
-    \b
-    Example:
-      galileo drop stations
-      galileo drop stations --yes --json | jq .rows
-    """
-    if not yes and not is_terminal():
-        raise InputError(
-            f"dropping dataset {dataset!r} cannot be undone, and there is no terminal to confirm "
-            "it on; add --yes"
-        )
-    with session.client() as client:
-        if not yes and not _is_confirmed(client, dataset):
-            session.output.note("Nothing was dropped.")
-            click.get_current_context().exit(1)
-        dropped = client.drop_dataset(dataset)
-    session.output.value(
-        asdict(dropped),
-        words=f"dataset {dataset} is dropped: {dropped.rows:,} observations, "
-        f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
-    )
-    if dropped.pending:
-        away = ", ".join(dropped.pending)
-        session.output.note(f"galileo: not reached yet: {away}; it is dropped there later")
-
-
-def is_terminal() -> bool:
-    """Whether a question can be answered on standard input."""
-    return sys.stdin.isatty()
-
-
-def _is_confirmed(client: Client, dataset: str) -> bool:
-    try:
-        client.schema(dataset)
-    except UnknownDataset as error:
-        error.details.pop("remedy", None)  # Creating it is no way to drop it.
-        raise
-    found = [
-        one for node in client.status().nodes for one in node.datasets if one["dataset"] == dataset
-    ]
-    rows = sum(one["rows"] for one in found)
-    return click.confirm(
-        f"Drop dataset {dataset} with {rows:,} observations? This cannot be undone.", err=True
-    )
 
 
 def _output_options(what: str) -> Callable[[F], F]:
@@ -177,7 +83,7 @@ def _check_format(output: str | None, file_format: str | None) -> None:
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def query(
     session: Session,
     *,
@@ -279,7 +185,7 @@ class ReadRequest:
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def read(
     session: Session,
     *,
@@ -341,7 +247,7 @@ def _show_rows(output: Output, table: pa.Table, *, limit: int | None) -> None:
 @click.argument("query", default="")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def count(session: Session, *, dataset: str, query: str) -> None:
     """Count the observations that match a query exactly.
 
@@ -360,7 +266,7 @@ def count(session: Session, *, dataset: str, query: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a command writes to, and the format that it was told."""
+    """The output of a command, and its format; None: by the file name."""
 
     output: str
     format: str | None
@@ -445,14 +351,8 @@ def _write(
         writer.note_missing(lacking)
     words = f"{rows:,} {what} written to {target.output}"
     if target.output != STDOUT:
-        told = {unit: rows, "complete": not lacking, "missing": lacking, "file": target.output}
-        output.value(told, words=words)
+        facts = {unit: rows, "complete": not lacking, "missing": lacking, "file": target.output}
+        output.value(facts, words=words)
     elif not output.as_json:
         click.echo(words, err=True)
     output.warn_partial(lacking)
-
-
-def _feature(text: str) -> Feature:
-    name, _, rest = text.partition(":")
-    unit, _, kind = rest.rpartition(":") if rest.count(":") else (rest, "", "")
-    return Feature(name, unit=unit, type=kind or "float")  # type: ignore[arg-type]

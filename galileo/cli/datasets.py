@@ -1,72 +1,206 @@
-"""`galileo datasets`: which datasets there are, and what is in them."""
+"""`galileo dataset`: create, list, show and drop datasets."""
 
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from galileo.cli.output import Output, failing_well
+from galileo.cli.lazy import Group
+from galileo.cli.output import Output, handle_errors
 from galileo.cli.retention import in_units, in_words
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, DatasetDescription, FeatureDescription
+from galileo.errors import InputError, UnknownDataset
 from galileo.model.retention import Retention
+from galileo.model.schema import Feature, Schema
 
 MICROS = 1_000_000
-DESCRIBED_AT_A_TIME = 8
+CONCURRENT_DESCRIBES = 8
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-@click.command()
-@click.argument("name", required=False)
-@require_complete_option
-@json_option
-@click.pass_obj
-@failing_well
-def datasets(session: Session, *, name: str | None, require_complete: bool) -> None:
-    """List the datasets that you may use, or describe the one of that NAME.
-
-    Numbers come from the metadata graphs; no observation is read. Place and time are those of
-    blocks: whole cells and time buckets. Of features that are not indexed there are no statistics.
+@click.group(cls=Group)
+def dataset() -> None:
+    """Datasets: create, list, show and drop them.
 
     \b
     Example:
-      galileo datasets
-      galileo datasets nam --json | jq '.features[] | {name, minimum, maximum}'
+      galileo dataset create stations --feature temperature:K
+      galileo dataset list
+      galileo dataset show stations
+    """
+
+
+@dataset.command()
+@click.argument("name")
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    required=True,
+    metavar="NAME[:UNIT[:TYPE]]",
+    help="A feature, in the order of the graph's levels; TYPE is float, int, text or bool.",
+)
+@click.option("--precision", default=5, show_default=True, help="Geohash length of a block.")
+@click.option(
+    "--bucket", default="1h", show_default=True, help="Time span of a block, such as 10m."
+)
+@json_option
+@click.pass_obj
+@handle_errors
+def create(
+    session: Session, *, name: str, features: tuple[str, ...], precision: int, bucket: str
+) -> None:
+    """Create the dataset NAME.
+
+    \b
+    Example:
+      galileo dataset create stations --feature temperature:K --feature wind:m/s
+    """
+    schema = Schema(
+        name,
+        [_feature(text) for text in features],
+        geohash_precision=precision,
+        time_bucket=bucket,
+    )
+    with session.client() as client:
+        client.create_dataset(schema)
+    session.output.value(schema.to_dict(), words=f"created dataset {name}")
+
+
+@dataset.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_obj
+@handle_errors
+def drop(session: Session, *, name: str, yes: bool) -> None:
+    """Drop the dataset NAME with all of its observations, and end its continuous queries.
+
+    This cannot be undone. Without a terminal to confirm it on, --yes is required.
+
+    \b
+    Example:
+      galileo dataset drop stations
+      galileo dataset drop stations --yes --json | jq .rows
+    """
+    if not yes and not is_terminal():
+        raise InputError(
+            f"dropping dataset {name!r} cannot be undone, and there is no terminal to confirm "
+            "it on; add --yes"
+        )
+    with session.client() as client:
+        if not yes and not _is_confirmed(client, name):
+            session.output.note("Nothing was dropped.")
+            click.get_current_context().exit(1)
+        dropped = client.drop_dataset(name)
+    session.output.value(
+        asdict(dropped),
+        words=f"dropped dataset {name}: {dropped.rows:,} observations, "
+        f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
+    )
+    if dropped.pending:
+        pending = ", ".join(dropped.pending)
+        session.output.note(f"galileo: unreachable nodes drop it later: {pending}")
+
+
+def is_terminal() -> bool:
+    """Whether standard input is a terminal, on which a question can be answered."""
+    return sys.stdin.isatty()
+
+
+def _is_confirmed(client: Client, name: str) -> bool:
+    try:
+        client.schema(name)
+    except UnknownDataset as error:
+        error.details.pop("remedy", None)  # Its advice is to create the dataset first.
+        raise
+    datasets = [each for node in client.status().nodes for each in node.datasets]
+    rows = sum(each["rows"] for each in datasets if each["dataset"] == name)
+    return click.confirm(
+        f"Drop dataset {name} with {rows:,} observations? This cannot be undone.", err=True
+    )
+
+
+def _feature(text: str) -> Feature:
+    name, _, rest = text.partition(":")
+    unit, _, kind = rest.rpartition(":") if rest.count(":") else (rest, "", "")
+    return Feature(name, unit=unit, type=kind or "float")  # type: ignore[arg-type]
+
+
+@dataset.command("list")
+@require_complete_option
+@json_option
+@click.pass_obj
+@handle_errors
+def list_datasets(session: Session, *, require_complete: bool) -> None:
+    """List the datasets that you may use, with their size, time and place.
+
+    The numbers come from the metadata graphs; no observation is read. Time and place are those of
+    whole blocks.
+
+    \b
+    Example:
+      galileo dataset list
     """
     with session.client() as client:
-        if name is not None:
-            described = [client.describe(name, require_complete=require_complete)]
-            kept = {name: client.retention(name)}
-        else:
-            described = _describe_all(client, require_complete=require_complete)
-            kept = _retentions(client) if described else {}
-    facts = [_facts(one, kept.get(one.schema.name)) for one in described]
+        descriptions = _describe_all(client, require_complete=require_complete)
+        retentions = _retentions(client) if descriptions else {}
     if session.output.as_json:
-        session.output.value(facts if name is None else facts[0])
-    elif name is not None:
-        _show(session.output, described[0], kept[name])
+        session.output.value(
+            [_facts(each, retentions.get(each.schema.name)) for each in descriptions]
+        )
     else:
-        rows = [_row(one) for one in described]
+        rows = [_row(each) for each in descriptions]
         session.output.rows(rows, empty="There is no dataset that you may use.")
-    session.output.warn_partial(sorted({p for one in described for p in one.missing}))
+    session.output.warn_partial(sorted({p for each in descriptions for p in each.missing}))
+
+
+@dataset.command()
+@click.argument("name")
+@require_complete_option
+@json_option
+@click.pass_obj
+@handle_errors
+def show(session: Session, *, name: str, require_complete: bool) -> None:
+    """Show the dataset NAME: size, time, place, retention, and statistics of its features.
+
+    The numbers come from the metadata graphs; no observation is read. Time and place are those of
+    whole blocks. Features that are not indexed have no statistics.
+
+    \b
+    Example:
+      galileo dataset show nam
+      galileo dataset show nam --json | jq '.features[] | {name, minimum, maximum}'
+    """
+    with session.client() as client:
+        description = client.describe(name, require_complete=require_complete)
+        retention = client.retention(name)
+    if session.output.as_json:
+        session.output.value(_facts(description, retention))
+    else:
+        _show(session.output, description, retention)
+    session.output.warn_partial(description.missing)
 
 
 def _describe_all(client: Client, *, require_complete: bool) -> list[DatasetDescription]:
-    """All datasets by name, some at a time."""
+    """All datasets by name, CONCURRENT_DESCRIBES at a time."""
 
     def describe(name: str) -> DatasetDescription:
         return client.describe(name, require_complete=require_complete)
 
     names = sorted(schema.name for schema in client.datasets())
-    with ThreadPoolExecutor(DESCRIBED_AT_A_TIME) as threads:
+    with ThreadPoolExecutor(CONCURRENT_DESCRIBES) as threads:
         return list(threads.map(describe, names))
 
 
 def _retentions(client: Client) -> dict[str, Retention | None]:
-    """Of all datasets that have one, in one call; as the nodes that answer know them."""
+    """The retention of each dataset that has one, from the status of the nodes that answer."""
     return {
         one["dataset"]: Retention.from_dict(one["retention"])
         for node in client.status().nodes
@@ -109,7 +243,7 @@ def _feature_row(feature: FeatureDescription) -> dict[str, Any]:
 
 
 def _row(described: DatasetDescription) -> dict[str, Any]:
-    """Two lines, of which the second has where time and place end."""
+    """A row of two lines: where time and place begin, and where they end."""
     time, place = "", ""
     if described.bbox is not None and described.start is not None and described.end is not None:
         west, south, east, north = described.bbox

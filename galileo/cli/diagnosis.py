@@ -15,7 +15,7 @@ from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import NodeStatus
 from galileo.server.host_checks import HostCondition
 
-Weight: TypeAlias = Literal["problem", "warning"]
+Severity: TypeAlias = Literal["problem", "warning"]
 CLOCKS_APART_S = 5.0
 """Clocks decide when queries expire, and nothing else."""
 DISK_FREE_SHARE, DISK_FREE_BYTES = 0.1, 2 << 30
@@ -32,14 +32,14 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        weight: a "problem" keeps something from working now, a "warning" may.
+        severity: a "problem" keeps something from working now, a "warning" may.
         node: where; empty: in the cluster as a whole.
         what: is the case.
         means: what follows from it.
         advice: what to do.
     """
 
-    weight: Weight
+    severity: Severity
     node: str
     what: str
     means: str
@@ -56,7 +56,7 @@ def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
     heard = [report for report in reports if not _is_silent(report)]
     names = [report.name for report in silent]
     found = [*_between(reports), *(one for report in heard for one in _of_node(report, names))]
-    found.sort(key=lambda one: one.weight != "problem")
+    found.sort(key=lambda one: one.severity != "problem")
     return [*map(_silence, silent), *found]
 
 
@@ -72,7 +72,7 @@ def of_host(name: str, host: HostCondition) -> list[Finding]:
         *_java(name, host.java),
         *_containment(name, host.containment),
     ]
-    return sorted(found, key=lambda one: one.weight != "problem")
+    return sorted(found, key=lambda one: one.severity != "problem")
 
 
 def missing(name: str, directory: Path, *, examined: Path) -> Finding:
@@ -94,11 +94,11 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     answered = [one for one in reports if not one.failure]
     versions = Counter(one.version for one in answered)
     if len(versions) > 1:
-        told = ", ".join(f"{one.name}: {one.version or 'unknown'}" for one in answered)
+        text = ", ".join(f"{one.name}: {one.version or 'unknown'}" for one in answered)
         yield Finding(
             "warning",
             "",
-            f"nodes run different versions ({told})",
+            f"nodes run different versions ({text})",
             "they may not understand all messages of each other",
             "finish the upgrade: one node after the other, `galileo drain` before each",
         )
@@ -223,9 +223,9 @@ def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
 
 
 def _disk(node: str, *, free: int, size: int, sync_s: float) -> Iterator[Finding]:
-    told = f"{free / 1e9:,.1f} of {size / 1e9:,.1f} GB are free on its disk"
+    text = f"{free / 1e9:,.1f} of {size / 1e9:,.1f} GB are free on its disk"
     if free < DISK_FULL_BYTES or sync_s < 0:
-        what = told if sync_s >= 0 else f"its directory cannot be written to; {told}"
+        what = text if sync_s >= 0 else f"its directory cannot be written to; {text}"
         yield Finding(
             "problem",
             node,
@@ -237,7 +237,7 @@ def _disk(node: str, *, free: int, size: int, sync_s: float) -> Iterator[Finding
         yield Finding(
             "warning",
             node,
-            told,
+            text,
             "a full disk stops its partitions",
             "make room, or add a retention policy (`galileo retention set`)",
         )
@@ -305,7 +305,7 @@ def _limits(report: NodeReport, status: NodeStatus) -> Iterator[Finding]:
                 report.name,
                 f"its {what} are at {held:,} of {limit:,}",
                 "beyond it results are dropped and evaluated again, or submissions refused",
-                f"raise {key}, have readers come more often, or cancel what nobody reads",
+                f"raise {key}, have readers fetch more often, or cancel queries without readers",
             )
 
 

@@ -11,7 +11,7 @@ import click
 from galileo import config as configuration
 from galileo.cli import diagnosis
 from galileo.cli.diagnosis import Finding
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.model.times import seconds
@@ -35,7 +35,7 @@ _INDENT = " " * 4
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def doctor(session: Session, *, path: Path | None, directory: Path | None) -> None:
     """Examine a cluster, or the host of a node, and explain what is wrong.
 
@@ -52,15 +52,15 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
     """
     if path is not None or directory is not None:
         found, examined = _of_host(path, directory)
-        told: object = examined
+        report: object = examined
         words = "this host"
     else:
         timeout_s, keys = seconds(session.timeout), session.proof.keys()
         reports = asyncio.run(conditions(session.addresses, patience_s=timeout_s, keys=keys))
-        found, told = diagnosis.of_cluster(reports), reports
+        found, report = diagnosis.of_cluster(reports), reports
         words = _nodes(reports)
-    _tell(session, found, examined=told, words=words)
-    if any(one.weight == "problem" for one in found):
+    _report(session, found, examined=report, words=words)
+    if any(one.severity == "problem" for one in found):
         click.get_current_context().exit(EXIT_PROBLEMS)
 
 
@@ -83,7 +83,7 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
 
 
 def _may_be_there(directory: Path) -> bool:
-    """Where it cannot be told, its examination says why."""
+    """Whether it is a directory; True also on an error, which its examination reports."""
     try:
         return directory.is_dir()
     except OSError:
@@ -94,17 +94,17 @@ def _nodes(reports: Sequence[NodeReport]) -> str:
     return "1 node" if len(reports) == 1 else f"{len(reports)} nodes"
 
 
-def _tell(session: Session, found: Sequence[Finding], *, examined: object, words: str) -> None:
-    problems = sum(one.weight == "problem" for one in found)
+def _report(session: Session, found: Sequence[Finding], *, examined: object, words: str) -> None:
+    problems = sum(one.severity == "problem" for one in found)
     if session.output.as_json:
-        told = {"ok": not problems, "findings": list(found), "examined": examined}
-        session.output.value(told)
+        report = {"ok": not problems, "findings": list(found), "examined": examined}
+        session.output.value(report)
         return
     for one in found:
         where = f"{one.node}: " if one.node else ""
         fold = session.output.fold
         lines = [
-            fold(f"{one.weight.upper()}  {where}{one.what}", indent=_INDENT),
+            fold(f"{one.severity.upper()}  {where}{one.what}", indent=_INDENT),
             fold(f"It means: {one.means}.", first=_INDENT, indent=_INDENT),
             fold(f"What to do: {one.advice}.", first=_INDENT, indent=_INDENT),
             "",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from galileo.cli.output import Output, failing_well
+from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.errors import InputError
@@ -19,9 +18,9 @@ from galileo.formats.source import DEFAULT_INDEXED_MAX
 from galileo.model.schema import Schema
 
 SAMPLED_MAX = 64
+"""Variables of a file whose values a list shows: reading them costs time."""
 INDEXED_NAMED = 6
-"""Indexed features that are named after a dataset was created."""
-"""Variables of a file of which a list shows values: reading them costs time."""
+"""Indexed features that the note about a created dataset names."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -73,7 +72,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def ingest(
     session: Session,
     *,
@@ -165,8 +164,8 @@ def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
         output.note(
             f"galileo: only the first {len(indexed)} of {count} features are indexed, so that "
             f"queries can use no others: {', '.join(indexed[:INDEXED_NAMED])}, and "
-            f"{len(indexed) - INDEXED_NAMED} more (see galileo datasets {schema.name}). To choose, "
-            "create the dataset with --index NAME,... or --map"
+            f"{len(indexed) - INDEXED_NAMED} more (see galileo dataset show {schema.name}). "
+            "To choose, create the dataset with --index NAME,... or --map"
         )
 
 
@@ -174,38 +173,38 @@ def _report_created(output: Output, schema: Schema, *, is_chosen: bool) -> None:
 
 
 def _variables(source: Source, *, name: str, wanted: str) -> list[dict[str, Any]]:
-    found = [one for one in source.all_variables() if _fits(one, wanted.lower())]
-    becomes = _targets(source)
-    samples = source.samples([one.name for one in found[:SAMPLED_MAX]])
+    variables = [each for each in source.all_variables() if _contains(each, wanted.lower())]
+    targets = _targets(source)
+    samples = source.samples([each.name for each in variables[:SAMPLED_MAX]])
     return [
         {
             "file": name,
-            "variable": one.name,
-            "becomes": one.role or ", ".join(becomes.get(one.name, [])),
-            "type": "time" if one.role == "time" else one.type,
-            "sample": samples.get(one.name, []),
-            "units": one.units,
-            "dimensions": ", ".join(map(str, one.dims)),
-            "description": one.description,
+            "variable": each.name,
+            "becomes": each.role or ", ".join(targets.get(each.name, [])),
+            "type": "time" if each.role == "time" else each.type,
+            "sample": samples.get(each.name, []),
+            "units": each.units,
+            "dimensions": ", ".join(map(str, each.dims)),
+            "description": each.description,
         }
-        for one in found
+        for each in variables
     ]
 
 
-def _fits(variable: VariableInfo, wanted: str) -> bool:
-    texts: Sequence[str] = (*(variable.name, variable.role, variable.units, variable.description),)
-    return any(wanted in text.lower() for text in texts)
+def _contains(variable: VariableInfo, text: str) -> bool:
+    texts = (variable.name, variable.role, variable.units, variable.description)
+    return any(text in each.lower() for each in texts)
 
 
 def _targets(source: Source) -> dict[str, list[str]]:
-    """The features that each variable would become, or be a part of."""
+    """By variable the features that use it."""
     targets: dict[str, list[str]] = defaultdict(list)
     try:
         bindings = source.bindings
     except InputError:
         if source.mapping.features:
             raise
-        return targets  # There are too many, or none, to take all of them.
+        return targets  # Too many variables, or none, to make all of them features.
     for binding in bindings:
         for name in names(binding.expression) if binding.expression else ():
             targets[name].append(binding.feature)

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are used, so that help comes at once."""
+"""Command groups that import a command at its first use, so that help is printed fast."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from galileo.optional_imports import library
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """Where a command is, and what it does.
+class LazyCommand:
+    """A command that is not imported yet.
 
     Attributes:
         home: "module:name".
@@ -28,33 +28,24 @@ class Later:
     help: str
 
     def load(self) -> Any:
-        """Raises MissingExtra where it needs one that is not installed."""
+        """Imports the command; raises MissingExtra if it needs an extra that is not installed."""
         module, _, name = self.home.partition(":")
         return getattr(library(module, purpose="this command"), name)
 
 
-FAIL = Later("galileo.cli.output:fail", "Ends a command with an error.")
+FAIL = LazyCommand("galileo.cli.output:fail", "Ends a command with an error.")
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """Commands by name, as a group keeps them; one that is asked for is imported.
+    """The commands of a group by name; a command is imported at its first use."""
 
-    Args:
-        later: the commands.
-        aliases: other names of some; lists do not show them.
-    """
-
-    def __init__(
-        self, later: Mapping[str, Later], aliases: Mapping[str, str] | None = None
-    ) -> None:
-        self.later = dict(later)
-        self._aliases = dict(aliases or {})
+    def __init__(self, lazy: Mapping[str, LazyCommand]) -> None:
+        self.lazy = dict(lazy)
         self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
-        name = self._aliases.get(name, name)
         if name not in self._loaded:
-            self._loaded[name] = self.later[name].load()
+            self._loaded[name] = self.lazy[name].load()
             add_shared_options(self._loaded[name])
         return self._loaded[name]
 
@@ -64,17 +55,17 @@ class LazyCommands(MutableMapping[str, click.Command]):
     def __delitem__(self, name: str) -> None:
         if name not in self:
             raise KeyError(name)
-        self.later.pop(name, None)
+        self.lazy.pop(name, None)
         self._loaded.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.later or name in self._loaded or name in self._aliases
+        return name in self.lazy or name in self._loaded
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.later, *self._loaded]))
+        return iter(dict.fromkeys([*self.lazy, *self._loaded]))
 
     def __len__(self) -> int:
-        return len({*self.later, *self._loaded})
+        return len({*self.lazy, *self._loaded})
 
 
 class Group(click.Group):
@@ -92,7 +83,7 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group whose list of commands imports none of those that it can name without."""
+    """A group whose list of commands imports none of its lazy commands."""
 
     def invoke(self, context: click.Context) -> Any:
         """Ctrl-C also comes while a command is imported, which takes seconds on a slow machine."""
@@ -106,13 +97,13 @@ class LazyGroup(Group):
             raise
         except KeyboardInterrupt:
             context.exit(EXIT_INTERRUPTED)
-        except MissingExtra as error:  # Of a command; its own `failing_well` is not there yet.
+        except MissingExtra as error:  # Raised before the command's own `handle_errors` is loaded.
             FAIL.load()(error)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """While a line is completed, no command where its extra is not installed."""
+        """During completion, no command if its extra is not installed."""
         try:
             return super().resolve_command(ctx, args)
         except MissingExtra:
@@ -126,5 +117,5 @@ class LazyGroup(Group):
         return [*(CompletionItem(name, help=self.summary(name)) for name in named), *options]
 
     def summary(self, name: str) -> str:
-        later = self.commands.later if isinstance(self.commands, LazyCommands) else {}
-        return later[name].help if name in later else super().summary(name)
+        lazy = self.commands.lazy if isinstance(self.commands, LazyCommands) else {}
+        return lazy[name].help if name in lazy else super().summary(name)

@@ -5,134 +5,126 @@ from __future__ import annotations
 import click
 
 from galileo import __version__
-from galileo.cli.lazy import Later, LazyCommands, LazyGroup
+from galileo.cli.lazy import LazyCommand, LazyCommands, LazyGroup
 from galileo.cli.options import given, shared_options
 
-SESSION = Later("galileo.cli.session:Session", "What every command has at hand.")
+SESSION = LazyCommand("galileo.cli.session:Session", "The cluster's addresses and the output.")
 COMMANDS = {
-    "backup": Later(
-        "galileo.cli.maintenance:backup",
+    "backup": LazyCommand(
+        "galileo.cli.backup:backup",
         "Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.",
     ),
-    "ccq": Later("galileo.cli.ccq:ccq", "Continuous queries: submit, fetch, watch and cancel."),
-    "certs": Later(
-        "galileo.cli.certs:certs", "Certificates: a private authority for the cluster's TLS."
+    "ca": LazyCommand(
+        "galileo.cli.certs:ca", "A private certificate authority for the cluster's TLS."
     ),
-    "completion": Later(
+    "ccq": LazyCommand(
+        "galileo.cli.ccq:ccq", "Continuous queries: submit, fetch, watch and cancel."
+    ),
+    "cert": LazyCommand("galileo.cli.certs:cert", "Certificates of nodes and clients."),
+    "completion": LazyCommand(
         "galileo.cli.completion:completion",
         "Print a script that completes commands and options in a SHELL.",
     ),
-    "config": Later("galileo.cli.config:config", "Configuration files of nodes."),
-    "create": Later("galileo.cli.data:create", "Create a dataset."),
-    "datasets": Later(
-        "galileo.cli.datasets:datasets",
-        "List the datasets that you may use, or describe the one of that NAME.",
+    "config": LazyCommand("galileo.cli.config:config", "Configuration files of nodes."),
+    "count": LazyCommand(
+        "galileo.cli.data:count", "Count the observations that match a query exactly."
     ),
-    "doctor": Later(
+    "dataset": LazyCommand(
+        "galileo.cli.datasets:dataset", "Datasets: create, list, show and drop them."
+    ),
+    "doctor": LazyCommand(
         "galileo.cli.doctor:doctor",
         "Examine a cluster, or the host of a node, and explain what is wrong.",
     ),
-    "drain": Later(
+    "drain": LazyCommand(
         "galileo.cli.cluster:drain",
         "Hand a node's continuous queries to other nodes before it is stopped.",
     ),
-    "drill": Later(
-        "galileo.cli.exploration:drill",
-        "List the children of a vertex of the metadata graph, with their counts.",
-    ),
-    "drop": Later(
-        "galileo.cli.data:drop",
-        "Drop a dataset with all of its observations, and end its continuous queries.",
-    ),
-    "estimate": Later(
-        "galileo.cli.exploration:estimate",
+    "estimate": LazyCommand(
+        "galileo.cli.analytics:estimate",
         "Estimate how many paths match a query, from metadata that one node has.",
     ),
-    "evaluator": Later(
-        "galileo.cli.serving:evaluator",
+    "evaluator": LazyCommand(
+        "galileo.cli.serve:evaluator",
         "Run this host's Spark evaluator; nodes start one when they need it.",
     ),
-    "explain": Later(
-        "galileo.cli.exploration:explain",
+    "explain": LazyCommand(
+        "galileo.cli.analytics:explain",
         "Show which nodes answer a query, and how much data each one prunes and scans.",
     ),
-    "ingest": Later(
+    "graph": LazyCommand("galileo.cli.analytics:graph", "The metadata graph of a dataset."),
+    "ingest": LazyCommand(
         "galileo.cli.ingest:ingest",
         "Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.",
     ),
-    "move": Later(
-        "galileo.cli.moving:move",
-        "Move partitions to another node of their group, without downtime.",
-    ),
-    "nearest": Later(
-        "galileo.cli.exploration:nearest",
+    "nearest": LazyCommand(
+        "galileo.cli.analytics:nearest",
         "Find the matching observations nearest to a point.",
     ),
-    "query": Later(
+    "partition": LazyCommand(
+        "galileo.cli.partition:partition", "Partitions: move them between nodes."
+    ),
+    "query": LazyCommand(
         "galileo.cli.data:query", "List the labels of the blocks that match a CQL2 query."
     ),
-    "read": Later("galileo.cli.data:read", "Download the observations that match a query."),
-    "count": Later("galileo.cli.data:count", "Count the observations that match a query exactly."),
-    "restore": Later(
-        "galileo.cli.maintenance:restore",
+    "read": LazyCommand("galileo.cli.data:read", "Download the observations that match a query."),
+    "restore": LazyCommand(
+        "galileo.cli.backup:restore",
         "Create a node's DIRECTORY, which must not exist, from the backup SOURCE.",
     ),
-    "retention": Later(
+    "retention": LazyCommand(
         "galileo.cli.retention:retention",
         "Retention: how long observations are kept, by age, by size or by both.",
     ),
-    "sampler": Later(
+    "sampler": LazyCommand(
         "galileo.cli.samplers:sampler",
         "Samplers: list, write, test, upload and revoke them.",
     ),
-    "serve": Later(
-        "galileo.cli.serving:serve", "Run one node until it receives SIGTERM or SIGINT."
+    "serve": LazyCommand(
+        "galileo.cli.serve:serve", "Run one node until it receives SIGTERM or SIGINT."
     ),
-    "sparql": Later(
-        "galileo.cli.explore:sparql",
+    "sparql": LazyCommand(
+        "galileo.cli.sparql:sparql",
         "Query results as RDF with SPARQL; see docs/rdf.md for the terms.",
     ),
-    "status": Later(
+    "stats": LazyCommand(
+        "galileo.cli.analytics:stats",
+        "Count the matching observations, with statistics and histograms of features.",
+    ),
+    "status": LazyCommand(
         "galileo.cli.cluster:status",
         "Show every node: its state, load, data and continuous queries.",
     ),
-    "summarise": Later(
-        "galileo.cli.exploration:summarise",
-        "Count the matching observations, with statistics and histograms of features.",
-    ),
-    "token": Later(
+    "token": LazyCommand(
         "galileo.cli.token:token",
         "Tokens: create, list and revoke the credentials of users and nodes.",
     ),
-    "top": Later(
+    "top": LazyCommand(
         "galileo.cli.top:top",
         "Show nodes and continuous queries, refreshed until Ctrl-C.",
     ),
-    "topology": Later(
+    "topology": LazyCommand(
         "galileo.cli.cluster:topology",
         "Show the groups, their nodes and their geohash ranges.",
     ),
-    "up": Later("galileo.cli.cluster:up", "Run a cluster on this machine until Ctrl-C."),
-    "verify": Later(
-        "galileo.cli.maintenance:verify",
+    "up": LazyCommand("galileo.cli.cluster:up", "Run a cluster on this machine until Ctrl-C."),
+    "verify": LazyCommand(
+        "galileo.cli.backup:verify",
         "Check every byte that a node keeps in DIRECTORY; the node may be running.",
     ),
-    "whoami": Later(
+    "whoami": LazyCommand(
         "galileo.cli.cluster:whoami",
         "Show the user name the cluster knows you by, your quotas, and what you use of them.",
     ),
 }
 
 
-ALIASES = {"summarize": "summarise"}
-
-
 @click.group(
     cls=LazyGroup,
-    commands=LazyCommands(COMMANDS, ALIASES),
+    commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     params=shared_options(),
-    epilog="The options above may stand before or after the command. Exit status: 0 done, 2 fix "
+    epilog="The options above may come before or after the command. Exit status: 0 done, 2 fix "
     "the input, 3 try again, 4 the query or data has ended, 5 the answer is not complete, 70 a bug "
     "or a broken disk, 130 Ctrl-C, 141 the reader of a pipe ended, 1 any other error.",
 )

@@ -60,7 +60,7 @@ def shared_options() -> list[click.Option]:
         SharedOption(
             "--tls",
             metavar="DIRECTORY",
-            help="Certificate, key and authority, as galileo certs writes them.",
+            help="Certificate, key and authority, as galileo cert issue writes them.",
         ),
         SharedOption(
             "--insecure",

@@ -89,7 +89,7 @@ class Output:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody watches, so that tables may replace each other."""
+        """Whether tables can be redrawn: standard output is a terminal, and the format is text."""
         return not self.as_json and self._console.is_terminal
 
     def live(self) -> Live:
@@ -105,7 +105,7 @@ class Output:
 
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""
-        _print_error(words)
+        _print_line(words)
 
     def gap(self) -> None:
         """An empty line between two tables, for people."""
@@ -164,9 +164,9 @@ class Output:
             yield lambda come: bar.advance(task, come)
 
     def progress(self, *, unit: str, passing: bool = False) -> Progress:
-        """A progress bar on standard error; silent where nobody would see it.
+        """A progress bar on standard error; silent without a terminal and with JSON.
 
-        A `passing` one is gone at the end, since the result says what it said.
+        A `passing` bar is removed at the end.
         """
         return Progress(
             SpinnerColumn(),
@@ -200,7 +200,7 @@ def to_json(value: Any) -> str:
     return _DELETE_AND_C1.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-def failing_well(command: Callable[P, None]) -> Callable[P, None]:
+def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Ends a command that fails with its message, its kind and a fitting exit status."""
 
     @functools.wraps(command)
@@ -226,7 +226,7 @@ def failing_well(command: Callable[P, None]) -> Callable[P, None]:
 def fail(error: GalileoError) -> NoReturn:
     """Prints the error and ends the command with a fitting exit status."""
     context = click.get_current_context()
-    _tell(error, as_json="json" in given(context))
+    print_error(error, as_json="json" in given(context))
     context.exit(exit_status(error))
 
 
@@ -242,17 +242,17 @@ def exit_status(error: GalileoError) -> int:
     return next((status for cls, status in statuses.items() if isinstance(error, cls)), 1)
 
 
-def _tell(error: GalileoError, *, as_json: bool) -> None:
+def print_error(error: GalileoError, *, as_json: bool) -> None:
     if as_json:
-        told = {"kind": error.kind, "message": error.command_message, "details": error.details}
-        click.echo(redacted(to_json({"error": told})), err=True)
+        fields = {"kind": error.kind, "message": error.command_message, "details": error.details}
+        click.echo(redacted(to_json({"error": fields})), err=True)
     else:
         if trace := error.details.get("traceback"):
             click.echo(visible(redacted(str(trace))).rstrip("\n"), err=True)
-        _print_error(f"galileo: {redacted(error.command_message)} [{error.kind}]")
+        _print_line(f"galileo: {redacted(error.command_message)} [{error.kind}]")
 
 
-def _print_error(words: str) -> None:
+def _print_line(words: str) -> None:
     text = visible(words)
     if sys.stderr.isatty():
         text = fold(text, width=shutil.get_terminal_size().columns)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import RetentionReport
 from galileo.errors import InputError
@@ -42,7 +42,7 @@ def retention() -> None:
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def set_(
     session: Session,
     *,
@@ -72,14 +72,14 @@ def set_(
         raise InputError("expected none, or --age and --size, got both")
     with session.client() as client:
         client.set_retention(dataset, policy)
-    session.output.value(_told(policy), words=f"{dataset}: {in_words(policy)}")
+    session.output.value(_format_policy(policy), words=f"{dataset}: {in_words(policy)}")
 
 
 @retention.command()
 @click.argument("dataset")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def show(session: Session, *, dataset: str) -> None:
     """Show a dataset's retention, and what is kept for readers of continuous queries.
 
@@ -98,7 +98,7 @@ def show(session: Session, *, dataset: str) -> None:
         for held in one["held_back"]
     ]
     if session.output.as_json:
-        session.output.value({"retention": _told(policy), "held_back": rows})
+        session.output.value({"retention": _format_policy(policy), "held_back": rows})
         return
     session.output.value(None, words=f"{dataset}: {in_words(policy)}")
     session.output.rows(rows)
@@ -108,7 +108,7 @@ def show(session: Session, *, dataset: str) -> None:
 @click.argument("dataset")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def apply(session: Session, *, dataset: str) -> None:
     """Apply a dataset's retention now.
 
@@ -157,7 +157,7 @@ def in_units(age_s: float) -> str:
     return f"{age_s / width:g}{name}"
 
 
-def _told(policy: Retention | None) -> dict[str, Any] | None:
+def _format_policy(policy: Retention | None) -> dict[str, Any] | None:
     return None if policy is None else policy.to_dict()
 
 

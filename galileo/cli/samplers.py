@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from galileo.cli.conformance import checks_of
 from galileo.cli.lazy import Group
-from galileo.cli.output import failing_well
-from galileo.cli.sampler_checks import checks_of
+from galileo.cli.output import handle_errors
 from galileo.cli.sampler_options import option_of, option_option
 from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
@@ -33,14 +33,14 @@ def sampler() -> None:
       galileo sampler list
       galileo sampler new my_sampler
       galileo sampler test my_sampler
-      galileo sampler send my_sampler
+      galileo sampler upload my_sampler
     """
 
 
 @sampler.command("list")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def list_samplers(session: Session) -> None:
     """List the samplers that are installed on this machine; nodes have their own.
 
@@ -65,7 +65,7 @@ def list_samplers(session: Session) -> None:
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def new(session: Session, *, name: str, directory: Path, observations: bool) -> None:
     """Write a new sampler: a Python distribution with ten lines to change, and its test.
 
@@ -93,7 +93,7 @@ def new(session: Session, *, name: str, directory: Path, observations: bool) -> 
 @click.option("--ignores-seed", is_flag=True, help="Expect the same sample for every seed.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def test(session: Session, *, target: str, options: tuple[str, ...], ignores_seed: bool) -> None:
     """Check that a sampler keeps the rules that exactly-once delivery needs.
 
@@ -136,8 +136,8 @@ def test(session: Session, *, target: str, options: tuple[str, ...], ignores_see
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
 @json_option
 @click.pass_obj
-@failing_well
-def send(session: Session, *, file: Path) -> None:
+@handle_errors
+def upload(session: Session, *, file: Path) -> None:
     """Upload a sampler's code to the nodes, which store it under its digest.
 
     FILE is a Python file, a directory or a zip with one sampler. --sampler-file of `galileo query`
@@ -145,27 +145,28 @@ def send(session: Session, *, file: Path) -> None:
 
     \b
     Example:
-      galileo sampler send my_sampler.py
+      galileo sampler upload my_sampler.py
     """
     archive = sampler_archive(file)
     with session.client() as client:
-        sent = client.send_sampler(archive)
-    session.output.value(_sent_row(sent), words=f"{sent.digest}  {sent.name}, {sent.bytes:,} bytes")
+        uploaded = client.send_sampler(archive)
+    words = f"{uploaded.digest}  {uploaded.name}, {uploaded.bytes:,} bytes"
+    session.output.value(_row(uploaded), words=words)
 
 
 @sampler.command()
 @json_option
 @click.pass_obj
-@failing_well
-def sent(session: Session) -> None:
+@handle_errors
+def uploads(session: Session) -> None:
     """List the uploaded samplers: who uploaded them and when, and what uses them.
 
     \b
     Example:
-      galileo sampler sent
+      galileo sampler uploads
     """
     with session.client() as client:
-        rows = [_sent_row(one) for one in client.sent_samplers()]
+        rows = [_row(one) for one in client.sent_samplers()]
     session.output.rows(rows, empty="No samplers were uploaded.")
 
 
@@ -173,7 +174,7 @@ def sent(session: Session) -> None:
 @click.argument("digest")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def revoke(session: Session, *, digest: str) -> None:
     """Revoke an uploaded sampler permanently, at all nodes.
 
@@ -184,33 +185,35 @@ def revoke(session: Session, *, digest: str) -> None:
       galileo sampler revoke 3f9a1c07
     """
     with session.client() as client:
-        gone = client.revoke_sampler(digest)
-    words = f"{gone.sampler.digest}  {gone.sampler.name} is revoked"
-    if gone.sampler.ccq_ids:
-        words += f"\nThese continuous queries fail now: {', '.join(gone.sampler.ccq_ids)}"
-    if gone.away:
-        words += f"\nThese nodes are unreachable and will be informed later: {', '.join(gone.away)}"
-    session.output.value(_sent_row(gone.sampler) | {"away": gone.away}, words=words)
+        revoked = client.revoke_sampler(digest)
+    words = f"{revoked.sampler.digest}  {revoked.sampler.name} is revoked"
+    if revoked.sampler.ccq_ids:
+        words += f"\nThese continuous queries fail now: {', '.join(revoked.sampler.ccq_ids)}"
+    if revoked.away:
+        words += (
+            f"\nThese nodes are unreachable and will be informed later: {', '.join(revoked.away)}"
+        )
+    session.output.value(_row(revoked.sampler) | {"away": revoked.away}, words=words)
 
 
-def _sent_row(sent: UploadedSampler) -> dict[str, Any]:
+def _row(sampler: UploadedSampler) -> dict[str, Any]:
     return {
-        "digest": sent.digest,
-        "name": sent.name,
-        "bytes": sent.bytes,
-        "sent_by": sent.sent_by,
-        "sent_at": _moment(sent.sent_at),
-        "ccqs": ", ".join(sent.ccq_ids),
-        "revoked_at": _moment(sent.revoked_at),
+        "digest": sampler.digest,
+        "name": sampler.name,
+        "bytes": sampler.bytes,
+        "sent_by": sampler.sent_by,
+        "sent_at": _time(sampler.sent_at),
+        "ccqs": ", ".join(sampler.ccq_ids),
+        "revoked_at": _time(sampler.revoked_at),
     }
 
 
-def _moment(seconds: float | None) -> datetime | None:
+def _time(seconds: float | None) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds else None
 
 
 def _described(point: EntryPoint) -> dict[str, Any]:
-    """A row of the list; a sampler that cannot be imported says why."""
+    """A row of the list; of a sampler that cannot be imported with the reason."""
     try:
         words = (inspect.getdoc(point.load()) or "").partition("\n")[0]
     except Exception as error:

@@ -50,7 +50,7 @@ def opened(
         on_end: called, by a thread of its own, where the graph of a continuous query grows no more
             before it is closed.
 
-    What the graph lacks is told on standard error.
+    Missing partitions and dropped commits are reported on standard error.
 
     Raises:
         MissingExtra: the extra `rdf` is not installed; the cluster was not asked for anything.

@@ -1,4 +1,4 @@
-"""`galileo token`: whose tokens there are, and what each of them may do."""
+"""`galileo token`: create, list and revoke tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from galileo.cli.lazy import Group
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.errors import ConfigError, InputError
 from galileo.model.quotas import KINDS, parse_quotas
@@ -38,7 +38,7 @@ def token() -> None:
 
     \b
     Example:
-      galileo token new ann --role reader --dataset "nam*" \\
+      galileo token create ann --role reader --dataset "nam*" \\
           --principals principals.toml
     """
 
@@ -76,8 +76,8 @@ def token() -> None:
 )
 @json_option
 @click.pass_obj
-@failing_well
-def new(
+@handle_errors
+def create(
     session: Session,
     *,
     name: str,
@@ -92,10 +92,10 @@ def new(
 
     \b
     Example:
-      galileo token new ann --role reader --principals principals.toml
-      galileo token new bob --role reader --quota ccqs_max=10 --days 30 \\
+      galileo token create ann --role reader --principals principals.toml
+      galileo token create bob --role reader --quota ccqs_max=10 --days 30 \\
           --principals principals.toml
-      galileo token new nodes --role node --output node.token \\
+      galileo token create nodes --role node --output node.token \\
           --principals principals.toml
     """
     principal = Principal(
@@ -121,7 +121,7 @@ def new(
 
 def _bounds(quotas: tuple[str, ...]) -> dict[str, float]:
     """What `--quota` says."""
-    told: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     for text in quotas:
         name, _, bound = text.partition("=")
         if name not in KINDS:
@@ -131,9 +131,9 @@ def _bounds(quotas: tuple[str, ...]) -> dict[str, float]:
                 f"unknown name in --quota: {name!r}{hint} Known: {', '.join(sorted(KINDS))}"
             )
         number = float(bound) if _NUMBER.fullmatch(bound) else 0.0
-        told[name] = int(number) if KINDS.get(name) is int and number.is_integer() else number
+        bounds[name] = int(number) if KINDS.get(name) is int and number.is_integer() else number
     try:
-        return parse_quotas(told, "--quota")
+        return parse_quotas(bounds, "--quota")
     except ConfigError as error:
         raise InputError(error.message) from None
 
@@ -149,7 +149,7 @@ def _shown(expires_at: float) -> str | None:
 @_file
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def revoke(session: Session, *, name: str, path: Path) -> None:
     """Revoke NAME's token; nodes reject it within two seconds.
 
@@ -165,7 +165,7 @@ def revoke(session: Session, *, name: str, path: Path) -> None:
 @_file
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def list_(session: Session, *, path: Path) -> None:
     """List the names that have a token, with roles, datasets and quotas.
 

@@ -9,8 +9,8 @@ import click
 
 from galileo.cli.ccq import query_text
 from galileo.cli.cluster import answered_only, remarks
-from galileo.cli.live import Part, Screen, follow
-from galileo.cli.output import failing_well, size_of_bytes, time_left
+from galileo.cli.live_display import Frame, Panel, refresh_loop
+from galileo.cli.output import handle_errors, size_of_bytes, time_left
 from galileo.cli.session import Session, json_option
 from galileo.client import CcqInfo, Client, ClusterStatus, NodeStatus
 from galileo.model.times import seconds
@@ -25,7 +25,7 @@ QUERY_SHOWN = 48
 @click.option("--times", type=click.IntRange(1), help="Number of refreshes.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def top(session: Session, *, interval: str, once: bool, times: int | None) -> None:
     """Show nodes and continuous queries, refreshed until Ctrl-C.
 
@@ -37,35 +37,35 @@ def top(session: Session, *, interval: str, once: bool, times: int | None) -> No
       galileo top --once --json | jq '.nodes[].load'
     """
     with session.client() as client:
-        glance = Glance(client)
+        poller = ClusterPoller(client)
         every_s = seconds(interval)
-        follow(session.output, glance.look, every_s=every_s, times=1 if once else times)
+        refresh_loop(session.output, poller.poll, every_s=every_s, times=1 if once else times)
 
 
-class Glance:
-    """Looks at a cluster, and knows what it saw last."""
+class ClusterPoller:
+    """Polls the status of a cluster, and computes rates from two polls."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._rows: dict[str, tuple[float, int]] = {}
 
-    def look(self) -> Screen:
-        """The nodes with the observations that each stored a second since the last look."""
+    def poll(self) -> Frame:
+        """The nodes with the observations that each stored a second since the last poll."""
         status, ccqs, now = self._client.status(), self._client.list_ccqs(), time.time()
         rates = {node.name: self._rate(node) for node in status.nodes}
-        parts = (
-            Part(
+        panels = (
+            Panel(
                 [_node(node, rates[node.name]) for node in status.nodes],
                 title=_title(status),
                 words=remarks(status),
             ),
-            Part(
+            Panel(
                 [_ccq(one, now) for one in ccqs],
                 title="Continuous queries",
                 words="" if ccqs else "No continuous queries.",
             ),
         )
-        return Screen(parts, {"complete": status.complete, "nodes": status.nodes, "ccqs": ccqs})
+        return Frame(panels, {"complete": status.complete, "nodes": status.nodes, "ccqs": ccqs})
 
     def _rate(self, node: NodeStatus) -> float | None:
         stored, now = sum(int(one["rows"]) for one in node.datasets), time.monotonic()
@@ -105,8 +105,8 @@ def calls_of_clients(node: NodeStatus) -> int:
 
 
 def _ccq(one: CcqInfo, now: float) -> dict[str, Any]:
-    told = query_text(one.query)
-    query = told if len(told) <= QUERY_SHOWN else f"{told[:QUERY_SHOWN]}…"
+    text = query_text(one.query)
+    query = text if len(text) <= QUERY_SHOWN else f"{text[:QUERY_SHOWN]}…"
     return {
         "id": one.id,
         "dataset": one.dataset,

@@ -37,7 +37,7 @@ def connect(
             profile that is named here comes first.
         token: that proves who calls, where the cluster asks; else from GALILEO_TOKEN.
         token_file: file of the token, readable by its owner only; else from GALILEO_TOKEN_FILE.
-        tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo certs`
+        tls: a directory with certificate.pem, key.pem and authority.pem, as `galileo cert`
             makes it; else from GALILEO_TLS.
         insecure: whether the token may travel unencrypted to other machines.
 

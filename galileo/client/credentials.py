@@ -1,4 +1,4 @@
-"""What a client proves to nodes, as it is told or as the environment says."""
+"""Credentials of a client: token and TLS files, from arguments or the environment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TOKEN, TOKEN_FILE, TLS = TOKEN_VARIABLE, "GALILEO_TOKEN_FILE", "GALILEO_TLS"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who a client is.
+    """Credentials of a client.
 
     Attributes:
-        token: as `galileo token new` printed it. Never shown.
+        token: as `galileo token create` printed it. Never shown.
         token_file: file of the token, readable by its owner only, in its place.
-        tls: a directory as `galileo certs` makes it, with certificate.pem, key.pem and
+        tls: a directory as `galileo cert issue` writes it, with certificate.pem, key.pem and
             authority.pem; "" without TLS.
         insecure: whether the token may travel unencrypted to other machines.
     """

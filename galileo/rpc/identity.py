@@ -80,7 +80,7 @@ def _node_of(context: Context) -> str:
     if len(ours) != 1:
         raise Forbidden(
             "expected a certificate for one node or client (a URI galileo:node:NAME or "
-            "galileo:client:NAME), got another; create one with galileo certs"
+            "galileo:client:NAME), got another; create one with galileo cert issue"
         )
     if ours[0].startswith(CLIENT_URI):
         return ""

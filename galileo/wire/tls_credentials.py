@@ -55,7 +55,7 @@ class TlsFiles:
 
     @staticmethod
     def of(*, tls: str, token_file: str = "", token: str = "", insecure: bool = False) -> TlsFiles:
-        """With the files of a directory of `galileo certs`; "" without TLS."""
+        """With the files of a directory of `galileo cert issue`; "" without TLS."""
         more = TlsFiles(token_file=token_file, token=token, insecure=insecure)
         if not tls:
             return more

@@ -50,7 +50,7 @@ WARM = int((frame()["temperature"] > 290).sum())
 
 @pytest.fixture(scope="module")
 def run(cluster: galileo.LocalCluster) -> Run:
-    """`run("status", "--json")`: the result of a command, which must end as told."""
+    """`run("status", "--json")`: the result of a command, which must exit with status `fails`."""
 
     def ran(*words: str, fails: int = 0) -> Result:
         nodes = [word for address in cluster.addresses for word in ("--node", address)]
@@ -87,7 +87,7 @@ def values(done: Result) -> Any:
 def test_create_and_ingest_in_words(run: Run, csv: Path, fresh_name: Fresh) -> None:
     name = fresh_name("words")
     features = ["--feature", "temperature:K", "--feature", "wind_speed:m/s:float"]
-    assert f"dataset {name} is there" in run("create", name, *features).stdout
+    assert f"created dataset {name}" in run("dataset", "create", name, *features).stdout
     assert "120 observations stored\n" in run("ingest", name, str(csv)).stdout
     again = run("ingest", name, str(csv)).stdout
     assert "120 observations stored, 120 of them stored before" in again
@@ -95,7 +95,7 @@ def test_create_and_ingest_in_words(run: Run, csv: Path, fresh_name: Fresh) -> N
 
 def test_create_and_ingest_as_json(run: Run, csv: Path, fresh_name: Fresh) -> None:
     name = fresh_name("json")
-    schema = values(run("create", name, "--feature", "t:K", "--bucket", "10m", "--json"))
+    schema = values(run("dataset", "create", name, "--feature", "t:K", "--bucket", "10m", "--json"))
     assert schema["features"] == [{"name": "t", "unit": "K", "type": "float", "indexed": True}]
     assert schema["time_bucket_us"] == 600_000_000
     mapped = ["--map", "t=temperature"]
@@ -108,11 +108,11 @@ def test_create_and_ingest_as_json(run: Run, csv: Path, fresh_name: Fresh) -> No
 def test_datasets_are_listed_with_what_is_in_them(run: Run, fresh_name: Fresh) -> None:
     name, other = fresh_name("listed"), fresh_name("listed")
     features = ("--feature", "temperature:K", "--feature", "station::text")
-    run("create", name, *features, "--precision", "4", "--bucket", "10m")
-    run("create", other, "--feature", "count:1:int")
+    run("dataset", "create", name, *features, "--precision", "4", "--bucket", "10m")
+    run("dataset", "create", other, "--feature", "count:1:int")
     run("retention", "set", name, "--age", "30d")
-    one = values(run("datasets", name, "--json"))
-    listed = {told["name"]: told for told in values(run("datasets", "--json"))}
+    one = values(run("dataset", "show", name, "--json"))
+    listed = {actual["name"]: actual for actual in values(run("dataset", "list", "--json"))}
     assert list(listed) == sorted(listed)
     assert listed[name] == one
     assert one.pop("retention") == values(run("retention", "show", name, "--json"))["retention"]
@@ -130,29 +130,35 @@ def test_datasets_are_listed_with_what_is_in_them(run: Run, fresh_name: Fresh) -
         "missing": [],
     }
     assert listed[other]["retention"] is None
-    [row] = [line for line in run("datasets").stdout.splitlines() if line.startswith(f"{name} ")]
+    [row] = [
+        line for line in run("dataset", "list").stdout.splitlines() if line.startswith(f"{name} ")
+    ]
     assert "2" in row.split()
-    words = run("datasets", name).stdout
+    words = run("dataset", "show", name).stdout
     assert f"{name}: blocks of 4 geohash characters and 10m; kept for 30d" in words
     assert "temperature" in words
-    assert f"did you mean '{name}'" in run("datasets", name + "x", fails=2).stderr
+    assert f"did you mean '{name}'" in run("dataset", "show", name + "x", fails=2).stderr
 
 
 def test_datasets_are_described_from_what_is_stored(run: Run, dataset: str) -> None:
-    told, stored = values(run("datasets", dataset, "--json")), frame()
-    assert told["observations"] == ROWS
-    west, south, east, north = told["bbox"]
+    actual, stored = values(run("dataset", "show", dataset, "--json")), frame()
+    assert actual["observations"] == ROWS
+    west, south, east, north = actual["bbox"]
     assert west <= stored["longitude"].min() <= stored["longitude"].max() <= east
     assert south <= stored["latitude"].min() <= stored["latitude"].max() <= north
-    assert told["start"] <= stored["time"].min() <= stored["time"].max() < told["end"]
-    for feature in told["features"]:
+    assert actual["start"] <= stored["time"].min() <= stored["time"].max() < actual["end"]
+    for feature in actual["features"]:
         column = stored[feature["name"]]
         assert (feature["count"], feature["nulls"]) == (ROWS, 0)
         assert (feature["minimum"], feature["maximum"]) == (column.min(), column.max())
         assert feature["mean"] == pytest.approx(column.mean())
-    words = run("datasets", dataset).stdout
-    assert f"{ROWS} observations in {told['paths']} paths" in words
-    [row] = [line for line in run("datasets").stdout.splitlines() if line.startswith(f"{dataset} ")]
+    words = run("dataset", "show", dataset).stdout
+    assert f"{ROWS} observations in {actual['paths']} paths" in words
+    [row] = [
+        line
+        for line in run("dataset", "list").stdout.splitlines()
+        if line.startswith(f"{dataset} ")
+    ]
     assert f" {ROWS} " in row
     assert "2014-03-01" in row
 
@@ -173,8 +179,8 @@ def test_a_file_that_cannot_be_read_leaves_no_dataset_behind(
     rows = frame().astype({column: object})
     rows.loc[1, column] = value
     rows.to_csv(wrong, index=False)
-    told = run("ingest", name, str(wrong), "--create", fails=2).stderr
-    assert column in told
+    actual = run("ingest", name, str(wrong), "--create", fails=2).stderr
+    assert column in actual
     assert "[unknown_dataset]" in run("query", name, fails=2).stderr
     right = tmp_path / "right.csv"
     frame().to_csv(right, index=False)
@@ -238,11 +244,11 @@ def test_features_that_are_not_indexed_are_named_unless_they_are_chosen(
     wide.write_text(f"lat,lon,time,{','.join(names)}\n{row}\n")
     done = run("ingest", fresh_name("wide"), str(wide), "--create")
     assert "only the first 32 of 40 features are indexed" in done.stderr
-    assert "v5, and 26 more (see galileo datasets " in done.stderr
+    assert "v5, and 26 more (see galileo dataset show " in done.stderr
     chosen = fresh_name("wide")
     done = run("ingest", chosen, str(wide), "--create", "--index", "v39, v0")
     assert "indexed" not in done.stderr
-    features = values(run("datasets", chosen, "--json"))["features"]
+    features = values(run("dataset", "show", chosen, "--json"))["features"]
     assert [one["name"] for one in features if one["indexed"]] == ["v0", "v39"]
     wrong = run("ingest", chosen + "2", str(wide), "--create", "--index", "v40", fails=2).stderr
     assert "there is no feature 'v40' to index" in wrong
@@ -283,8 +289,10 @@ def test_results_go_to_files(
     run: Run, dataset: str, tmp_path: Path, suffix: str, command: str
 ) -> None:
     path = tmp_path / f"warm{suffix}"
-    told = run(command, dataset, "temperature > 290", "--output", str(path)).stdout
-    assert f"{WARM} {'labels' if command == 'query' else 'observations'} written to {path}" in told
+    actual = run(command, dataset, "temperature > 290", "--output", str(path)).stdout
+    assert (
+        f"{WARM} {'labels' if command == 'query' else 'observations'} written to {path}" in actual
+    )
     table = READERS[suffix](str(path))
     assert table.num_rows == WARM
     assert min(table.column("temperature").to_pylist()) > 290
@@ -320,11 +328,11 @@ def test_read_asks_for_the_first_rows_and_some_columns_alone(
     run: Run, dataset: str, more: tuple[str, ...]
 ) -> None:
     words = ("read", dataset, "--columns", "time, temperature", "--order-by", "-time", "--json")
-    told = values(run(*words, "--limit", "5", *more))
-    assert (told["more"], told["complete"], told["missing"]) == (True, True, [])
-    assert [list(row) for row in told["rows"]] == [["time", "temperature"]] * 5
+    actual = values(run(*words, "--limit", "5", *more))
+    assert (actual["more"], actual["complete"], actual["missing"]) == (True, True, [])
+    assert [list(row) for row in actual["rows"]] == [["time", "temperature"]] * 5
     expected = sorted(frame()["time"], reverse=True)[:5]
-    assert [row["time"] for row in told["rows"]] == expected
+    assert [row["time"] for row in actual["rows"]] == expected
     nothing = values(run(*words, "--limit", "0", *more))
     assert (nothing["rows"], nothing["more"]) == ([], True)
     everything = values(run(*words, *more))
@@ -342,8 +350,8 @@ def test_read_writes_the_first_rows_to_a_file(run: Run, dataset: str, tmp_path: 
 
 
 def test_limits_columns_and_orders_that_make_no_sense(run: Run, dataset: str) -> None:
-    told = run("read", dataset, "--limit", "1", "--all", fails=2).stderr
-    assert "expected --limit or --all, got both" in told
+    actual = run("read", dataset, "--limit", "1", "--all", fails=2).stderr
+    assert "expected --limit or --all, got both" in actual
     assert "expected columns of dataset" in run("read", dataset, "--columns", "x", fails=2).stderr
     assert "--order-by" in run("read", dataset, "--order-by", "temperature", fails=2).stderr
 
@@ -375,8 +383,8 @@ def test_sparql_selects_asks_and_constructs(run: Run, dataset: str) -> None:
     assert values(run("sparql", dataset, count, *warm, "--json")) == [{"n": WARM}]
     assert str(WARM) in run("sparql", dataset, count, *warm).stdout.split()
     ask = "ASK { ?p f:temperature ?t FILTER(?t > 1000) }"
-    told = {"boolean": False, "complete": True, "missing": []}
-    assert values(run("sparql", dataset, ask, "--json")) == told
+    actual = {"boolean": False, "complete": True, "missing": []}
+    assert values(run("sparql", dataset, ask, "--json")) == actual
     assert run("sparql", dataset, ask).stdout == "no\n"
     triples = "CONSTRUCT { ?p f:temperature ?t } WHERE { ?p f:temperature ?t }"
     assert len(values(run("sparql", dataset, triples, *warm, "--json"))["ntriples"]) > 100
@@ -453,10 +461,13 @@ MISTAKES: dict[str, tuple[Sequence[str], str]] = {
         ["sparql", "{dataset}", "SELECT * WHERE { SERVICE <http://x/> { ?s ?p ?o } }"],
         "unsupported_query",
     ),
-    "a dataset that exists": (["create", "{dataset}", "--feature", "t"], "dataset_exists"),
-    "a wrong feature": (["create", "new", "--feature", "t:K:number"], "invalid_schema"),
+    "a dataset that exists": (
+        ["dataset", "create", "{dataset}", "--feature", "t"],
+        "dataset_exists",
+    ),
+    "a wrong feature": (["dataset", "create", "new", "--feature", "t:K:number"], "invalid_schema"),
     "a wrong precision": (
-        ["create", "new", "--feature", "t", "--precision", "13"],
+        ["dataset", "create", "new", "--feature", "t", "--precision", "13"],
         "invalid_schema",
     ),
     "no dataset for a file": (["ingest", "nowhere", "{csv}"], "unknown_dataset"),
@@ -491,14 +502,14 @@ def test_a_mistake_ends_with_2_and_says_what_to_do(
         word.format(**places) if word.startswith("{") and " " not in word else word
         for word in words
     ]
-    told = run(*filled, fails=2)
-    assert told.stdout == ""
-    assert told.stderr.startswith("galileo: ")
-    assert told.stderr.endswith(f"[{kind}]\n")
+    actual = run(*filled, fails=2)
+    assert actual.stdout == ""
+    assert actual.stderr.startswith("galileo: ")
+    assert actual.stderr.endswith(f"[{kind}]\n")
     for placed in ([*filled, "--json"], ["--json", *filled]):
         error = json.loads(run(*placed, fails=2).stderr)["error"]
         assert error["kind"] == kind
-        assert f"galileo: {error['message']} [{kind}]\n" == told.stderr
+        assert f"galileo: {error['message']} [{kind}]\n" == actual.stderr
 
 
 def test_no_cluster_ends_with_3() -> None:
@@ -561,9 +572,9 @@ def test_up_runs_a_cluster_until_it_is_told_to_stop(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert told["addresses"] == [f"127.0.0.1:{port}"]
-        with galileo.connect(*told["addresses"]) as client:
+        actual = json.loads(process.stdout.readline())
+        assert actual["addresses"] == [f"127.0.0.1:{port}"]
+        with galileo.connect(*actual["addresses"]) as client:
             assert client.status().complete
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

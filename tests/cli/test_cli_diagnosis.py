@@ -36,7 +36,7 @@ STOPPED = replace(STATUS, stopped=("rain/p3: writing failed",))
 
 
 def found(*reports: NodeReport) -> list[tuple[str, str, str]]:
-    return [(one.weight, one.node, one.what) for one in of_cluster(reports)]
+    return [(one.severity, one.node, one.what) for one in of_cluster(reports)]
 
 
 def test_where_all_is_well_there_is_nothing_to_say() -> None:
@@ -45,7 +45,7 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "weight", "said"),
+    ("changed", "severity", "said"),
     [
         ({"failure": "connection refused"}, "problem", "does not answer at 10.0.0.1:7701"),
         ({"not_ready": (("disk", "full"),)}, "problem", "is not ready: disk: full"),
@@ -74,10 +74,10 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
     ],
 )
 def test_a_node_has_one_finding_for_what_is_wrong(
-    changed: dict[str, object], weight: str, said: str
+    changed: dict[str, object], severity: str, said: str
 ) -> None:
-    [(told_weight, node, what)] = found(replace(WELL, **changed))  # type: ignore[arg-type]
-    assert (told_weight, node) == (weight, "a")
+    [(found_severity, node, what)] = found(replace(WELL, **changed))  # type: ignore[arg-type]
+    assert (found_severity, node) == (severity, "a")
     assert said in what
     [finding] = of_cluster([replace(WELL, **changed)])  # type: ignore[arg-type]
     assert finding.means
@@ -86,17 +86,17 @@ def test_a_node_has_one_finding_for_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("changed", "weight", "said"),
+    ("changed", "severity", "said"),
     [
         ({"version": "0.2.0"}, "warning", "different versions (a: 0.1.0, b: 0.2.0)"),
         ({"topology_fingerprint": 8}, "problem", "[cluster] tables of the nodes' files differ"),
         ({"clock_s": 60.02}, "warning", "clock of b is 60 s ahead of that of a"),
     ],
 )
-def test_nodes_are_compared(changed: dict[str, object], weight: str, said: str) -> None:
+def test_nodes_are_compared(changed: dict[str, object], severity: str, said: str) -> None:
     other = replace(replace(WELL, name="b"), **changed)  # type: ignore[arg-type]
-    [(told_weight, node, what)] = found(WELL, other)
-    assert (told_weight, node) == (weight, "")
+    [(found_severity, node, what)] = found(WELL, other)
+    assert (found_severity, node) == (severity, "")
     assert said in what
 
 
@@ -106,7 +106,7 @@ def test_a_clock_that_could_not_be_read_well_is_not_blamed() -> None:
 
 def test_a_node_that_is_away_is_not_compared() -> None:
     away = NodeReport("b", "10.0.0.2:7701", failure="no route")
-    assert [weight for weight, *_ in found(WELL, away)] == ["problem"]
+    assert [severity for severity, *_ in found(WELL, away)] == ["problem"]
 
 
 def test_one_dead_node_is_one_problem() -> None:
@@ -119,8 +119,8 @@ def test_one_dead_node_is_one_problem() -> None:
 
 def test_commits_that_are_lost_are_one_problem_whoever_reports_them() -> None:
     knowing = replace(WELL, status=replace(STATUS, lost=("partition 3",)))
-    [(weight, node, what)] = found(knowing, replace(knowing, name="b"))
-    assert (weight, node, what) == ("problem", "", "commits are lost: partition 3")
+    [(severity, node, what)] = found(knowing, replace(knowing, name="b"))
+    assert (severity, node, what) == ("problem", "", "commits are lost: partition 3")
 
 
 def test_status_says_once_which_commits_are_lost() -> None:
@@ -136,7 +136,7 @@ def test_problems_come_first() -> None:
 
 def test_a_host_is_examined_without_its_node() -> None:
     bad = replace(HOST, sync_s=REFUSED_S, open_files_max=256, java="no", containment="no")
-    assert [one.weight for one in of_host("a", bad)] == ["problem"] * 3 + ["warning"]
+    assert [one.severity for one in of_host("a", bad)] == ["problem"] * 3 + ["warning"]
 
 
 def test_status_leaves_cells_empty_of_what_an_unreachable_node_did_not_report() -> None:

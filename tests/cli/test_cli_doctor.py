@@ -50,9 +50,9 @@ def test_a_cluster_is_examined_and_a_node_that_is_gone_is_found(
 ) -> None:
     node = ("--node", pair.addresses[0])
     done = run(*node, "doctor", "--json")
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert (done.exit_code, told["ok"]) == (0, True), told["findings"]
-    first, second = told["examined"]
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert (done.exit_code, result["ok"]) == (0, True), result["findings"]
+    first, second = result["examined"]
     assert [first["name"], second["name"]] == ["node-1", "node-2"]
     assert first["version"] == second["version"] == galileo.__version__
     assert first["topology_fingerprint"] == second["topology_fingerprint"]
@@ -84,10 +84,10 @@ def test_a_host_is_examined_for_a_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(TEXT.format(name="a", directory=tmp_path))
     done = run("doctor", "--config", str(file), "--json")
-    told = json.loads(done.stdout)
-    assert told["ok"] is (done.exit_code == 0)
-    assert told["examined"]["sync_s"] > 0
-    assert told["examined"]["containment"] == "", "nobody may send samplers"
+    result = json.loads(done.stdout)
+    assert result["ok"] is (done.exit_code == 0)
+    assert result["examined"]["sync_s"] > 0
+    assert result["examined"]["containment"] == "", "uploads are disabled"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
@@ -107,11 +107,11 @@ def test_before_its_first_start_a_node_has_no_directory_and_its_host_is_examined
     file = tmp_path / "node.toml"
     file.write_text(TEXT.format(name="a", directory=tmp_path / "none" / "yet"))
     done = run("doctor", "--config", str(file), "--json")
-    told = json.loads(done.stdout)
-    assert told["examined"]["sync_s"] > 0
-    [one] = [one for one in told["findings"] if "is not there" in one["what"]]
+    result = json.loads(done.stdout)
+    assert result["examined"]["sync_s"] > 0
+    [one] = [one for one in result["findings"] if "is not there" in one["what"]]
     assert str(tmp_path / "none" / "yet") in one["what"]
-    assert one["weight"] == "warning"
+    assert one["severity"] == "warning"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
@@ -133,8 +133,8 @@ def test_sound_files_of_one_cluster_are_well(tmp_path: Path) -> None:
         files[-1].write_text(TEXT.format(name=name, directory="/data"))
     done = run("config", "check", *map(str, files))
     assert (done.exit_code, done.stdout) == (0, "2 files checked, no problems\n")
-    told = json.loads(run("config", "check", *map(str, files), "--json").stdout)
-    assert told == {"ok": True, "files": [str(file) for file in files], "problems": []}
+    result = json.loads(run("config", "check", *map(str, files), "--json").stdout)
+    assert result == {"ok": True, "files": [str(file) for file in files], "problems": []}
 
 
 def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:

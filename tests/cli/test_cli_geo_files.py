@@ -7,7 +7,7 @@ import geopandas
 import pyarrow as pa
 import pytest
 
-from galileo.cli.table_streams import STDOUT, format_of, writing
+from galileo.cli.table_writer import STDOUT, format_of, writing
 from galileo.errors import InputError
 
 TABLE = pa.table({"latitude": [1.0, 2.0], "longitude": [3.0, 4.0], "t": [0.5, None]})
@@ -24,9 +24,9 @@ def test_observations_and_labels_are_written_with_their_shapes(
         writer.write(table.slice(0, 1))
         writer.write(table.slice(1))
     if name.endswith("json"):
-        told = json.loads(path.read_text())
-        kinds = [feature["geometry"]["type"] for feature in told["features"]]
-        assert told["features"][0]["properties"]["t"] == 0.5
+        result = json.loads(path.read_text())
+        kinds = [feature["geometry"]["type"] for feature in result["features"]]
+        assert result["features"][0]["properties"]["t"] == 0.5
     else:
         kinds = list(geopandas.read_parquet(path).geom_type)
     assert kinds == [kind, kind]

@@ -11,18 +11,20 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from galileo.cli import EXIT_INTERRUPTED
-from galileo.cli.lazy import Later, LazyCommands, LazyGroup
+from galileo.cli.lazy import LazyCommand, LazyCommands, LazyGroup
 from galileo.cli.main import COMMANDS, main
 from galileo.errors import MissingExtra
 
 HEAVY = ("grpc", "numpy", "pandas", "pyarrow", "pyspark", "rdflib", "rich", "shapely")
-ONE = Later("galileo.cli.top:top", "Anything at all.")
+ONE = LazyCommand("galileo.cli.top:top", "Anything at all.")
 
 
 def loaded(code: str, among: tuple[str, ...] = HEAVY) -> list[str]:
     """Which modules a fresh interpreter has after running some code."""
-    told = f"import sys\n{code}\nprint([name for name in {among} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    result = f"import sys\n{code}\nprint([name for name in {among} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", result], capture_output=True, text=True, check=True
+    )
     found: list[str] = eval(done.stdout.splitlines()[-1])
     return found
 
@@ -60,8 +62,8 @@ def test_the_list_says_of_each_command_what_its_own_help_says(name: str) -> None
 
 
 def test_the_list_names_every_command() -> None:
-    told = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2]
-    named = [line.split()[0] for line in told.splitlines() if line[:3].strip()]
+    result = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2]
+    named = [line.split()[0] for line in result.splitlines() if line[:3].strip()]
     assert [name for name in named if name in COMMANDS] == sorted(COMMANDS)
 
 
@@ -83,9 +85,9 @@ def test_commands_can_be_added_and_taken_away() -> None:
     group = LazyGroup("group", commands=LazyCommands({"top": ONE}))
     group.add_command(plain)
     assert group.list_commands(click.Context(group)) == ["plain", "top"]
-    told = CliRunner().invoke(group, ["--help"]).output
-    assert "Do something plain." in told
-    assert "Anything at all." in told
+    result = CliRunner().invoke(group, ["--help"]).output
+    assert "Do something plain." in result
+    assert "Anything at all." in result
     assert len(group.commands) == 2
     del group.commands["top"]
     del group.commands["plain"]
@@ -97,10 +99,10 @@ def test_commands_can_be_added_and_taken_away() -> None:
 def test_a_line_is_completed_where_the_extra_of_its_command_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def load(later: Later) -> click.Command:
+    def load(later: LazyCommand) -> click.Command:
         raise MissingExtra("serve needs the extra 'server'")
 
-    monkeypatch.setattr(Later, "load", load)
+    monkeypatch.setattr(LazyCommand, "load", load)
     group = LazyGroup("galileo", commands=LazyCommands({"serve": ONE}))
     complete = ShellComplete(group, {}, "galileo", "_GALILEO_COMPLETE")
     assert [item.value for item in complete.get_completions(["serve"], "")] == ["serve"]
@@ -108,7 +110,7 @@ def test_a_line_is_completed_where_the_extra_of_its_command_is_missing(
 
 def test_a_name_that_is_not_there_is_told() -> None:
     with pytest.raises(AttributeError, match="no_such"):
-        Later("galileo.cli.top:no_such", "").load()
+        LazyCommand("galileo.cli.top:no_such", "").load()
 
 
 # Where the tests run in the background, programs are started with Ctrl-C ignored.

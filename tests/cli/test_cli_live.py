@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import galileo
-from galileo.cli import live
-from galileo.cli.live import Part, Screen, follow
+from galileo.cli import live_display
+from galileo.cli.live_display import Frame, Panel, refresh_loop
 from galileo.cli.main import main
 from galileo.cli.output import Output
 from galileo.errors import Unavailable
@@ -51,41 +51,41 @@ def ccq(client: galileo.Client, fresh_name: Fresh) -> Iterator[galileo.Ccq]:
 def test_top_shows_nodes_and_ccqs_once(
     run: Callable[..., Result], ccq: galileo.Ccq, client: galileo.Client
 ) -> None:
-    told = run("top", "--once").output
-    assert ESCAPE not in told
-    assert "3 of 3 nodes are up" in told
-    assert [node.name for node in client.status().nodes if node.name not in told] == []
-    assert ccq.id in told
-    assert ccq.coordinator in told
+    result = run("top", "--once").output
+    assert ESCAPE not in result
+    assert "3 of 3 nodes are up" in result
+    assert [node.name for node in client.status().nodes if node.name not in result] == []
+    assert ccq.id in result
+    assert ccq.coordinator in result
 
 
 def test_a_long_value_stays_in_one_piece_where_nobody_watches(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Output(as_json=False).rows([{"id": "x" * 300, "query": "y" * 300}])
-    told = capsys.readouterr().out
-    assert "x" * 300 in told
-    assert "y" * 300 in told
-    assert max(len(line) for line in told.splitlines()) < 620
+    result = capsys.readouterr().out
+    assert "x" * 300 in result
+    assert "y" * 300 in result
+    assert max(len(line) for line in result.splitlines()) < 620
 
 
 def test_top_tells_json_line_by_line(run: Callable[..., Result]) -> None:
-    told = run("top", "--times", "2", "--interval", "10ms", "--json").output.splitlines()
-    looks = [json.loads(line) for line in told]
-    assert [look["complete"] for look in looks] == [True, True]
-    assert len(looks[0]["nodes"]) == 3
+    result = run("top", "--times", "2", "--interval", "10ms", "--json").output.splitlines()
+    frames = [json.loads(line) for line in result]
+    assert [frame["complete"] for frame in frames] == [True, True]
+    assert len(frames[0]["nodes"]) == 3
 
 
 def test_status_follows_itself_where_nobody_watches(run: Callable[..., Result]) -> None:
-    told = run("status", "--watch", "--times", "2", "--interval", "10ms").output
-    assert ESCAPE not in told
-    assert told.count("host CPU") == 2
+    result = run("status", "--watch", "--times", "2", "--interval", "10ms").output
+    assert ESCAPE not in result
+    assert result.count("host CPU") == 2
     assert run("status").output.count("host CPU") == 1
 
 
 def test_top_is_redrawn_on_a_terminal(run: Callable[..., Result]) -> None:
-    told = run("top", "--times", "2", "--interval", "10ms", env=ON_A_TERMINAL).output
-    assert f"{ESCAPE}[1A" in told, "the cursor goes up to draw over the first"
+    result = run("top", "--times", "2", "--interval", "10ms", env=ON_A_TERMINAL).output
+    assert f"{ESCAPE}[1A" in result, "the cursor goes up to draw over the first"
 
 
 def test_a_real_terminal_is_noticed(cluster: galileo.LocalCluster) -> None:
@@ -95,14 +95,14 @@ def test_a_real_terminal_is_noticed(cluster: galileo.LocalCluster) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
     process = subprocess.Popen(command, stdout=theirs, env=environment | {"TERM": "xterm"})
     os.close(theirs)
-    told = b""
+    result = b""
     # The end of a terminal whose other side is closed is an error on Linux.
     while piece := read(ours):
-        told += piece
+        result += piece
     os.close(ours)
     assert process.wait(60) == 0
-    assert b"\x1b[1A" in told
-    assert "unreachable" not in told.decode()
+    assert b"\x1b[1A" in result
+    assert "unreachable" not in result.decode()
 
 
 def read(terminal: int) -> bytes:
@@ -115,63 +115,63 @@ def read(terminal: int) -> bytes:
 def test_a_watched_query_is_redrawn_on_a_terminal(
     run: Callable[..., Result], ccq: galileo.Ccq
 ) -> None:
-    told = run(
+    result = run(
         "ccq", "watch", ccq.id, "--from", "start", "--updates", "1", env=ON_A_TERMINAL
     ).output
-    assert "28 labels in 1 updates, the newest 20 shown" in told
-    assert "token " in told
-    assert ESCAPE in told
+    assert "28 labels in 1 updates, the newest 20 shown" in result
+    assert "token " in result
+    assert ESCAPE in result
 
 
 def test_a_watched_query_is_plain_where_nobody_watches(
     run: Callable[..., Result], ccq: galileo.Ccq
 ) -> None:
-    told = run("ccq", "watch", ccq.id, "--from", "start", "--updates", "1").output
-    assert ESCAPE not in told
-    assert "28 labels, the first 20 shown" in told
+    result = run("ccq", "watch", ccq.id, "--from", "start", "--updates", "1").output
+    assert ESCAPE not in result
+    assert "28 labels, the first 20 shown" in result
 
 
 class Looks:
-    """Gives what it was told to, one after the other; errors are raised."""
+    """Returns the given values one after the other; raises those that are errors."""
 
-    def __init__(self, *found: Screen | Exception) -> None:
+    def __init__(self, *found: Frame | Exception) -> None:
         self.found = list(found)
 
-    def __call__(self) -> Screen:
+    def __call__(self) -> Frame:
         one = self.found.pop(0)
         if isinstance(one, Exception):
             raise one
         return one
 
 
-SCREEN = Screen((Part([{"node": "n1"}], title="t"),), {"node": "n1"})
+SCREEN = Frame((Panel([{"node": "n1"}], title="t"),), {"node": "n1"})
 
 
 def test_while_nobody_answers_the_last_screen_stays(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(live.time, "sleep", slept.append)
+    monkeypatch.setattr(live_display.time, "sleep", slept.append)
     looks = Looks(SCREEN, Unavailable("no node could be reached"), SCREEN)
-    follow(Output(as_json=False), looks, every_s=300.0, times=3)
-    told = capsys.readouterr().out
-    assert told.count("n1") == 3
-    assert told.count("no node could be reached") == 1
+    refresh_loop(Output(as_json=False), looks, every_s=300.0, times=3)
+    result = capsys.readouterr().out
+    assert result.count("n1") == 3
+    assert result.count("no node could be reached") == 1
     assert len(slept) == 2
     assert all(200.0 < one <= 300.0 for one in slept)
 
 
 def test_the_first_look_has_to_succeed() -> None:
     with pytest.raises(Unavailable):
-        follow(Output(as_json=False), Looks(Unavailable("away")), every_s=1.0)
+        refresh_loop(Output(as_json=False), Looks(Unavailable("away")), every_s=1.0)
 
 
 def test_errors_are_json_for_programs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live.time, "sleep", lambda _: None)
+    monkeypatch.setattr(live_display.time, "sleep", lambda _: None)
     looks = Looks(SCREEN, Unavailable("away"), SCREEN)
-    follow(Output(as_json=True), looks, every_s=1.0, times=3)
+    refresh_loop(Output(as_json=True), looks, every_s=1.0, times=3)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == lines[2] == {"node": "n1"}
     assert lines[1] == {"error": {"kind": "unavailable", "message": "away"}}
@@ -208,10 +208,10 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
 
 WAITING_IN_A_PIPE = """
 import threading
-from galileo.cli.watching import ending_with_reader
+from galileo.cli.watch_display import stop_when_reader_ends
 
 try:
-    with ending_with_reader():
+    with stop_when_reader_ends():
         print("begun", flush=True)
         threading.Event().wait()
 except BrokenPipeError:

@@ -89,7 +89,7 @@ def world(
 TRY_AGAIN, GONE = 3, 4
 WRONG: dict[str, tuple[str, str]] = {
     # --- datasets and schemas ---
-    "query berg": ("unknown_dataset", "^dataset 'berg' does not exist.*galileo create"),
+    "query berg": ("unknown_dataset", "^dataset 'berg' does not exist.*galileo dataset create"),
     "count berg": ("unknown_dataset", "^dataset 'berg' does not exist"),
     "datasets berg": ("unknown_dataset", "^dataset 'berg' does not exist"),
     "retention set berg --age 3d": ("unknown_dataset", "^dataset 'berg' does not exist"),
@@ -242,8 +242,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "restore {files} {files}/copy": ("invalid_input", "a backup .*got {files}"),
     "verify {files}": ("invalid_input", "the directory of a node, got {files};"),
     "token new ann --role king --principals {files}/p": ("usage", "'king' is not one of 'reader'"),
-    "token revoke ann --principals {files}/p": ("config", "No such file.*galileo token new"),
-    "certs client {files} ann": ("invalid_input", "an authority in .*galileo certs init {files}"),
+    "token revoke ann --principals {files}/p": ("config", "No such file.*galileo token create"),
+    "cert issue client {files} ann": (
+        "invalid_input",
+        "an authority in .*galileo ca create {files}",
+    ),
 }
 """By command: the kind and what the message matches; "usage" is an error of the command line."""
 STATUS = {"unavailable": TRY_AGAIN, "ccq_cancelled": GONE, "ccq_expired": GONE}

@@ -77,15 +77,9 @@ def test_a_command_keeps_an_option_of_its_own() -> None:
 
 
 def test_the_help_of_a_command_lists_only_its_own_options() -> None:
-    told = CliRunner().invoke(main, ["topology", "--help"]).output
-    assert "--token-file" not in told
+    result = CliRunner().invoke(main, ["topology", "--help"]).output
+    assert "--token-file" not in result
     assert "--token-file" in CliRunner().invoke(main, ["--help"]).output
-
-
-def test_summarize_is_summarise() -> None:
-    told = CliRunner().invoke(main, ["summarize", "--help"])
-    assert told.exit_code == 0
-    assert "summarize" not in CliRunner().invoke(main, ["--help"]).output
 
 
 @pytest.mark.parametrize("words", [["sampler", "list"], ["sampler", "list", "--json"]])

@@ -21,8 +21,8 @@ from galileo.cli.options import json_option
 from galileo.cli.output import (
     EXIT_INPUT,
     Output,
-    failing_well,
     fold,
+    handle_errors,
     size_of_bytes,
     table_of,
     time_left,
@@ -35,8 +35,8 @@ LOOKS_LIKE_MARKUP = ("[/b]", "[red]", "[bold]x[/bold]", "\\[a]", "[link=file:x]"
 @pytest.mark.parametrize("text", LOOKS_LIKE_MARKUP)
 def test_a_table_shows_texts_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=False).rows([{"name": text, text: 1}], title=f"of {text}")
-    told = capsys.readouterr().out
-    assert told.count(text) == 3
+    result = capsys.readouterr().out
+    assert result.count(text) == 3
 
 
 @pytest.mark.parametrize("text", LOOKS_LIKE_MARKUP)
@@ -51,15 +51,15 @@ def test_a_progress_bar_shows_texts_as_they_are(text: str) -> None:
         [sys.executable, "-c", program, text], stderr=theirs, env=environment | {"TERM": "xterm"}
     )
     os.close(theirs)
-    told = b""
+    result = b""
     try:
         while piece := os.read(ours, 65536):
-            told += piece
+            result += piece
     except OSError:
         pass  # The end of a terminal whose other side is closed.
     os.close(ours)
     assert process.wait(60) == 0
-    assert text in told.decode()
+    assert text in result.decode()
 
 
 def ending(error: Exception, *, as_json: bool) -> Result:
@@ -67,7 +67,7 @@ def ending(error: Exception, *, as_json: bool) -> Result:
 
     @click.command()
     @json_option
-    @failing_well
+    @handle_errors
     def fails() -> None:
         raise error
 
@@ -89,10 +89,10 @@ def test_errors_are_told_without_secrets_wherever_they_have_them(as_json: bool) 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = CliRunner().invoke(main, ["certs", "init", str(tmp_path / "file" / "authority")])
+    done = CliRunner().invoke(main, ["ca", "create", str(tmp_path / "file" / "authority")])
     assert done.exit_code == EXIT_INPUT
-    told = " ".join(done.stderr.split())
-    assert f"cannot use {tmp_path / 'file' / 'authority'}: Not a directory" in told
+    result = " ".join(done.stderr.split())
+    assert f"cannot use {tmp_path / 'file' / 'authority'}: Not a directory" in result
 
 
 def test_other_errors_of_the_system_stay_what_they_are() -> None:
@@ -129,10 +129,10 @@ def test_stored_texts_send_nothing_to_the_terminal(
     output.value({"sent_by": stored}, words=f"by {stored}")
     output.rows([], empty=stored)
     output.note(stored)
-    told = capsys.readouterr()
-    assert raw_controls(told.out + told.err) == []
+    result = capsys.readouterr()
+    assert raw_controls(result.out + result.err) == []
     if as_json:
-        rows, value, _ = map(json.loads, told.out.splitlines())
+        rows, value, _ = map(json.loads, result.out.splitlines())
         assert (rows[0]["name"], value["sent_by"]) == (stored, stored)
     failed = ending(InputError(f"got {stored}"), as_json=as_json)
     assert raw_controls(failed.output) == []

@@ -43,13 +43,13 @@ def shown(command: list[str], **environment: str) -> tuple[bytes, bytes]:
             command, stdout=output, stderr=theirs, env=clean | {"TERM": "xterm"} | environment
         )
         os.close(theirs)
-        told = b""
+        actual = b""
         while piece := read(ours):
-            told += piece
+            actual += piece
         os.close(ours)
-        assert process.wait(60) == 0, told.decode()
+        assert process.wait(60) == 0, actual.decode()
         output.seek(0)
-        return output.read(), told
+        return output.read(), actual
 
 
 def read(terminal: int) -> bytes:
@@ -62,12 +62,12 @@ def read(terminal: int) -> bytes:
 @pytest.mark.slow
 def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
-    result, told = shown([*command, "read", dataset, "t >= 500", "--all"])
-    assert b"2,500 observations" in told
+    result, actual = shown([*command, "read", dataset, "t >= 500", "--all"])
+    assert b"2,500 observations" in actual
     assert b"2,500 observations" in result
     assert ESCAPE not in result
-    result, told = shown([*command, "count", dataset, "t >= 500"])
-    assert dataset.encode() in told
+    result, actual = shown([*command, "count", dataset, "t >= 500"])
+    assert dataset.encode() in actual
     assert b"2500" in result  # a script reads the number from a file or pipe
     assert ESCAPE not in result
 
@@ -75,9 +75,9 @@ def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: s
 @pytest.mark.slow
 def test_a_terminal_without_colours_sees_none(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
-    _, told = shown([*command, "query", dataset, "t >= 500"], NO_COLOR="1")
-    assert b"2,500 labels" in told
-    assert b"\x1b[3" not in told
+    _, actual = shown([*command, "query", dataset, "t >= 500"], NO_COLOR="1")
+    assert b"2,500 labels" in actual
+    assert b"\x1b[3" not in actual
 
 
 @pytest.mark.parametrize("words", [["query"], ["read"], ["count"], ["query", "--json"]])
@@ -96,6 +96,6 @@ def test_a_file_is_ingested_under_the_eyes_of_a_terminal(
     lines = [f"1.0,2.0,2014-03-02T00:00:00Z,{number}" for number in range(100)]
     file.write_text("\n".join(["latitude,longitude,time,t", *lines]))
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
-    result, told = shown([*command, "ingest", dataset, str(file)])
-    assert b"100 rows" in told
+    result, actual = shown([*command, "ingest", dataset, str(file)])
+    assert b"100 rows" in actual
     assert b"100 observations stored" in result

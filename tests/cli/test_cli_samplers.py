@@ -306,9 +306,9 @@ def test_a_sampler_file_goes_along_with_a_query(
     assert "line 4, in sample" in done.stderr, "its own traceback"
     assert "AssertionError: no luck [sampler_failed]" in done.stderr
     digest = galileo.sampler_archive(path).digest
-    shown = run(*node, "sampler", "send", str(path)).stdout
+    shown = run(*node, "sampler", "upload", str(path)).stdout
     assert shown.startswith(f"{digest}  even, ")
-    assert "even" in run(*node, "sampler", "sent").stdout
+    assert "even" in run(*node, "sampler", "uploads").stdout
     assert "is revoked" in run(*node, "sampler", "revoke", digest[:8]).stdout
     done = run(*node, "query", dataset, "--sampler-file", str(path), fails=4)
     assert "[sampler_revoked]" in done.stderr

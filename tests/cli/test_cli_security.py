@@ -24,7 +24,7 @@ def run(*words: str | Path) -> Result:
 def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     made = run(
-        *("token", "new", "ann", "--role", "reader", "--role", "sampler-author"),
+        *("token", "create", "ann", "--role", "reader", "--role", "sampler-author"),
         *("--dataset", "nam*", "--principals", path),
     )
     assert made.exit_code == 0, made.output
@@ -47,9 +47,9 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     shown = run("token", "list", "--principals", path).stdout
     assert "reader, sampler-author" in " ".join(shown.split())
     out = tmp_path / "bob.token"
-    told = run("token", "new", "bob", "--role", "node", "--principals", path, "--output", out)
+    result = run("token", "create", "bob", "--role", "node", "--principals", path, "--output", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
-    assert out.read_text() not in told.output
+    assert out.read_text() not in result.output
     assert TokenStore(path).of_token(TlsFiles(token_file=str(out)).read_token()) is not None
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 0
     assert TokenStore(path).of_token(token) is None
@@ -58,7 +58,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
 
 def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
-    words = ("token", "new", "--role", "reader", "--principals", path)
+    words = ("token", "create", "--role", "reader", "--principals", path)
     quotas = ("--quota", "ccqs_max=5", "--quota", "calls_per_s=2.5")
     done = run(*words, "ann", *quotas, "--days", "2")
     assert done.exit_code == 0, done.output
@@ -76,7 +76,7 @@ def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
 
 def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
-    words = ("token", "new", "ann", "--role", "reader", "--principals", path)
+    words = ("token", "create", "ann", "--role", "reader", "--principals", path)
     refused = run(*words, "--output", tmp_path / "nowhere" / "ann.token")
     assert refused.exit_code == 2
     assert "cannot use" in " ".join(refused.stderr.split())
@@ -86,22 +86,24 @@ def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
 
 def test_a_token_expires_in_a_year_that_there_is(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
-    words = ("token", "new", "ann", "--role", "reader", "--principals", path)
+    words = ("token", "create", "ann", "--role", "reader", "--principals", path)
     assert run(*words, "--days", "10000000").exit_code == 2
     assert run(*words, "--days", "36500").exit_code == 0
 
 
 def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     authority = tmp_path / "authority"
-    assert run("certs", "init", authority, "--cluster", "plains").exit_code == 0
-    done = run("certs", "node", authority, "n-1", "--host", "127.0.0.1", "--json")
+    assert run("ca", "create", authority, "--cluster", "plains").exit_code == 0
+    done = run("cert", "issue", "node", authority, "n-1", "--host", "127.0.0.1", "--json")
     node = json.loads(done.stdout)
-    done = run("certs", "client", authority, "ann", "--target", tmp_path / "ann", "--days", "9")
+    done = run(
+        "cert", "issue", "client", authority, "ann", "--target", tmp_path / "ann", "--days", "9"
+    )
     assert "(valid 9 days)" in " ".join(done.stdout.split())
     assert stat.S_IMODE(Path(node["key"]).stat().st_mode) == 0o600
     TlsFiles(node["certificate"], node["key"], node["authority"]).check()
     Credentials(tls=tmp_path / "ann").keys({}).check()
-    again = run("certs", "init", authority)
+    again = run("ca", "create", authority)
     assert again.exit_code == 2
     assert "expected no authority in" in " ".join(again.stderr.split())
 

@@ -91,11 +91,11 @@ def test_a_query_is_a_line_a_file_or_standard_input(run: Run, dataset: str, tmp_
         (("--file", str(path)), None),
         (("--file", "-"), COUNT),
     ):
-        done = run("ask", dataset, *words, *WARM, "--json", given=given)
+        done = run("query", dataset, *words, *WARM, "--json", given=given)
         assert value(done) == [{"n": HOT}]
     assert value(run(dataset, COUNT, *WARM, "--json")) == [{"n": HOT}]
     for words in ((), (COUNT, "--file", str(path)), ("--file", str(tmp_path / "absent.rq"))):
-        assert "invalid_input" in run("ask", dataset, *words, fails=2).stderr
+        assert "invalid_input" in run("query", dataset, *words, fails=2).stderr
 
 
 def test_a_misspelt_feature_is_named_on_standard_error(run: Run, dataset: str) -> None:
@@ -105,14 +105,14 @@ def test_a_misspelt_feature_is_named_on_standard_error(run: Run, dataset: str) -
 
 
 def test_answers_are_written_in_w3c_formats(run: Run, dataset: str, tmp_path: Path) -> None:
-    assert run("ask", dataset, COUNT, *WARM, "--format", "csv").stdout.split() == ["n", str(HOT)]
+    assert run("query", dataset, COUNT, *WARM, "--format", "csv").stdout.split() == ["n", str(HOT)]
     path = tmp_path / "cells.xml"
     text = "SELECT ?h { ?c a g:Cell ; g:value ?h }"
-    run("ask", dataset, text, "--format", "xml", "--output", str(path))
+    run("query", dataset, text, "--format", "xml", "--output", str(path))
     assert path.read_bytes().startswith(b"<?xml")
-    turtle = run("ask", dataset, "DESCRIBE ?d { ?d a g:Dataset }", "--format", "turtle").stdout
+    turtle = run("query", dataset, "DESCRIBE ?d { ?d a g:Dataset }", "--format", "turtle").stdout
     assert len(Graph().parse(data=turtle, format="turtle")) >= 8
-    assert "invalid_input" in run("ask", dataset, COUNT, "--format", "turtle", fails=2).stderr
+    assert "invalid_input" in run("query", dataset, COUNT, "--format", "turtle", fails=2).stderr
 
 
 @pytest.mark.parametrize("suffix", [".nt", ".ttl", ".rdf", ".jsonld"])
@@ -121,22 +121,22 @@ def test_what_is_exported_can_be_asked_again_without_a_cluster(
 ) -> None:
     path = tmp_path / f"warm{suffix}"
     assert value(run("export", dataset, str(path), *WARM, "--json"))["bytes"] > 1_000
-    done = CliRunner().invoke(main, ["sparql", "ask", str(path), COUNT, "--json"])
+    done = CliRunner().invoke(main, ["sparql", "query", str(path), COUNT, "--json"])
     assert value(done) == [{"n": HOT}]
 
 
 def test_sources_and_options_that_do_not_go_together_are_refused(
     run: Run, dataset: str, exported: Path, tmp_path: Path
 ) -> None:
-    assert "--query" in run("ask", str(exported), COUNT, *WARM, fails=2).stderr
-    assert "invalid_input" in run("ask", str(tmp_path / "no.ttl"), COUNT, fails=2).stderr
-    assert "invalid_input" in run("ask", str(tmp_path / "no.spool"), COUNT, fails=2).stderr
+    assert "--query" in run("query", str(exported), COUNT, *WARM, fails=2).stderr
+    assert "invalid_input" in run("query", str(tmp_path / "no.ttl"), COUNT, fails=2).stderr
+    assert "invalid_input" in run("query", str(tmp_path / "no.spool"), COUNT, fails=2).stderr
     assert "invalid_input" in run("export", dataset, str(tmp_path / "x.txt"), fails=2).stderr
     assert "--spool" in run("serve", dataset, "--spool", str(tmp_path / "a.spool"), fails=2).stderr
     assert "config" in run("serve", str(exported), "--host", "0.0.0.0", fails=2).stderr
     (tmp_path / "bad.ttl").write_text("this is no Turtle")
-    assert "does not parse" in run("ask", str(tmp_path / "bad.ttl"), COUNT, fails=2).stderr
-    assert "unknown_dataset" in run("ask", "nowhere", COUNT, fails=2).stderr
+    assert "does not parse" in run("query", str(tmp_path / "bad.ttl"), COUNT, fails=2).stderr
+    assert "unknown_dataset" in run("query", "nowhere", COUNT, fails=2).stderr
 
 
 def test_update_is_refused_in_words_of_the_command_line(run: Run, exported: Path) -> None:
@@ -147,11 +147,11 @@ def test_update_is_refused_in_words_of_the_command_line(run: Run, exported: Path
 
 def test_answers_lead_to_blocks_and_observations(run: Run, dataset: str, tmp_path: Path) -> None:
     text = "SELECT ?p { ?p f:temperature ?t } ORDER BY DESC(?t) LIMIT 3"
-    blocks = value(run("ask", dataset, text, "--blocks", "--json"))["blocks"]
+    blocks = value(run("query", dataset, text, "--blocks", "--json"))["blocks"]
     assert len(blocks) == 3
-    assert run("ask", dataset, text, "--blocks").stdout.split() == blocks
+    assert run("query", dataset, text, "--blocks").stdout.split() == blocks
     path = tmp_path / "hottest.parquet"
-    assert value(run("ask", dataset, text, "--read", str(path), "--json"))["rows"] == 3
+    assert value(run("query", dataset, text, "--read", str(path), "--json"))["rows"] == 3
     found = pyarrow.parquet.read_table(path).column("temperature").to_pylist()
     assert sorted(found) == sorted(frame()["temperature"])[-3:]
 
@@ -161,11 +161,11 @@ def test_continuous_queries_and_spools_are_sources(
 ) -> None:
     ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
     try:
-        assert value(run("ask", ccq.id, COUNT, "--json")) == [{"n": HOT}]
+        assert value(run("query", ccq.id, COUNT, "--json")) == [{"n": HOT}]
         path = tmp_path / "hot.spool"
         with Spool(path) as spool, client.sparql_view(ccq.id, spool=spool) as view:
             assert len(view) == HOT
-        assert value(run("ask", str(path), COUNT, "--json")) == [{"n": HOT}]
+        assert value(run("query", str(path), COUNT, "--json")) == [{"n": HOT}]
     finally:
         client.cancel(ccq.id)
 
@@ -238,7 +238,7 @@ def test_an_endpoint_says_when_its_query_has_ended(
 
 
 def test_an_interrupt_ends_a_query_and_its_processes(exported: Path) -> None:
-    with started("ask", str(exported), ENDLESS, "--timeout", "600") as asking:
+    with started("query", str(exported), ENDLESS, "--timeout", "600") as asking:
         family = psutil.Process(asking.pid)
         until = time.monotonic() + 60
         while len(family.children(recursive=True)) < 2 and time.monotonic() < until:

@@ -44,9 +44,9 @@ def test_a_node_that_ends_is_reported_and_restarted(capsys: pytest.CaptureFixtur
     well, dead = Node("node-1", running=True), Node("node-2")
     watched([well, dead], looks=1)
     assert (well.starts, dead.starts) == (0, 1)
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == (
+    result = capsys.readouterr()
+    assert result.out == ""
+    assert result.err == (
         "node-2 has ended: restarting it, attempt 1 of 3. Its log is /logs/node.log\n"
     )
 

@@ -28,23 +28,23 @@ COMMANDS = (
     "top --once",
     "topology",
     "whoami",
-    "datasets",
-    "datasets {dataset}",
+    "dataset list",
+    "dataset show {dataset}",
     "query {dataset}",
     "read {dataset}",
     "explain {dataset} 'feature_1 > 4'",
     "nearest {dataset} --latitude 40 --longitude -100",
-    "summarise {dataset}",
-    "summarise {dataset} --feature feature_1 --bins 4",
-    "drill {dataset}",
+    "stats {dataset}",
+    "stats {dataset} --feature feature_1 --bins 4",
+    "graph children {dataset}",
     "estimate {dataset} --feature feature_1",
     "retention show {dataset}",
     "retention apply {dataset}",
     "ccq list",
     "ccq watch {ccq} --from start --updates 1",
     "sampler list",
-    "sampler sent",
-    "move --to node-1 --from node-3 --dry-run",
+    "sampler uploads",
+    "partition move --to node-1 --from node-3 --dry-run",
 )
 
 
@@ -120,8 +120,8 @@ def test_a_submission_names_commands_that_fit_but_for_the_token(
 def test_wide_shows_where_labels_are_stored(cluster: galileo.LocalCluster, dataset: str) -> None:
     words = ["--node", cluster.addresses[0], "query", dataset, "--wide"]
     shown = CliRunner().invoke(main, words).stdout.splitlines()[0].split()
-    told = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["labels"][0]
-    assert set(shown) == set(told) - {"label"}
+    result = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["labels"][0]
+    assert set(shown) == set(result) - {"label"}
 
 
 def _on_terminal(*words: str) -> list[str]:

@@ -116,23 +116,23 @@ def test_the_command_asks_before_it_drops(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused = run(cluster, "drop", name)
+    refused = run(cluster, "dataset", "drop", name)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "no terminal to confirm it on; add --yes" in refused.stderr
     with monkeypatch.context() as patch:
         patch.setattr("galileo.cli.data.is_terminal", lambda: True)
-        declined = run(cluster, "drop", name, answer="n\n")
+        declined = run(cluster, "dataset", "drop", name, answer="n\n")
         assert declined.exit_code == 1
         assert f"Drop dataset {name} with {ROWS} observations?" in declined.stderr
         assert "Nothing was dropped." in declined.stderr
         assert client.count(name) == ROWS
-        accepted = run(cluster, "drop", name, answer="y\n")
+        accepted = run(cluster, "dataset", "drop", name, answer="y\n")
         assert accepted.exit_code == 0
-        assert f"dataset {name} is dropped: {ROWS} observations" in accepted.stdout
-        unknown = run(cluster, "drop", name)
+        assert f"dropped dataset {name}: {ROWS} observations" in accepted.stdout
+        unknown = run(cluster, "dataset", "drop", name)
         assert (unknown.exit_code, "[unknown_dataset]" in unknown.stderr) == (2, True)
         assert "create" not in unknown.stderr
-    again = run(cluster, "drop", name, "--yes")
+    again = run(cluster, "dataset", "drop", name, "--yes")
     assert (again.exit_code, "[unknown_dataset]" in again.stderr) == (2, True)
     assert "create" not in again.stderr
 
@@ -148,6 +148,6 @@ def test_drop_dataset_of_an_unknown_name_names_the_nearest_without_advice_to_cre
 def test_the_command_drops_without_asking_where_told_to(
     cluster: galileo.LocalCluster, name: str
 ) -> None:
-    result = run(cluster, "drop", name, "--yes", "--json")
+    result = run(cluster, "dataset", "drop", name, "--yes", "--json")
     assert json.loads(result.stdout)["rows"] == ROWS
     assert json.loads(result.stdout)["pending"] == []

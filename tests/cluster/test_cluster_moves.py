@@ -73,11 +73,11 @@ def test_nodes_restart_move_and_join_and_every_label_comes_once(
         restart(client, two, meanwhile=None)
         new.restart()
         wait_until(lambda: client.status().complete, what="the new node to be known")
-        planned = json.loads(command(cluster, "move", "--to", new.name, "--dry-run"))
-        moved = json.loads(command(cluster, "move", "--to", new.name))
+        planned = json.loads(command(cluster, "partition", "move", "--to", new.name, "--dry-run"))
+        moved = json.loads(command(cluster, "partition", "move", "--to", new.name))
         assert [row["partition"] for row in moved] == [row["partition"] for row in planned]
         assert moved
-        assert json.loads(command(cluster, "move", "--to", new.name)) == []
+        assert json.loads(command(cluster, "partition", "move", "--to", new.name)) == []
         wait_until(
             lambda: placement.share(Topology.from_json(client.topology_json()), new.name) == (),
             what="the client's node to hear of the moves",
@@ -107,7 +107,7 @@ def test_what_cannot_be_moved_is_said(cluster: galileo.LocalCluster) -> None:
         with pytest.raises(InputError, match="expected a partition of group"):
             list(client.move(topology.partitions[-1], to=topology.groups[0].nodes[0].name))
         with pytest.raises(InputError, match="does not exist; nodes: "):
-            list(client.move(0, to="nobody"))
+            list(client.move(0, to="unknown"))
         began = time.monotonic()
         owner = placement.owner(topology, 0)
         (done,) = client.move(0, to=owner)

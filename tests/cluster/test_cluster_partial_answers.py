@@ -238,10 +238,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "read": ("read", "air", "--all"),
     "read --whole-blocks": ("read", "air", "--whole-blocks"),
     "nearest": ("nearest", "air", "--latitude", "0", "--longitude", "0"),
-    "summarise": ("summarise", "air", "--feature", "temperature"),
-    "drill": ("drill", "air"),
+    "stats": ("stats", "air", "--feature", "temperature"),
+    "graph children": ("graph", "children", "air"),
     "explain": ("explain", "air"),
-    "datasets": ("datasets", "air"),
+    "dataset show": ("dataset", "show", "air"),
     "sparql": ("sparql", "air", COUNT),
 }
 WARNING = "partial answer: partitions 4, 5, 6, 7 are missing"
@@ -255,8 +255,8 @@ def test_commands_warn_on_standard_error(
     done = run(halved, *COMMANDS[name], *json_flag)
     assert (done.exit_code, WARNING in done.stderr) == (0, True), done.output
     if json_flag and name != "sparql":
-        told = json.loads(done.stdout)
-        assert (told["complete"], told["missing"]) == (False, list(halved.missing))
+        actual = json.loads(done.stdout)
+        assert (actual["complete"], actual["missing"]) == (False, list(halved.missing))
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "count"])
@@ -275,8 +275,8 @@ def test_written_files_say_what_is_missing(
     path = tmp_path / f"half{suffix}"
     done = run(halved, command, "air", "--output", str(path), "--json")
     assert (done.exit_code, WARNING in done.stderr) == (0, True), done.output
-    told = json.loads(done.stdout)
-    assert (told["complete"], told["missing"]) == (False, list(halved.missing))
+    actual = json.loads(done.stdout)
+    assert (actual["complete"], actual["missing"]) == (False, list(halved.missing))
     if suffix.endswith("parquet"):
         metadata = pyarrow.parquet.read_metadata(path).metadata
         assert json.loads(metadata[b"galileo.missing"]) == list(halved.missing)

@@ -60,7 +60,7 @@ def test_the_section_on_sending_works_as_it_stands(
         ["sampler", "test"],
         ["query", "soundings"],
         ["ccq", "submit"],
-        ["sampler", "sent"],
+        ["sampler", "uploads"],
         ["sampler", "revoke"],
     ]
 

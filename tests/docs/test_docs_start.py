@@ -59,7 +59,7 @@ def test_the_first_page_works_as_it_stands(
     try:
         assert len(outputs) == 11
         assert "3 observations stored" in outputs["galileo ingest reports reports.csv --create"]
-        assert "humidity" in outputs["galileo datasets reports"]
+        assert "humidity" in outputs["galileo dataset show reports"]
         again = terminal.type("galileo ingest reports reports.csv")
         assert "3 of them stored before" in again
         assert pyarrow.parquet.read_table("warm.parquet").num_rows == 2

@@ -238,7 +238,7 @@ def test_certificates_are_checked_on_both_sides(guarded: Guarded, tmp_path: Path
     assert [type(error) for error in errors] == [ConfigError, Unavailable, Unavailable]
     assert "is of another authority" in errors[0].message
     for error in errors[1:]:
-        assert "does not trust the client's certificate" in error.message
+        assert "does not accept the client's certificate" in error.message
 
 
 def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
@@ -249,7 +249,7 @@ def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
         pytest.raises(ConfigError, match=f"the node at {address} expects TLS.*as tls="),
     ):
         client.datasets()
-    output = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "datasets"])
+    output = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "dataset", "list"])
     assert output.exit_code == 2
     assert f"the node at {address} expects TLS" in output.stderr
     assert "by --tls, or set GALILEO_TLS" in output.stderr
@@ -262,7 +262,7 @@ def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
         pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
     ):
         client.datasets()
-    output = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "datasets"])
+    output = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "dataset", "list"])
     assert "name a file of it by --token-file" in output.stderr
     assert "galileo.connect" not in output.stderr
 
@@ -467,7 +467,7 @@ def test_sparql_is_served_by_whom_the_cluster_knows(guarded: Guarded, tmp_path: 
             check_nothing_is_told(guarded)
         finally:
             serving.terminate()
-    refused = CliRunner().invoke(main, [*node, "--json", "sparql", "ask", "rain", "ASK {}"])
+    refused = CliRunner().invoke(main, [*node, "--json", "sparql", "query", "rain", "ASK {}"])
     assert json.loads(refused.stderr)["error"]["kind"] == "unauthenticated"
 
 

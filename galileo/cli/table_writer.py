@@ -1,4 +1,4 @@
-"""Tables that are written piece by piece, to a file or to standard output."""
+"""Writes tables piece by piece to a file or to standard output."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SUFFIXES = {
 }
 FORMATS = ("parquet", "arrow", "csv", "ndjson", "geoparquet", "geojson")
 LINES = ("csv", "ndjson")
-"""Formats of which every beginning can be read."""
+"""Formats that can be read from a pipe while they are written."""
 GROUP_ROWS = 131_072
-"""Rows that are written together; a Parquet file is made of groups of so many."""
+"""Rows of one write, and of one row group of a Parquet file."""
 
 
 class Writer(Protocol):
-    """What takes the pieces of one table."""
+    """Writes tables of one schema."""
 
     def write(self, table: pa.Table) -> None: ...
 
@@ -46,17 +46,17 @@ class Writer(Protocol):
 
 
 class PartialWriter(Writer, Protocol):
-    """A writer whose file can say what a partial answer lacks."""
+    """A writer whose file can record the missing partitions of a partial answer."""
 
     def note_missing(self, missing: Sequence[int]) -> None:
-        """Names the missing partitions in the metadata of the file, where its format has some."""
+        """Writes the missing partitions to the metadata of the file, if its format has metadata."""
 
 
 def format_of(output: str, given: str | None) -> str:
-    """The format to write: the one given, else by the file's name; JSON lines on standard output.
+    """The format `given`, or else that of the file name's suffix; on standard output JSON lines.
 
     Raises:
-        InputError: the name says none, or the format cannot be written to standard output.
+        InputError: the suffix is unknown, or the format cannot be written to standard output.
     """
     if output == STDOUT:
         if given not in (None, *LINES):
@@ -73,10 +73,10 @@ def format_of(output: str, given: str | None) -> str:
 
 @contextlib.contextmanager
 def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[PartialWriter]:
-    """A writer of tables of one schema; the file has its name once all of it is written.
+    """A writer of tables of one schema; the file gets its name when all of it is written.
 
     Raises:
-        InputError: there is no place to write to.
+        InputError: the file cannot be written.
     """
     try:
         with _sink(output) as sink:
@@ -93,6 +93,12 @@ def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[PartialW
         if isinstance(error, BrokenPipeError):
             raise
         raise InputError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Writes one table in the format of the file name's suffix; errors as `writing`."""
+    with writing(str(path), table.schema, format=format_of(str(path), None)) as writer:
+        writer.write(table)
 
 
 @contextlib.contextmanager
@@ -115,7 +121,7 @@ def _sink(output: str) -> Iterator[IO[bytes]]:
 
 
 class _Grouped:
-    """Hands on as many rows at a time as suits a file."""
+    """Collects tables, and writes them in groups of GROUP_ROWS rows."""
 
     def __init__(self, writer: Writer, schema: pa.Schema) -> None:
         self._writer = writer
@@ -127,36 +133,36 @@ class _Grouped:
         self._waiting.append(table)
         self._rows += table.num_rows
         if self._rows >= GROUP_ROWS:
-            self._hand_on()
+            self._flush()
 
     def note_missing(self, missing: Sequence[int]) -> None:
         if not missing:
             return
-        self._hand_on()
-        told = {MISSING_KEY: json.dumps(list(missing))}
+        self._flush()
+        metadata = {MISSING_KEY: json.dumps(list(missing))}
         if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
-            self._writer.add_key_value_metadata(told)
+            self._writer.add_key_value_metadata(metadata)
         elif isinstance(self._writer, pa.ipc.RecordBatchFileWriter):
             nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
-            self._writer.write_batch(nothing, custom_metadata=told)
+            self._writer.write_batch(nothing, custom_metadata=metadata)
 
     def close(self) -> None:
-        self._hand_on()
+        self._flush()
         self._writer.close()
 
     def abandon(self) -> None:
-        """Ends a Parquet file without the rows that wait; other formats write nothing then."""
+        """Closes a Parquet file without the collected rows; other formats write nothing."""
         if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
             self._writer.close()
 
-    def _hand_on(self) -> None:
+    def _flush(self) -> None:
         if self._rows:
             self._writer.write(pa.concat_tables(self._waiting).cast(self._schema))
         self._waiting, self._rows = [], 0
 
 
 class _JsonLines:
-    """An object for each row, a line each; times are ISO 8601, and what is missing is null."""
+    """Writes one JSON object a line for each row; times as ISO 8601, missing values as null."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         self._sink = sink

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.storage import backup as backups
 from galileo.storage import verify as checks
@@ -22,7 +22,7 @@ _NEW = click.Path(path_type=Path)
 @click.argument("directory", type=_DIRECTORY)
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def verify(session: Session, *, directory: Path) -> None:
     """Check every byte that a node keeps in DIRECTORY; the node may be running.
 
@@ -75,7 +75,7 @@ def _summary(report: checks.Report) -> str:
 )
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def backup(session: Session, *, directory: Path, target: Path, link: bool) -> None:
     """Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.
 
@@ -89,7 +89,7 @@ def backup(session: Session, *, directory: Path, target: Path, link: bool) -> No
         manifest = backups.backup(
             directory, target, options=options, progress=lambda n: bar.advance(task, n / 1e6)
         )
-    _tell(session, manifest, place=target)
+    _report(session, manifest, place=target)
 
 
 @click.command()
@@ -97,7 +97,7 @@ def backup(session: Session, *, directory: Path, target: Path, link: bool) -> No
 @click.argument("directory", type=_NEW)
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def restore(session: Session, *, source: Path, directory: Path) -> None:
     """Create a node's DIRECTORY, which must not exist, from the backup SOURCE.
 
@@ -111,18 +111,18 @@ def restore(session: Session, *, source: Path, directory: Path) -> None:
     with session.output.progress(unit="MB") as bar:
         task = bar.add_task("copying", total=checks.bytes_to_read(source) / 1e6)
         manifest = backups.restore(source, directory, progress=lambda n: bar.advance(task, n / 1e6))
-    _tell(session, manifest, place=directory)
+    _report(session, manifest, place=directory)
 
 
-def _tell(session: Session, manifest: backups.Manifest, *, place: Path) -> None:
-    told = {"directory": str(place), "created_at": manifest.created_at}
-    told |= {
+def _report(session: Session, manifest: backups.Manifest, *, place: Path) -> None:
+    facts = {"directory": str(place), "created_at": manifest.created_at}
+    facts |= {
         "commits": manifest.commits,
         "files": len(manifest.files),
         "bytes": manifest.total_bytes,
     }
     session.output.value(
-        told,
+        facts,
         words=f"{manifest.commits:,} commits in {len(manifest.files):,} files, "
         f"{manifest.total_bytes / 1e6:,.1f} MB: in {place}",
     )

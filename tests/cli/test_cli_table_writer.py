@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cli import table_streams
-from galileo.cli.table_streams import format_of, json_lines, writing
+from galileo.cli import table_writer
+from galileo.cli.table_writer import format_of, json_lines, writing
 from galileo.errors import InputError
 from galileo.model.times import TIME_TYPE
 
@@ -57,8 +57,10 @@ def plain(value: Any) -> Any:
 def test_json_lines_say_what_the_rows_are(rows: list[tuple[Any, ...]]) -> None:
     lines = json_lines(table_of(rows)).to_pylist()
     assert all("\n" not in line for line in lines)
-    told = [list(json.loads(line).items()) for line in lines]
-    assert told == [[(n, plain(v)) for n, v in zip(SCHEMA.names, row, strict=True)] for row in rows]
+    result = [list(json.loads(line).items()) for line in lines]
+    assert result == [
+        [(n, plain(v)) for n, v in zip(SCHEMA.names, row, strict=True)] for row in rows
+    ]
 
 
 def test_times_are_iso_8601() -> None:
@@ -85,7 +87,7 @@ READERS = {
 def test_what_is_written_in_pieces_is_one_table(
     tmp_path: Path, name: str, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_streams, "GROUP_ROWS", 25)
+    monkeypatch.setattr(table_writer, "GROUP_ROWS", 25)
     path = tmp_path / name
     schema = pa.schema([("number", pa.int64()), ("station", pa.string())])
     with writing(str(path), schema, format=format_of(str(path), None)) as writer:

@@ -34,7 +34,7 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def dataset(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
-    name = fresh_name("told")
+    name = fresh_name("analytics")
     features = [Feature("temperature"), Feature("station", type="text")]
     client.create_dataset(Schema(name, features, geohash_precision=3))
     client.ingest(name, frame())
@@ -60,10 +60,10 @@ def values(done: Result) -> Any:
 
 def test_explain(run: Run, dataset: str) -> None:
     warm = int((frame()["temperature"] > 4).sum())
-    told = values(run("explain", dataset, "temperature > 4", "--json"))
-    assert (told["found"], told["complete"], told["dataset"]) == (warm, True, dataset)
-    assert sum(node["found"] for node in told["nodes"]) == warm
-    assert {"runs_pruned", "cells_tested", "sift_s", "steps"} <= set(told["nodes"][0])
+    result = values(run("explain", dataset, "temperature > 4", "--json"))
+    assert (result["found"], result["complete"], result["dataset"]) == (warm, True, dataset)
+    assert sum(node["found"] for node in result["nodes"]) == warm
+    assert {"runs_pruned", "cells_tested", "sift_s", "steps"} <= set(result["nodes"][0])
     words = run("explain", dataset, "temperature > 4").stdout
     assert f"{warm} paths match." in words
     assert "partitions: 8 by placement" in words
@@ -87,52 +87,54 @@ def test_nearest(run: Run, dataset: str) -> None:
 
 
 def test_summarise(run: Run, dataset: str) -> None:
-    told = values(run("summarise", dataset, "--feature", "temperature", "--bins", "3", "--json"))
+    result = values(run("stats", dataset, "--feature", "temperature", "--bins", "3", "--json"))
     temperatures = frame()["temperature"]
-    assert told["observations"] == ROWS
-    assert told["mean"] == pytest.approx(temperatures.mean())
-    assert told["counts"] == np.histogram(temperatures, 3)[0].tolist()
+    assert result["observations"] == ROWS
+    assert result["mean"] == pytest.approx(temperatures.mean())
+    assert result["counts"] == np.histogram(temperatures, 3)[0].tolist()
     edges = ["--edges", "0,5,100"]
-    shown = run("summarise", dataset, "station = 'c'", "--feature", "temperature", *edges).stdout
+    shown = run("stats", dataset, "station = 'c'", "--feature", "temperature", *edges).stdout
     cold = int((frame()["temperature"][frame()["station"] == "c"] < 5).sum())
     assert str(cold) in shown
     assert "█" in shown
     for wrong in (["--edges", "a,b"], ["--edges", "1,2", "--bins", "2"], ["--bins", "0"]):
-        run("summarise", dataset, "--feature", "temperature", *wrong, fails=2)
+        run("stats", dataset, "--feature", "temperature", *wrong, fails=2)
 
 
 def test_drill(run: Run, dataset: str) -> None:
     order = ["--order", "station,temperature"]
-    told = values(run("drill", dataset, *order, "--json"))
+    result = values(run("graph", "children", dataset, *order, "--json"))
     stations = frame()["station"].value_counts()
-    assert (told["level"], told["more"], told["missing"]) == ("station", False, [])
-    assert {c["vertex"]: c["observations"] for c in told["children"]} == {
+    assert (result["level"], result["more"], result["missing"]) == ("station", False, [])
+    assert {c["vertex"]: c["observations"] for c in result["children"]} == {
         "a%2Fb": stations["a/b"],
         "c": stations["c"],
     }
-    page = run("drill", dataset, "a%2Fb", *order, "--limit", "3").stdout
+    page = run("graph", "children", dataset, "a%2Fb", *order, "--limit", "3").stdout
     assert "3 of level temperature; more with --after a%2Fb/2\n" in page
-    rest = values(run("drill", dataset, "a%2Fb", *order, "--after", "a%2Fb/2", "--json"))
+    rest = values(
+        run("graph", "children", dataset, "a%2Fb", *order, "--after", "a%2Fb/2", "--json")
+    )
     temperatures = frame()["temperature"][frame()["station"] == "a/b"]
     wanted = sorted(set(temperatures[temperatures > 2]))
     assert [child["value"] for child in rest["children"]] == wanted
-    run("drill", dataset, "a%2Fb", *order, "--after", "", fails=2)
-    run("drill", dataset, "a%2Fb/warm", *order, fails=2)
+    run("graph", "children", dataset, "a%2Fb", *order, "--after", "", fails=2)
+    run("graph", "children", dataset, "a%2Fb/warm", *order, fails=2)
 
 
 def test_drill_from_the_root(run: Run, dataset: str) -> None:
-    told = values(run("drill", dataset, "--limit", "1000", "--json"))
-    assert told["level"] == "geohash"
-    assert sum(child["observations"] for child in told["children"]) == ROWS
-    cell = told["children"][0]["vertex"]
-    [time] = values(run("drill", dataset, cell, "--json"))["children"]
+    result = values(run("graph", "children", dataset, "--limit", "1000", "--json"))
+    assert result["level"] == "geohash"
+    assert sum(child["observations"] for child in result["children"]) == ROWS
+    cell = result["children"][0]["vertex"]
+    [time] = values(run("graph", "children", dataset, cell, "--json"))["children"]
     assert time["vertex"] == f"{cell}/2014-03-01T06:00:00Z"
 
 
 def test_estimate(run: Run, dataset: str) -> None:
-    told = values(run("estimate", dataset, "--feature", "temperature", "--json"))
-    assert told["low"] <= told["count"] <= told["high"]
-    assert len(told["quantiles"]) in (0, 5)
+    result = values(run("estimate", dataset, "--feature", "temperature", "--json"))
+    assert result["low"] <= result["count"] <= result["high"]
+    assert len(result["quantiles"]) in (0, 5)
     shown = run("estimate", dataset, "temperature > 4").stdout
     assert "paths match, as estimated by node-" in shown
     refused = run("estimate", dataset, "--quantiles", "0.5", fails=2)

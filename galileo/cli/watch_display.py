@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from galileo.cli.live import Board, Part, Screen
+from galileo.cli.live_display import Frame, LiveDisplay, Panel
 from galileo.cli.output import Output
 from galileo.client import Labels, Update
 
@@ -24,7 +24,7 @@ PIPE_LOOK_MS = 500
 """Between two looks at a pipe; Linux also reports its end in between."""
 
 
-class Watching(Board):
+class WatchDisplay(LiveDisplay):
     """A board with the newest labels of a continuous query, and how many came in all."""
 
     def __init__(self, output: Output, ccq_id: str) -> None:
@@ -43,10 +43,10 @@ class Watching(Board):
         newest = joined.slice(max(0, len(joined) - LABELS_SHOWN), len(joined))
         self._newest = Labels(newest.schema, newest.table)
         rows = self._newest.to_arrow().drop_columns(NOT_SHOWN).to_pylist()
-        words = "\n".join([self._told(update), *notices, f"token {update.token}"])
-        self.show(Screen((Part(rows, title=self._ccq_id, words=words),), None))
+        words = "\n".join([self._summary(update), *notices, f"token {update.token}"])
+        self.show(Frame((Panel(rows, title=self._ccq_id, words=words),), None))
 
-    def _told(self, update: Update) -> str:
+    def _summary(self, update: Update) -> str:
         gone = f", {self._gone:,} commits dropped by retention before they were fetched" * bool(
             self._gone
         )
@@ -58,7 +58,7 @@ class Watching(Board):
 
 
 @contextlib.contextmanager
-def ending_with_reader(output_fd: int = 1) -> Iterator[None]:
+def stop_when_reader_ends(output_fd: int = 1) -> Iterator[None]:
     """Ends the block when the reader of a pipe ends, also while nothing is written to it.
 
     Use it in the main thread. Files and terminals are not watched.

@@ -1,4 +1,4 @@
-"""`galileo move`: partitions from node to node."""
+"""`galileo partition move`: move partitions from node to node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from galileo.cli.output import failing_well
+from galileo.cli.lazy import Group
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.dht import placement
@@ -15,16 +16,26 @@ from galileo.dht.topology import Topology
 from galileo.errors import InputError
 
 
-@click.command()
+@click.group(cls=Group)
+def partition() -> None:
+    """Partitions: move them between nodes.
+
+    \b
+    Example:
+      galileo partition move --to storm-4
+    """
+
+
+@partition.command()
 @click.argument("partitions", nargs=-1, type=click.IntRange(min=0), metavar="[PARTITION]...")
-@click.option("--to", required=True, metavar="NODE", help="The node that takes the partitions.")
+@click.option("--to", required=True, metavar="NODE", help="The node that receives the partitions.")
 @click.option(
     "--from", "source", default="", metavar="NODE", help="Move all partitions of this node."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be moved, and stop.")
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def move(
     session: Session, *, partitions: tuple[int, ...], to: str, source: str, dry_run: bool
 ) -> None:
@@ -36,30 +47,30 @@ def move(
 
     \b
     Example:
-      galileo move --to storm-4
-      galileo move --to storm-4 --from storm-2
-      galileo move 3 5 --to storm-1
+      galileo partition move --to storm-4
+      galileo partition move --to storm-4 --from storm-2
+      galileo partition move 3 5 --to storm-1
     """
     with session.client() as client:
         topology = Topology.from_json(client.topology_json())
-        chosen = _chosen(topology, partitions, to=to, source=source)
+        selected = _select(topology, partitions, to=to, source=source)
         rows = [
             {"partition": p, "from": placement.owner(topology, p), "to": to}
-            | ({} if dry_run else _moved(session, client, p, to=to))
-            for p in chosen
+            | ({} if dry_run else _move(session, client, p, to=to))
+            for p in selected
         ]
     title = "Would move" if dry_run else "Moved"
     session.output.rows(
         rows,
         title=f"{title} {len(rows)} partitions",
-        empty=f"{to} has all of these partitions already.",
+        empty=f"{to} already has all of these partitions.",
     )
 
 
-def _chosen(
+def _select(
     topology: Topology, partitions: tuple[int, ...], *, to: str, source: str
 ) -> tuple[int, ...]:
-    """Those that are to move and are not there yet."""
+    """The partitions to move that `to` does not own yet."""
     for name in filter(None, (to, source)):
         if name not in topology.by_name:
             known = ", ".join(sorted(topology.by_name))
@@ -81,8 +92,8 @@ def _chosen(
     return tuple(p for p in dict.fromkeys(wanted) if placement.owner(topology, p) != to)
 
 
-def _moved(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
-    """Moves one; how much that was and how long it took, and for how long its producers waited."""
+def _move(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
+    """Moves one partition; its size, its duration and how long ingest into it waited."""
     began, switched, size = time.monotonic(), None, 0
     with session.output.progress(unit="bytes", passing=True) as bar:
         task = bar.add_task(f"partition {partition}")

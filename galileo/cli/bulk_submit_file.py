@@ -32,7 +32,7 @@ class Defaults:
     key: str | None = None
 
 
-def submissions(path: Path, defaults: Defaults) -> list[Submission]:
+def read_submissions(path: Path, defaults: Defaults) -> list[Submission]:
     """What the lines of a file say; empty lines are passed over.
 
     Raises:
@@ -49,11 +49,11 @@ def submissions(path: Path, defaults: Defaults) -> list[Submission]:
 
 def _submission(line: str, number: int, defaults: Defaults) -> Submission:
     try:
-        told = _json_object(line)
-        unknown = [key for key in told if key not in KEYS]
+        fields = _json_object(line)
+        unknown = [key for key in fields if key not in KEYS]
         if unknown:
             raise InputError(f"expected keys of {', '.join(KEYS)}, got {', '.join(unknown)}")
-        return _made(told, number, defaults)
+        return _parse(fields, number, defaults)
     except (ValueError, InputError) as error:
         raise InputError(f"line {number} of the file: {error}", line=number) from error
 
@@ -66,23 +66,23 @@ def _json_object(line: str) -> dict[str, Any]:
     raise InputError(f"expected a JSON object, got {line.strip()[:60]!r}")
 
 
-def _made(told: Mapping[str, Any], number: int, defaults: Defaults) -> Submission:
-    dataset = told.get("dataset", defaults.dataset)
+def _parse(fields: Mapping[str, Any], number: int, defaults: Defaults) -> Submission:
+    dataset = fields.get("dataset", defaults.dataset)
     if not isinstance(dataset, str):
         raise InputError("expected the key dataset, or --dataset for all lines")
-    sampler, window = told.get("sampler"), told.get("window")
-    compression = told.get("compression", "none")
+    sampler, window = fields.get("sampler"), fields.get("window")
+    compression = fields.get("compression", "none")
     if not isinstance(compression, str):
         raise InputError(f"expected a text as compression, got {compression!r}")
     named: dict[str, Any] = {"id": f"{defaults.key}-{number}"} if defaults.key is not None else {}
-    if "id" in told:
-        named["id"] = str(told["id"])
-    query = told.get("query", "")
+    if "id" in fields:
+        named["id"] = str(fields["id"])
+    query = fields.get("query", "")
     return Submission(
         dataset,
         query if isinstance(query, str) else json.dumps(query),
-        interval=told.get("interval", defaults.interval),
-        expiration=told.get("expiration", defaults.expiration),
+        interval=fields.get("interval", defaults.interval),
+        expiration=fields.get("expiration", defaults.expiration),
         sampler=None if sampler is None else SamplerSpec.from_json(json.dumps(sampler)),
         compression=compression,
         window=None if window is None else Window.from_json(json.dumps(window)),

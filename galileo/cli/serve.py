@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from galileo import config as configuration
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session
 from galileo.logging_setup import start_logging
 from galileo.server.evaluator_client import evaluator_options
@@ -41,7 +41,7 @@ _overrides = click.option(
     help="Serve other machines without TLS. Short for --set security.insecure=true.",
 )
 @click.pass_obj
-@failing_well
+@handle_errors
 def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure: bool) -> None:
     """Run one node until it receives SIGTERM or SIGINT.
 
@@ -61,7 +61,7 @@ def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure:
 @_config
 @_overrides
 @click.pass_obj
-@failing_well
+@handle_errors
 def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> None:
     """Run this host's Spark evaluator; nodes start one when they need it.
 

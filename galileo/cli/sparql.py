@@ -11,11 +11,11 @@ import click
 
 from galileo import rdf
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, failing_well
+from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.cli.sparql_serving import serve
+from galileo.cli.sparql_serve import serve
 from galileo.cli.sparql_sources import STDIN, opened
-from galileo.cli.table_files import write_table
+from galileo.cli.table_writer import write_table
 from galileo.errors import InputError
 from galileo.model.times import seconds
 from galileo.rdf import SparqlResult
@@ -28,34 +28,34 @@ _FORMATS = tuple(dict.fromkeys((*SOLUTION_FORMATS, *rdf.FORMATS)))
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
-class _Asking(Group):
-    """A group whose first command is meant where the first word names none."""
+class DefaultCommandGroup(Group):
+    """A group that runs `query` if the first word is no command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands:
-            args = [ask.name or "", *args]
+            args = ["query", *args]
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Asking)
+@click.group(cls=DefaultCommandGroup)
 def sparql() -> None:
     """Query results as RDF with SPARQL; see docs/rdf.md for the terms.
 
-    The word `ask` may be left out.
+    The word `query` may be left out.
 
     \b
     Example:
-      galileo sparql ask nam --query "temperature > 290" \\
+      galileo sparql query nam --query "temperature > 290" \\
           "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
           GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
       galileo sparql serve nam
     """
 
 
-def _ask_options(command: F) -> F:
-    """How a query is given, and what becomes of its answer."""
+def _query_options(command: F) -> F:
+    """The options of the query and of its answer."""
     options: list[Any] = [
         click.option("--query", default="", help="CQL2 query; SPARQL sees its result only."),
         click.option(
@@ -87,15 +87,15 @@ def _ask_options(command: F) -> F:
     return command
 
 
-@sparql.command()
+@sparql.command("query")
 @click.argument("source")
 @click.argument("sparql_query", default="")
-@_ask_options
+@_query_options
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
-def ask(
+@handle_errors
+def query_source(
     session: Session,
     *,
     source: str,
@@ -119,11 +119,11 @@ def ask(
 
     \b
     Example:
-      galileo sparql ask nam --query "temperature > 290" \\
+      galileo sparql query nam --query "temperature > 290" \\
           "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
           GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
-      galileo sparql ask nam --file hottest.rq --format csv --output hottest.csv
-      galileo sparql ask nam "SELECT ?p { ?p f:t ?t } LIMIT 5" --read five.parquet
+      galileo sparql query nam --file hottest.rq --format csv --output hottest.csv
+      galileo sparql query nam "SELECT ?p { ?p f:t ?t } LIMIT 5" --read five.parquet
     """
     text = _query_text(sparql_query, query_file)
     with (
@@ -149,13 +149,13 @@ def ask(
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def export(
     session: Session, *, source: str, path: Path, query: str, require_complete: bool
 ) -> None:
     """Write labels as RDF to a file, which can be queried and served again.
 
-    PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as for `galileo sparql ask`.
+    PATH ends in .nt, .ttl, .rdf or .jsonld. SOURCE is as for `galileo sparql query`.
 
     \b
     Example:
@@ -171,7 +171,7 @@ def export(
 @sparql.command()
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def ontology(session: Session) -> None:
     """Print the ontology of the classes and properties as Turtle.
 
@@ -204,9 +204,9 @@ def _download(session: Session, result: SparqlResult, path: Path) -> None:
     with session.client() as client:
         table = client.read(labels)
     write_table(table, path)
-    told = {"labels": len(labels), "rows": table.num_rows, "file": str(path)}
-    told |= {"complete": result.complete, "missing": result.missing}
-    session.output.value(told, words=f"{table.num_rows:,} observations written to {path}")
+    facts = {"labels": len(labels), "rows": table.num_rows, "file": str(path)}
+    facts |= {"complete": result.complete, "missing": result.missing}
+    session.output.value(facts, words=f"{table.num_rows:,} observations written to {path}")
 
 
 def _write(output: Output, data: bytes, path: Path | None) -> None:
@@ -215,8 +215,8 @@ def _write(output: Output, data: bytes, path: Path | None) -> None:
         sys.stdout.buffer.flush()
         return
     path.write_bytes(data)
-    told = {"file": str(path), "bytes": len(data)}
-    output.value(told, words=f"{len(data):,} bytes written to {path}")
+    facts = {"file": str(path), "bytes": len(data)}
+    output.value(facts, words=f"{len(data):,} bytes written to {path}")
 
 
 def _show(output: Output, result: SparqlResult) -> None:

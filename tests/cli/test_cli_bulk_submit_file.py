@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import galileo
+from galileo.cli.bulk_submit_file import Defaults, read_submissions
 from galileo.cli.main import main
-from galileo.cli.submissions import Defaults, submissions
 from galileo.errors import InputError
 
 
@@ -40,7 +40,7 @@ def test_a_line_says_all_or_leaves_it_to_the_defaults(tmp_path: Path) -> None:
         "",
         {"query": {"op": ">", "args": [{"property": "a"}, 1]}},
     )
-    first, second = submissions(path, Defaults("gauges", "2s", "3h", "key"))
+    first, second = read_submissions(path, Defaults("gauges", "2s", "3h", "key"))
     assert first == galileo.Submission(
         "nam", "a > 1", "5s", 60, spec, compression="lz4", window=window, id="mine"
     )
@@ -50,7 +50,7 @@ def test_a_line_says_all_or_leaves_it_to_the_defaults(tmp_path: Path) -> None:
 
 
 def test_ids_are_drawn_where_there_is_no_key(tmp_path: Path) -> None:
-    found = submissions(written(tmp_path, {}, {}), Defaults("nam"))
+    found = read_submissions(written(tmp_path, {}, {}), Defaults("nam"))
     assert len({one.id for one in found}) == 2
 
 
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(
     tmp_path: Path, line: str, expected: str
 ) -> None:
     with pytest.raises(InputError, match="line 2 of the file") as caught:
-        submissions(written(tmp_path, {}, line), Defaults("nam"))
+        read_submissions(written(tmp_path, {}, line), Defaults("nam"))
     assert expected in caught.value.message
 
 
@@ -77,7 +77,7 @@ def test_a_line_ends_where_the_file_says_so(tmp_path: Path) -> None:
     """Not where JSON has a separator of lines or paragraphs within a text."""
     path = tmp_path / "queries.jsonl"
     path.write_bytes('{"query": "name = \'a\u2028b\x85c\'"}\r\n{"query": "é > 1"}'.encode())
-    first, second = submissions(path, Defaults("nam"))
+    first, second = read_submissions(path, Defaults("nam"))
     assert (first.query, second.query) == ("name = 'a\u2028b\x85c'", "é > 1")
 
 
@@ -85,12 +85,12 @@ def test_a_file_is_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "queries.jsonl"
     path.write_bytes('{"query": "é > 1"}'.encode("latin-1"))
     with pytest.raises(InputError, match=r"expected UTF-8 in .*queries\.jsonl"):
-        submissions(path, Defaults("nam"))
+        read_submissions(path, Defaults("nam"))
 
 
 def test_a_line_needs_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--dataset"):
-        submissions(written(tmp_path, {}), Defaults())
+        read_submissions(written(tmp_path, {}), Defaults())
 
 
 def test_a_file_is_submitted_and_again_makes_nothing_twice(

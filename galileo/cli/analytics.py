@@ -1,4 +1,4 @@
-"""`galileo explain`, `nearest`, `summarise`, `drill`, `estimate`: answers from metadata."""
+"""`galileo explain`, `nearest`, `stats`, `estimate`, `graph`: answers from metadata graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from galileo.cli.ccq import LABELS_SHOWN
-from galileo.cli.output import Output, failing_well
+from galileo.cli.lazy import Group
+from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client.analytics_results import FeatureSummary, NodeExplanation, QueryExplanation
 from galileo.client.graph_path import levels_of, parse_vertex
@@ -26,7 +27,7 @@ _BAR_CHARS = 40
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def explain(session: Session, *, dataset: str, query: str, require_complete: bool) -> None:
     """Show which nodes answer a query, and how much data each one prunes and scans.
 
@@ -35,17 +36,17 @@ def explain(session: Session, *, dataset: str, query: str, require_complete: boo
       galileo explain nam "S_INTERSECTS(geometry, BBOX(-110, 35, -100, 42))"
     """
     with session.client() as client:
-        told = client.explain(dataset, query, require_complete=require_complete)
+        result = client.explain(dataset, query, require_complete=require_complete)
     if session.output.as_json:
-        facts = {"found": told.found, "complete": told.complete, "missing": told.missing}
-        session.output.value(_fields(told) | facts)
+        facts = {"found": result.found, "complete": result.complete, "missing": result.missing}
+        session.output.value(_fields(result) | facts)
     else:
-        _show_explanation(session.output, told)
-    session.output.warn_partial(told.missing)
+        _show_explanation(session.output, result)
+    session.output.warn_partial(result.missing)
 
 
-def _show_explanation(output: Output, told: QueryExplanation) -> None:
-    output.rows([_node_row(node) for node in told.nodes], empty="No node can hold a match.")
+def _show_explanation(output: Output, result: QueryExplanation) -> None:
+    output.rows([_node_row(node) for node in result.nodes], empty="No node can hold a match.")
     steps = [
         {
             "condition": _condition(step.condition),
@@ -53,7 +54,7 @@ def _show_explanation(output: Output, told: QueryExplanation) -> None:
             "passed": step.passed,
             "node": node.node,
         }
-        for node in told.nodes
+        for node in result.nodes
         for step in node.steps
     ]
     if steps:
@@ -61,13 +62,13 @@ def _show_explanation(output: Output, told: QueryExplanation) -> None:
         output.rows(steps)
     lines = [
         "",
-        f"{told.found:,} paths match.",
-        f"time: {_time(told.total_s)}, of which planning {_time(told.plan_s)}",
-        f"groups: {', '.join(told.groups) or 'none'}",
-        f"partitions: {len(told.partitions)} by placement, {len(told.spared)} of them pruned",
+        f"{result.found:,} paths match.",
+        f"time: {_time(result.total_s)}, of which planning {_time(result.plan_s)}",
+        f"groups: {', '.join(result.groups) or 'none'}",
+        f"partitions: {len(result.partitions)} by placement, {len(result.spared)} of them pruned",
         *(
             output.fold(f"{node.node} did not answer: {node.error}")
-            for node in told.nodes
+            for node in result.nodes
             if node.error
         ),
     ]
@@ -111,7 +112,7 @@ def _condition(condition: str) -> str:
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def nearest(
     session: Session,
     *,
@@ -160,8 +161,8 @@ def nearest(
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
-def summarise(
+@handle_errors
+def stats(
     session: Session,
     *,
     dataset: str,
@@ -173,12 +174,12 @@ def summarise(
 ) -> None:
     """Count the matching observations, with statistics and histograms of features.
 
-    Counts whole blocks: observations under the paths that match. `summarize` is the same command.
+    Counts whole blocks: observations under the paths that match.
 
     \b
     Example:
-      galileo summarise nam "geohash LIKE '9x%'"
-      galileo summarise nam "geohash LIKE '9x%'" --feature temperature --bins 10
+      galileo stats nam "geohash LIKE '9x%'"
+      galileo stats nam "geohash LIKE '9x%'" --feature temperature --bins 10
     """
     if bins is not None and edges is not None:
         raise InputError("expected --bins or --edges, got both")
@@ -194,19 +195,19 @@ def summarise(
             for name in names
         }
     output = session.output
-    output.warn_partial(tuple(sorted({one for told in found.values() for one in told.missing})))
+    output.warn_partial(tuple(sorted({one for result in found.values() for one in result.missing})))
     if output.as_json:
         values = [
-            {**_fields(told), "mean": told.mean, "complete": told.complete}
-            for told in found.values()
+            {**_fields(result), "mean": result.mean, "complete": result.complete}
+            for result in found.values()
         ]
         output.value(values[0] if feature else values)
         return
     facts = ("observations", "minimum", "mean", "maximum", "nulls", "paths", "total")
     output.rows(
         [
-            {"feature": name} | {fact: getattr(told, fact) for fact in facts}
-            for name, told in found.items()
+            {"feature": name} | {fact: getattr(result, fact) for fact in facts}
+            for name, result in found.items()
         ]
     )
     if wanted is not None:
@@ -221,8 +222,8 @@ def _numeric_features(schema: Schema) -> list[str]:
     return names
 
 
-def _show_histogram(output: Output, told: FeatureSummary) -> None:
-    most = max(told.counts, default=0)
+def _show_histogram(output: Output, result: FeatureSummary) -> None:
+    most = max(result.counts, default=0)
     output.rows(
         [
             {
@@ -231,12 +232,22 @@ def _show_histogram(output: Output, told: FeatureSummary) -> None:
                 "observations": row["observations"],
                 "": "█" * round(_BAR_CHARS * row["observations"] / max(most, 1)),
             }
-            for row in told.to_arrow().to_pylist()
+            for row in result.to_arrow().to_pylist()
         ]
     )
 
 
-@click.command()
+@click.group(cls=Group)
+def graph() -> None:
+    """The metadata graph of a dataset.
+
+    \b
+    Example:
+      galileo graph children nam
+    """
+
+
+@graph.command()
 @click.argument("dataset")
 @click.argument("vertex", default="")
 @click.option(
@@ -249,8 +260,8 @@ def _show_histogram(output: Output, told: FeatureSummary) -> None:
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
-def drill(
+@handle_errors
+def children(
     session: Session,
     *,
     dataset: str,
@@ -268,8 +279,8 @@ def drill(
 
     \b
     Example:
-      galileo drill nam 9xjqb/2012-03-01T06:00:00Z
-      galileo drill nam 290.5 --order temperature,geohash
+      galileo graph children nam 9xjqb/2012-03-01T06:00:00Z
+      galileo graph children nam 290.5 --order temperature,geohash
     """
     levels = None if order is None else [level.strip() for level in order.split(",")]
     with session.client() as client:
@@ -309,7 +320,7 @@ def drill(
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def estimate(
     session: Session,
     *,
@@ -328,27 +339,27 @@ def estimate(
     told_of = "0,0.25,0.5,0.75,1" if quantiles is None and feature else quantiles
     shares = _numbers("--quantiles", told_of) if told_of else []
     with session.client() as client:
-        told = client.estimate(
+        result = client.estimate(
             dataset,
             query,
             feature=feature,
             quantiles=shares,
             require_complete=require_complete,
         )
-    session.output.warn_partial(told.missing)
+    session.output.warn_partial(result.missing)
     if session.output.as_json:
-        facts = {"count": told.count, "error": told.error, "complete": told.complete}
-        session.output.value(_fields(told) | facts)
+        facts = {"count": result.count, "error": result.error, "complete": result.complete}
+        session.output.value(_fields(result) | facts)
         return
     session.output.rows(
         [
             {"quantile": q.share, "at least": q.low, "about": q.value, "at most": q.high}
-            for q in told.quantiles
+            for q in result.quantiles
         ]
     )
-    behind = f"; the newest {told.behind:,} commits are not counted" if told.behind else ""
-    paths = f"{told.low:,}" if told.low == told.high else f"{told.low:,} to {told.high:,}"
-    words = f"{paths} paths match, as estimated by {told.node}{behind}"
+    behind = f"; the newest {result.behind:,} commits are not counted" if result.behind else ""
+    paths = f"{result.low:,}" if result.low == result.high else f"{result.low:,} to {result.high:,}"
+    words = f"{paths} paths match, as estimated by {result.node}{behind}"
     session.output.value(None, words=words)
 
 

@@ -45,8 +45,8 @@ def test_verify_tells_that_all_is_well(node: Path) -> None:
     assert result.exit_code == 0
     assert "3 commits in 3 files" in result.output
     assert "no damage" in result.output
-    told = json.loads(run("verify", node, "--json").output)
-    assert (told["ok"], told["commits"], told["damages"]) == (True, 3, [])
+    actual = json.loads(run("verify", node, "--json").output)
+    assert (actual["ok"], actual["commits"], actual["damages"]) == (True, 3, [])
 
 
 def test_verify_names_the_damage_and_ends_with_1(node: Path) -> None:
@@ -54,9 +54,9 @@ def test_verify_names_the_damage_and_ends_with_1(node: Path) -> None:
     result = run("verify", node)
     assert result.exit_code == 1
     assert "1 damaged places" in result.output
-    told = json.loads(run("--json", "verify", node).output)
-    assert told["ok"] is False
-    (damage,) = told["damages"]
+    actual = json.loads(run("--json", "verify", node).output)
+    assert actual["ok"] is False
+    (damage,) = actual["damages"]
     assert (damage["file"], damage["offset"]) == (str(path), 0)
     assert (damage["dataset"], damage["partition"], damage["sequence"]) == ("nam", 0, 1)
 
@@ -71,8 +71,8 @@ def test_a_backup_is_taken_and_restored(node: Path, tmp_path: Path) -> None:
     result = run("backup", node, tmp_path / "backup")
     assert result.exit_code == 0
     assert f"3 commits in 3 files, {sizes(node):,.1f} MB" in result.output
-    told = json.loads(run("restore", tmp_path / "backup", tmp_path / "again", "--json").output)
-    assert (told["commits"], told["directory"]) == (3, str(tmp_path / "again"))
+    actual = json.loads(run("restore", tmp_path / "backup", tmp_path / "again", "--json").output)
+    assert (actual["commits"], actual["directory"]) == (3, str(tmp_path / "again"))
     assert json.loads(run("verify", tmp_path / "again", "--json").output)["commits"] == 3
     linked = run("backup", node, tmp_path / "linked", "--link")
     assert linked.exit_code == 0

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from galileo.cli.output import failing_well
+from galileo.cli.output import handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.cli.sparql_sources import opened
 from galileo.errors import GalileoError
@@ -90,7 +90,7 @@ def _endpoint_options(command: F) -> F:
 @require_complete_option
 @json_option
 @click.pass_obj
-@failing_well
+@handle_errors
 def serve(
     session: Session,
     *,
@@ -110,8 +110,8 @@ def serve(
 ) -> None:
     """Serve labels to any SPARQL client over HTTP, until Ctrl-C.
 
-    SOURCE is as for `galileo sparql ask`. The labels of a continuous query (ccq-...) are kept up to
-    date; those of a dataset are read once at the start. Clients cannot change anything, and the
+    SOURCE is as for `galileo sparql query`. The labels of a continuous query (ccq-...) are kept up
+    to date; those of a dataset are read once at the start. Clients cannot change anything, and the
     server sends no requests elsewhere. See docs/rdf.md.
 
     \b
