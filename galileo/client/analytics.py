@@ -35,7 +35,7 @@ from galileo.wire.value_json import values_from_json, values_to_json
 TIMEOUT_S = 120.0
 """Of one exploration, after which its nodes stop working at it."""
 CHILDREN = 10_000
-"""Children of a page, unless told."""
+"""Children of a page by default."""
 
 
 async def explain(
@@ -62,8 +62,8 @@ async def explain(
 def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
     who = (value.node, value.group, tuple(value.partitions))
     if value.HasField("error"):
-        told = f"{value.error.message} [{value.error.kind}]"
-        return NodeExplanation(*who, error=told, seconds=value.seconds)
+        failure = f"{value.error.message} [{value.error.kind}]"
+        return NodeExplanation(*who, error=failure, seconds=value.seconds)
     scan = value.scan
     return NodeExplanation(
         *who,
@@ -311,7 +311,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 async def _collect(
     call: Any,
 ) -> tuple[analytics_pb2.AnalyticsHead, pa.Table, analytics_pb2.AnalyticsTail]:
-    """The parts of a stream; a call that nobody waits for any more is ended at its node."""
+    """The parts of a stream; cancels the call when the caller stops reading."""
     head, tables = analytics_pb2.AnalyticsHead(), []
     try:
         async for part in call:

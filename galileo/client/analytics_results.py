@@ -234,8 +234,8 @@ class FeatureSummary:
         return not self.missing
 
     def _repr_html_(self) -> str:
-        told = ("paths", "observations", "nulls", "minimum", "mean", "maximum", "missing")
-        facts = {name: getattr(self, name) for name in told}
+        names = ("paths", "observations", "nulls", "minimum", "mean", "maximum", "missing")
+        facts = {name: getattr(self, name) for name in names}
         return notebook_repr.card(
             f"Summary of {self.feature}", facts, rows=self.to_arrow().to_pylist()
         )

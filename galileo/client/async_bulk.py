@@ -118,7 +118,7 @@ class AsyncBulk(AsyncSamplers):
         """
         check_tokens(tokens)
         left, rest = dict[str, Stand](tokens), dict[str, Stand]()
-        told = dict[str, Cursor]()
+        reported = dict[str, Cursor]()
         while left:
             wait_s = 0.0 if rest else watch.WAIT_S
             updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
@@ -130,9 +130,9 @@ class AsyncBulk(AsyncSamplers):
             rest = {i: left[i] for i in updates.rest if i in left}
             is_quiet = not updates and not over
             # As in a watch of one: after its news it is news how far a query is.
-            further = watch.advanced_frontiers(told, updates.frontiers) if is_quiet else {}
+            further = watch.advanced_frontiers(reported, updates.frontiers) if is_quiet else {}
             if further or not is_quiet:
                 yield updates
             elif updates.errors:
                 await asyncio.sleep(watch.PAUSE_S)
-            told |= further or {i: updates.frontiers[i] for i in updates}
+            reported |= further or {i: updates.frontiers[i] for i in updates}

@@ -165,16 +165,16 @@ class AsyncCcqs(AsyncBulk):
             instance_of(Spool, spool, "a galileo.Spool")
             held = spool.token
             token = _first_token(spool, ccq_id, held=held, given=token)
-        told: Cursor | None = None
+        reported: Cursor | None = None
         async with aclosing(self._watch_on(ccq_id, token, labels_max=labels_max)) as updates:
             async for update in updates:
                 # After news that do not tell of all that was there, it is news how far it is.
-                is_further = told is not None and not told.covers(update.frontier)
+                is_further = reported is not None and not reported.covers(update.frontier)
                 if update.is_news or is_further:
                     if spool is not None:
                         await asyncio.to_thread(spool.store, ccq_id, update, after=held)
                         held = update.token
-                    told = update.frontier
+                    reported = update.frontier
                     yield update
 
     async def _watch_on(self, ccq_id: str, token: str, *, labels_max: int) -> Any:

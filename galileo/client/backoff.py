@@ -1,4 +1,4 @@
-"""How long a client pauses between two tries of a call."""
+"""The waits between two attempts of a call: exponential backoff with jitter."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from galileo.errors import TransientError
 
 PAUSE_S = 0.1
 PAUSE_MAX_S = 1.0
-"""Between tries where nobody says when to come back, doubled each time."""
+"""First and longest wait if the node names none; each wait is twice the last."""
 PAUSE_MIN_S = 0.05
-"""Where somebody does, and says at once."""
+"""Shortest wait if the node names one."""
 SPREAD = 0.25
-"""Of a pause, the share by which it is longer or, where nobody advised it, shorter: clients that
-failed together then do not come back together."""
+"""Jitter: a wait is longer by up to this share, or also shorter if the node named none, so that
+clients that failed together do not retry together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own, which other threads hand work to and wait for.
+"""Runs coroutines in an event loop of a background thread for callers in other threads.
 
-Whoever waits in the loop's own thread would wait for itself, and so would whoever waits after a
-fork, which takes no thread along, or while the interpreter ends. They are told instead; an iterator
-that is dropped at such a moment is ended without waiting.
+A call from the loop's own thread, after a fork (which copies no thread) or while the interpreter
+ends would wait for ever. It raises InputError instead; an iterator that is dropped at such a
+moment is closed without waiting.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class BlockingPortal:
             handed: what it takes out of this thread meanwhile.
 
         Raises:
-            InputError: nobody may wait for it here, or the loop is closed.
-            Cancelled: it was closed meanwhile.
+            InputError: a wait here would never end, or the loop is closed.
+            Cancelled: the loop was closed during the call.
         """
         task: asyncio.Task[Any] | None = None
 
@@ -114,8 +114,8 @@ class BlockingPortal:
                 handed.serve()
             return future.result()
         except (KeyboardInterrupt, SystemExit):
-            # It may come at any moment, also where nobody waits for the result yet. What was cut
-            # off must have ended before an iterator over it can be closed.
+            # It may come before the wait begins. The task must have ended before an iterator over
+            # its result can be closed.
             asyncio.run_coroutine_threadsafe(ended(), self._loop).result(CLOSE_TIMEOUT_S)
             raise
         except CancelledError:
@@ -131,7 +131,7 @@ class BlockingPortal:
             return asyncio.run_coroutine_threadsafe(begun(), self._loop)
 
     def _problem(self) -> str:
-        """Why nobody may wait here; empty where they may."""
+        """Why a call from this thread cannot wait; empty if it can."""
         if self._is_closed:
             return "this client is closed; connect again"
         if self._is_forked:

@@ -341,7 +341,7 @@ class BulkFetcher:
         self._send_sheets: set[str] = set()
 
     def learn(self, ccq_id: str, address: str) -> None:
-        """Remembers the "host:port" of a query's coordinator; nothing where nobody knew it."""
+        """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
         if not address:
             return
         if len(self._coordinators) >= COORDINATORS_MAX:
@@ -428,7 +428,7 @@ class BulkFetcher:
         try:
             return _Reply(ccq_ids, address, await self._transport.ask(address, attempt))
         except (TransientError, NotOwner) as error:
-            self._transport.demote(address)
+            self._transport.deprioritise(address)
             return _Reply(ccq_ids, address, error=error)
 
     def _take(self, reading: _Reading, reply: _Reply) -> None:

@@ -34,8 +34,8 @@ CALLS_IN_FLIGHT_MAX = 4
 
 INTERVAL = "1s"
 EXPIRATION = "30d"
-"""Of a query that names none: an alarm that ends within hours ends unnoticed, and one that nobody
-reads must end at last, since its evaluation and its labels take room."""
+"""The default: long enough for an alarm, and an end for queries without readers, whose evaluation
+and labels take resources."""
 
 
 def _new_id() -> str:

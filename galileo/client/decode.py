@@ -90,8 +90,8 @@ async def update_parts(
             async with asyncio.timeout(PART_WITHIN_S):
                 parts.append(await _next_part(call))
     except TimeoutError as error:
-        told = f"the node's answer stopped in the middle for {PART_WITHIN_S:g} s; try again"
-        raise DeadlineExceeded(told) from error
+        message = f"the node's answer stopped in the middle for {PART_WITHIN_S:g} s; try again"
+        raise DeadlineExceeded(message) from error
     return parts
 
 
@@ -106,8 +106,8 @@ async def _next_part(call: Any) -> continuous_pb2.FetchPart:
     part: Any = await call.read()
     if part is grpc.aio.EOF:
         raise await ended(call)
-    told: continuous_pb2.FetchPart = part
-    return told
+    message: continuous_pb2.FetchPart = part
+    return message
 
 
 def _update(parts: list[continuous_pb2.FetchPart]) -> Update:

@@ -51,7 +51,7 @@ class Fetcher:
         )
 
     def learn(self, ccq_id: str, address: str) -> None:
-        """Remembers the "host:port" of a CCQ's coordinator; nothing where nobody knew it."""
+        """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
         if not address:
             return
         self._coordinators[ccq_id] = address

@@ -206,8 +206,8 @@ class GeoParquetWriter:
         if np.isfinite(self._bounds).all():
             column["bbox"] = self._bounds.tolist()
         geo = {"version": GEOPARQUET_VERSION, "primary_column": GEOMETRY}
-        told = json.dumps(geo | {"columns": {GEOMETRY: column}})
-        self._file.add_key_value_metadata({"geo": told})
+        metadata = json.dumps(geo | {"columns": {GEOMETRY: column}})
+        self._file.add_key_value_metadata({"geo": metadata})
         self._file.close()
 
     def add_key_value_metadata(self, metadata: dict[str, str]) -> None:

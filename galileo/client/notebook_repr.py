@@ -30,8 +30,8 @@ def card(
         rows: of which the first are shown.
         of: how many there are, where `rows` are only some.
     """
-    told = {name: value for name, value in (facts or {}).items() if not _empty(value)}
-    line = " · ".join(f"{escape(name)} {_shown(value)}" for name, value in told.items())
+    shown_facts = {name: value for name, value in (facts or {}).items() if not _empty(value)}
+    line = " · ".join(f"{escape(name)} {_shown(value)}" for name, value in shown_facts.items())
     body = f"<b>{escape(title)}</b>" + (f"<br>{line}" if line else "")
     return f"<div>{body}{table(rows, of=of)}</div>"
 

@@ -1,7 +1,7 @@
-"""How the client asks and reads: streams, of which it holds one bounded piece at a time.
+"""Streams of labels and observations, of which the client holds one bounded piece at a time.
 
-A piece is taken from the connection when it is asked for, so a reader that is slow, or does
-something else for a while, slows the nodes down and fills nobody's memory.
+A piece is read from the connection when the caller asks for it, so a slow caller slows the nodes
+down (flow control of HTTP/2) and fills neither memory.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ async def collect(
     require_complete: bool = False,
     progress: Progress | None = None,
 ) -> Labels:
-    """The whole answer, asked for again from the beginning where a node is lost on the way.
+    """All labels of a query; begins again if the node fails meanwhile.
 
-    `progress` is then not told again of as many labels as had come before.
+    `progress` counts each label once, also after a new beginning.
     """
     tell = of_total(progress)
 
@@ -194,28 +194,28 @@ class _StreamState:
 async def _run(
     transport: Transport,
     made: Callable[[], Awaitable[query_pb2.QueryRequest]],
-    told: _StreamState,
+    state: _StreamState,
 ) -> AsyncGenerator[Labels, None]:
     request = await made()
     call, part = await transport.open(functools.partial(_open, request))
     head = part.head
-    schema = told.schema = decode.schema_of(head.schema_json)
+    schema = state.schema = decode.schema_of(head.schema_json)
     try:
         while True:
             if part.labels:
                 table = from_ipc(part.labels, schema.label_schema)
-                told.given += table.num_rows
+                state.given += table.num_rows
                 yield Labels(schema, table, query=head.query_json)
             if part.HasField("tail"):
                 break
             part = await _next(call)
-        told.end = _end(part.tail, labels=told.given)
+        state.end = _end(part.tail, labels=state.given)
     except (grpc.RpcError, TransientError) as error:
-        raise told.broken(error) from error
+        raise state.broken(error) from error
     finally:
         call.cancel()
-    if told.require_complete:
-        completeness.check_complete(told.end)
+    if state.require_complete:
+        completeness.check_complete(state.end)
 
 
 async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _Opened:

@@ -11,7 +11,7 @@ from galileo.wire.codec import cursor_to_pb
 from galileo.wire.v1 import continuous_pb2
 
 Stand: TypeAlias = str | Cursor
-"""A token, or the cursor that it is made of when somebody asks for it."""
+"""A token, or the cursor from which one is encoded when it is needed."""
 
 
 def encode_positions(

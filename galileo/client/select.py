@@ -73,7 +73,7 @@ async def count(transport: Transport, dataset: str, query: str) -> int:
 async def _parts(
     channel: grpc.aio.Channel, request: storage_pb2.SelectRequest
 ) -> AsyncIterator[storage_pb2.SelectPart]:
-    """The parts of an answer up to its last one, behind which nobody waits for the end."""
+    """The parts of an answer up to the last one; does not wait for the end of the stream."""
     call: Any = storage_pb2_grpc.StorageStub(channel).Select(request, timeout=ANSWER_TIMEOUT_S)
     try:
         while (part := await call.read()) is not grpc.aio.EOF:

@@ -59,7 +59,7 @@ ALTER TABLE updates ADD COLUMN last_us INTEGER;
 
 @dataclass(frozen=True, slots=True)
 class SpooledWindow:
-    """A window of a CCQ, as far as the updates of a spool have told of it.
+    """The state of a window of a continuous query, from the updates of a spool.
 
     Attributes:
         start_us, end_us: microseconds since 1970-01-01 UTC; it contains its start and not its end.
@@ -88,8 +88,8 @@ class SpooledUpdate:
     """What one update brought.
 
     Attributes:
-        number: 1, 2, 3 … in the order of arrival, never used twice, so that whoever reads a
-            spool can tell what is new to it.
+        number: 1, 2, 3 … in the order of arrival, never used twice; a reader of a
+            spool continues after the last number that it read.
         labels: none of which is in another update of the spool.
     """
 
@@ -100,9 +100,9 @@ class SpooledUpdate:
 class Spool:
     """The spool of one reader of one CCQ; made where there is none.
 
-    Hand it to `watch`, which stores each update in it before it yields it and begins where it
-    ends. Others may read it meanwhile. Two that watch into one spool cannot both store: the
-    later one is told, and nothing is stored twice.
+    Pass it to `watch`, which stores each update before it yields it and resumes after the last
+    one. Other processes may read it meanwhile. If two watches use one spool, the
+    second one to store an update fails, and nothing is stored twice.
 
     Args:
         path: of the file.
@@ -226,7 +226,7 @@ class Spool:
         return tuple(Stretch(*row) for row in rows)
 
     def windows(self) -> tuple[SpooledWindow, ...]:
-        """All windows that the updates have told of, ascending by start.
+        """All windows of the updates, ascending by start.
 
         Example:
             >>> spool.windows()
@@ -239,7 +239,7 @@ class Spool:
         """The window that begins at a time; `labels` gives its labels.
 
         Raises:
-            InputError: no update has told of one.
+            InputError: no update has such a window.
 
         Example:
             >>> hourly = client.submit("weather", window=galileo.Window.tumbling("1h"))
@@ -252,8 +252,8 @@ class Spool:
         rows = self._all("SELECT start, end, labels, closed FROM windows WHERE start = ?", start_us)
         if not rows:
             raise InputError(
-                f"expected the start of a window of which {self.path} was told, got "
-                f"{iso(start_us)}; windows() names them"
+                f"{self.path} has no window that starts at {iso(start_us)}; windows() lists those "
+                "that it has"
             )
         return _held(rows[0])
 
@@ -285,7 +285,7 @@ class Spool:
         """All labels held, or those that belong to a window, as one set.
 
         Raises:
-            InputError: it never held any, so nobody knows their schema.
+            InputError: it never held any, so their schema is unknown.
 
         Example:
             >>> client.read(spool.labels()).num_rows

@@ -1,8 +1,8 @@
-"""Calls to whichever node answers: addresses tried in turn, transient errors repeated.
+"""Calls a node of the cluster: tries the addresses in turn, and repeats transient errors.
 
-A client starts from the addresses it was given and learns the others from the topology, so
-it goes on when the node it was pointed at is gone. It learns them anew after an address did not
-answer: its node may run elsewhere by now.
+A client starts with the configured addresses and reads the others from the topology, so that it
+continues when its first node fails. After an address did not answer it reads the topology again:
+the node may have moved to another address.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Transport:
 
     Args:
         addresses: "host:port" of at least one node.
-        patience_s: how long a call is repeated while nodes are away or busy.
-        timing: what it waits with in between.
-        keys: what is proved to nodes.
+        patience_s: how long a call is repeated while nodes are unreachable or busy.
+        timing: the clock of the waits between attempts.
+        keys: TLS files and token of the client.
 
     Attributes:
-        on_error: called with what nodes answer, before it is raised.
+        on_error: called with each error that a node answers, before it is raised.
     """
 
     def __init__(
@@ -50,23 +50,23 @@ class Transport:
         timing: BackoffClock | None = None,
         keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
-        given = list(addresses)
-        if not given:
+        configured = list(addresses)
+        if not configured:
             raise InputError("expected the address of at least one node, as 'host:port' or 'host'")
-        for address in given:
+        for address in configured:
             if not isinstance(address, str) or not is_address(with_port(address)):
                 raise InputError(
                     f"expected an address as 'host:port' or 'host', got {address!r}; several are "
                     "arguments of their own"
                 )
-        self.addresses = list(dict.fromkeys(map(with_port, given)))
-        self._given = frozenset(self.addresses)
+        self.addresses = list(dict.fromkeys(map(with_port, configured)))
+        self._configured = frozenset(self.addresses)
         self.patience_s = patience_s
         self.timing = timing or BackoffClock()
         keys.check()
-        self._is_tls = keys.is_tls
+        self._is_tls, self._certificate = keys.is_tls, keys.certificate
         self._channels = Channels(keys)
-        self._knows_all = False
+        self._has_topology = False
         self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -83,27 +83,27 @@ class Transport:
 
         Args:
             attempt: makes one call over a channel; may run several times.
-            patience_s: for how long `TransientError` errors are met with another try.
+            patience_s: for how long a `TransientError` is followed by another attempt.
 
         Raises:
-            Unavailable: no node answered in time; names those that were tried.
-            GalileoError: what the node answered.
+            Unavailable: no node answered in time; names the addresses that were tried.
+            GalileoError: the error that the node answered.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         pauses = Backoff(self.timing, patience_s=patience_s)
         with request_id.serving(), spans.span("request"):
             while True:
                 try:
-                    return await self._once(attempt)
+                    return await self._try_addresses(attempt)
                 except TransientError as error:
                     await pauses.after(error)
 
     async def open(
         self, attempt: Callable[[grpc.aio.Channel], Awaitable[tuple[Any, Result]]]
     ) -> tuple[Any, Result]:
-        """The same for an attempt that gives a stream that it opened, and what came first on it.
+        """As `call`, for an attempt that returns a stream and the first message on it.
 
-        Where the caller is cancelled before it has them, the stream is ended.
+        If the caller is cancelled before it has them, the stream is cancelled.
         """
         opened: list[Any] = []
 
@@ -122,16 +122,18 @@ class Transport:
     async def ask(
         self, address: str, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]
     ) -> Result:
-        """The result of one `attempt` at one address, whatever becomes of it; errors as `call`."""
+        """The result of one `attempt` at one address, without a retry; errors as `call`."""
         try:
             result = await attempt(self._channel(address))
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked=address) from error
-        await self._learn(address)
+        await self._read_topology(address)
         return result
 
-    async def _once(self, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]) -> Result:
-        """One try at each address until one answers, be it with an error of its own."""
+    async def _try_addresses(
+        self, attempt: Callable[[grpc.aio.Channel], Awaitable[Result]]
+    ) -> Result:
+        """Tries each address once, until a node answers with a result or an error."""
         problems: dict[str, str] = {}
         for address in list(self.addresses):
             try:
@@ -142,14 +144,18 @@ class Transport:
                     self.on_error(error)
                     raise error from rpc_error
                 problems[address] = plain_reason(rpc_error.details() or str(error))
-                self.demote(address)
+                self.deprioritise(address)
                 continue
-            await self._learn(address)
+            await self._read_topology(address)
             return result
         await self._check_tls(problems)
         _, reason = problems.popitem()
         if reason == CLOSED and self._is_tls:
-            reason += " (a node also closes it when it does not trust the client's certificate)"
+            reason += (
+                "; a node also closes the connection in the TLS handshake if it does not accept "
+                f"the client's certificate {self._certificate}: issue one with the authority of "
+                "this cluster (galileo cert issue client)"
+            )
         raise Unavailable(
             f"no node could be reached at {', '.join(self.addresses)}; check that the cluster "
             f"runs and that the addresses are right. Last error: {reason}",
@@ -162,7 +168,7 @@ class Transport:
         A node speaks TLS and this client does not, or the reverse, or the client does not trust
         the node's certificate.
         """
-        addresses = [one for one, problem in problems.items() if REFUSED not in problem]
+        addresses = [a for a, problem in problems.items() if REFUSED not in problem]
         answers = await asyncio.gather(*map(tls_probe.speaks_tls, addresses))
         for address, speaks_tls in zip(addresses, answers, strict=True):
             if speaks_tls is None:
@@ -183,22 +189,22 @@ class Transport:
                 problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
             raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)
 
-    async def _learn(self, address: str) -> None:
-        if self._knows_all:
+    async def _read_topology(self, address: str) -> None:
+        if self._has_topology:
             return
-        self._knows_all = True
+        self._has_topology = True
         stub = cluster_pb2_grpc.ClusterStub(self._channel(address))
         try:
             reply = await stub.Topology(cluster_pb2.TopologyRequest(), timeout=TOPOLOGY_TIMEOUT_S)
         except grpc.RpcError:
-            self._knows_all = False
+            self._has_topology = False
             return
         except asyncio.CancelledError:
-            self._knows_all = False
+            self._has_topology = False
             raise
-        named = [node.address for node in Topology.from_json(reply.topology_json).nodes]
-        kept = [one for one in self.addresses if one in self._given or one in named]
-        self.addresses = list(dict.fromkeys([*kept, *named]))
+        members = [node.address for node in Topology.from_json(reply.topology_json).nodes]
+        known = [a for a in self.addresses if a in self._configured or a in members]
+        self.addresses = list(dict.fromkeys([*known, *members]))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         forks.check()
@@ -207,19 +213,19 @@ class Transport:
             self._loop = loop
         elif self._loop is not loop:
             raise InputError(
-                "expected calls from the event loop that this client was first used in, for its "
-                "connections belong to that; make a client in each (each asyncio.run has its own)"
+                "expected calls from the event loop in which this client was first used, got "
+                "another loop; create a client in each loop (each asyncio.run has its own)"
             )
         return self._channels.get(address)
 
-    def demote(self, address: str) -> None:
-        """Has an address tried after all others, and the others learnt anew."""
-        self._knows_all = False
+    def deprioritise(self, address: str) -> None:
+        """Moves an address behind all others, and has the topology read again."""
+        self._has_topology = False
         if address in self.addresses:
             self.addresses.remove(address)
             self.addresses.append(address)
 
 
 def _is_unreachable(error: GalileoError, address: str) -> bool:
-    """Whether the node itself did not answer, rather than answering with an error."""
+    """Whether no node answered at this address."""
     return isinstance(error, Unavailable) and error.details.get("address") == address

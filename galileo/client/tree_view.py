@@ -58,11 +58,11 @@ class TreeView:
         for number, (vertex, depth, _) in enumerate(placed):
             parts.append("</details>" * (above - depth + 1 if depth <= above else 0))
             is_leaf = number + 1 == len(placed) or placed[number + 1][1] <= depth
-            told = f"<b>{escape(_value(vertex))}</b> {escape(_counts(vertex))}"
+            summary = f"<b>{escape(_value(vertex))}</b> {escape(_counts(vertex))}"
             if is_leaf:
-                parts.append(f'<div style="margin-left:2.2em">{told}</div>')
+                parts.append(f'<div style="margin-left:2.2em">{summary}</div>')
             else:
-                parts.append(f'<details style="margin-left:1em"><summary>{told}</summary>')
+                parts.append(f'<details style="margin-left:1em"><summary>{summary}</summary>')
             above = depth - 1 if is_leaf else depth
         parts.append("</details>" * (above + 1))
         return "".join(parts) + ("<div>…</div>" if self.more else "")

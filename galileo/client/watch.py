@@ -50,17 +50,17 @@ async def next_update(call: Any, asking: continuous_pb2.FetchRequest) -> Update:
             with contextlib.suppress(asyncio.InvalidStateError):
                 await call.write(asking)
     except TimeoutError as error:
-        told = f"a node that is watched has taken no request for {within_s:g} s; try again"
-        raise DeadlineExceeded(told) from error
+        message = f"the node accepted no request of the watch for {within_s:g} s; try again"
+        raise DeadlineExceeded(message) from error
     return await decode.next_update(call, begins_within_s=within_s)
 
 
 def advanced_frontiers(
-    told: Mapping[str, Cursor], frontiers: Mapping[str, Cursor]
+    reported: Mapping[str, Cursor], frontiers: Mapping[str, Cursor]
 ) -> dict[str, Cursor]:
-    """The frontiers of queries that go beyond what was told of the same ones."""
+    """The frontiers of those queries that are beyond the ones reported last."""
     return {
         ccq_id: frontier
         for ccq_id, frontier in frontiers.items()
-        if ccq_id in told and not told[ccq_id].covers(frontier)
+        if ccq_id in reported and not reported[ccq_id].covers(frontier)
     }

@@ -51,9 +51,9 @@ def asked(client: galileo.Client, dataset: str) -> Iterator[list[galileo.Submiss
 
 @pytest.fixture(scope="module")
 def submitted(client: galileo.Client, asked: list[galileo.Submission]) -> list[Submitted]:
-    told: list[int] = []
-    done = client.submit_many(asked, progress=told.append)
-    assert sum(told) == len(asked)
+    result: list[int] = []
+    done = client.submit_many(asked, progress=result.append)
+    assert sum(result) == len(asked)
     return done
 
 

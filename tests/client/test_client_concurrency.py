@@ -54,7 +54,7 @@ class Node(continuous_pb2_grpc.ContinuousServicer, cluster_pb2_grpc.ClusterServi
     Attributes:
         coordinators: addresses by query; of others it is the coordinator.
         begun: set once a fetch waits here.
-        ended: set once nobody waits for that any more.
+        ended: set once that fetch is cancelled.
         refuses_after: what a refusal waits for; None: this one lets wait.
     """
 

@@ -38,7 +38,7 @@ def test_a_client_that_knows_one_node_learns_the_others(cluster: galileo.LocalCl
 def test_a_client_learns_addresses_anew_after_one_did_not_answer(
     cluster: galileo.LocalCluster,
 ) -> None:
-    """What it was given it keeps; what it had learnt and nobody names any more it forgets."""
+    """It keeps the configured addresses, and drops others that no topology names any more."""
     gone = "127.0.0.1:1"
     with galileo.connect(gone, cluster.addresses[0]) as one:
         one.datasets()
@@ -68,7 +68,7 @@ async def test_who_is_cancelled_while_it_learns_the_others_learns_them_later(
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[0]) as one:
         transport = one._transport
-        learning = asyncio.create_task(transport._learn(cluster.addresses[0]))
+        learning = asyncio.create_task(transport._read_topology(cluster.addresses[0]))
         await asyncio.sleep(0)
         assert learning.cancel()
         with pytest.raises(asyncio.CancelledError):

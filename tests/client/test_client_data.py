@@ -301,9 +301,9 @@ def test_nothing_can_be_ingested_too(client: galileo.Client, dataset: str, data:
 
 
 def test_progress_is_told_as_it_becomes_durable(client: galileo.Client, dataset: str) -> None:
-    told: list[int] = []
-    receipt = client.ingest(dataset, frame(950), batch_rows=100, progress=told.append)
-    assert sorted(told) == [50, *[100] * 9]
+    result: list[int] = []
+    receipt = client.ingest(dataset, frame(950), batch_rows=100, progress=result.append)
+    assert sorted(result) == [50, *[100] * 9]
     assert (receipt.rows, receipt.batches) == (950, 10)
     assert receipt.paths == len(client.query(dataset))
 
@@ -373,15 +373,15 @@ def test_a_bad_table_in_a_stream_is_refused_and_the_others_stay(
 ) -> None:
     good, bad = frame(100), frame(100, seed=1)
     bad.loc[7, "latitude"] = 91.0
-    told: list[int] = []
+    result: list[int] = []
 
     def stream() -> Iterator[pd.DataFrame]:
-        while not told:
-            yield good.iloc[: 100 if not told else 0]
+        while not result:
+            yield good.iloc[: 100 if not result else 0]
         yield bad
 
     with pytest.raises(InvalidObservations, match="row 7; nothing of this table was stored"):
-        client.ingest(dataset, stream(), batch_rows=100, producer="p", progress=told.append)
+        client.ingest(dataset, stream(), batch_rows=100, producer="p", progress=result.append)
     kept = notes(client.read(client.query(dataset)))
     assert set(kept) == set(good["note"])
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -450,9 +450,9 @@ async def test_the_same_calls_as_coroutines(
     name, data = fresh_name("coroutines"), frame(600)
     async with galileo.AsyncClient(*cluster.addresses) as client:
         await client.create_dataset(schema(name))
-        told: list[int] = []
-        receipt = await client.ingest(name, data, batch_rows=200, progress=told.append)
-        assert (receipt.rows, sum(told)) == (600, 600)
+        result: list[int] = []
+        receipt = await client.ingest(name, data, batch_rows=200, progress=result.append)
+        assert (receipt.rows, sum(result)) == (600, 600)
         labels = await client.query(name, "temperature > 290")
         table = await client.read(labels)
         expected = data[(data["temperature"] > 290).fillna(False).astype(bool)]

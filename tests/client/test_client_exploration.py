@@ -204,25 +204,25 @@ def test_the_truth_lies_within_the_bounds(
     client: galileo.Client, heard: Any, number: int, feature: str, shares: list[float]
 ) -> None:
     text = heard.queries[number]
-    told = client.estimate(heard.name, text, feature=feature, quantiles=shares)
+    result = client.estimate(heard.name, text, feature=feature, quantiles=shares)
     labels = client.query(heard.name, text).to_pandas()
-    assert told.complete
-    assert told.low <= len(labels) <= told.high
-    assert abs(told.count - len(labels)) <= told.error
+    assert result.complete
+    assert result.low <= len(labels) <= result.high
+    assert abs(result.count - len(labels)) <= result.error
     values = np.sort(labels[feature].dropna().to_numpy(dtype=np.float64))
-    assert len(told.quantiles) in (0, len(shares))
-    assert len(told.quantiles) or len(values) == 0
-    for quantile in told.quantiles if len(values) else ():
+    assert len(result.quantiles) in (0, len(shares))
+    assert len(result.quantiles) or len(values) == 0
+    for quantile in result.quantiles if len(values) else ():
         truth = values[max(math.ceil(quantile.share * len(values)), 1) - 1]
         assert quantile.low <= truth <= quantile.high
         assert quantile.low <= quantile.value <= quantile.high
 
 
 def test_an_estimate_of_everything_is_close(client: galileo.Client, heard: Any) -> None:
-    told = client.estimate(heard.name)
-    assert told.low > 0.85 * told.high
-    assert told.quantiles == ()
-    assert told.node
+    result = client.estimate(heard.name)
+    assert result.low > 0.85 * result.high
+    assert result.quantiles == ()
+    assert result.node
 
 
 @pytest.mark.parametrize(
@@ -249,20 +249,20 @@ def test_an_explanation_tells_what_the_query_did(
     client: galileo.Client, explored: Any, cluster: galileo.LocalCluster
 ) -> None:
     text = "temperature > 280 AND count = 1"
-    told = client.explain(explored.name, text)
-    assert told.complete
-    assert told.found == len(client.query(explored.name, text))
-    assert [node.node for node in told.nodes] == [node.name for node in cluster.nodes]
-    assert sum(node.paths for node in told.nodes) == len(client.query(explored.name))
-    assert {p for node in told.nodes for p in node.partitions} == set(told.partitions)
-    for node in told.nodes:
+    result = client.explain(explored.name, text)
+    assert result.complete
+    assert result.found == len(client.query(explored.name, text))
+    assert [node.node for node in result.nodes] == [node.name for node in cluster.nodes]
+    assert sum(node.paths for node in result.nodes) == len(client.query(explored.name))
+    assert {p for node in result.nodes for p in node.partitions} == set(result.partitions)
+    for node in result.nodes:
         assert node.found <= node.paths_examined <= node.paths
         assert node.steps[-1].passed >= node.found
         assert 0 < node.plan_s + node.sift_s + node.gather_s <= node.seconds
-    assert told.plan_s < told.total_s
-    assert told.to_arrow().column("found").to_pylist() == [node.found for node in told.nodes]
-    assert repr(told).startswith(
-        f"<QueryExplanation {explored.name}: {told.found:,} paths found by"
+    assert result.plan_s < result.total_s
+    assert result.to_arrow().column("found").to_pylist() == [node.found for node in result.nodes]
+    assert repr(result).startswith(
+        f"<QueryExplanation {explored.name}: {result.found:,} paths found by"
     )
 
 
@@ -326,7 +326,7 @@ def test_coroutines_do_the_same(cluster: galileo.LocalCluster, explored: Any) ->
             walked = [v.value async for v in client.tree(explored.name, order=["station"])]
             return [*answers, walked]
 
-    told, near, summary, _, children, walked = asyncio.run(asked())
-    assert told.found == summary.paths
+    result, near, summary, _, children, walked = asyncio.run(asked())
+    assert result.found == summary.paths
     assert len(near) == 10
     assert walked == children.to_arrow().column("value").to_pylist()

@@ -71,7 +71,7 @@ async def serving(node: Node) -> AsyncIterator[grpc.aio.Server]:
 
 @pytest.fixture
 async def nodes() -> AsyncIterator[tuple[Node, Node]]:
-    """The one that the client knows, and the coordinator that it is told of."""
+    """The configured node, and the coordinator that it names."""
     known, coordinator = Node(), Node()
     async with serving(known), serving(coordinator):
         known.coordinator = coordinator.address

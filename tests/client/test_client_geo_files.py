@@ -87,11 +87,11 @@ def test_the_metadata_is_that_of_version_1_1(tmp_path: Path) -> None:
     """Required fields and values of the specification's JSON schema."""
     for data, kind in ((observations(), "Point"), (labels(AROUND), "Polygon")):
         galileo.write_geoparquet(data, tmp_path / "x.parquet")
-        told = geo(tmp_path / "x.parquet")
-        assert set(told) == {"version", "primary_column", "columns"}
-        assert told["version"] == "1.1.0"
-        assert list(told["columns"]) == [told["primary_column"]] == ["geometry"]
-        column = told["columns"]["geometry"]
+        result = geo(tmp_path / "x.parquet")
+        assert set(result) == {"version", "primary_column", "columns"}
+        assert result["version"] == "1.1.0"
+        assert list(result["columns"]) == [result["primary_column"]] == ["geometry"]
+        column = result["columns"]["geometry"]
         assert set(column) == {"encoding", "geometry_types", "orientation", "bbox"}
         assert (column["encoding"], column["geometry_types"]) == ("WKB", [kind])
         assert column["orientation"] == "counterclockwise"
@@ -117,8 +117,8 @@ def read_geojson(path: Path) -> Any:
 def test_an_empty_table_is_a_file_and_nothing_is_none(write: Any, tmp_path: Path) -> None:
     write(SCHEMA.observation_schema.empty_table(), tmp_path / "empty")
     if write is galileo.write_geojson:
-        told = json.loads((tmp_path / "empty").read_text())
-        assert told == {"type": "FeatureCollection", "features": []}
+        result = json.loads((tmp_path / "empty").read_text())
+        assert result == {"type": "FeatureCollection", "features": []}
     else:
         assert len(geopandas.read_parquet(tmp_path / "empty")) == 0
     with pytest.raises(InputError, match="not even an empty table"):
@@ -160,9 +160,9 @@ def read_lines(path: Path) -> list[str]:
 
 def test_observations_are_points_of_geojson() -> None:
     table = observations()
-    told = json.loads(galileo.to_geojson(table))
+    result = json.loads(galileo.to_geojson(table))
     rows = table.to_pylist()
-    for feature, row in zip(told["features"], rows, strict=True):
+    for feature, row in zip(result["features"], rows, strict=True):
         assert set(feature) == {"type", "geometry", "properties"}
         place = {"type": "Point", "coordinates": [row["longitude"], row["latitude"]]}
         assert feature["geometry"] == place
@@ -172,8 +172,8 @@ def test_observations_are_points_of_geojson() -> None:
 
 
 def test_cells_at_the_antimeridian_and_the_poles_are_geojson() -> None:
-    told = json.loads(galileo.to_geojson(labels(AROUND)))
-    for feature, (latitude, longitude) in zip(told["features"], AROUND, strict=True):
+    result = json.loads(galileo.to_geojson(labels(AROUND)))
+    for feature, (latitude, longitude) in zip(result["features"], AROUND, strict=True):
         shape = shapely.geometry.shape(feature["geometry"])
         assert shape.covers(shapely.Point(longitude, latitude))
         assert shape.exterior.is_ccw
@@ -181,7 +181,7 @@ def test_cells_at_the_antimeridian_and_the_poles_are_geojson() -> None:
         assert -180 <= west < east <= 180
         assert -90 <= south < north <= 90
         assert east - west < 2, "no rectangle goes the long way round"
-    assert told["features"][0]["geometry"]["coordinates"][0][0][0] == 180.0
+    assert result["features"][0]["geometry"]["coordinates"][0][0][0] == 180.0
 
 
 def test_a_large_table_is_cut_into_row_groups(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many batches are under way, with a transport that answers when it is told to."""
+"""How many batches are under way, with a transport that the test has answer."""
 
 from __future__ import annotations
 

@@ -253,9 +253,9 @@ def command_interrupted(process: subprocess.Popen[bytes], text: str, nodes: Node
         return False  # It was over before it was seen.
     process.send_signal(signal.SIGINT)
     nodes.await_none()
-    _, told = process.communicate(timeout=HANGS_S)
-    assert process.returncode == EXIT_INTERRUPTED, (text, told.decode())
-    assert b"Traceback" not in told, text
+    _, result = process.communicate(timeout=HANGS_S)
+    assert process.returncode == EXIT_INTERRUPTED, (text, result.decode())
+    assert b"Traceback" not in result, text
     return True
 
 
@@ -274,9 +274,9 @@ def test_sparql_that_is_interrupted_leaves_no_process(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=HANGS_S)
-        assert process.returncode == EXIT_INTERRUPTED, told.decode()
-        assert b"Traceback" not in told
+        _, result = process.communicate(timeout=HANGS_S)
+        assert process.returncode == EXIT_INTERRUPTED, result.decode()
+        assert b"Traceback" not in result
         deadline = time.monotonic() + HANGS_S
         while any(is_alive(one) for one in working):
             assert time.monotonic() < deadline

@@ -143,14 +143,14 @@ def vertices() -> list[Vertex]:
 
 
 def test_a_tree_is_drawn_as_text() -> None:
-    told = "  1 paths, 2 observations"
+    result = "  1 paths, 2 observations"
     assert str(galileo.TreeView(vertices())) == "\n".join(
         [
-            f"├── l1 a{told}",
-            f"│   ├── l2 b{told}",
-            f"│   └── l2 c{told}",
-            f"│       └── l3 <x>{told}",
-            f"└── l1 d{told}",
+            f"├── l1 a{result}",
+            f"│   ├── l2 b{result}",
+            f"│   └── l2 c{result}",
+            f"│       └── l3 <x>{result}",
+            f"└── l1 d{result}",
         ]
     )
 

@@ -34,7 +34,7 @@ async def test_a_client_comes_back_when_it_was_told_to() -> None:
         return len(tries)
 
     transport = Transport(["127.0.0.1:1"], patience_s=30.0, timing=waits.timing)
-    transport._knows_all = True
+    transport._has_topology = True
     assert await transport.call(attempt) == 7
     assert len(waits.pauses) == 6
     assert all(ADVICE_S <= pause_s <= (1 + SPREAD) * ADVICE_S for pause_s in waits.pauses)

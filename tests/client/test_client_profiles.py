@@ -78,10 +78,10 @@ def test_the_token_of_a_profile_is_for_its_own_nodes(
 def test_a_token_takes_the_place_of_a_file_of_one(environment: dict[str, str]) -> None:
     given = Profile(token="glt_x")
     assert resolve(given, environment=environment).token_file == ""
-    told = resolve(Profile(), environment=environment | {"GALILEO_TOKEN": "glt_y"})
-    assert (told.token, told.token_file) == ("glt_y", "")
-    assert "glt_y" not in repr(told)
-    assert replace(told, token="").node == ("storm-1:7701",)
+    result = resolve(Profile(), environment=environment | {"GALILEO_TOKEN": "glt_y"})
+    assert (result.token, result.token_file) == ("glt_y", "")
+    assert "glt_y" not in repr(result)
+    assert replace(result, token="").node == ("storm-1:7701",)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ another one has not, whichever node sends its labels first."""
 
 
 class Line:
-    """A TCP connection between client and node that breaks when it is told to.
+    """A TCP connection between client and node that breaks at a chosen byte.
 
     Attributes:
         cut_after: bytes of the node after which it breaks; None: it holds.
         may_cut: it holds back what lies behind its break, and breaks once this is set.
-        cuts: how often it still breaks; then nobody answers any more.
+        cuts: how often it still breaks; then no connection is accepted.
         silent: whether it says nothing more, instead of breaking.
     """
 
@@ -280,7 +280,7 @@ async def test_a_read_goes_on_over_many_breaks(
     line.cuts = 4
     async with galileo.AsyncClient(line.address, timeout="5s") as other:
         monkeypatch.setattr(other._transport, "addresses", [line.address])
-        monkeypatch.setattr(other._transport, "_knows_all", True)
+        monkeypatch.setattr(other._transport, "_has_topology", True)
         found: list[str] = []
         async for table in other.read_batches(labels):
             found += table.column("note").to_pylist()
@@ -296,7 +296,7 @@ async def test_patience_with_a_read_ends(
 ) -> None:
     labels = client.query(stored)
     async with galileo.AsyncClient(line.address, timeout="300ms") as other:
-        monkeypatch.setattr(other._transport, "_knows_all", True)
+        monkeypatch.setattr(other._transport, "_has_topology", True)
         await other.status()
         line.cut_after = 1_500_000
         with pytest.raises(Unavailable):

@@ -119,7 +119,9 @@ async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
             got.append(one.labels.sequences.tolist())
             if len(got) == 3:
                 break
-            await asyncio.sleep(0.3)  # The stream ends meanwhile, and nobody waits for it.
+            await asyncio.sleep(
+                0.3
+            )  # The stream ends meanwhile, and the client does not wait for it.
     assert got == [[1], [2], [3]]
     assert node.tokens == ["", "token-1", "token-2"]
 

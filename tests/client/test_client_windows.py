@@ -34,7 +34,7 @@ def at(hour: float, *values: float) -> pd.DataFrame:
     )
 
 
-def told(update: Update) -> list[tuple[int, int, str]]:
+def result(update: Update) -> list[tuple[int, int, str]]:
     """Hour of the day, labels and state of each window of an update."""
     return [(one.start.hour, one.labels, one.state) for one in update.windows]
 
@@ -74,21 +74,21 @@ def test_a_window_closes_with_the_time_of_the_data_and_late_labels_open_it_again
 
     client.ingest(dataset, at(0.5, 4))
     update = next(watched)
-    assert (told(update), update.clock.minute) == ([(0, 1, "open")], 30)
+    assert (result(update), update.clock.minute) == ([(0, 1, "open")], 30)
     # Nothing of this matches, and it says that the hour is over.
     client.ingest(dataset, at(1.0, -1))
     update = next(watched)
-    assert (told(update), len(update.labels), update.clock.hour) == ([(0, 0, "closed")], 0, 1)
+    assert (result(update), len(update.labels), update.clock.hour) == ([(0, 0, "closed")], 0, 1)
     client.ingest(dataset, at(0.25, 5, 6))
     update = next(watched)
-    assert told(update) == [(0, 2, "reopened")]
+    assert result(update) == [(0, 2, "reopened")]
     assert len(update.in_window(update.windows[0])) == 2
     watched.close()
-    # Who asks again from before is told the same, at whichever node.
+    # A fetch from an earlier token returns the same at every node.
     again = client.fetch(ccq.id, token=ccq.token)
-    assert told(again) == [(0, 3, "closed")]
+    assert result(again) == [(0, 3, "closed")]
     everything = client.fetch(ccq.id)
-    assert told(everything) == [(0, 6, "closed")]
+    assert result(everything) == [(0, 6, "closed")]
 
 
 def test_lateness_keeps_a_window_open_and_sliding_ones_overlap(client, dataset, submit):
@@ -96,14 +96,14 @@ def test_lateness_keeps_a_window_open_and_sliding_ones_overlap(client, dataset, 
     assert (ccq.windows, ccq.clock_us) == ((), None)
     client.ingest(dataset, at(2, 1, 2))
     first = client.fetch(ccq.id, token=ccq.token, wait=WAIT)
-    assert told(first) == [(1, 2, "open"), (2, 2, "open")]
+    assert result(first) == [(1, 2, "open"), (2, 2, "open")]
     client.ingest(dataset, at(2.5, -1))
     client.ingest(dataset, at(1, 3))
     second = client.fetch(ccq.id, token=first.token, wait=WAIT)
-    assert told(second) == [(0, 1, "open"), (1, 1, "open")]
+    assert result(second) == [(0, 1, "open"), (1, 1, "open")]
     client.ingest(dataset, at(4.5, 4))
     third = client.fetch(ccq.id, token=second.token, wait=WAIT)
-    assert told(third) == [
+    assert result(third) == [
         (0, 0, "closed"),
         (1, 0, "closed"),
         (3, 1, "open"),

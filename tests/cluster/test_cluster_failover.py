@@ -81,7 +81,7 @@ class Reader(threading.Thread):
 
 
 class Stream(threading.Thread):
-    """Ingests forecast tables, one after the other, until told to stop.
+    """Ingests forecast tables, one after the other, until it is stopped.
 
     While a node is down, the rows that it keeps wait; those of live nodes are stored at once.
     What failed is sent again under its name, so nothing of it is stored twice.

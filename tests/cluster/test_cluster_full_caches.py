@@ -1,4 +1,4 @@
-"""Caches too small for what nobody fetches: it is given away, held, written, and all there."""
+"""Caches too small for labels that wait to be fetched: handed off, spilled, and complete."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_a_full_node_gives_away_and_holds_and_no_label_is_lost_or_repeated(
     assert peak <= 3 * BUDGET, "no more than what a cycle finds, and what is being written"
     assert files(tight)
 
-    told = CliRunner().invoke(main, ["--node", tight.addresses[0], "ccq", "list", "--json"])
-    assert {"holders"} <= set(json.loads(told.output)[0])
+    result = CliRunner().invoke(main, ["--node", tight.addresses[0], "ccq", "list", "--json"])
+    assert {"holders"} <= set(json.loads(result.output)[0])
     expected = set(identities(client.query("crowd")))
     assert len(expected) > BATCHES_MIN * 300
     token = read_all(client, ccq, expected)

@@ -43,7 +43,7 @@ def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> Non
         second.wait()
         deadline = time.monotonic() + PATIENCE_S
         while not (found := lost(first.address)):
-            assert time.monotonic() < deadline, "nobody says that commits are lost"
+            assert time.monotonic() < deadline, "no node reports that commits are lost"
         assert all(f"at node {second.name} had commit" in one for one in found)
         assert all("came back with commit 0" in one for one in found)
         assert lost(second.address) == ()

@@ -1,4 +1,4 @@
-"""Retention on real nodes, under a continuous query: readers are spared, or told what is gone."""
+"""Retention on real nodes, under a continuous query: it waits for readers or reports losses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def check_late_reader(client: Client, ccq: galileo.Ccq, reached: Mapping[int, in
     """Another reader of the same query, from the start: all that it missed is named."""
     late = Reader(client, ccq.id, "")
     everything = {(p, n) for p, last in reached.items() for n in range(1, last + 1)}
-    wait_until(lambda: late.fetch(0.1) or late.gone >= everything, "it is told")
+    wait_until(lambda: late.fetch(0.1) or late.gone >= everything, "it is reported")
     assert (late.got, late.gone) == (set(), everything)
 
 
@@ -172,7 +172,7 @@ def check_coordinator_killed(
     wait_until(lambda: policies(client, "aging") == [None] * 3, "all nodes are back and know")
     client.ingest("aging", tables[1], producer="three")
     reader.until(identities(client.query("aging")), PATIENCE_S)
-    # What the first coordinator had evaluated and nobody fetched went with it.
+    # Labels of the first coordinator that were not fetched are lost with it.
     assert reader.gone == set(lost.reached.items())
 
 
@@ -184,32 +184,32 @@ def test_the_command_sets_shows_and_applies(keeping: LocalCluster) -> None:
         return result.output
 
     client = keeping.client()
-    client.create_dataset(NamLike(seed=7, stride=24).schema("told"))
-    assert "everything is kept" in run("retention", "show", "told")
-    words = run("retention", "set", "told", "--age", "30d", "--size", "10GB")
+    client.create_dataset(NamLike(seed=7, stride=24).schema("policy"))
+    assert "everything is kept" in run("retention", "show", "policy")
+    words = run("retention", "set", "policy", "--age", "30d", "--size", "10GB")
     assert "kept for 30d and up to 10,000,000,000 bytes on each node, never past a reader" in words
-    told = json.loads(run("--json", "retention", "show", "told"))
+    actual = json.loads(run("--json", "retention", "show", "policy"))
     policy = {"age_s": 30 * 86400.0, "bytes": 10**10, "past_readers": False}
-    assert told == {"retention": policy, "held_back": []}
-    assert client.retention("told") == Retention("30d", bytes=10**10)
+    assert actual == {"retention": policy, "held_back": []}
+    assert client.retention("policy") == Retention("30d", bytes=10**10)
 
-    receipt = client.ingest("told", forecasts(1)[0])
-    run("retention", "set", "told", "--age", "1h", "--past-readers")
-    wait_until(lambda: covers(marks(client, "told"), receipt.reached), "it is dropped")
-    reports = json.loads(run("retention", "apply", "told", "--json"))
+    receipt = client.ingest("policy", forecasts(1)[0])
+    run("retention", "set", "policy", "--age", "1h", "--past-readers")
+    wait_until(lambda: covers(marks(client, "policy"), receipt.reached), "it is dropped")
+    reports = json.loads(run("retention", "apply", "policy", "--json"))
     assert sorted(one["node"] for one in reports) == ["node-1", "node-2", "node-3"]
     assert {one["files"] for one in reports} == {0}
-    assert "node-1" in run("retention", "apply", "told")
+    assert "node-1" in run("retention", "apply", "policy")
     nodes = json.loads(run("status", "--json"))["nodes"]
-    [facts] = [one for one in nodes[0]["datasets"] if one["dataset"] == "told"]
+    [facts] = [one for one in nodes[0]["datasets"] if one["dataset"] == "policy"]
     assert facts["retention"]["past_readers"] is True
     assert facts["bytes_on_disk"] == 0
 
-    run("retention", "set", "told", "none")
-    assert client.retention("told") is None
-    run("retention", "set", "told", "none", "--age", "1d", status=2)
-    run("retention", "set", "told", status=2)
-    run("retention", "set", "told", "--size", "much", status=2)
+    run("retention", "set", "policy", "none")
+    assert client.retention("policy") is None
+    run("retention", "set", "policy", "none", "--age", "1d", status=2)
+    run("retention", "set", "policy", status=2)
+    run("retention", "set", "policy", "--size", "much", status=2)
     run("retention", "set", "nothing", "--age", "1d", status=2)
     with pytest.raises(InputError, match="dataset 'nothing' does not exist"):
         client.set_retention("nothing", None)
