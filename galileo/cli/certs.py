@@ -60,7 +60,8 @@ def cert() -> None:
 
     \b
     Example:
-      galileo cert issue node authority storm-1 --host 10.0.0.11 --host storm-1.example
+      galileo cert issue node authority storm-1 \\
+          --host 10.0.0.11 --host storm-1.example
       galileo cert issue client authority ann
     """
 

@@ -176,7 +176,7 @@ def show(session: Session, *, name: str, require_complete: bool) -> None:
     \b
     Example:
       galileo dataset show nam
-      galileo dataset show nam --json | jq '.features[] | {name, minimum, maximum}'
+      galileo dataset show nam --json | jq '.features[] | {name, maximum}'
     """
     with session.client() as client:
         description = client.describe(name, require_complete=require_complete)

@@ -123,7 +123,7 @@ def query_source(
           "SELECT ?cell (COUNT(*) AS ?n) WHERE { ?p g:geohash ?cell }
           GROUP BY ?cell ORDER BY DESC(?n) LIMIT 10"
       galileo sparql query nam --file hottest.rq --format csv --output hottest.csv
-      galileo sparql query nam "SELECT ?p { ?p f:t ?t } LIMIT 5" --read five.parquet
+      galileo sparql query nam "SELECT ?p { ?p f:t ?t } LIMIT 5" --read five.csv
     """
     text = _query_text(sparql_query, query_file)
     with (

@@ -1,4 +1,4 @@
-"""What can be asked of the graphs alone: explanations, statistics, children, estimates, nearest."""
+"""Analytics on the metadata graphs: explain, statistics, children, estimates, nearest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 from galileo.wire.value_json import values_from_json, values_to_json
 
 TIMEOUT_S = 120.0
-"""Of one exploration, after which its nodes stop working at it."""
+"""Deadline of one call, after which the nodes stop working on it."""
 CHILDREN = 10_000
 """Children of a page by default."""
 
@@ -60,13 +60,13 @@ async def explain(
 
 
 def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
-    who = (value.node, value.group, tuple(value.partitions))
+    node = (value.node, value.group, tuple(value.partitions))
     if value.HasField("error"):
         failure = f"{value.error.message} [{value.error.kind}]"
-        return NodeExplanation(*who, error=failure, seconds=value.seconds)
+        return NodeExplanation(*node, error=failure, seconds=value.seconds)
     scan = value.scan
     return NodeExplanation(
-        *who,
+        *node,
         seconds=value.seconds,
         runs=scan.runs,
         runs_pruned=scan.runs_pruned,
@@ -103,7 +103,7 @@ def nearest_request(
     k: int,
     within_m: float | None,
 ) -> analytics_pb2.NearestRequest:
-    """Raises `InputError` for what does not fit the message; the node says the rest."""
+    """Raises `InputError` for values that the message cannot hold; the node checks the rest."""
     if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
         raise InputError(f"expected a number k of observations, got {k!r}")
     east = _number(longitude, "a longitude")
@@ -231,7 +231,7 @@ class Tree:
         return cls(transport, schema, levels, require_complete)
 
     def values(self, vertex: str | Sequence[Any]) -> tuple[Any, ...]:
-        """The values from the root to a vertex, given as such or as its text."""
+        """The values from the root to a vertex, which is such values or their text."""
         if isinstance(vertex, str):
             return parse_vertex(vertex, self.schema, order=self.order)
         return tuple(vertex)
@@ -269,7 +269,7 @@ class Tree:
     async def walk(
         self, prefix: tuple[Any, ...], *, depth: int | None
     ) -> AsyncGenerator[Vertex, None]:
-        """All vertices below one, each before its own children; pages are fetched on the way."""
+        """All vertices below one, in preorder; fetches the pages on the way."""
         if depth is not None and (not isinstance(depth, int) or depth < 1):
             raise InputError(f"expected a depth of at least 1 level, got {depth!r}")
         deepest = len(self.order) if depth is None else min(len(self.order), len(prefix) + depth)

@@ -9,35 +9,34 @@ from dataclasses import replace
 from galileo.client import bulk_submit, watch
 from galileo.client.arguments import check_progress, check_tokens, shown
 from galileo.client.async_samplers import AsyncSamplers, spec_of
-from galileo.client.bulk_fetch import BulkFetcher, UpdateBatch
+from galileo.client.bulk_fetch import BulkFetcher, ReadPosition, UpdateBatch
 from galileo.client.bulk_submit import Submission, Submitted
 from galileo.client.ingestion import Progress
-from galileo.client.read_positions import Stand
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InputError, TransientError
 from galileo.model.times import Duration, seconds
 
 
 class AsyncBulk(AsyncSamplers):
-    """Thousands of queries of one reader: submitted, fetched and watched together."""
+    """Submits, fetches and watches thousands of queries of one reader together."""
 
-    _many: BulkFetcher
+    _bulk_fetcher: BulkFetcher
 
     async def submit_many(
         self, submissions: Sequence[Submission], *, progress: Progress | None = None
     ) -> list[Submitted]:
         """Submits many continuous queries; some hundreds share one election and one sync.
 
-        Nothing is evaluated at once: the first updates have what matches already. One that is wrong
-        does not keep the others from being submitted. A caller that repeats it with the same
-        submissions, which have their ids, submits nothing twice.
+        Nothing is evaluated at once: the first updates have the labels that match already. A wrong
+        submission does not stop the others. The same submissions have the same ids, so a repeated
+        call submits nothing twice.
 
         Args:
             submissions: what to submit.
-            progress: called with the number of those that were answered.
+            progress: called with the number of submissions that were answered.
 
         Returns:
-            What became of each, in their order.
+            The outcome of each submission, in their order.
 
         Example:
             >>> conditions = ["temperature > 290", "station = 'KDEN'"]
@@ -58,19 +57,19 @@ class AsyncBulk(AsyncSamplers):
         done = await bulk_submit.submit_many(self._transport, sent, progress=progress)
         for one in done:
             if one.info is not None:
-                self._many.learn(one.id, one.info.coordinator_address)
+                self._bulk_fetcher.cache_coordinator(one.id, one.info.coordinator_address)
         return done
 
     async def _ready(
         self, submission: Submission, refused: dict[str, GalileoError]
     ) -> Submission | Submitted:
-        """With a sampler that the nodes have; or why they do not take it, asked once for each."""
+        """The submission with its sampler uploaded, or the error; each sampler is uploaded once."""
         if submission.sampler is None:
             return submission
         spec = spec_of(submission.sampler)
         if spec.archive not in refused:
             try:
-                return replace(submission, sampler=await self._at_hand(spec))
+                return replace(submission, sampler=await self._upload_if_needed(spec))
             except TransientError:
                 raise
             except GalileoError as error:
@@ -80,7 +79,7 @@ class AsyncBulk(AsyncSamplers):
     async def fetch_many(
         self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
     ) -> UpdateBatch:
-        """What is new for many queries, as `fetch` says it for one.
+        """The news of many queries; as `fetch` for one.
 
         Args:
             tokens: of the last updates, by the ids of the queries.
@@ -94,17 +93,17 @@ class AsyncBulk(AsyncSamplers):
         """
         check_tokens(tokens)
         wait_s = 0.0 if wait is None else seconds(wait)
-        return await self._many.fetch(tokens, wait_s=wait_s, labels_max=labels_max)
+        return await self._bulk_fetcher.fetch(tokens, wait_s=wait_s, labels_max=labels_max)
 
     async def watch_many(
         self, tokens: Mapping[str, str], *, labels_max: int = 0
     ) -> AsyncIterator[UpdateBatch]:
-        """Updates of many queries as they come; asking for the next ones acknowledges the last.
+        """Updates of many queries as they come; the request for the next acknowledges the last.
 
-        Updates without news of any query come where nothing has for ten seconds, and more is known
-        to have been looked at for some that had news before: `frontiers` says how far.
+        After ten seconds without news, an update without labels reports the new `frontiers` of
+        queries that had news before.
 
-        Queries that are over are named among the errors once. Ends when all are.
+        A query that has ended is among the errors once. The iterator ends when all have ended.
 
         Args:
             tokens: of the last updates, by the ids of the queries.
@@ -117,22 +116,24 @@ class AsyncBulk(AsyncSamplers):
             2
         """
         check_tokens(tokens)
-        left, rest = dict[str, Stand](tokens), dict[str, Stand]()
+        left, rest = dict[str, ReadPosition](tokens), dict[str, ReadPosition]()
         reported = dict[str, Cursor]()
         while left:
             wait_s = 0.0 if rest else watch.WAIT_S
-            updates = await self._many.fetch(rest or left, wait_s=wait_s, labels_max=labels_max)
+            updates = await self._bulk_fetcher.fetch(
+                rest or left, wait_s=wait_s, labels_max=labels_max
+            )
             over = {
                 i for i, error in updates.errors.items() if not isinstance(error, TransientError)
             }
-            left = {i: t for i, t in {**left, **updates.stands}.items() if i not in over}
-            # An answer without room for all of them: the others come before new ones do.
+            left = {i: t for i, t in {**left, **updates.positions}.items() if i not in over}
+            # If an answer had no room for all queries, the rest is fetched before new labels.
             rest = {i: left[i] for i in updates.rest if i in left}
             is_quiet = not updates and not over
-            # As in a watch of one: after its news it is news how far a query is.
-            further = watch.advanced_frontiers(reported, updates.frontiers) if is_quiet else {}
-            if further or not is_quiet:
+            # As `watch` of one query: after its labels, its frontier is news.
+            advanced = watch.advanced_frontiers(reported, updates.frontiers) if is_quiet else {}
+            if advanced or not is_quiet:
                 yield updates
             elif updates.errors:
                 await asyncio.sleep(watch.PAUSE_S)
-            reported |= further or {i: updates.frontiers[i] for i in updates}
+            reported |= advanced or {i: updates.frontiers[i] for i in updates}

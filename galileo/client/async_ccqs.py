@@ -1,4 +1,4 @@
-"""The calls of `AsyncClient` about one continuous query: submitted, fetched, watched, cancelled."""
+"""The calls of `AsyncClient` about continuous queries: submit, fetch, watch, list, cancel."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 
 class AsyncCcqs(AsyncBulk):
-    """A continuous query is named by its id, or by what `submit` returned."""
+    """A continuous query is given by its id, or by the result of `submit`."""
 
-    _fetching: Fetcher
+    _fetcher: Fetcher
 
     async def submit(
         self,
@@ -75,7 +75,7 @@ class AsyncCcqs(AsyncBulk):
         """
         if window is not None:
             instance_of(Window, window, "windows such as galileo.Window.tumbling('1h')")
-        chosen = await self._at_hand(sampler)
+        chosen = await self._upload_if_needed(sampler)
         request = continuous_pb2.SubmitRequest(
             ccq_id=f"ccq-{uuid.uuid4().hex}",
             dataset=dataset_name(dataset),
@@ -94,7 +94,7 @@ class AsyncCcqs(AsyncBulk):
             return await decode.collect_submission(call)
 
         ccq = await self._transport.call(attempt)
-        self._fetching.learn(ccq.id, ccq.info.coordinator_address)
+        self._fetcher.cache_coordinator(ccq.id, ccq.info.coordinator_address)
         return ccq
 
     async def fetch(
@@ -120,7 +120,7 @@ class AsyncCcqs(AsyncBulk):
         """
         wait_s = 0.0 if wait is None else seconds(wait)
         request = watch.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
-        update = await self._fetching.fetch(request)
+        update = await self._fetcher.fetch(request)
         if 0 < update.interval_s <= wait_s <= update.age_s and not update.is_news:
             log.warning(
                 "fetch of %s found nothing new in %.3g s: %s. An evaluator that starts takes up to "
@@ -139,7 +139,7 @@ class AsyncCcqs(AsyncBulk):
         One without anything new comes where nothing has for ten seconds, and more is known to have
         been looked at since the last: its frontier says how far.
 
-        Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
+        Resumes at another node after a failure, until the CCQ ends, which raises `CcqExpired` or
         `CcqCancelled`.
 
         Args:
@@ -160,25 +160,27 @@ class AsyncCcqs(AsyncBulk):
             ...     break
             2
         """
-        ccq_id, held = ccq_id_of(ccq), ""
+        ccq_id, stored_token = ccq_id_of(ccq), ""
         if spool is not None:
             instance_of(Spool, spool, "a galileo.Spool")
-            held = spool.token
-            token = _first_token(spool, ccq_id, held=held, given=token)
+            stored_token = spool.token
+            token = _first_token(spool, ccq_id, stored_token=stored_token, given=token)
         reported: Cursor | None = None
-        async with aclosing(self._watch_on(ccq_id, token, labels_max=labels_max)) as updates:
+        async with aclosing(
+            self._watch_with_retries(ccq_id, token, labels_max=labels_max)
+        ) as updates:
             async for update in updates:
-                # After news that do not tell of all that was there, it is news how far it is.
-                is_further = reported is not None and not reported.covers(update.frontier)
-                if update.is_news or is_further:
+                # After an update with labels, an advanced frontier is news.
+                has_advanced = reported is not None and not reported.covers(update.frontier)
+                if update.is_news or has_advanced:
                     if spool is not None:
-                        await asyncio.to_thread(spool.store, ccq_id, update, after=held)
-                        held = update.token
+                        await asyncio.to_thread(spool.store, ccq_id, update, after=stored_token)
+                        stored_token = update.token
                     reported = update.frontier
                     yield update
 
-    async def _watch_on(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
-        """All answers of a watch, over crashes of nodes."""
+    async def _watch_with_retries(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
+        """All updates of a watch; resumes at another node after an error."""
         while True:
             updates = self._watch_once(ccq_id, token, labels_max=labels_max)
             try:
@@ -223,10 +225,10 @@ class AsyncCcqs(AsyncBulk):
         spool: Spool | None = None,
         labels_max: int = LABELS_MAX,
     ) -> SparqlView:
-        """What a CCQ has found so far as a graph that answers SPARQL, and grows as more comes.
+        """The labels of a CCQ as an RDF graph for SPARQL, which grows with each update.
 
-        Holds everything there is when it returns. Its calls are blocking and threads may share
-        it; close it when done.
+        It holds all present labels when it returns. Its calls block, and threads may share it;
+        close it when done.
 
         Args:
             ccq: the continuous query, or its id.
@@ -278,11 +280,9 @@ class AsyncCcqs(AsyncBulk):
         )
 
 
-def _first_token(spool: Spool, ccq_id: str, *, held: str, given: str) -> str:
-    """Where a watch into a spool begins that holds what a token says."""
+def _first_token(spool: Spool, ccq_id: str, *, stored_token: str, given: str) -> str:
+    """The token at which a watch with a spool begins."""
     spool.check(ccq_id)
-    if given and held not in ("", given):
-        raise InputError(
-            f"expected no token, since the spool {spool.path} says what it holds; leave it out"
-        )
-    return held or given
+    if given and stored_token not in ("", given):
+        raise InputError(f"the spool {spool.path} has its own token; leave the token out")
+    return stored_token or given

@@ -1,4 +1,4 @@
-"""The client as coroutines; `Client` is the same, blocking."""
+"""The asynchronous client; `Client` has the same calls, blocking."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 RETRY_TIMEOUT_S = 15.0
 INGEST_TIMEOUT_S = 60.0
-NOT_PICKLABLE = "a client cannot be pickled, for it has connections; connect in each process"
+NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
 class AsyncClient(AsyncObservations):
-    """A cluster, from the outside.
+    """A client of a cluster.
 
     Args:
-        addresses: "host:port" of one or more nodes; the others are learnt.
+        addresses: "host:port" of one or more nodes; the client reads the others from the topology.
         timeout: retry unreachable or busy nodes for up to this long; by default 15 seconds, and
             60 seconds for an ingest.
-        proof: who the client is, for clusters that ask; see docs/security.md. What it leaves
+        proof: credentials, for clusters with access control; see docs/security.md. What it leaves
             open is read from GALILEO_TOKEN, GALILEO_TOKEN_FILE and GALILEO_TLS.
 
     Example:
@@ -50,11 +50,11 @@ class AsyncClient(AsyncObservations):
         keys = (proof or Credentials()).keys()
         self._transport = Transport(addresses, patience_s=retry_s, keys=keys)
         self._ingest_timeout_s = INGEST_TIMEOUT_S if timeout is None else retry_s
-        self._fetching = Fetcher(self._transport)
-        self._many = BulkFetcher(self._transport)
+        self._fetcher = Fetcher(self._transport)
+        self._bulk_fetcher = BulkFetcher(self._transport)
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
-        self._transport.on_error = self._heed
+        self._transport.on_error = self._forget_dropped_schema
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {', '.join(self._transport.addresses)}>"
@@ -95,18 +95,18 @@ class AsyncClient(AsyncObservations):
         return ClusterStatus(tuple(decode.node_status(node) for node in reply.nodes))
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
-        """Has a node give away the continuous queries that it coordinates, and take none on.
+        """Has a node hand its continuous queries to other nodes, and accept no new ones.
 
         Returns at once; `status` shows the node as "draining" and how many it still coordinates.
-        What it stores stays there. A restart of the node ends it.
+        Its data stays on its disk. A restart of the node ends the draining.
 
         Args:
             node: its name in the topology.
-            undo: lets it take queries on again.
+            undo: accept queries again.
 
         Raises:
-            InputError: there is no such node.
-            Unavailable: the node cannot be reached; this is not tried again.
+            InputError: the node does not exist.
+            Unavailable: the node cannot be reached; there is no retry.
 
         Example:
             >>> await client.drain("node-3")
@@ -127,24 +127,24 @@ class AsyncClient(AsyncObservations):
         )
 
     def move(self, partition: int, *, to: str) -> AsyncIterator[MoveProgress]:
-        """Moves a partition to another node of its group, while everything goes on.
+        """Moves a partition to another node of its group, without downtime.
 
-        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
-        there. What breaks off for a reason that passes is begun again, as long as the client is
-        patient; each bit of progress renews that.
+        Closing the iterator stops the move. The copied files stay, so that the same call resumes
+        there. After a transient error the move is retried up to the timeout of the client, which
+        begins again with each progress.
 
         Args:
             partition: its number.
-            to: the node that takes it.
+            to: the node that receives it.
 
         Returns:
-            How far it is, now and then; at last with the stage "done".
+            Its progress; at last with the stage "done".
 
         Raises:
             InputError: there is no such node or partition, the node is of another group, or other
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
-            CorruptData: what the partition's node has is damaged; nothing has moved.
+            CorruptData: the files of the partition are damaged; nothing has moved.
 
         Example:
             >>> async for progress in client.move(3, to="node-3"):  # doctest: +SKIP

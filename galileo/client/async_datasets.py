@@ -1,4 +1,4 @@
-"""The calls of `AsyncClient` about datasets: schemas, retention, and who asks."""
+"""The calls of `AsyncClient` about datasets: schemas, retention, quotas of the caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 class AsyncDatasets(AsyncAnalytics):
-    """A schema never changes, so one that was asked for is kept until its dataset is dropped."""
+    """Caches schemas, which never change, until their dataset is dropped."""
 
     _schemas: dict[str, Schema]
 
@@ -25,8 +25,8 @@ class AsyncDatasets(AsyncAnalytics):
 
         Args:
             schema: of it.
-            retention: for how long observations are kept; None: for ever. Set in a second step:
-                where that fails the dataset is there and keeps everything until `set_retention`.
+            retention: for how long observations are kept; None: for ever. It is set by a second
+                call: if that fails, the dataset exists and keeps everything until `set_retention`.
 
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
@@ -55,7 +55,7 @@ class AsyncDatasets(AsyncAnalytics):
 
         Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
         once, also with another schema. The new dataset is another one: labels and tokens of the
-        dropped one are refused. Nodes that are away drop the dataset when they are back.
+        dropped one are refused. Unreachable nodes drop the dataset when they are back.
 
         Args:
             dataset: its name.
@@ -64,8 +64,8 @@ class AsyncDatasets(AsyncAnalytics):
             What was removed, and the nodes that have not dropped it yet.
 
         Raises:
-            UnknownDataset: there is none of that name.
-            Unavailable: the node that decides about this name is away; nothing was dropped.
+            UnknownDataset: it does not exist.
+            Unavailable: the home node of the name is unreachable; nothing was dropped.
 
         Example:
             >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])
@@ -74,7 +74,7 @@ class AsyncDatasets(AsyncAnalytics):
             DroppedDataset(dataset='weather-fog', rows=0, bytes=0, ccqs=0, pending=())
         """
         schemas = {schema.name: schema for schema in await self.datasets()}
-        # Where it is not listed, the node says why: it may be no business of the caller's.
+        # If it is not listed, the node answers why: the caller may have no access to it.
         known = schemas.get(dataset_name(dataset))
         request = cluster_pb2.DropDatasetRequest(dataset=known.key if known else dataset)
         attempts = 0
@@ -92,21 +92,23 @@ class AsyncDatasets(AsyncAnalytics):
             reply = await self._transport.call(attempt)
         except UnknownDataset as error:
             if attempts == 1 or known is None or "dropped" not in error.details:
-                error.details.pop("remedy", None)  # To create it first is no advice here.
+                error.details.pop("remedy", None)  # Its advice is to create the dataset first.
                 raise
-            reply = cluster_pb2.DropDatasetReply()  # The answer to an earlier attempt was lost.
+            reply = (
+                cluster_pb2.DropDatasetReply()
+            )  # An earlier attempt dropped it, and its answer was lost.
         self._schemas.pop(dataset, None)
         return decode.dropped_dataset(dataset, reply)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> None:
-        """Says for how long a dataset's observations are kept; every node learns of it.
+        """Sets for how long a dataset's observations are kept, at all nodes.
 
         Args:
             dataset: its name.
             retention: None keeps everything from now on.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> await client.set_retention("weather", galileo.Retention(bytes=50 << 30))
@@ -127,7 +129,7 @@ class AsyncDatasets(AsyncAnalytics):
         """The retention policy of a dataset; None where everything is kept.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> await client.retention("weather") is None
@@ -142,13 +144,13 @@ class AsyncDatasets(AsyncAnalytics):
         return VersionedRetention.from_json(reply.numbered_json).retention
 
     async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
-        """Does at once what the dataset's retention demands, which nodes else do in their time.
+        """Applies the dataset's retention at once; nodes else apply it from time to time.
 
         Returns:
             A report of each node, also of those that could not be reached.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> reports = await client.apply_retention("weather")
@@ -184,7 +186,7 @@ class AsyncDatasets(AsyncAnalytics):
         """The schema of a dataset.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> schema = await client.schema("weather")
@@ -198,13 +200,13 @@ class AsyncDatasets(AsyncAnalytics):
             raise unknown_dataset(dataset, sorted(self._schemas))
         return self._schemas[dataset]
 
-    def _heed(self, error: GalileoError) -> None:
-        """Forgets the schema of a dataset that some node says is dropped."""
+    def _forget_dropped_schema(self, error: GalileoError) -> None:
+        """Removes the schema of a dataset from the cache when a node answers that it is dropped."""
         if isinstance(error, UnknownDataset):
             self._schemas.pop(str(error.details.get("dropped")), None)
 
     async def whoami(self) -> Caller:
-        """Who this client is to the cluster, and its quotas, as one node counts them.
+        """The name of this client in the cluster, its roles and its quotas, as one node counts them.
 
         Example:
             >>> caller = await client.whoami()

@@ -239,7 +239,7 @@ class AsyncObservations(AsyncCcqs):
         """
         check_limit(limit)
         check_progress(progress)
-        request = _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
+        request = _query_request(dataset, query, await self._upload_if_needed(sampler), limit=limit)
         return await queries.collect(
             self._transport, request, require_complete=require_complete, progress=progress
         )
@@ -285,7 +285,9 @@ class AsyncObservations(AsyncCcqs):
 
         async def request() -> query_pb2.QueryRequest:
             check_limit(limit)
-            return _query_request(dataset, query, await self._at_hand(sampler), limit=limit)
+            return _query_request(
+                dataset, query, await self._upload_if_needed(sampler), limit=limit
+            )
 
         return LabelBatches(self._transport, request, require_complete=require_complete)
 

@@ -1,4 +1,4 @@
-"""The calls of `AsyncClient` about samplers that go along with a query."""
+"""The calls of `AsyncClient` about uploaded samplers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from galileo.samplers import SamplerSpec, sampler
 from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
 
 SamplerLike: TypeAlias = SamplerSpec | SamplerArchive
-"""An archive stands for the sampler in it, without options and with a random seed."""
+"""A sampler, or an archive of one: without options and with a random seed."""
 
 DIGITS_MIN = 8
-"""Of a digest, where it is named by its beginning."""
+"""Shortest prefix that names a digest."""
 
 
 class AsyncSamplers(AsyncDatasets):
-    """What was sent once by this client is not sent again."""
+    """Uploads each sampler once per client."""
 
     _sent_digests: set[str]
 
     async def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
-        """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
+        """Uploads the code of a sampler to all nodes; `query` and `submit` do it by themselves.
 
         Args:
             archive: from `galileo.sampler_archive`.
 
         Raises:
-            NotPermitted: the administrator of a node does not allow it.
-            SandboxUnavailable: a node cannot run it where it reaches nothing.
-            SamplerRevoked: this very code was revoked.
-            InvalidArchive: it is none.
+            NotPermitted: a node does not allow uploads.
+            SandboxUnavailable: a node has no sandbox to run it in.
+            SamplerRevoked: this code was revoked.
+            InvalidArchive: the archive is invalid.
 
         Example:
             >>> archive = galileo.sampler_archive("thin.py")
@@ -59,7 +59,7 @@ class AsyncSamplers(AsyncDatasets):
         return decode.sent_sampler(reply.sampler)
 
     async def sent_samplers(self) -> list[UploadedSampler]:
-        """The samplers that were sent, oldest first; revoked ones are there, too.
+        """The uploaded samplers, oldest first, also revoked ones.
 
         Example:
             >>> await client.send_sampler(galileo.sampler_archive("thin.py"))
@@ -75,7 +75,7 @@ class AsyncSamplers(AsyncDatasets):
         return [decode.sent_sampler(value) for value in reply.samplers]
 
     async def revoke_sampler(self, digest: str) -> RevokedSampler:
-        """Ends every use of a sampler that was sent, at all nodes and for good.
+        """Revokes an uploaded sampler permanently, at all nodes.
 
         Continuous queries that use it fail with `SamplerRevoked`, and its processes end.
 
@@ -83,8 +83,8 @@ class AsyncSamplers(AsyncDatasets):
             digest: of its archive, or the beginning of it.
 
         Raises:
-            UnknownSampler: there is none.
-            InputError: several begin so.
+            UnknownSampler: no uploaded sampler has it.
+            InputError: several digests begin with it.
 
         Example:
             >>> sent = await client.send_sampler(galileo.sampler_archive("thin_once.py"))
@@ -92,7 +92,7 @@ class AsyncSamplers(AsyncDatasets):
             >>> revoked.away
             ()
         """
-        request = samplers_pb2.RevokeSamplerRequest(digest=await self._whole_digest(digest))
+        request = samplers_pb2.RevokeSamplerRequest(digest=await self._find_digest(digest))
 
         async def attempt(channel: grpc.aio.Channel) -> samplers_pb2.RevokeSamplerReply:
             stub = samplers_pb2_grpc.SamplersStub(channel)
@@ -105,7 +105,7 @@ class AsyncSamplers(AsyncDatasets):
         self._sent_digests.discard(request.digest)
         return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
 
-    async def _whole_digest(self, digest: str) -> str:
+    async def _find_digest(self, digest: str) -> str:
         if not isinstance(digest, str) or len(digest) < DIGITS_MIN:
             raise InputError(
                 f"expected at least {DIGITS_MIN} digits of a sampler's digest, got {digest!r}"
@@ -116,8 +116,8 @@ class AsyncSamplers(AsyncDatasets):
             raise InputError(f"expected one digest, {', '.join(found)} begin with {digest!r}")
         return found[0] if found else digest
 
-    async def _at_hand(self, given: SamplerLike | None) -> SamplerSpec | None:
-        """The sampler by name or digest, once the nodes have its code."""
+    async def _upload_if_needed(self, given: SamplerLike | None) -> SamplerSpec | None:
+        """The sampler by name or digest; uploads its code if this client has not done so."""
         spec = None if given is None else spec_of(given)
         if spec is not None and spec.code is not None and spec.archive not in self._sent_digests:
             await self.send_sampler(spec.code)
@@ -135,7 +135,7 @@ def spec_of(given: SamplerLike) -> SamplerSpec:
 
 
 def _sender() -> str:
-    """Who sends, as far as this machine knows."""
+    """User and host name of this process."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):

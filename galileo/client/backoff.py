@@ -22,12 +22,12 @@ clients that failed together do not retry together."""
 
 @dataclass(frozen=True, slots=True)
 class BackoffClock:
-    """What a client waits with.
+    """Clock, sleep and random numbers of the waits.
 
     Attributes:
         monotonic: seconds, of a clock that never jumps.
-        sleep: for some seconds.
-        random: a number from 0 up to 1; not of the generator that programs seed and reproduce.
+        sleep: waits for some seconds.
+        random: a number in [0, 1), not of the global generator, which programs seed.
     """
 
     monotonic: Callable[[], float] = time.monotonic
@@ -36,11 +36,11 @@ class BackoffClock:
 
 
 class Backoff:
-    """The pauses between the tries of one call, until its time is over.
+    """The waits between the attempts of one call, up to a deadline.
 
     Args:
-        timing: what to wait with.
-        patience_s: the time, from now on.
+        timing: clock and sleep.
+        patience_s: time to the deadline, from now.
     """
 
     def __init__(self, timing: BackoffClock, *, patience_s: float) -> None:
@@ -50,14 +50,14 @@ class Backoff:
 
     @property
     def left_s(self) -> float:
-        """Until the time is over."""
+        """Seconds to the deadline."""
         return max(0.0, self._deadline - self._timing.monotonic())
 
     async def after(self, error: TransientError) -> None:
-        """Waits as long as the error advises, else as its turn is.
+        """Waits as long as the error advises, or else by the backoff.
 
         Raises:
-            TransientError: the error, if the next try would come after the time is over.
+            TransientError: the error, if the wait would pass the deadline.
         """
         wait_s = self._wait_s(error)
         if self._timing.monotonic() + wait_s > self._deadline:

@@ -71,18 +71,18 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.status())
 
     def drain(self, node: str, *, undo: bool = False) -> None:
-        """Has a node give away the continuous queries that it coordinates, and take none on.
+        """Has a node hand its continuous queries to other nodes, and accept no new ones.
 
         Returns at once; `status` shows the node as "draining" and how many it still coordinates.
-        What it stores stays there. A restart of the node ends it.
+        Its data stays on its disk. A restart of the node ends the draining.
 
         Args:
             node: its name in the topology.
-            undo: lets it take queries on again.
+            undo: accept queries again.
 
         Raises:
-            InputError: there is no such node.
-            Unavailable: the node cannot be reached; this is not tried again.
+            InputError: the node does not exist.
+            Unavailable: the node cannot be reached; there is no retry.
 
         Example:
             >>> client.drain("node-3")
@@ -91,24 +91,24 @@ class BlockingCalls(BlockingBase):
         self._run(self._client.drain(node, undo=undo))
 
     def move(self, partition: int, *, to: str) -> Iterator[MoveProgress]:
-        """Moves a partition to another node of its group, while everything goes on.
+        """Moves a partition to another node of its group, without downtime.
 
-        Closing the iterator gives it up. What was copied stays, so that the same call goes on from
-        there. What breaks off for a reason that passes is begun again, as long as the client is
-        patient; each bit of progress renews that.
+        Closing the iterator stops the move. The copied files stay, so that the same call resumes
+        there. After a transient error the move is retried up to the timeout of the client, which
+        begins again with each progress.
 
         Args:
             partition: its number.
-            to: the node that takes it.
+            to: the node that receives it.
 
         Returns:
-            How far it is, now and then; at last with the stage "done".
+            Its progress; at last with the stage "done".
 
         Raises:
             InputError: there is no such node or partition, the node is of another group, or other
                 nodes do not know it yet.
             Unavailable: a node cannot be reached.
-            CorruptData: what the partition's node has is damaged; nothing has moved.
+            CorruptData: the files of the partition are damaged; nothing has moved.
 
         Example:
             >>> for progress in client.move(3, to="node-3"):  # doctest: +SKIP
@@ -585,7 +585,7 @@ class BlockingCalls(BlockingBase):
         One without anything new comes where nothing has for ten seconds, and more is known to have
         been looked at since the last: its frontier says how far.
 
-        Goes on over crashes of nodes until the CCQ ends, which raises `CcqExpired` or
+        Resumes at another node after a failure, until the CCQ ends, which raises `CcqExpired` or
         `CcqCancelled`.
 
         Args:
@@ -618,10 +618,10 @@ class BlockingCalls(BlockingBase):
         spool: Spool | None = None,
         labels_max: int = LABELS_MAX,
     ) -> SparqlView:
-        """What a CCQ has found so far as a graph that answers SPARQL, and grows as more comes.
+        """The labels of a CCQ as an RDF graph for SPARQL, which grows with each update.
 
-        Holds everything there is when it returns. Its calls are blocking and threads may share
-        it; close it when done.
+        It holds all present labels when it returns. Its calls block, and threads may share it;
+        close it when done.
 
         Args:
             ccq: the continuous query, or its id.
@@ -667,16 +667,16 @@ class BlockingCalls(BlockingBase):
     ) -> list[Submitted]:
         """Submits many continuous queries; some hundreds share one election and one sync.
 
-        Nothing is evaluated at once: the first updates have what matches already. One that is wrong
-        does not keep the others from being submitted. A caller that repeats it with the same
-        submissions, which have their ids, submits nothing twice.
+        Nothing is evaluated at once: the first updates have the labels that match already. A wrong
+        submission does not stop the others. The same submissions have the same ids, so a repeated
+        call submits nothing twice.
 
         Args:
             submissions: what to submit.
-            progress: called with the number of those that were answered.
+            progress: called with the number of submissions that were answered.
 
         Returns:
-            What became of each, in their order.
+            The outcome of each submission, in their order.
 
         Example:
             >>> conditions = ["temperature > 290", "station = 'KDEN'"]
@@ -689,7 +689,7 @@ class BlockingCalls(BlockingBase):
     def fetch_many(
         self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
     ) -> UpdateBatch:
-        """What is new for many queries, as `fetch` says it for one.
+        """The news of many queries; as `fetch` for one.
 
         Args:
             tokens: of the last updates, by the ids of the queries.
@@ -706,12 +706,12 @@ class BlockingCalls(BlockingBase):
     def watch_many(
         self, tokens: Mapping[str, str], *, labels_max: int = 0
     ) -> Iterator[UpdateBatch]:
-        """Updates of many queries as they come; asking for the next ones acknowledges the last.
+        """Updates of many queries as they come; the request for the next acknowledges the last.
 
-        Updates without news of any query come where nothing has for ten seconds, and more is known
-        to have been looked at for some that had news before: `frontiers` says how far.
+        After ten seconds without news, an update without labels reports the new `frontiers` of
+        queries that had news before.
 
-        Queries that are over are named among the errors once. Ends when all are.
+        A query that has ended is among the errors once. The iterator ends when all have ended.
 
         Args:
             tokens: of the last updates, by the ids of the queries.
@@ -726,16 +726,16 @@ class BlockingCalls(BlockingBase):
         return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
 
     def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
-        """Has every node keep the code of a sampler; `query` and `submit` do it by themselves.
+        """Uploads the code of a sampler to all nodes; `query` and `submit` do it by themselves.
 
         Args:
             archive: from `galileo.sampler_archive`.
 
         Raises:
-            NotPermitted: the administrator of a node does not allow it.
-            SandboxUnavailable: a node cannot run it where it reaches nothing.
-            SamplerRevoked: this very code was revoked.
-            InvalidArchive: it is none.
+            NotPermitted: a node does not allow uploads.
+            SandboxUnavailable: a node has no sandbox to run it in.
+            SamplerRevoked: this code was revoked.
+            InvalidArchive: the archive is invalid.
 
         Example:
             >>> archive = galileo.sampler_archive("thin.py")
@@ -746,7 +746,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.send_sampler(archive))
 
     def sent_samplers(self) -> list[UploadedSampler]:
-        """The samplers that were sent, oldest first; revoked ones are there, too.
+        """The uploaded samplers, oldest first, also revoked ones.
 
         Example:
             >>> client.send_sampler(galileo.sampler_archive("thin.py"))
@@ -757,7 +757,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.sent_samplers())
 
     def revoke_sampler(self, digest: str) -> RevokedSampler:
-        """Ends every use of a sampler that was sent, at all nodes and for good.
+        """Revokes an uploaded sampler permanently, at all nodes.
 
         Continuous queries that use it fail with `SamplerRevoked`, and its processes end.
 
@@ -765,8 +765,8 @@ class BlockingCalls(BlockingBase):
             digest: of its archive, or the beginning of it.
 
         Raises:
-            UnknownSampler: there is none.
-            InputError: several begin so.
+            UnknownSampler: no uploaded sampler has it.
+            InputError: several digests begin with it.
 
         Example:
             >>> sent = client.send_sampler(galileo.sampler_archive("thin_once.py"))
@@ -781,8 +781,8 @@ class BlockingCalls(BlockingBase):
 
         Args:
             schema: of it.
-            retention: for how long observations are kept; None: for ever. Set in a second step:
-                where that fails the dataset is there and keeps everything until `set_retention`.
+            retention: for how long observations are kept; None: for ever. It is set by a second
+                call: if that fails, the dataset exists and keeps everything until `set_retention`.
 
         Raises:
             DatasetExists: the name is taken; `details["same"]` says whether by this schema.
@@ -798,7 +798,7 @@ class BlockingCalls(BlockingBase):
 
         Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
         once, also with another schema. The new dataset is another one: labels and tokens of the
-        dropped one are refused. Nodes that are away drop the dataset when they are back.
+        dropped one are refused. Unreachable nodes drop the dataset when they are back.
 
         Args:
             dataset: its name.
@@ -807,8 +807,8 @@ class BlockingCalls(BlockingBase):
             What was removed, and the nodes that have not dropped it yet.
 
         Raises:
-            UnknownDataset: there is none of that name.
-            Unavailable: the node that decides about this name is away; nothing was dropped.
+            UnknownDataset: it does not exist.
+            Unavailable: the home node of the name is unreachable; nothing was dropped.
 
         Example:
             >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])
@@ -819,14 +819,14 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.drop_dataset(dataset))
 
     def set_retention(self, dataset: str, retention: Retention | None) -> None:
-        """Says for how long a dataset's observations are kept; every node learns of it.
+        """Sets for how long a dataset's observations are kept, at all nodes.
 
         Args:
             dataset: its name.
             retention: None keeps everything from now on.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> client.set_retention("weather", galileo.Retention(bytes=50 << 30))
@@ -838,7 +838,7 @@ class BlockingCalls(BlockingBase):
         """The retention policy of a dataset; None where everything is kept.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> client.retention("weather") is None
@@ -847,13 +847,13 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.retention(dataset))
 
     def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
-        """Does at once what the dataset's retention demands, which nodes else do in their time.
+        """Applies the dataset's retention at once; nodes else apply it from time to time.
 
         Returns:
             A report of each node, also of those that could not be reached.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> reports = client.apply_retention("weather")
@@ -875,7 +875,7 @@ class BlockingCalls(BlockingBase):
         """The schema of a dataset.
 
         Raises:
-            UnknownDataset: there is none of that name.
+            UnknownDataset: it does not exist.
 
         Example:
             >>> schema = client.schema("weather")
@@ -885,7 +885,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.schema(dataset))
 
     def whoami(self) -> Caller:
-        """Who this client is to the cluster, and its quotas, as one node counts them.
+        """The name of this client in the cluster, its roles and its quotas, as one node counts them.
 
         Example:
             >>> caller = client.whoami()

@@ -1,27 +1,25 @@
-"""Reading many continuous queries together.
+"""Fetches many continuous queries together.
 
-Each coordinator is asked about all of its queries with one call. A node that does not coordinate a
-query says who does; that is remembered, and who knows nothing asks anybody. Labels that nodes
-have packed together cross the network together, and are unpacked once.
+One FetchMany call asks a coordinator about all of its queries. A node that does not coordinate a
+query answers with the coordinator's address, which the client caches; without a cached address it
+asks the first node. Labels that nodes packed together are sent together, and unpacked once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 import numpy as np
 import pyarrow as pa
 
 from galileo.client import decode
-from galileo.client.concurrency import cancel_all, gather_or_cancel
 from galileo.client.decode import ANSWER_TIMEOUT_S
-from galileo.client.read_positions import Stand, encode_positions
 from galileo.client.results import Labels, Update
 from galileo.client.transport import PAUSE_S, Transport
 from galileo.cursor import Cursor
@@ -29,50 +27,55 @@ from galileo.errors import GalileoError, InputError, NotOwner, TransientError
 from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
-from galileo.wire.codec import cursor_from_pb, kept_rows, stretches_from_pb
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, kept_rows, stretches_from_pb
 from galileo.wire.status import error_from_pb
 from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 COORDINATORS_MAX = 200_000
-"""Continuous queries of which coordinator and text are remembered."""
-FAR_S = 60.0
+"""Continuous queries whose coordinator and text are cached."""
+WAIT_MAX_S = 60.0
+"""Of one call."""
+
+ReadPosition: TypeAlias = str | Cursor
+"""A token, or the cursor from which one is encoded when it is needed."""
+Result = TypeVar("Result")
 
 Parts = Sequence[continuous_pb2.FetchManyPart]
 
 
 class _Answer:
-    """What one node said, with the tables of its packs, each unpacked once."""
+    """The answer of one node, with the tables of its packs, each unpacked once."""
 
     def __init__(self, parts: Parts) -> None:
         self._packs = [data for part in parts for data in part.packed]
         self._cursors = [value for part in parts for value in part.cursors]
         self._schemas = [text for part in parts for text in part.schemas_json]
         self._tables: dict[int, pa.Table] = {}
-        self._given: dict[int, Cursor] = {}
+        self._decoded: dict[int, Cursor] = {}
 
     def cursor(self, number: int) -> Cursor:
-        """Always the same object for a number."""
-        found = self._given.get(number)
-        if found is None:
-            found = self._given[number] = cursor_from_pb(self._cursors[number])
-        return found
+        """The same object at each call with a number."""
+        cursor = self._decoded.get(number)
+        if cursor is None:
+            cursor = self._decoded[number] = cursor_from_pb(self._cursors[number])
+        return cursor
 
     def schema(self, number: int) -> Schema:
         return decode.schema_of(self._schemas[number])
 
     def schemas(self) -> dict[str, Schema]:
-        """Of all datasets of which something is said, by name."""
-        return {one.name: one for one in map(decode.schema_of, self._schemas)}
+        """The schemas of the datasets of the answer, by name."""
+        return {schema.name: schema for schema in map(decode.schema_of, self._schemas)}
 
     def table(self, pack: int, schema: Schema) -> pa.Table:
-        found = self._tables.get(pack)
-        if found is None:
-            found = self._tables[pack] = unpack(self._packs[pack], schema.label_schema)
-        return found
+        table = self._tables.get(pack)
+        if table is None:
+            table = self._tables[pack] = unpack(self._packs[pack], schema.label_schema)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _QueryAnswer:
     """One query's part of an answer."""
 
     value: continuous_pb2.ManyUpdate
@@ -81,7 +84,7 @@ class _Found:
 
 
 class _SharedUpdate:
-    """Queries of one answer that have all but their labels in common."""
+    """Queries of one answer whose updates differ in their labels only."""
 
     def __init__(
         self, value: continuous_pb2.SharedUpdate, ccq_ids: Sequence[str], answer: _Answer
@@ -91,7 +94,7 @@ class _SharedUpdate:
         self.cursor, self.frontier = answer.cursor(value.cursor), answer.cursor(value.frontier)
         columns = (value.ccqs, value.packs, value.starts, value.counts)
         if len({len(column) for column in columns}) > 1:
-            raise InputError("expected a sheet with columns of one length, got others")
+            raise InputError("expected a shared update with columns of one length, got others")
         self.ccq_ids = [ccq_ids[place] for place in value.ccqs]
         packs, starts, counts = (np.array(column, dtype=np.int64) for column in columns[1:])
         self._value = value
@@ -99,24 +102,26 @@ class _SharedUpdate:
         self._has_labels = counts > 0
 
     def with_labels(self) -> dict[str, tuple[_SharedUpdate, int]]:
-        """Itself, and the place in its columns, for each query that has some."""
+        """By query with labels: this shared update, and the place of the query in its columns."""
         places = np.flatnonzero(self._has_labels).tolist()
         return {self.ccq_ids[at]: (self, at) for at in places}
 
-    def found(self, at: int, query: str) -> _Found:
-        """One query's part, as it comes outside of sheets."""
-        sheet, ccq_id = self._value, self.ccq_ids[at]
+    def answer_of(self, at: int, query: str) -> _QueryAnswer:
+        """One query's part, as an update of its own."""
+        shared, ccq_id = self._value, self.ccq_ids[at]
         value = continuous_pb2.ManyUpdate(
-            ccq=sheet.ccqs[at],
+            ccq=shared.ccqs[at],
             token=resume.encode(ccq_id, self.cursor),
-            cursor=sheet.cursor,
-            frontier=sheet.frontier,
-            age_s=sheet.age_s,
-            interval_s=sheet.interval_s,
-            schema=sheet.schema,
+            cursor=shared.cursor,
+            frontier=shared.frontier,
+            age_s=shared.age_s,
+            interval_s=shared.interval_s,
+            schema=shared.schema,
         )
-        value.kept.add(pack=sheet.packs[at], starts=[sheet.starts[at]], counts=[sheet.counts[at]])
-        return _Found(value, self.answer, query)
+        value.kept.add(
+            pack=shared.packs[at], starts=[shared.starts[at]], counts=[shared.counts[at]]
+        )
+        return _QueryAnswer(value, self.answer, query)
 
     def tables(self) -> Iterator[pa.Table]:
         """The labels, pack by pack, with a column `ccq`."""
@@ -127,71 +132,70 @@ class _SharedUpdate:
 
 
 class UpdateBatch(Mapping[str, Update]):
-    """What is new for many queries: an `Update` for each query that has some, by id.
+    """The news of many queries: by id an `Update` for each query that has some.
 
-    Updates are made when they are asked for; `to_arrow` has all labels at once.
+    An `Update` is decoded at each access; `to_arrow` returns the labels of all.
 
     Attributes:
-        stands: what the tokens are made of.
-        frontiers: how far each query is evaluated, by id, where that was answered: those whose
-            tokens have moved are among them, though nothing matched.
-        errors: why queries are not answered, by id: `CcqExpired` for instance.
-        more: whether the next fetch has more at once.
-        rest: those that the answers had no room to look at.
+        positions: the read position of each query, from which `tokens` are encoded.
+        frontiers: by id how far each answered query is evaluated, also without a match.
+        errors: by id why queries are not answered, such as `CcqExpired`.
+        more: whether the next fetch returns more at once.
+        rest: the queries for which the answers had no room.
     """
 
     def __init__(
         self,
-        found: Mapping[str, _Found],
+        answers: Mapping[str, _QueryAnswer],
         *,
-        stands: Mapping[str, Stand],
+        positions: Mapping[str, ReadPosition],
         frontiers: Mapping[str, Cursor],
         errors: dict[str, GalileoError],
         more: bool,
         rest: Sequence[str] = (),
-        sheets: Sequence[_SharedUpdate] = (),
+        shared_updates: Sequence[_SharedUpdate] = (),
         queries: Mapping[str, str] | None = None,
         schemas: Mapping[str, Schema] | None = None,
     ) -> None:
-        self._found = dict(found)
-        self._sheets = sheets
+        self._answers = dict(answers)
+        self._shared_updates = shared_updates
         self._queries = queries or {}
         self._schemas = schemas or {}
-        self.stands, self.frontiers = stands, frontiers
+        self.positions, self.frontiers = positions, frontiers
         self.errors = errors
         self.more = more
         self.rest = rest
 
     @cached_property
     def tokens(self) -> dict[str, str]:
-        """To store with the labels, and to ask with next: all that were asked with, the new ones in
-        place of the old.
-        """
+        """By id the token of each query, to store with its labels and for the next fetch."""
         encoder = resume.Encoder()
         return {
-            ccq_id: stand
-            if isinstance(stand, str)
-            else encoder.encode(ccq_id, stand, resume.NO_PROGRESS)
-            for ccq_id, stand in self.stands.items()
+            ccq_id: position
+            if isinstance(position, str)
+            else encoder.encode(ccq_id, position, resume.NO_PROGRESS)
+            for ccq_id, position in self.positions.items()
         }
 
     @cached_property
-    def _in_sheets(self) -> dict[str, tuple[_SharedUpdate, int]]:
-        return {i: place for sheet in self._sheets for i, place in sheet.with_labels().items()}
+    def _in_shared_updates(self) -> dict[str, tuple[_SharedUpdate, int]]:
+        return {
+            i: place for shared in self._shared_updates for i, place in shared.with_labels().items()
+        }
 
     def __getitem__(self, ccq_id: str) -> Update:
-        found = self._found.get(ccq_id)
-        if found is None:
-            sheet, at = self._in_sheets[ccq_id]
-            found = sheet.found(at, self._queries.get(ccq_id, ""))
-        return _update(found)
+        answer = self._answers.get(ccq_id)
+        if answer is None:
+            shared, at = self._in_shared_updates[ccq_id]
+            answer = shared.answer_of(at, self._queries.get(ccq_id, ""))
+        return _update(answer)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._found
-        yield from self._in_sheets
+        yield from self._answers
+        yield from self._in_shared_updates
 
     def __len__(self) -> int:
-        return len(self._found) + len(self._in_sheets)
+        return len(self._answers) + len(self._in_shared_updates)
 
     def __repr__(self) -> str:
         return f"<UpdateBatch: news for {len(self):,} continuous queries>"
@@ -199,32 +203,37 @@ class UpdateBatch(Mapping[str, Update]):
     @property
     def is_news(self) -> bool:
         """Whether it has labels or anything else that is new."""
-        return bool(self._found or self._sheets or self.errors)
+        return bool(self._answers or self._shared_updates or self.errors)
 
     def to_arrow(self, dataset: str | None = None) -> pa.Table:
         """The labels of all queries: a column `ccq` with the id, then those of the labels.
 
-        Where there are no labels, and nothing was said of any query, there are no other columns.
+        Without labels and without an answer about any query there are no other columns.
 
         Args:
             dataset: whose queries; may be left out where all are of one dataset.
 
         Raises:
-            InputError: there are several datasets, and none was named.
+            InputError: there are several datasets, and `dataset` names none.
 
         Example:
             >>> client.fetch_many({ccq.id: ""}).to_arrow().num_rows
             2
         """
-        found = [(i, one, one.answer.schema(one.value.schema)) for i, one in self._found.items()]
-        schemas = {schema.name: schema for _, _, schema in found}
-        schemas |= {sheet.schema.name: sheet.schema for sheet in self._sheets}
+        rows = [(i, a, a.answer.schema(a.value.schema)) for i, a in self._answers.items()]
+        schemas = {schema.name: schema for _, _, schema in rows}
+        schemas |= {shared.schema.name: shared.schema for shared in self._shared_updates}
         names = sorted(schemas)
         if dataset is None and len(names) > 1:
             raise InputError(f"expected the name of one of the datasets {', '.join(names)}")
-        chosen = [one for one in found if dataset in (None, one[2].name)]
-        sheets = [sheet for sheet in self._sheets if dataset in (None, sheet.schema.name)]
-        tables = [*_tables(chosen), *(table for sheet in sheets for table in sheet.tables())]
+        selected = [row for row in rows if dataset in (None, row[2].name)]
+        shared_updates = [
+            shared for shared in self._shared_updates if dataset in (None, shared.schema.name)
+        ]
+        tables = [
+            *_tables(selected),
+            *(table for shared in shared_updates for table in shared.tables()),
+        ]
         if tables:
             return pa.concat_tables(tables)
         known = {**self._schemas, **schemas} if dataset else schemas or self._schemas
@@ -233,12 +242,12 @@ class UpdateBatch(Mapping[str, Update]):
         return empty.add_column(0, "ccq", pa.array([], pa.string()))
 
 
-def _tables(chosen: Sequence[tuple[str, _Found, Schema]]) -> list[pa.Table]:
-    """The rows of each pack that count, pack by pack."""
-    ids = pa.array([ccq_id for ccq_id, _, _ in chosen], pa.string())
+def _tables(answers: Sequence[tuple[str, _QueryAnswer, Schema]]) -> list[pa.Table]:
+    """The selected rows of each pack, with a column `ccq`."""
+    ids = pa.array([ccq_id for ccq_id, _, _ in answers], pa.string())
     ranges: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     tables: dict[tuple[int, int], pa.Table] = {}
-    for place, (_, one, schema) in enumerate(chosen):
+    for place, (_, one, schema) in enumerate(answers):
         for kept in one.value.kept:
             key = (id(one.answer), kept.pack)
             if key not in tables:
@@ -259,12 +268,12 @@ def _rows(table: pa.Table, ranges: Any, ids: pa.Array) -> pa.Table:
         raise InputError(f"expected rows within {table.num_rows} labels, got some past them")
     before = np.cumsum(counts) - counts
     at = np.arange(counts.sum()) + np.repeat(starts - before, counts)
-    taken = table.take(pa.array(at))
-    return taken.add_column(0, "ccq", ids.take(pa.array(np.repeat(places, counts))))
+    rows = table.take(pa.array(at))
+    return rows.add_column(0, "ccq", ids.take(pa.array(np.repeat(places, counts))))
 
 
-def _update(found: _Found) -> Update:
-    value, answer = found.value, found.answer
+def _update(query_answer: _QueryAnswer) -> Update:
+    value, answer = query_answer.value, query_answer.answer
     schema = answer.schema(value.schema)
     tables = []
     for kept in value.kept:
@@ -277,7 +286,7 @@ def _update(found: _Found) -> Update:
             pa.concat_tables(tables) if tables else schema.label_schema.empty_table(),
             frontier=answer.cursor(value.cursor),
             missing=value.missing,
-            query=found.query,
+            query=query_answer.query,
         ),
         token=value.token,
         frontier=answer.cursor(value.frontier),
@@ -292,7 +301,7 @@ def _update(found: _Found) -> Update:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What a node answered about some queries, or why it did not."""
+    """The answer of a node about some queries, or its error."""
 
     ccq_ids: Sequence[str]
     address: str
@@ -300,15 +309,15 @@ class _Reply:
     error: GalileoError | None = None
 
 
-class _Reading:
-    """One fetch of many: what has been found so far, and who is to be asked about the rest."""
+class _FetchState:
+    """The results of one fetch so far, and the queries that are not answered yet."""
 
-    def __init__(self, stands: Mapping[str, Stand], queries: Mapping[str, str]) -> None:
-        self.stands, self.frontiers = dict(stands), dict[str, Cursor]()
-        self.left = list(stands)
+    def __init__(self, positions: Mapping[str, ReadPosition], queries: Mapping[str, str]) -> None:
+        self.positions, self.frontiers = dict(positions), dict[str, Cursor]()
+        self.left = list(positions)
         self.queries = queries
-        self.found: dict[str, _Found] = {}
-        self.sheets: list[_SharedUpdate] = []
+        self.answers: dict[str, _QueryAnswer] = {}
+        self.shared_updates: list[_SharedUpdate] = []
         self.schemas: dict[str, Schema] = {}
         self.errors: dict[str, GalileoError] = {}
         self.more = False
@@ -316,20 +325,20 @@ class _Reading:
 
     def result(self) -> UpdateBatch:
         return UpdateBatch(
-            self.found,
-            stands=self.stands,
+            self.answers,
+            positions=self.positions,
             frontiers=self.frontiers,
             errors=self.errors,
             more=self.more,
             rest=self.rest,
-            sheets=self.sheets,
+            shared_updates=self.shared_updates,
             queries=self.queries,
             schemas=self.schemas,
         )
 
 
 class BulkFetcher:
-    """Fetches for many queries through a transport; remembers who coordinates which."""
+    """Fetches many queries through a transport, and caches their coordinators."""
 
     def __init__(
         self, transport: Transport, *, monotonic: Callable[[], float] = time.monotonic
@@ -338,9 +347,9 @@ class BulkFetcher:
         self._monotonic = monotonic
         self._coordinators: dict[str, str] = {}
         self._queries: dict[str, str] = {}
-        self._send_sheets: set[str] = set()
+        self._shared_update_senders: set[str] = set()
 
-    def learn(self, ccq_id: str, address: str) -> None:
+    def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
         if not address:
             return
@@ -349,60 +358,60 @@ class BulkFetcher:
         self._coordinators[ccq_id] = address
 
     async def fetch(
-        self, stands: Mapping[str, Stand], *, wait_s: float, labels_max: int
+        self, positions: Mapping[str, ReadPosition], *, wait_s: float, labels_max: int
     ) -> UpdateBatch:
         """See `AsyncClient.fetch_many`."""
-        reading = _Reading(stands, self._queries)
-        await self._read(reading, labels_max)
+        state = _FetchState(positions, self._queries)
+        await self._read(state, labels_max)
         deadline = self._monotonic() + wait_s
-        while not reading.result().is_news and not reading.more and reading.stands:
-            left_s = min(deadline - self._monotonic(), FAR_S)
+        while not state.result().is_news and not state.more and state.positions:
+            left_s = min(deadline - self._monotonic(), WAIT_MAX_S)
             if left_s <= 0:
                 break
-            await self._wait(reading, left_s, labels_max)
-        return reading.result()
+            await self._wait(state, left_s, labels_max)
+        return state.result()
 
-    async def _read(self, reading: _Reading, labels_max: int) -> None:
-        """Asks about all, until each is answered or the transport's timeout has passed."""
+    async def _read(self, state: _FetchState, labels_max: int) -> None:
+        """Asks about all queries, until each is answered or the transport's timeout has passed."""
         deadline = self._monotonic() + self._transport.patience_s
         while True:
-            groups = self._groups(reading.left)
-            reading.left = []
-            calls = [self._ask(reading, *one, labels_max=labels_max) for one in groups.items()]
+            groups = self._groups(state.left)
+            state.left = []
+            calls = [self._ask(state, *one, labels_max=labels_max) for one in groups.items()]
             for reply in await gather_or_cancel(calls):
-                await asyncio.to_thread(self._take, reading, reply)
-            if not reading.left or self._monotonic() + PAUSE_S > deadline:
+                await asyncio.to_thread(self._apply, state, reply)
+            if not state.left or self._monotonic() + PAUSE_S > deadline:
                 return
-            for ccq_id in reading.left:
-                reading.errors.pop(ccq_id, None)
+            for ccq_id in state.left:
+                state.errors.pop(ccq_id, None)
             await asyncio.sleep(PAUSE_S)
 
-    async def _wait(self, reading: _Reading, wait_s: float, labels_max: int) -> None:
-        """Waits at all coordinators until one has news; the others lose nothing by it."""
+    async def _wait(self, state: _FetchState, wait_s: float, labels_max: int) -> None:
+        """Waits at all coordinators until one has news, and cancels the other calls."""
         calls = [
-            asyncio.ensure_future(self._ask(reading, *one, labels_max=labels_max, wait_s=wait_s))
-            for one in self._groups(reading.stands).items()
+            asyncio.ensure_future(self._ask(state, *one, labels_max=labels_max, wait_s=wait_s))
+            for one in self._groups(state.positions).items()
         ]
         try:
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_all(calls)
-        # What others have answered meanwhile is left: it comes again, since its tokens stand.
+        # Other answers are dropped: their tokens have not moved, so their labels come again.
         for call in done:
-            await asyncio.to_thread(self._take, reading, call.result())
-        if reading.left:
-            await self._read(reading, labels_max)
+            await asyncio.to_thread(self._apply, state, call.result())
+        if state.left:
+            await self._read(state, labels_max)
 
     def _groups(self, ccq_ids: Iterable[str]) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
-        anybody = self._transport.addresses[0]
+        first_address = self._transport.addresses[0]
         for ccq_id in ccq_ids:
-            groups.setdefault(self._coordinators.get(ccq_id, anybody), []).append(ccq_id)
+            groups.setdefault(self._coordinators.get(ccq_id, first_address), []).append(ccq_id)
         return groups
 
     async def _ask(
         self,
-        reading: _Reading,
+        state: _FetchState,
         address: str,
         ccq_ids: Sequence[str],
         *,
@@ -417,8 +426,10 @@ class BulkFetcher:
             include_query=any(ccq_id not in self._queries for ccq_id in ccq_ids),
             accept_shared_updates=True,
         )
-        # A node that has sent none may not know how to read cursors in place of tokens.
-        encode_positions(request, reading.stands, spelled_out=address not in self._send_sheets)
+        # A node that has sent no shared update may not accept cursors in place of tokens.
+        encode_positions(
+            request, state.positions, as_tokens=address not in self._shared_update_senders
+        )
 
         async def attempt(channel: grpc.aio.Channel) -> Parts:
             timeout_s = ANSWER_TIMEOUT_S + wait_s
@@ -431,45 +442,45 @@ class BulkFetcher:
             self._transport.deprioritise(address)
             return _Reply(ccq_ids, address, error=error)
 
-    def _take(self, reading: _Reading, reply: _Reply) -> None:
-        """Takes over a whole reply, tokens and labels together; to be run to its end."""
+    def _apply(self, state: _FetchState, reply: _Reply) -> None:
+        """Applies a whole reply to the state, tokens and labels together."""
         if reply.error is not None:
             for ccq_id in reply.ccq_ids:
                 self._coordinators.pop(ccq_id, None)
-                reading.errors[ccq_id] = reply.error
-            reading.left += reply.ccq_ids
+                state.errors[ccq_id] = reply.error
+            state.left += reply.ccq_ids
             return
         parts, answer = reply.parts, _Answer(reply.parts)
-        reading.schemas |= answer.schemas()
+        state.schemas |= answer.schemas()
         for value in (value for part in parts for value in part.updates):
             ccq_id = reply.ccq_ids[value.ccq]
             if value.coordinator:
-                self.learn(ccq_id, value.coordinator)
-                reading.left.append(ccq_id)
+                self.cache_coordinator(ccq_id, value.coordinator)
+                state.left.append(ccq_id)
             elif value.HasField("error"):
-                self._refused(reading, ccq_id, error_from_pb(value.error))
+                self._apply_error(state, ccq_id, error_from_pb(value.error))
             else:
-                self._found(reading, ccq_id, value, answer)
-        for sheet in (sheet for part in parts for sheet in part.sheets):
-            self._send_sheets.add(reply.address)
-            read = _SharedUpdate(sheet, reply.ccq_ids, answer)
-            reading.stands.update(dict.fromkeys(read.ccq_ids, read.cursor))
-            reading.frontiers.update(dict.fromkeys(read.ccq_ids, read.frontier))
-            if any(sheet.counts):
-                reading.sheets.append(read)
+                self._apply_update(state, ccq_id, value, answer)
+        for shared in (shared for part in parts for shared in part.sheets):
+            self._shared_update_senders.add(reply.address)
+            update = _SharedUpdate(shared, reply.ccq_ids, answer)
+            state.positions.update(dict.fromkeys(update.ccq_ids, update.cursor))
+            state.frontiers.update(dict.fromkeys(update.ccq_ids, update.frontier))
+            if any(shared.counts):
+                state.shared_updates.append(update)
         if any(part.is_cut for part in parts):
-            reading.more = True
-            reading.rest += reply.ccq_ids[_last_answered(parts) + 1 :]
+            state.more = True
+            state.rest += reply.ccq_ids[_last_answered(parts) + 1 :]
 
-    def _refused(self, reading: _Reading, ccq_id: str, error: GalileoError) -> None:
-        reading.errors[ccq_id] = error
+    def _apply_error(self, state: _FetchState, ccq_id: str, error: GalileoError) -> None:
+        state.errors[ccq_id] = error
         if isinstance(error, TransientError):
             self._coordinators.pop(ccq_id, None)
-            reading.left.append(ccq_id)
+            state.left.append(ccq_id)
 
-    def _found(
+    def _apply_update(
         self,
-        reading: _Reading,
+        state: _FetchState,
         ccq_id: str,
         value: continuous_pb2.ManyUpdate,
         answer: _Answer,
@@ -478,15 +489,58 @@ class BulkFetcher:
             if len(self._queries) >= COORDINATORS_MAX:
                 self._queries.clear()
             self._queries[ccq_id] = value.query_json
-        reading.stands[ccq_id] = value.token
-        reading.frontiers[ccq_id] = answer.cursor(value.frontier)
-        reading.more |= value.more
+        state.positions[ccq_id] = value.token
+        state.frontiers[ccq_id] = answer.cursor(value.frontier)
+        state.more |= value.more
         if value.kept or value.gone or value.missing or value.windows.states:
-            reading.found[ccq_id] = _Found(value, answer, self._queries[ccq_id])
+            state.answers[ccq_id] = _QueryAnswer(value, answer, self._queries[ccq_id])
 
 
 def _last_answered(parts: Parts) -> int:
-    """The place of the last query that a node came to; those that are wrong it names anyway."""
+    """The place of the last query that a node answered without an error."""
     places = [one.ccq for part in parts for one in part.updates if not one.HasField("error")]
-    places += [place for part in parts for sheet in part.sheets for place in sheet.ccqs]
+    places += [place for part in parts for shared in part.sheets for place in shared.ccqs]
     return max(places, default=-1)
+
+
+def encode_positions(
+    request: continuous_pb2.FetchManyRequest,
+    positions: Mapping[str, ReadPosition],
+    *,
+    as_tokens: bool,
+) -> None:
+    """Writes the read positions of a request's queries: as tokens, or as numbered cursors."""
+    encoder, numbers = resume.Encoder(), dict[int, int]()
+    tokens, cursor_numbers = [], []
+    for ccq_id in request.ccq_ids:
+        position = positions[ccq_id]
+        number = 0
+        if isinstance(position, str):
+            tokens.append(position)
+        elif as_tokens:
+            tokens.append(encoder.encode(ccq_id, position, resume.NO_PROGRESS))
+        else:
+            tokens.append("")
+            number = numbers.setdefault(id(position), len(numbers) + 1)
+            if number > len(request.cursors):
+                request.cursors.append(cursor_to_pb(position))
+        cursor_numbers.append(number)
+    request.tokens.extend(tokens)
+    if numbers:
+        request.stands.extend(cursor_numbers)
+
+
+async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in the order of the calls; if one fails, cancels the others first."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancels the tasks, and returns when all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Submitting many continuous queries with one call.
+"""Submits many continuous queries in SubmitMany calls of some hundreds, a few at a time.
 
-What is submitted is cut into calls of some hundreds, a few under way at a time. Each query has its
-id before it leaves, so a call whose answer was lost is repeated without making anything twice.
+The client draws the id of each query, so a call whose answer was lost is repeated without
+submitting a query twice.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Submission:
     """A continuous query to be submitted with others; see `AsyncClient.submit`.
 
     Attributes:
-        id: drawn at random where it is left out. Submitting the same id again is harmless, and
-            says how things stand.
+        id: by default drawn at random. A second submission of an id changes nothing, and returns
+            the state of the query.
 
     Example:
         >>> [submitted] = client.submit_many([galileo.Submission("weather", "temperature > 290")])
@@ -68,13 +68,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of one submission of many.
+    """The outcome of one submission of many.
 
     Attributes:
         id: of the query.
-        token: says that its reader has nothing yet; what matches already comes with the first
-            updates. Empty where there is an error.
-        info: of the query; None where there is an error.
+        token: of the beginning: the first updates have the labels that match already. Empty after
+            an error.
+        info: of the query; None after an error.
         error: why it was not submitted. After a `TransientError` it may have been submitted; submit
             it again under its id.
     """
@@ -86,7 +86,7 @@ class Submitted:
 
     @property
     def coordinator(self) -> str:
-        """The node that runs it; empty where there is an error."""
+        """The node that coordinates it; empty after an error."""
         return self.info.coordinator if self.info else ""
 
 
@@ -110,25 +110,25 @@ async def submit_many(
     *,
     progress: Progress | None,
 ) -> list[Submitted]:
-    """See `AsyncClient.submit_many`; those of which the outcome is known already are not sent."""
+    """See `AsyncClient.submit_many`; outcomes among the submissions are returned as they are."""
     gate = asyncio.Semaphore(CALLS_IN_FLIGHT_MAX)
     done: list[Submitted | None] = [None] * len(submissions)
     requests: dict[int, continuous_pb2.SubmitRequest] = {}
-    for place, one in enumerate(submissions):
+    for index, one in enumerate(submissions):
         if isinstance(one, Submitted):
-            done[place] = one
+            done[index] = one
             continue
         try:
-            requests[place] = _request(one)
+            requests[index] = _request(one)
         except GalileoError as error:
-            done[place] = Submitted(one.id, error=error)
+            done[index] = Submitted(one.id, error=error)
     if progress is not None and len(requests) < len(submissions):
         progress(len(submissions) - len(requests))
 
     async def submit(number: int, part: dict[int, continuous_pb2.SubmitRequest]) -> None:
         async with gate:
-            for place, outcome in (await _call(transport, part, number=number)).items():
-                done[place] = outcome
+            for index, outcome in (await _call(transport, part, number=number)).items():
+                done[index] = outcome
             if progress is not None:
                 progress(len(part))
 
@@ -143,8 +143,8 @@ def _calls(
 ) -> Iterator[dict[int, continuous_pb2.SubmitRequest]]:
     part: dict[int, continuous_pb2.SubmitRequest] = {}
     size = 0
-    for place, request in requests.items():
-        part[place] = request
+    for index, request in requests.items():
+        part[index] = request
         size += request.ByteSize()
         if len(part) >= SUBMISSIONS_PER_CALL or size >= CALL_BYTES_MAX:
             yield part
@@ -156,21 +156,21 @@ def _calls(
 async def _call(
     transport: Transport, part: dict[int, continuous_pb2.SubmitRequest], *, number: int
 ) -> dict[int, Submitted]:
-    """Submits until each is answered for good, or the transport's timeout has passed."""
-    pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+    """Submits until each has a final outcome, or the transport's timeout has passed."""
+    backoff = Backoff(transport.timing, patience_s=transport.patience_s)
     done: dict[int, Submitted] = {}
     left = part
     while True:
-        done |= await _once(transport, left, number=number, patience_s=pauses.left_s)
-        errors = {place: done[place].error for place in left}
+        done |= await _submit_once(transport, left, number=number, patience_s=backoff.left_s)
+        errors = {index: done[index].error for index in left}
         again = {
-            place: error for place, error in errors.items() if isinstance(error, TransientError)
+            index: error for index, error in errors.items() if isinstance(error, TransientError)
         }
         if not again:
             return done
-        left = {place: left[place] for place in again}
+        left = {index: left[index] for index in again}
         try:
-            await pauses.after(max(again.values(), key=_advised_s))
+            await backoff.after(max(again.values(), key=_advised_s))
         except TransientError:
             return done
 
@@ -179,7 +179,7 @@ def _advised_s(error: TransientError) -> float:
     return float(error.details.get("after_s") or 0.0)
 
 
-async def _once(
+async def _submit_once(
     transport: Transport,
     part: dict[int, continuous_pb2.SubmitRequest],
     *,
@@ -194,16 +194,16 @@ async def _once(
         return reply
 
     try:
-        try:  # Nodes share the work of reading queries.
+        try:  # Spreads the parsing of queries over the nodes.
             address = transport.addresses[number % len(transport.addresses)]
             reply = await transport.ask(address, attempt)
         except (TransientError, NotOwner):
             reply = await transport.call(attempt, patience_s=patience_s)
     except GalileoError as error:
-        return {place: Submitted(one.ccq_id, error=error) for place, one in part.items()}
+        return {index: Submitted(one.ccq_id, error=error) for index, one in part.items()}
     return {
-        place: _submitted(one.ccq_id, outcome)
-        for (place, one), outcome in zip(part.items(), reply.outcomes, strict=True)
+        index: _submitted(one.ccq_id, outcome)
+        for (index, one), outcome in zip(part.items(), reply.outcomes, strict=True)
     }
 
 

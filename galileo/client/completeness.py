@@ -1,4 +1,4 @@
-"""Partial answers: those of a cluster some of whose nodes could not be asked."""
+"""Checks of partial answers: nodes were unreachable, so partitions are missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from galileo.errors import IncompleteAnswer
 
 
 class Partial(Protocol):
-    """A value that names what it lacks."""
+    """A value that names its missing partitions."""
 
     @property
     def missing(self) -> tuple[int, ...]: ...
@@ -25,16 +25,20 @@ Answer = TypeVar("Answer", bound=Partial)
 
 
 def check_complete(answer: Partial) -> None:
-    """Raises IncompleteAnswer where a partition is missing, or a commit is not counted yet."""
+    """Raises IncompleteAnswer if a partition is missing, or a commit is not counted yet."""
     if answer.complete:
         return
     raise incomplete(answer.missing)
 
 
 def incomplete(missing: Sequence[int]) -> IncompleteAnswer:
-    """The error where a whole answer was asked for."""
+    """The error of a call that requires a complete answer."""
     partitions = sorted(missing)
-    lacks = f"partitions {partitions}, whose nodes are away" if partitions else "the last commits"
+    lacks = (
+        f"partitions {partitions}, whose nodes are unreachable"
+        if partitions
+        else "the last commits"
+    )
     return IncompleteAnswer(
         f"expected a complete answer, got one without {lacks}; try again when all nodes are up "
         "(see galileo status), or accept a partial answer",
@@ -48,10 +52,10 @@ async def call(
     *,
     require_complete: bool,
 ) -> Answer:
-    """The result of `Transport.call`; a partial one is asked for anew, where that is required.
+    """The result of `Transport.call`; repeats the call after a partial one, if `require_complete`.
 
     Raises:
-        IncompleteAnswer: it is partial still when the client's patience ends.
+        IncompleteAnswer: it is still partial when the transport's timeout has passed.
     """
 
     async def checked(channel: grpc.aio.Channel) -> Answer:

@@ -50,7 +50,7 @@ class Fetcher:
             WeakKeyDictionary()
         )
 
-    def learn(self, ccq_id: str, address: str) -> None:
+    def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
         if not address:
             return
@@ -104,5 +104,5 @@ class Fetcher:
         finally:
             call.cancel()
         if parts[-1].tail.coordinator:
-            self.learn(request.ccq_id, parts[-1].tail.coordinator)
+            self.cache_coordinator(request.ccq_id, parts[-1].tail.coordinator)
         return await decode.update_of(parts)

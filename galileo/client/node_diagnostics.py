@@ -1,4 +1,4 @@
-"""Asks every node of a cluster how it is; a node that does not answer is a finding, too."""
+"""Reports of the condition of every node of a cluster, also of nodes that do not answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 CONDITION_TIMEOUT_S = 30.0
-"""A node tries out Java and containment, which takes seconds on a busy host."""
+"""A node tests Java and the sampler sandbox, which takes seconds on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class CcqProblem:
-    """A CCQ that fails, with the error's `kind`, or that is overloaded, with none."""
+    """A continuous query that fails, with the error's `kind`, or is overloaded, with an empty kind."""
 
     ccq_id: str
     kind: str
@@ -30,17 +30,17 @@ class CcqProblem:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What one node says; sizes in bytes, durations in seconds.
+    """The report of one node; sizes in bytes, durations in seconds.
 
     Attributes:
         name, address: by the topology.
-        failure: why it did not answer; then nothing else is known.
+        failure: why it did not answer; then all else is empty.
         clock_s: by how much its clock is ahead of this machine's.
-        clock_within_s: half the time that the question took, by which `clock_s` may be wrong.
-        not_ready: why it is not ready, by what is looked at.
-        sync_s: that its disk takes to make a small file durable; negative: it refuses.
-        java, containment: what is wrong with them; empty: nothing.
-        peers_dead: names of the nodes that it does not hear from.
+        clock_within_s: half the round trip, the possible error of `clock_s`.
+        not_ready: by check why it is not ready.
+        sync_s: time for its disk to make a small file durable; negative: the write failed.
+        java, containment: the problem with Java and with the sandbox; empty: none.
+        peers_dead: names of the nodes from which it receives no heartbeats.
     """
 
     name: str
@@ -75,12 +75,12 @@ async def conditions(
 
     Args:
         addresses: of at least one node.
-        patience_s: how long to try until one tells the topology.
-        keys: what is proved to nodes.
+        patience_s: how long to retry the call for the topology.
+        keys: TLS files and token.
 
     Raises:
-        Unavailable: none does.
-        NotPermitted: a node does not tell this to the caller.
+        Unavailable: no node answered.
+        NotPermitted: the caller is no administrator.
     """
     transport = Transport(addresses, patience_s=patience_s, keys=keys)
     try:
@@ -128,12 +128,12 @@ async def _status(transport: Transport, address: str, *, is_whole: bool) -> clus
             request, timeout=CONDITION_TIMEOUT_S
         ),
     )
-    found: cluster_pb2.NodeStatus = reply.nodes[0]
-    return found
+    condition: cluster_pb2.NodeStatus = reply.nodes[0]
+    return condition
 
 
 async def _clock(transport: Transport, address: str) -> tuple[float, float]:
-    """The node's clock against this one: the second question meets an open connection."""
+    """How far the node's clock is ahead, and the error; the first call opens the connection."""
     await _status(transport, address, is_whole=False)
     before = time.time()
     status = await _status(transport, address, is_whole=False)
@@ -142,25 +142,25 @@ async def _clock(transport: Transport, address: str) -> tuple[float, float]:
 
 
 def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
-    found = value.condition
+    condition = value.condition
     return NodeReport(
         name=node.name,
         address=node.address,
         status=node_status(value),
-        version=found.version,
-        not_ready=tuple(sorted(found.not_ready.items())),
-        disk_free_bytes=found.disk_free_bytes,
-        disk_size_bytes=found.disk_size_bytes,
-        sync_s=found.sync_s,
-        open_files=found.open_files,
-        open_files_max=found.open_files_max,
-        java=found.java,
-        containment=found.containment,
-        troubled=tuple(CcqProblem(one.ccq_id, one.kind, one.message) for one in found.troubled),
-        cache_bytes_max=found.cache_bytes_max,
-        spill_bytes_max=found.spill_bytes_max,
-        ccqs=found.ccqs,
-        ccqs_max=found.ccqs_max,
-        durability=found.durability,
-        peers_dead=tuple(found.peers_dead),
+        version=condition.version,
+        not_ready=tuple(sorted(condition.not_ready.items())),
+        disk_free_bytes=condition.disk_free_bytes,
+        disk_size_bytes=condition.disk_size_bytes,
+        sync_s=condition.sync_s,
+        open_files=condition.open_files,
+        open_files_max=condition.open_files_max,
+        java=condition.java,
+        containment=condition.containment,
+        troubled=tuple(CcqProblem(one.ccq_id, one.kind, one.message) for one in condition.troubled),
+        cache_bytes_max=condition.cache_bytes_max,
+        spill_bytes_max=condition.spill_bytes_max,
+        ccqs=condition.ccqs,
+        ccqs_max=condition.ccqs_max,
+        durability=condition.durability,
+        peers_dead=tuple(condition.peers_dead),
     )

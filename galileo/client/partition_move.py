@@ -1,4 +1,4 @@
-"""Moving a partition to another node, as a client asks for it."""
+"""The client's side of the move of a partition to another node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STREAM_TIMEOUT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """How far a partition's move is.
+    """The progress of the move of a partition.
 
     Attributes:
         partition: that moves.
@@ -37,12 +37,12 @@ async def move(
     transport: Transport, partition: int, *, to: str
 ) -> AsyncGenerator[MoveProgress, None]:
     """See `AsyncClient.move`."""
-    pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+    backoff = Backoff(transport.timing, patience_s=transport.patience_s)
     request = partitions_pb2.MoveRequest(partition=partition, to=to)
     furthest = -1
     while True:
         try:
-            call, part = await transport.open(lambda channel: _opened(channel, request))
+            call, part = await transport.open(lambda channel: _open(channel, request))
             try:
                 while part is not grpc.aio.EOF:
                     yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
@@ -50,21 +50,19 @@ async def move(
                         return
                     if part.bytes_done > furthest:
                         furthest = part.bytes_done
-                        pauses = Backoff(transport.timing, patience_s=transport.patience_s)
+                        backoff = Backoff(transport.timing, patience_s=transport.patience_s)
                     part = await call.read()
                 raise Unavailable("the node closed the stream before the partition had moved")
             finally:
                 call.cancel()
         except (grpc.RpcError, TransientError) as error:
-            meant = error if isinstance(error, GalileoError) else error_of_rpc(error, asked=to)
-            if not isinstance(meant, TransientError):
-                raise meant from error
-            await pauses.after(meant)
+            failure = error if isinstance(error, GalileoError) else error_of_rpc(error, asked=to)
+            if not isinstance(failure, TransientError):
+                raise failure from error
+            await backoff.after(failure)
 
 
-async def _opened(
-    channel: grpc.aio.Channel, request: partitions_pb2.MoveRequest
-) -> tuple[Any, Any]:
+async def _open(channel: grpc.aio.Channel, request: partitions_pb2.MoveRequest) -> tuple[Any, Any]:
     call = partitions_pb2_grpc.PartitionsStub(channel).Move(request, timeout=STREAM_TIMEOUT_S)
     try:
         return call, await call.read()

@@ -35,9 +35,9 @@ from galileo.wire.v1 import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_
 
 PARTS_PER_READ = 100_000
 PART_TIMEOUT_S = 60.0
-"""For the next piece of a stream."""
+"""For the next part of a stream."""
 STREAM_TIMEOUT_S = 86_400.0
-"""For all of a stream, its reader's pauses included."""
+"""For a whole stream, with the pauses of its reader."""
 
 _Opened: TypeAlias = tuple[Any, Any]
 
@@ -53,24 +53,24 @@ async def collect(
 
     `progress` counts each label once, also after a new beginning.
     """
-    tell = of_total(progress)
+    report_total = of_total(progress)
 
     async def attempt(channel: grpc.aio.Channel) -> Labels:
         call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=decode.ANSWER_TIMEOUT_S)
         try:
-            return await _all_of(call, tell)
+            return await _collect_parts(call, report_total)
         finally:
             call.cancel()
 
     return await completeness.call(transport, attempt, require_complete=require_complete)
 
 
-async def _all_of(call: Any, tell: Progress | None) -> Labels:
-    parts, come = [await _next(call)], 0
+async def _collect_parts(call: Any, report_total: Progress | None) -> Labels:
+    parts, labels_read = [await _next(call)], 0
     while True:
-        if tell is not None and parts[-1].labels:
-            come += read_stream(parts[-1].labels).num_rows
-            tell(come)
+        if report_total is not None and parts[-1].labels:
+            labels_read += read_stream(parts[-1].labels).num_rows
+            report_total(labels_read)
         if parts[-1].HasField("tail"):
             break
         parts.append(await _next(call))
@@ -88,9 +88,9 @@ async def _all_of(call: Any, tell: Progress | None) -> Labels:
 
 
 def of_total(progress: Progress | None) -> Progress | None:
-    """A function of how many have come in all, which calls `progress` with those that are new.
+    """A function of a running total that calls `progress` with the increase.
 
-    An attempt that begins again thus reports nothing twice.
+    A repeated attempt thus reports nothing twice.
     """
     if progress is None:
         return None
@@ -108,7 +108,7 @@ def of_total(progress: Progress | None) -> Progress | None:
 async def with_progress(
     pieces: AsyncIterator[pa.Table], progress: Progress | None
 ) -> AsyncIterator[pa.Table]:
-    """The same pieces; `progress` is called with the rows of each."""
+    """Yields the pieces, and calls `progress` with the rows of each."""
     async for piece in pieces:
         if progress is not None:
             progress(piece.num_rows)
@@ -116,19 +116,19 @@ async def with_progress(
 
 
 class LabelBatches:
-    """One answer, a bounded set of labels at a time, in no particular order; to be read once.
+    """The labels of one query in bounded batches, in no particular order; an iterator.
 
-    Until the first labels have come, another node is asked where one is away. A label that was
-    given cannot be taken back, so later the stream ends with an error instead; ask again then.
+    Before the first labels the client retries at other nodes. After that an error ends the
+    stream, since labels were returned already; repeat the query then.
 
     Args:
         transport: to the cluster.
-        request: makes it, when the first labels are asked for.
+        request: builds the request, when the first labels are read.
         require_complete: whether a partial answer ends with `IncompleteAnswer`.
 
     Attributes:
-        end: how far the answer goes; None until all labels were given.
-        schema: of the dataset; None until the answer has begun.
+        end: frontier and missing partitions; None before the last labels.
+        schema: of the dataset; None before the first labels.
     """
 
     def __init__(
@@ -138,20 +138,20 @@ class LabelBatches:
         *,
         require_complete: bool = False,
     ) -> None:
-        self._told = _StreamState(require_complete)
-        # It does not know this object: dropped half-read, both are gone at once, and the answer
-        # ends at the nodes, without waiting for the collector of cycles.
-        self._labels = _run(transport, request, self._told)
+        self._state = _StreamState(require_complete)
+        # The generator has no reference to this object: dropped half-read, both are freed at once,
+        # without the collector of cycles, and the call at the node is cancelled.
+        self._labels = _run(transport, request, self._state)
 
     @property
     def end(self) -> QueryEnd | None:
-        """How far the answer goes; None until all labels were given."""
-        return self._told.end
+        """Frontier and missing partitions; None before the last labels."""
+        return self._state.end
 
     @property
     def schema(self) -> Schema | None:
-        """The dataset's; None until the answer has begun."""
-        return self._told.schema
+        """The schema of the dataset; None before the first labels."""
+        return self._state.schema
 
     def __aiter__(self) -> LabelBatches:
         return self
@@ -160,7 +160,7 @@ class LabelBatches:
         return await anext(self._labels)
 
     async def aclose(self) -> None:
-        """Ends the answer at the nodes, too; harmless where it has ended.
+        """Cancels the call at the node; a second call does nothing.
 
         Example:
             >>> async with galileo.AsyncClient("127.0.0.1:7701") as client:
@@ -173,7 +173,7 @@ class LabelBatches:
 
 @dataclass(slots=True)
 class _StreamState:
-    """What is known of an answer while its labels are given."""
+    """The state of a stream of labels."""
 
     require_complete: bool = False
     end: QueryEnd | None = None
@@ -181,12 +181,12 @@ class _StreamState:
     given: int = 0
 
     def broken(self, error: grpc.RpcError | TransientError) -> GalileoError:
-        meant = _meaning(error)
-        if not isinstance(meant, TransientError):
-            return meant
+        failure = _to_error(error)
+        if not isinstance(failure, TransientError):
+            return failure
         return Unavailable(
-            f"the answer broke off after {self.given:,} labels ({meant.message}); what was given "
-            "cannot be taken back, so drop it and ask again",
+            f"the answer broke off after {self.given:,} labels ({failure.message}); drop these labels "
+            "and repeat the query",
             labels=self.given,
         )
 
@@ -253,7 +253,7 @@ async def read_batches(
 ) -> AsyncGenerator[pa.Table, None]:
     """The observations behind labels in pieces; see `AsyncClient.read_batches`.
 
-    With an order each piece is in it, and not all of them together.
+    With an order each piece is sorted, but not all of them together.
     """
     options.check(labels.schema)
     left = options.limit
@@ -278,26 +278,26 @@ async def read_batches(
 
 
 def check_labels(labels: object, *others: object) -> None:
-    """Raises InputError where the arguments of `read` are something else than labels."""
+    """Raises InputError if the arguments of `read` are not labels."""
     if isinstance(labels, LabelSet) and not others:
         return
     given = " and ".join(f"a {type(one).__name__}" for one in (labels, *others))
     raise InputError(
-        f"expected labels, as query gives them, got {given}; use "
+        f"expected labels, as query returns them, got {given}; use "
         "client.select(dataset, query), which finds and reads observations in one call"
     )
 
 
 def _parts(labels: LabelSet) -> pa.Table:
-    """What to read, in the order in which nodes send it."""
+    """The commits and rows to read, in the order in which nodes send them."""
     order = np.lexsort((labels.rows, labels.sequences, labels.partitions))
     return labels.table.select(["partition", "sequence", "row", "rows"]).take(pa.array(order))
 
 
 class _Reading:
-    """One request to read, carried on at whichever node answers until all rows have come.
+    """A read that resumes at another node after an error.
 
-    All nodes send the same rows in the same order, so how many have come says where to go on.
+    All nodes send the same rows in the same order, so the number of rows read is the position.
     """
 
     def __init__(
@@ -306,10 +306,10 @@ class _Reading:
         self._transport = transport
         self._request = request
         self._schema = schema
-        self._given = 0
+        self._rows_read = 0
 
     async def tables(self) -> AsyncGenerator[pa.Table, None]:
-        """All rows once; raises when nothing has come for as long as the client is patient."""
+        """All rows once; raises after the transport's timeout without a new row."""
         patience_s = self._transport.patience_s
         given, deadline = 0, time.monotonic() + patience_s
         while True:
@@ -319,22 +319,22 @@ class _Reading:
                         yield table
                 return
             except (grpc.RpcError, TransientError) as error:
-                meant = _meaning(error)
-                if self._given > given:
-                    given, deadline = self._given, time.monotonic() + patience_s
-                if not isinstance(meant, TransientError) or time.monotonic() > deadline:
-                    raise meant from error
+                failure = _to_error(error)
+                if self._rows_read > given:
+                    given, deadline = self._rows_read, time.monotonic() + patience_s
+                if not isinstance(failure, TransientError) or time.monotonic() > deadline:
+                    raise failure from error
                 await asyncio.sleep(PAUSE_S)
 
     async def _rest(self) -> AsyncGenerator[pa.Table, None]:
         call, part = await self._transport.open(self._open)
-        skip = self._given
+        skip = self._rows_read
         try:
             while part is not grpc.aio.EOF:
                 table = from_ipc(part.observations, self._schema)
                 skip, fresh = max(0, skip - table.num_rows), table.slice(skip)
                 if fresh.num_rows:
-                    self._given += fresh.num_rows
+                    self._rows_read += fresh.num_rows
                     yield fresh
                 part = await _read(call)
         finally:
@@ -368,7 +368,7 @@ async def _next(call: Any) -> Any:
     return part
 
 
-def _meaning(error: grpc.RpcError | GalileoError) -> GalileoError:
+def _to_error(error: grpc.RpcError | GalileoError) -> GalileoError:
     return error if isinstance(error, GalileoError) else error_of_rpc(error, asked="the node")
 
 

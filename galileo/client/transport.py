@@ -90,13 +90,13 @@ class Transport:
             GalileoError: the error that the node answered.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
-        pauses = Backoff(self.timing, patience_s=patience_s)
+        backoff = Backoff(self.timing, patience_s=patience_s)
         with request_id.serving(), spans.span("request"):
             while True:
                 try:
                     return await self._try_addresses(attempt)
                 except TransientError as error:
-                    await pauses.after(error)
+                    await backoff.after(error)
 
     async def open(
         self, attempt: Callable[[grpc.aio.Channel], Awaitable[tuple[Any, Result]]]
@@ -188,6 +188,15 @@ class Transport:
             else:
                 problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
             raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)
+        for address, problem in problems.items():
+            if problem == HANDSHAKE_FAILED:
+                raise ConfigError(
+                    f"the TLS handshake with the node at {address} failed: the client does not "
+                    "trust the node's certificate, which has expired, names another host, or is of "
+                    "another authority than the client's authority.pem",
+                    address=address,
+                    remedy="tls",
+                )
 
     async def _read_topology(self, address: str) -> None:
         if self._has_topology:

@@ -261,7 +261,7 @@ def _content(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"expected auth.token_file to be a readable file: {error.strerror}; galileo token "
-            "new creates one"
+            "create writes one"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError("expected UTF-8 in auth.token_file") from None

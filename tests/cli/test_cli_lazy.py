@@ -39,7 +39,7 @@ def test_names_are_completed_without_importing_commands() -> None:
     code = (
         "import click\n"
         "from galileo.cli.main import main\n"
-        "found = main.shell_complete(click.Context(main), 'st')\n"
+        "found = main.shell_complete(click.Context(main), 'statu')\n"
         "assert [(one.value, one.help) for one in found] == [('status', "
         "'Show every node: its state, load, data and continuous queries.')], found\n"
         "assert len(main.shell_complete(click.Context(main), '')) > 20\n"

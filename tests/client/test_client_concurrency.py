@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from galileo.client import AsyncClient
-from galileo.client.concurrency import gather_or_cancel
+from galileo.client.bulk_fetch import gather_or_cancel
 from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
 from galileo.wire.channel import server_options

@@ -120,7 +120,7 @@ def test_the_command_asks_before_it_drops(
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "no terminal to confirm it on; add --yes" in refused.stderr
     with monkeypatch.context() as patch:
-        patch.setattr("galileo.cli.data.is_terminal", lambda: True)
+        patch.setattr("galileo.cli.datasets.is_terminal", lambda: True)
         declined = run(cluster, "dataset", "drop", name, answer="n\n")
         assert declined.exit_code == 1
         assert f"Drop dataset {name} with {ROWS} observations?" in declined.stderr

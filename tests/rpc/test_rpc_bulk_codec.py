@@ -203,7 +203,7 @@ async def test_what_another_coordinator_answers_meanwhile_is_taken_whole_or_not_
         served.face.answers, other.face.answers = [nothing, news], [nothing, news]
         transport = Transport([served.address], patience_s=5.0)
         reading = bulk_fetch.BulkFetcher(transport)
-        reading.learn("q1", other.address)
+        reading.cache_coordinator("q1", other.address)
         updates = await reading.fetch({"q0": "a", "q1": "b"}, wait_s=9.0, labels_max=0)
         await asyncio.sleep(0.5)
         await transport.close()
@@ -228,9 +228,9 @@ async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
     reading = bulk_fetch.BulkFetcher(transport)
     try:
         first = await reading.fetch(TOKENS, wait_s=0.0, labels_max=0)
-        updates = await reading.fetch(first.stands, wait_s=0.0, labels_max=0)
+        updates = await reading.fetch(first.positions, wait_s=0.0, labels_max=0)
         served.face.answers = [ManyFetched((), False)]
-        await reading.fetch({**updates.stands, "q9": "t9"}, wait_s=0.0, labels_max=0)
+        await reading.fetch({**updates.positions, "q9": "t9"}, wait_s=0.0, labels_max=0)
     finally:
         await transport.close()
     assert {i: updates[i].labels.sequences.tolist() for i in updates} == {

@@ -270,8 +270,8 @@ def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
 @pytest.mark.parametrize(
     ("who", "command", "kind", "message"),
     [
-        ("", "datasets", "unauthenticated", "name a file of it by --token-file"),
-        ("made-up", "datasets", "unauthenticated", "token"),
+        ("", "dataset list", "unauthenticated", "name a file of it by --token-file"),
+        ("made-up", "dataset list", "unauthenticated", "token"),
         (
             "bob",
             "ingest rain {file}",
