@@ -206,7 +206,7 @@ class AsyncDatasets(AsyncAnalytics):
             self._schemas.pop(str(error.details.get("dropped")), None)
 
     async def whoami(self) -> Caller:
-        """The name of this client in the cluster, its roles and its quotas, as one node counts them.
+        """The user name of this client, its roles and its quotas, as one node counts them.
 
         Example:
             >>> caller = await client.whoami()

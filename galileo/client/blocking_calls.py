@@ -885,7 +885,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.schema(dataset))
 
     def whoami(self) -> Caller:
-        """The name of this client in the cluster, its roles and its quotas, as one node counts them.
+        """The user name of this client, its roles and its quotas, as one node counts them.
 
         Example:
             >>> caller = client.whoami()

@@ -21,7 +21,7 @@ CONDITION_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CcqProblem:
-    """A continuous query that fails, with the error's `kind`, or is overloaded, with an empty kind."""
+    """A continuous query that fails, with the `kind` of its error; empty: it is overloaded."""
 
     ccq_id: str
     kind: str

@@ -185,8 +185,8 @@ class _StreamState:
         if not isinstance(failure, TransientError):
             return failure
         return Unavailable(
-            f"the answer broke off after {self.given:,} labels ({failure.message}); drop these labels "
-            "and repeat the query",
+            f"the answer broke off after {self.given:,} labels ({failure.message}); drop them and "
+            "repeat the query",
             labels=self.given,
         )
 
