@@ -188,15 +188,6 @@ class Transport:
             else:
                 problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
             raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)
-        for address, problem in problems.items():
-            if problem == HANDSHAKE_FAILED:
-                raise ConfigError(
-                    f"the TLS handshake with the node at {address} failed: the client does not "
-                    "trust the node's certificate, which has expired, names another host, or is of "
-                    "another authority than the client's authority.pem",
-                    address=address,
-                    remedy="tls",
-                )
 
     async def _read_topology(self, address: str) -> None:
         if self._has_topology:
