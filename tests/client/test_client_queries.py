@@ -214,7 +214,9 @@ async def test_a_node_lost_later_ends_the_answer_and_says_so(
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
         batches = client.query_batches(stored)
         given: list[int] = []
-        with pytest.raises(Unavailable, match=r"broke off after [0-9,]+ labels.*ask again") as lost:
+        with pytest.raises(
+            Unavailable, match=r"broke off after [0-9,]+ labels.*repeat the query"
+        ) as lost:
             await counted(batches, given, line=line)
         assert lost.value.details["labels"] == sum(given)
         assert 0 < sum(given) < ROWS

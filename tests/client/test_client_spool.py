@@ -335,7 +335,7 @@ def test_a_watch_goes_on_where_its_spool_ends(client, dataset, path):
     ingest(client, dataset, rows=500, seed=1)
     with Spool(path) as spool:
         next(client.watch(ccq.id, spool=spool))
-        with pytest.raises(InputError, match="leave it out"):
+        with pytest.raises(InputError, match="leave the token out"):
             next(client.watch(ccq.id, token=ccq.token, spool=spool))
     ingest(client, dataset, rows=500, seed=2)
     full = texts(client.query(dataset, "value > 0.5"))

@@ -190,14 +190,14 @@ async def test_readers_that_know_no_packs_are_told_so(served: Served) -> None:
 async def test_what_another_coordinator_answers_meanwhile_is_taken_whole_or_not_at_all(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = bulk_fetch.BulkFetcher._found
+    taken = bulk_fetch.BulkFetcher._apply_update
 
     def slowly(self: Any, reading: Any, ccq_id: str, value: Any, answer: Any) -> None:
         if ccq_id == "q1":
             time.sleep(0.3)
         taken(self, reading, ccq_id, value, answer)
 
-    monkeypatch.setattr(bulk_fetch.BulkFetcher, "_found", slowly)
+    monkeypatch.setattr(bulk_fetch.BulkFetcher, "_apply_update", slowly)
     async with serving() as other:
         nothing, news = ManyFetched([], False), ManyFetched([update(0, shared()[0])], False)
         served.face.answers, other.face.answers = [nothing, news], [nothing, news]
