@@ -262,7 +262,9 @@ def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
         pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
     ):
         client.datasets()
-    output = CliRunner().invoke(main, ["--node", address, "--tls", str(guarded.client), "dataset", "list"])
+    output = CliRunner().invoke(
+        main, ["--node", address, "--tls", str(guarded.client), "dataset", "list"]
+    )
     assert "name a file of it by --token-file" in output.stderr
     assert "galileo.connect" not in output.stderr
 
