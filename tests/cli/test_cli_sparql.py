@@ -140,7 +140,7 @@ def test_sources_and_options_that_do_not_go_together_are_refused(
 
 
 def test_update_is_refused_in_words_of_the_command_line(run: Run, exported: Path) -> None:
-    refusal = run("ask", str(exported), "DELETE WHERE { ?s ?p ?o }", fails=2).stderr
+    refusal = run("query", str(exported), "DELETE WHERE { ?s ?p ?o }", fails=2).stderr
     assert "galileo sparql export" in refusal
     assert "to_graph" not in refusal
 
