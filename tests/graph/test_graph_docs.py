@@ -33,8 +33,8 @@ def test_the_examples_run(capsys):
     assert '"humidity"' in capsys.readouterr().out
 
 
-def test_the_numbers_are_those_of_the_code():
+def test_page_numbers_equal_those_of_the_code():
     text = PAGE.read_text(encoding="utf-8")
     for number in (MEMTABLE_PATHS_MAX, BLOCK_PATHS, CHUNK_PATHS, SAMPLE_PATHS, ENTRIES_MAX):
         assert re.search(rf"\b{number:,}\b", text), number
-    assert f"make {sum(dtype().itemsize for dtype in dtypes(SCHEMA))} bytes" in text
+    assert f"takes {sum(dtype().itemsize for dtype in dtypes(SCHEMA))} bytes" in text
