@@ -26,7 +26,7 @@ ROWS = 40
 
 
 @dataclass
-class Told:
+class Refusals:
     """The messages of this module, in the order in which they came."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
@@ -44,8 +44,8 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def result() -> Told:
-    return Told()
+def refusals() -> Refusals:
+    return Refusals()
 
 
 def schema(name: str, **options: Any) -> Schema:
@@ -133,9 +133,9 @@ QUERIES: dict[str, tuple[str, type[errors.GalileoError], list[str], dict[str, An
 
 
 @pytest.mark.parametrize("case", QUERIES)
-def test_a_wrong_query(client: galileo.Client, dataset: str, result: Told, case: str) -> None:
+def test_a_wrong_query(client: galileo.Client, dataset: str, refusals: Refusals, case: str) -> None:
     text, cls, words, details = QUERIES[case]
-    with result.refusal(case, cls) as caught:
+    with refusals.refusal(case, cls) as caught:
         client.query(dataset, text)
     assert all(word in caught[0].message for word in words), caught[0].message
     assert details.items() <= caught[0].details.items()
@@ -201,36 +201,38 @@ TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], list[str], dict[str, Any]
 
 
 @pytest.mark.parametrize("case", TABLES)
-def test_a_wrong_table(client: galileo.Client, dataset: str, result: Told, case: str) -> None:
+def test_a_wrong_table(client: galileo.Client, dataset: str, refusals: Refusals, case: str) -> None:
     change, words, details = TABLES[case]
-    with result.refusal(case, errors.InvalidObservations) as caught:
+    with refusals.refusal(case, errors.InvalidObservations) as caught:
         client.ingest(dataset, change(frame()))
     assert all(word in caught[0].message for word in words), caught[0].message
     assert details.items() <= caught[0].details.items()
 
 
-def test_a_wrong_batch_size(client: galileo.Client, dataset: str, result: Told) -> None:
-    with result.refusal("batches of no rows", errors.InputError):
+def test_a_wrong_batch_size(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
+    with refusals.refusal("batches of no rows", errors.InputError):
         client.ingest(dataset, frame(), batch_rows=0)
 
 
-def test_a_wrong_producer(client: galileo.Client, dataset: str, result: Told) -> None:
-    with result.refusal("a producer with a blank", errors.InputError) as caught:
+def test_a_wrong_producer(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
+    with refusals.refusal("a producer with a blank", errors.InputError) as caught:
         client.ingest(dataset, frame(), producer="my radar")
     assert "'my radar'" in caught[0].message
 
 
-def test_a_batch_number_used_twice(client: galileo.Client, dataset: str, result: Told) -> None:
-    with result.refusal("one batch number for two batches", errors.BatchConflict) as caught:
+def test_a_batch_number_used_twice(
+    client: galileo.Client, dataset: str, refusals: Refusals
+) -> None:
+    with refusals.refusal("one batch number for two batches", errors.BatchConflict) as caught:
         client.ingest(dataset, frame().iloc[:20], producer="before")
     assert "give each producer a name of its own" in caught[0].message
 
 
 def test_a_batch_above_the_limit_of_a_message(
-    client: galileo.Client, dataset: str, result: Told
+    client: galileo.Client, dataset: str, refusals: Refusals
 ) -> None:
     wide = frame(1).assign(station="x" * MESSAGE_BYTES_MAX)
-    with result.refusal("a row of 64 MB", errors.MessageTooLarge) as caught:
+    with refusals.refusal("a row of 64 MB", errors.MessageTooLarge) as caught:
         client.ingest(dataset, wide)
     assert "send smaller batches" in caught[0].message
 
@@ -238,13 +240,13 @@ def test_a_batch_above_the_limit_of_a_message(
 # --- datasets ------------------------------------------------------------------------------------
 
 
-def test_an_unknown_dataset(client: galileo.Client, dataset: str, result: Told) -> None:
+def test_an_unknown_dataset(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
     wrong = dataset.replace("mistakes", "mistake")
-    with result.refusal("an unknown dataset, asked", errors.UnknownDataset) as asked:
+    with refusals.refusal("an unknown dataset, asked", errors.UnknownDataset) as asked:
         client.query(wrong)
-    with result.refusal("an unknown dataset, filled", errors.UnknownDataset) as filled:
+    with refusals.refusal("an unknown dataset, filled", errors.UnknownDataset) as filled:
         client.ingest(wrong, frame())
-    with result.refusal("an unknown dataset, watched", errors.UnknownDataset) as watched:
+    with refusals.refusal("an unknown dataset, watched", errors.UnknownDataset) as watched:
         client.submit(wrong, interval="1s", expiration="1h")
     for (error,) in (asked, filled, watched):
         assert f"did you mean '{dataset}'?" in error.message
@@ -252,22 +254,22 @@ def test_an_unknown_dataset(client: galileo.Client, dataset: str, result: Told) 
         assert error.details["nearest"] == dataset
 
 
-def test_a_dataset_that_exists(client: galileo.Client, dataset: str, result: Told) -> None:
-    with result.refusal("a dataset created twice", errors.DatasetExists) as caught:
+def test_a_dataset_that_exists(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
+    with refusals.refusal("a dataset created twice", errors.DatasetExists) as caught:
         client.create_dataset(schema(dataset))
     assert "go on with it" in caught[0].message
     assert caught[0].details["same"] is True
-    with result.refusal("a dataset created anew", errors.DatasetExists) as caught:
+    with refusals.refusal("a dataset created anew", errors.DatasetExists) as caught:
         client.create_dataset(schema(dataset, time_bucket="1d"))
     assert "choose another name" in caught[0].message
     assert caught[0].details["same"] is False
     assert client.schema(dataset) == schema(dataset)
 
 
-def test_a_wrong_schema(result: Told) -> None:
-    with result.refusal("a feature named like a coordinate", errors.InvalidSchema):
+def test_a_wrong_schema(refusals: Refusals) -> None:
+    with refusals.refusal("a feature named like a coordinate", errors.InvalidSchema):
         Feature("time")
-    with result.refusal("a dataset name with capitals", errors.InvalidSchema):
+    with refusals.refusal("a dataset name with capitals", errors.InvalidSchema):
         schema("NAM")
 
 
@@ -301,59 +303,61 @@ SUBMISSIONS: dict[str, tuple[dict[str, Any], type[errors.GalileoError], str]] = 
 
 
 @pytest.mark.parametrize("case", SUBMISSIONS)
-def test_a_wrong_submission(client: galileo.Client, dataset: str, result: Told, case: str) -> None:
+def test_a_wrong_submission(
+    client: galileo.Client, dataset: str, refusals: Refusals, case: str
+) -> None:
     changes, cls, words = SUBMISSIONS[case]
     arguments: dict[str, Any] = {"interval": "1s", "expiration": "1h"} | changes
-    with result.refusal(case, cls) as caught:
+    with refusals.refusal(case, cls) as caught:
         client.submit(dataset, **arguments)
     assert words in caught[0].message
     assert dataset not in {one.dataset for one in client.list_ccqs()}
 
 
-def test_tokens_that_do_not_fit(client: galileo.Client, dataset: str, result: Told) -> None:
+def test_tokens_that_do_not_fit(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
     one, other = (
         client.submit(dataset, f"temperature > {kelvin}", interval="1h", expiration="2h")
         for kelvin in (270, 280)
     )
     try:
-        with result.refusal("a token of another CCQ", errors.InvalidToken) as caught:
+        with refusals.refusal("a token of another CCQ", errors.InvalidToken) as caught:
             client.fetch(one.id, token=other.token)
         assert one.id in caught[0].message
         assert other.id in caught[0].message
         middle = len(one.token) // 2
         damaged = one.token[:middle] + "AA" + one.token[middle + 2 :]
-        with result.refusal("a damaged token", errors.InvalidToken):
+        with refusals.refusal("a damaged token", errors.InvalidToken):
             client.fetch(one.id, token=damaged)
-        with result.refusal("a token that is none", errors.InvalidToken):
+        with refusals.refusal("a token that is none", errors.InvalidToken):
             client.fetch(one.id, token="Bürgermeister")
         update = client.fetch(one.id, token=one.token)
         assert (len(update.labels), update.token) == (0, one.token)
     finally:
         client.cancel(one.id)
         client.cancel(other.id)
-    with result.refusal("a CCQ that was cancelled", errors.CcqCancelled):
+    with refusals.refusal("a CCQ that was cancelled", errors.CcqCancelled):
         client.fetch(one.id, token=one.token)
 
 
-def test_a_ccq_that_expired(client: galileo.Client, dataset: str, result: Told) -> None:
+def test_a_ccq_that_expired(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
     made = client.submit(dataset, interval="1s", expiration="5s")
-    with result.refusal("a CCQ that expired", errors.CcqExpired) as caught:
+    with refusals.refusal("a CCQ that expired", errors.CcqExpired) as caught:
         client.fetch(made.id, token=made.token, wait="60s")
     assert made.id in caught[0].message
     assert len(client.read(made.initial)) == ROWS
     assert made.id not in {one.id for one in client.list_ccqs()}
 
 
-def test_a_ccq_that_never_was(client: galileo.Client, result: Told) -> None:
-    with result.refusal("an unknown CCQ", errors.UnknownCcq) as caught:
+def test_a_ccq_that_never_was(client: galileo.Client, refusals: Refusals) -> None:
+    with refusals.refusal("an unknown CCQ", errors.UnknownCcq) as caught:
         client.fetch("ccq-0123")
     assert "ccq-0123" in caught[0].message
-    with result.refusal("an unknown CCQ, cancelled", errors.UnknownCcq):
+    with refusals.refusal("an unknown CCQ, cancelled", errors.UnknownCcq):
         client.cancel("ccq-0123")
 
 
-def test_waiting_for_ever(client: galileo.Client, result: Told) -> None:
-    with result.refusal("a wait of two hours", errors.InputError) as caught:
+def test_waiting_for_ever(client: galileo.Client, refusals: Refusals) -> None:
+    with refusals.refusal("a wait of two hours", errors.InputError) as caught:
         client.fetch("ccq-0123", wait="2h")
     assert "0 to 60 s" in caught[0].message
 
@@ -361,16 +365,16 @@ def test_waiting_for_ever(client: galileo.Client, result: Told) -> None:
 # --- no node --------------------------------------------------------------------------------
 
 
-def test_no_node_reachable(dataset: str, result: Told) -> None:
+def test_no_node_reachable(dataset: str, refusals: Refusals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     with galileo.connect(address, timeout="1s") as lonely:
-        with result.refusal("no node reachable, asked", errors.Unavailable) as caught:
+        with refusals.refusal("no node reachable, asked", errors.Unavailable) as caught:
             lonely.query(dataset)
         assert address in caught[0].message
         assert "check that the cluster runs" in caught[0].message
         assert caught[0].details["addresses"] == [address]
-        with result.refusal("no node reachable, filled", errors.Unavailable):
+        with refusals.refusal("no node reachable, filled", errors.Unavailable):
             lonely.ingest(dataset, frame())
 
 
@@ -386,14 +390,16 @@ def test_one_wrong_address_among_right_ones_is_no_trouble(
 # --- for people ----------------------------------------------------------------------------------
 
 
-def test_the_messages_can_be_read_at_once(result: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    width = max((len(case) for case, _, _ in result.rows), default=0)
+def test_the_messages_can_be_read_at_once(
+    refusals: Refusals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width = max((len(case) for case, _, _ in refusals.rows), default=0)
     with capsys.disabled():
-        print(f"\n\nWhat people read ({len(result.rows)} mistakes):\n")
-        for case, kind, message in result.rows:
+        print(f"\n\nWhat people read ({len(refusals.rows)} mistakes):\n")
+        for case, kind, message in refusals.rows:
             first, *rest = message.splitlines()
             print(f"  {case:{width}}  [{kind}] {first}")
             for line in rest:
                 print(f"  {'':{width}}  {line}")
-    assert len({case for case, _, _ in result.rows}) == len(result.rows)
-    assert not [case for case, _, message in result.rows if "Traceback" in message]
+    assert len({case for case, _, _ in refusals.rows}) == len(refusals.rows)
+    assert not [case for case, _, message in refusals.rows if "Traceback" in message]

@@ -247,7 +247,7 @@ def test_commands_that_are_interrupted_leave_no_work(
 def command_interrupted(process: subprocess.Popen[bytes], text: str, nodes: Nodes) -> bool:
     """Whether it was at work; it leaves the nodes at rest."""
     begin(process)
-    # Nobody reads what is written, so that what is long cannot end.
+    # The output is not read, so that a long one cannot end.
     if not nodes.await_some(COMMANDS[text], of=process):
         assert process.returncode == 0, (text, process.communicate()[1].decode())
         return False  # It was over before it was seen.
