@@ -131,7 +131,11 @@ async def test_a_dataset_that_nobody_has_is_unknown(filled: Any, method: str) ->
             analytics_pb2.SummariseRequest(dataset="nam", feature="temperature", count=0),
             "1 to 10,000 bins",
         ),
-        ("Estimate", analytics_pb2.EstimateRequest(dataset="nam", quantiles=[0.5]), "that has numbers"),
+        (
+            "Estimate",
+            analytics_pb2.EstimateRequest(dataset="nam", quantiles=[0.5]),
+            "that has numbers",
+        ),
     ],
 )
 async def test_what_makes_no_sense_is_refused(
