@@ -46,8 +46,12 @@ TOGETHER = {
     ),
 }
 """Directories and files whose tests share a session of Spark, or `cluster` and its evaluator."""
-LONG = ("the cluster", "tests/spark", "tests/faults", "tests/simulation", "tests/server")
+LONG = ("the cluster", "tests/spark", "tests/simulation", "tests/server")
 """What takes longest, longest first."""
+
+
+APART = ("bench", "evaluation", "faults", "fuzzing", "testing")
+"""Directories of long tests, which run with --all and where a call names them or other marks."""
 
 
 def group_of(nodeid: str) -> str:
@@ -59,6 +63,15 @@ def group_of(nodeid: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Generates more examples where the slow tests run too (`scripts/test --all`)."""
     settings.load_profile("all" if config.option.markexpr == "" else "quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the directories of `APART` where no slow tests run and no argument names them."""
+    if collection_path.parent != Path(__file__).parent or collection_path.name not in APART:
+        return None
+    named = (Path(argument.partition("::")[0]).resolve() for argument in config.args)
+    quick = config.option.markexpr == "not slow"
+    return True if quick and not any(p.is_relative_to(collection_path) for p in named) else None
 
 
 @pytest.hookimpl(optionalhook=True)

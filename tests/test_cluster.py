@@ -121,6 +121,7 @@ def test_a_node_is_found_by_its_name(tmp_path: Path) -> None:
         cluster.node("node-4")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -129,9 +129,16 @@ def test_a_client_works_without_extras_and_names_those_that_it_needs() -> None:
     ("arguments", "purpose", "extra"),
     [
         (["serve", "--config", "/dev/null"], "this command", "server"),
-        (["up"], "LocalCluster", "server"),
-        (["sparql", "weather", "ASK {}"], "galileo sparql", "rdf"),
-        (["ca", "create", "NEW", "--cluster", "c"], "making certificates", "server"),
+        pytest.param(["up"], "LocalCluster", "server", marks=pytest.mark.slow),
+        pytest.param(
+            ["sparql", "weather", "ASK {}"], "galileo sparql", "rdf", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["ca", "create", "NEW", "--cluster", "c"],
+            "making certificates",
+            "server",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_command_without_its_extra_ends_with_one_line(

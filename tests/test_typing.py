@@ -110,6 +110,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         assert "galileo/py.typed" in packed.namelist()

@@ -219,7 +219,7 @@ except BrokenPipeError:
 """
 
 
-@pytest.mark.parametrize("is_in_background", [False, True])
+@pytest.mark.parametrize("is_in_background", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_watch_that_waits_ends_with_the_reader_of_its_pipe(is_in_background: bool) -> None:
     """Shells have a command in the background of a script ignore SIGINT."""
     command = [sys.executable, "-c", WAITING_IN_A_PIPE]

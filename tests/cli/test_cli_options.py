@@ -82,7 +82,10 @@ def test_the_help_of_a_command_lists_only_its_own_options() -> None:
     assert "--token-file" in CliRunner().invoke(main, ["--help"]).output
 
 
-@pytest.mark.parametrize("words", [["sampler", "list"], ["sampler", "list", "--json"]])
+@pytest.mark.parametrize(
+    "words",
+    [["sampler", "list"], pytest.param(["sampler", "list", "--json"], marks=pytest.mark.slow)],
+)
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

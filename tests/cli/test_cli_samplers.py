@@ -97,9 +97,9 @@ def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
     ("name", "options", "skipped"),
     [
         ("reservoir", ["n=20"], 1),
-        ("thinning", ["distance_m=100000"], 2),
+        pytest.param("thinning", ["distance_m=100000"], 2, marks=pytest.mark.slow),
         ("stratified", ["by=cell", "precision=2", "per_stratum=3"], 1),
-        ("uniform", ["fraction=0.1"], 4),
+        pytest.param("uniform", ["fraction=0.1"], 4, marks=pytest.mark.slow),
     ],
 )
 def test_an_installed_sampler_is_tested_by_name(

@@ -220,6 +220,7 @@ def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> No
     assert ended(workers)
 
 
+@pytest.mark.slow
 def test_an_endpoint_says_when_its_query_has_ended(
     cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
 ) -> None:
@@ -237,6 +238,7 @@ def test_an_endpoint_says_when_its_query_has_ended(
         assert serving.wait(60) == 130
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_query_and_its_processes(exported: Path) -> None:
     with started("query", str(exported), ENDLESS, "--timeout", "600") as asking:
         family = psutil.Process(asking.pid)

@@ -339,6 +339,7 @@ def test_tokens_that_do_not_fit(client: galileo.Client, dataset: str, refusals: 
         client.fetch(one.id, token=one.token)
 
 
+@pytest.mark.slow
 def test_a_ccq_that_expired(client: galileo.Client, dataset: str, refusals: Refusals) -> None:
     made = client.submit(dataset, interval="1s", expiration="5s")
     with refusals.refusal("a CCQ that expired", errors.CcqExpired) as caught:

@@ -82,6 +82,7 @@ def test_a_view_grows_as_the_result_does(
         assert view.sparql(COUNT).rows == [{"n": 40}]
 
 
+@pytest.mark.slow
 def test_a_view_with_a_spool_goes_on_where_it_was(
     client: galileo.Client, dataset: str, ccq: galileo.Ccq, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_view_with_a_spool_goes_on_where_it_was(
         assert len(spool) == 30
 
 
+@pytest.mark.slow
 def test_an_endpoint_over_a_view_answers_with_what_came_meanwhile(
     client: galileo.Client, dataset: str, ccq: galileo.Ccq
 ) -> None:

@@ -126,6 +126,7 @@ async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
     assert node.tokens == ["", "token-1", "token-2"]
 
 
+@pytest.mark.slow
 async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_window_closes_with_the_time_of_the_data_and_late_labels_open_it_again
     assert result(everything) == [(0, 6, "closed")]
 
 
+@pytest.mark.slow
 def test_lateness_keeps_a_window_open_and_sliding_ones_overlap(client, dataset, submit):
     ccq = submit(Window.sliding("2h", slide="1h", lateness="1h"))
     assert (ccq.windows, ccq.clock_us) == ((), None)
@@ -125,6 +126,7 @@ def test_a_spool_has_the_labels_of_a_window_over_all_updates(client, dataset, su
         assert sorted(spool.labels(first).to_pandas()["value"]) == [1, 2, 3, 5]
 
 
+@pytest.mark.slow
 def test_the_commands_speak_of_windows(cluster, client, dataset, tmp_path: Path):
     def run(*words: str, fails: int = 0) -> str:
         done = CliRunner().invoke(main, ["--node", cluster.addresses[1], "ccq", *words])

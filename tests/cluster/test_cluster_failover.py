@@ -210,6 +210,7 @@ def _ingest_values(client: Client, dataset: str, rows: int, *, seed: int) -> Non
     )
 
 
+@pytest.mark.slow
 def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster, evaluator: dict[str, Any]) -> None:
     """Ten intervals without a commit, for many queries at three nodes: the evaluator runs nothing.
 
@@ -277,6 +278,7 @@ def _jobs(directory: Path) -> evaluator_pb2.PingReply:
     return asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_a_partial_initial_result_is_completed_when_the_node_is_back(
     fragile: galileo.LocalCluster,
 ) -> None:
@@ -341,6 +343,7 @@ def test_a_drained_coordinator_is_stopped_without_a_gap(
     client.cancel(ccq.id)
 
 
+@pytest.mark.slow
 def test_draining_is_undone_and_asks_for_a_node_that_exists(
     fragile: galileo.LocalCluster,
 ) -> None:

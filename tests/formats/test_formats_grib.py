@@ -359,6 +359,7 @@ def read_names(path: Path) -> list[str]:
     return list(source.features)
 
 
+@pytest.mark.slow
 def test_messages_of_edition_1_beyond_8_megabytes(write: Callable[..., Path]) -> None:
     ni, nj = 3000, 1600
     large = message(

@@ -169,6 +169,7 @@ def fields(path: Path) -> Iterator[tuple[Any, Any]]:
             eccodes.codes_release(handle)
 
 
+@pytest.mark.slow
 def test_a_forecast_of_many_levels_with_winds_packed_in_pairs(sample_data: Path) -> None:
     eccodes = needed_eccodes()
     path = sample_data / NAM_GRIB
@@ -203,6 +204,7 @@ def test_a_forecast_by_names_agrees_with_its_csv(sample_data: Path) -> None:
         np.testing.assert_allclose(found[ours], expected[theirs], atol=0.051)
 
 
+@pytest.mark.slow
 def test_an_ambiguous_name_lists_its_levels(sample_data: Path) -> None:
     needed_eccodes()
     with pytest.raises(InputError, match="t@isobaricInhPa:100, t@isobaricInhPa:150"):

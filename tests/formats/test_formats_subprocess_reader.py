@@ -90,6 +90,7 @@ def test_reader_pool_reuses_a_process(readers: ReaderPool, weather: Path, field:
     assert again is first
 
 
+@pytest.mark.slow
 def test_reader_pool_interleaved_files_are_read(readers: ReaderPool, weather: Path) -> None:
     one, other = (readers.opener("netcdf")(weather, EMPTY) for _ in range(2))
     expected = list(open_netcdf(weather, EMPTY).tables(["t"]))
@@ -137,6 +138,7 @@ def test_worker_output_of_libraries_is_not_in_frames(
     readers.acquire().end()
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_or_stopped_is_an_error(weather: Path) -> None:
     readers = ReaderPool()
     source = SubprocessReader(readers, weather, format="netcdf", mapping=EMPTY)
@@ -149,6 +151,7 @@ def test_a_reader_that_is_killed_or_stopped_is_an_error(weather: Path) -> None:
     assert process._child.wait(60) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_too_much_memory_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "large.nc"
     with netCDF4.Dataset(path, "w") as file:
@@ -195,6 +198,7 @@ def test_without_the_extra_the_message_says_what_to_install(
     readers.acquire().end()
 
 
+@pytest.mark.slow
 def test_worker_that_hangs_ends_without_its_parent(tmp_path: Path) -> None:
     path = tmp_path / "a fifo without a writer"
     os.mkfifo(path)

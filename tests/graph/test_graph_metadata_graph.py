@@ -176,6 +176,7 @@ def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
     assert looked_at == []
 
 
+@pytest.mark.slow
 def test_readers_see_whole_commits_while_a_writer_works(world):
     """Every answer is a prefix of the commits, and each commit is in it whole or not at all."""
     graph = MetadataGraph(world.schema, memtable_paths_max=256)
@@ -214,6 +215,7 @@ def test_readers_see_whole_commits_while_a_writer_works(world):
     assert graph.count() == 40 * commits
 
 
+@pytest.mark.slow
 def test_maintaining_and_inserting_at_once_loses_nothing(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=64)
     batch, done = world.batch(1, 32), threading.Event()

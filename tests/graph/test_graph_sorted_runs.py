@@ -113,6 +113,7 @@ def test_spans_hold_the_ends_of_each_partition(pairs):
     assert found == expected
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 99), chosen=st.sets(st.integers(0, 39)))
 def test_blocks_know_their_commits(world, seed, chosen):
     view = _head(world, [250] * 40, seed=seed).view()

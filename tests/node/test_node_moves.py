@@ -222,8 +222,8 @@ async def test_a_node_that_others_do_not_know_takes_nothing(
 @pytest.mark.parametrize(
     "victims",
     [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("taker", "owner")),
-        *("both", "line"),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("taker", "owner", "line")),
+        "both",
     ],
 )
 async def test_wherever_a_move_breaks_off_there_is_one_owner_and_it_goes_on(

@@ -215,7 +215,7 @@ async def test_a_partition_takes_commits_again_if_the_disk_has_certainly_not_tak
     await check_whole(cluster, sent if not is_late else [*sent, sent[0]])
 
 
-@pytest.mark.parametrize("victim", [TO, FROM])
+@pytest.mark.parametrize("victim", [TO, pytest.param(FROM, marks=pytest.mark.slow)])
 async def test_whichever_write_fails_there_is_one_owner_and_it_goes_on(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:

@@ -93,7 +93,9 @@ async def one_by_one(cluster: Any, *, north: float) -> set[Any]:
     return kept
 
 
-@pytest.mark.parametrize("rows_max", [1, 50, 131_072])
+@pytest.mark.parametrize(
+    "rows_max", [50, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (1, 131_072))]
+)
 async def test_a_sampler_sees_what_a_read_of_each_label_finds(
     filled: Any,
     shown: list[tuple[int, int, int]],

@@ -274,6 +274,7 @@ async def test_two_who_revoke_it_at_once_do_not_forget_what_it_was(
     assert (known.name, known.sent_by) == ("share", "ada")
 
 
+@pytest.mark.slow
 async def test_a_query_that_runs_when_it_is_revoked_gets_no_answer(
     open_cluster: Any, share: Any, make_observations: Make
 ) -> None:

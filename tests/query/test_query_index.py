@@ -378,6 +378,7 @@ def test_a_removed_query_is_not_found_by_its_old_slot():
     assert list(standing.match(paths_of(COARSE, seed=1, size=5), slots=slots)) == []
 
 
+@pytest.mark.slow
 def test_memory_of_removed_queries_is_given_back():
     standing = StandingQueries(COARSE, dead_min=2)
     for key in range(400):

@@ -67,6 +67,7 @@ def test_endpoint_idle_connection_is_closed_for_another(graph):
             pass
 
 
+@pytest.mark.slow
 def test_endpoint_unfinished_requests_do_not_block_others(graph):
     options = EndpointOptions(port=0, connections_max=4, idle_timeout_s=600)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
@@ -80,6 +81,7 @@ def test_endpoint_unfinished_requests_do_not_block_others(graph):
         assert len(served._server.seats) <= 4
 
 
+@pytest.mark.slow
 def test_a_request_has_its_time_however_often_a_byte_of_it_comes(graph):
     with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.5)) as served:
         for head in (b"GET /sparql HTTP/1.1\r\nX: ", POST_HEAD % 1_000_000):
@@ -114,6 +116,7 @@ def test_headers_have_a_size_in_all(graph):
         assert b" 431 " in greedy.makefile("rb").readline()
 
 
+@pytest.mark.slow
 def test_endpoint_slow_readers_hold_bounded_memory(graph):
     text = "SELECT * { ?a g:time ?b . ?c g:time ?d } LIMIT 40000"
     options = EndpointOptions(port=0, answers_mib_max=1, idle_timeout_s=600)

@@ -350,6 +350,7 @@ def test_waiting_for_another_threads_query_is_bounded_too(engine):
     assert engine.query("ASK {}", QUICK).kind == "boolean"
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     engine = Engine(lambda: [TRIPLES], memory_bytes_max=400 << 20)
     try:
@@ -402,6 +403,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_was_killed_ends_by_itself():
     command = [sys.executable, "-c", ORPHANING]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -113,6 +113,7 @@ def test_many_small_additions_are_put_together(weather):
         assert graph.sparql(COUNT).rows == [{"n": 200}]
 
 
+@pytest.mark.slow
 def test_questions_and_additions_at_once_see_whole_additions(weather):
     """Each addition has ten labels, so every count is a multiple of ten, and none goes back."""
     with rdf.IncrementalGraph(weather.schema) as graph:

@@ -128,6 +128,7 @@ queries = st.tuples(st.sampled_from(["", "", "FROM <urn:x> ", "from x:y"]), patt
 )
 
 
+@pytest.mark.slow
 @examples(40)  # a parse takes some tenths of a second
 @given(queries)
 def test_a_keyword_is_found_where_a_parser_finds_one(text):

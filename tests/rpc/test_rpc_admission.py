@@ -171,6 +171,7 @@ async def test_a_request_counts_with_what_it_has_to_the_end_of_its_call(served: 
     assert served.limits.requests_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
 async def test_uploads_that_never_end_keep_nobody_from_asking(served: Served) -> None:
     """An ingest whose request stays away, over HTTP/2 by hand."""
@@ -269,6 +270,7 @@ async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: S
     await served.until(0)
 
 
+@pytest.mark.slow
 async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
     readings = admission.StreamSlots(2, gives_way_s=0.05)
 

@@ -126,6 +126,7 @@ async def test_a_reader_that_goes_away_ends_the_scans(
     assert not scanning()
 
 
+@pytest.mark.slow
 async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
     filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +171,7 @@ async def test_so_many_answers_at_a_time_and_no_more(
     slow[1].cancel()
 
 
+@pytest.mark.slow
 async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
     company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

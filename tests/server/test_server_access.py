@@ -87,6 +87,7 @@ async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: TlsF
         assert await denied(address, keys(tokens.tokens.get(token, token))) == wanted("-"), name
 
 
+@pytest.mark.slow
 async def test_tokens_without_certificates(tokens: Tokens, tmp_path: Path) -> None:
     own = token_file(tmp_path / "own", tokens.tokens[Role.NODE])
     auth = {"token_file": str(tokens.path), "node_token_file": str(own)}

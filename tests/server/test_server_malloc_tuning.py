@@ -110,6 +110,7 @@ def run(directory: Path, code: str, **more: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_program_that_nobody_told_and_its_children_use_arrows_system_pool(tmp_path: Path) -> None:
     assert run(tmp_path, SETTLES) == "system 1 system"
 
@@ -119,24 +120,28 @@ def test_what_the_environment_says_already_stays(tmp_path: Path) -> None:
     assert run(tmp_path, SETTLES, **more) == "mimalloc 7 mimalloc"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
 def test_threads_share_few_arenas(tmp_path: Path) -> None:
     assert int(run(tmp_path, ARENAS)) <= 2
     assert int(run(tmp_path, ARENAS, MALLOC_ARENA_MAX="8")) > 2
 
 
+@pytest.mark.slow
 def test_nodes_of_a_local_cluster_run_with_the_settings(tmp_path: Path) -> None:
     with galileo.LocalCluster(1, 1, tmp_path) as running:
         found = psutil.Process(running.nodes[0].pid).environ()
     assert {name: found[name] for name in NODE_ENVIRONMENT} == dict(NODE_ENVIRONMENT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
 def test_what_is_free_in_the_middle_of_the_heap_is_given_back(tmp_path: Path) -> None:
     given = int(run(tmp_path, GIVES_BACK, **NODE_ENVIRONMENT))
     assert given > 60_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
 def test_what_other_threads_have_freed_is_given_back_to_its_end(tmp_path: Path) -> None:
     given = int(run(tmp_path, GIVES_BACK_OF_THREADS, **NODE_ENVIRONMENT))

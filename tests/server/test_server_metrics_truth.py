@@ -155,6 +155,7 @@ def test_the_frontier_ages_while_the_evaluator_is_away_and_is_young_again_after(
     node.client.cancel(made.id)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_blocked_is_late_by_as_much(node: Node) -> None:
     def late(scrape: Scrape) -> float:
         """How often by more than a second."""
@@ -202,6 +203,7 @@ def agrees(read: Callable[[], float], exported: Callable[[Scrape], float], node:
     pytest.skip("the machine does not hold still for one scrape")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_resident_memory_is_what_the_kernel_says_and_grows_with_what_is_held(node: Node) -> None:
     def reported(scrape: Scrape) -> float:

@@ -255,6 +255,7 @@ async def test_a_bug_in_what_is_measured_is_logged(caplog: pytest.LogCaptureFixt
     assert "no such metric" in caplog.text
 
 
+@pytest.mark.slow
 async def test_who_never_ends_a_request_shuts_no_scraper_out() -> None:
     monitoring = Monitoring("127.0.0.1:0", measure=list, look=lambda: Readiness({}))
     where = ("127.0.0.1", monitoring.port)

@@ -112,6 +112,7 @@ def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Pa
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
     """The parent starts the node, waits until it serves, and dies."""
     code = (

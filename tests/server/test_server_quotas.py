@@ -215,6 +215,7 @@ def test_so_is_what_is_asked_where_nodes_ask(metered: Metered) -> None:
                 assert "at most 10 vertices, got 12" in caught.value.details()
 
 
+@pytest.mark.slow
 def test_who_calls_too_often_waits_and_is_told_when_to_come_back(metered: Metered) -> None:
     with metered.connect("often", timeout="60s") as often:
         often.whoami()
@@ -359,6 +360,7 @@ def test_the_audit_log_tells_who_did_what(metered: Metered) -> None:
     assert metered.events(action="start")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"sent code is not run here: {unavailable_reason()}"
 )

@@ -278,6 +278,7 @@ def look_at_files(planted: Planted) -> None:
     planted.outputs["files"] = "\n".join(text.values())
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_fails_as_nobody_foresaw_tells_no_secret(tmp_path: Path) -> None:
     """Neither of its options, which hold secrets and come through standard input."""
     keys = TlsFiles(token=PLANTED, insecure=True)

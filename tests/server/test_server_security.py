@@ -453,6 +453,7 @@ def test_a_sent_sampler_runs_where_proof_is_asked_for(
     assert any(f'"run-sampler","object":"{archive.digest}","outcome":"done"' in t for t in output)
 
 
+@pytest.mark.slow
 def test_sparql_is_served_by_whom_the_cluster_knows(guarded: Guarded, tmp_path: Path) -> None:
     bob = token_file(tmp_path / "token", guarded.tokens.tokens["bob"])
     node = ["--node", guarded.cluster.addresses[0], "--tls", str(guarded.client)]
@@ -519,6 +520,7 @@ def refused(config: Path, *overrides: str, **environment: str) -> str:
     return str(output.value)
 
 
+@pytest.mark.slow
 def test_what_a_node_complains_of_is_all_that_it_says(config: Path) -> None:
     secret = TOKEN_PREFIX + "planted-by-mistake"
     done = subprocess.run(

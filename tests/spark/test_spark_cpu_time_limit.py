@@ -28,6 +28,7 @@ def burn(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_cpu_time_limit_stopped_process_is_not_charged() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None

@@ -40,6 +40,7 @@ def start_parent(job_request: Path, what: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_jvm_dies_with_its_parent(tmp_path, await_true):
     with start_parent(tmp_path, "stay") as parent:
         pid, port, secret = map(int, parent.stdout.readline().split())

@@ -104,6 +104,7 @@ def idle_process():
         process.kill()
 
 
+@pytest.mark.slow
 async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process, monkeypatch):
     """A process that holds the lock, has published itself, and hangs."""
     monkeypatch.setattr(launcher, "HUNG_S", 0.2)
@@ -157,6 +158,7 @@ async def test_ensure_record_of_another_process_kills_no_process(
     os.close(lock)
 
 
+@pytest.mark.slow
 def test_a_second_evaluator_refuses_to_start(runtime_dir):
     lock = RuntimeDir(runtime_dir).try_lock()
     # In a process of its own: this one must not import PySpark's session.

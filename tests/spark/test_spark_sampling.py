@@ -43,6 +43,7 @@ def test_a_sampler_that_fails(make_labels, name, says):
         run(make_labels(0, range(1, 3)), name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_sampler_that_never_ends_is_stopped_and_other_alarms_stay(make_labels):
     before = signal.getsignal(signal.SIGALRM)

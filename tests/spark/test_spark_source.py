@@ -250,9 +250,15 @@ def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: gali
     [
         ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
         ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
-        ({"query": "temprature > 1"}, "no property 'temprature'"),
+        pytest.param(
+            {"query": "temprature > 1"}, "no property 'temprature'", marks=pytest.mark.slow
+        ),
         ({"what": "blocks"}, "expected the option 'what' to be one of"),
-        ({"rows_per_task": "many"}, "expected the option 'rows_per_task' to be a number"),
+        pytest.param(
+            {"rows_per_task": "many"},
+            "expected the option 'rows_per_task' to be a number",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_wrong_options_are_named(
@@ -343,6 +349,7 @@ def test_a_task_that_fails_after_it_has_written(
     assert numbers(load(empty)) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_sent(
     load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:

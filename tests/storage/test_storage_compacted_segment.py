@@ -50,6 +50,7 @@ def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] |
     return lost
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_a_merged_segment_is_noticed(
     merged: Path, commits: list[Commit], open_journal: Open
 ) -> None:

@@ -234,6 +234,7 @@ def merge_killed_at(
     return disk.names, False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_process_killed_at_any_step_leaves_each_commit_once(
     stored: Path, tmp_path: Path, commits: list[Commit], open_journal: Open, after: bool
@@ -266,6 +267,7 @@ def check_one_version(directory: Path, open_journal: Open, commits: list[Commit]
     again.journal.close()
 
 
+@pytest.mark.slow
 def test_recovery_that_dies_while_it_clears_up_is_repeated(
     tmp_path: Path, commits: list[Commit], open_journal: Open
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
     assert journal.append([make_commit(0, rows=20)])[0].sequence == 1
 
 
+@pytest.mark.slow
 def test_a_sync_that_fails_once_stops_the_partition_for_good(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:

@@ -181,6 +181,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

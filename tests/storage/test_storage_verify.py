@@ -302,6 +302,7 @@ def test_segments_that_are_merged_while_they_are_listed_are_not_missed(
     assert len(looks) > 2, "the segments were gone when they were to be read"
 
 
+@pytest.mark.slow
 def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=3_000)
     with Store.open(node, options, wall=lambda: 1.5e9) as store:

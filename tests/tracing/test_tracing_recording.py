@@ -91,7 +91,7 @@ def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
     assert len([one for one in exported if one.name == "b"]) == len(exported) / 2
 
 
-@pytest.mark.parametrize("kind", ["absent", "silent"])
+@pytest.mark.parametrize("kind", ["absent", pytest.param("silent", marks=pytest.mark.slow)])
 def test_a_collector_that_does_not_answer_costs_nobody_anything(
     kind: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,6 +119,7 @@ def slowest_and_closing_s(tracing: Tracing) -> tuple[float, float]:
     return sorted(took_s)[-5], time.perf_counter() - begun
 
 
+@pytest.mark.slow
 def test_a_collector_that_comes_back_is_told_again(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ class Thoughtful(query_pb2_grpc.QueryServicer):
         yield query_pb2.QueryPart(labels=b"at last")
 
 
+@pytest.mark.slow
 async def test_a_stream_on_which_nothing_comes_for_long_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
