@@ -200,6 +200,7 @@ def test_contained_and_uncontained_keep_the_same(tenth: ContainedSampler) -> Non
     assert contained.pid is not None
 
 
+@pytest.mark.slow
 def test_what_a_class_says_of_itself_is_known(
     tenth: ContainedSampler, make: Callable[..., ContainedSampler]
 ) -> None:
@@ -231,6 +232,7 @@ def test_only_the_columns_that_it_names_go_there(make: Callable[..., ContainedSa
         make("Narrow", columns=[]).sample(LABELS, seed=1)
 
 
+@pytest.mark.slow
 def test_what_it_is_not_shown_does_not_count(make: Callable[..., ContainedSampler]) -> None:
     limits = ContainmentLimits(input_bytes=LABELS.table.nbytes - 1)
     with pytest.raises(SamplerFailed, match="bytes of labels"):
@@ -238,7 +240,7 @@ def test_what_it_is_not_shown_does_not_count(make: Callable[..., ContainedSample
     assert make("Narrow", limits=limits).sample(LABELS, seed=1).any()
 
 
-@pytest.mark.parametrize("columns", ["cell", [1], {"cell": 1}, ["x"] * 1_025, ["x" * 70_000]])
+@pytest.mark.parametrize("columns", ["cell", [1], ["x"] * 1_025, ["x" * 70_000]])
 def test_names_that_are_none_are_refused(
     make: Callable[..., ContainedSampler], columns: Any
 ) -> None:
@@ -256,6 +258,7 @@ def test_larger_calls_follow_smaller_ones_and_the_other_way(
         assert np.array_equal(contained.sample(labels, seed=5), plain.sample(labels, seed=5))
 
 
+@pytest.mark.slow
 def test_pandas_is_there_for_those_who_look(make: Callable[..., ContainedSampler]) -> None:
     assert np.array_equal(make("Pandas").sample(LABELS, seed=1), LABELS.partitions % 2 == 0)
 
@@ -324,6 +327,7 @@ def thread_states(pid: int) -> set[str]:
     return {stat.read_text().rpartition(") ")[2][0] for stat in stats}
 
 
+@pytest.mark.slow
 def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> None:
     busy = make("Busy")
     busy.sample(LABELS, seed=1)
@@ -359,6 +363,7 @@ def test_threads_share_a_sampler(tenth: ContainedSampler) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_too_many_labels_are_refused_and_the_next_call_is_served(
     make: Callable[..., ContainedSampler],
 ) -> None:
@@ -379,6 +384,7 @@ def test_a_closed_sampler_is_not_asked_again(make: Callable[..., ContainedSample
         contained.sample(LABELS, seed=1)
 
 
+@pytest.mark.slow
 def test_descriptors_and_threads_are_given_back(make: Callable[..., ContainedSampler]) -> None:
     def held() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -459,6 +465,7 @@ class Slow:
 """
 
 
+@pytest.mark.slow
 def test_it_dies_with_its_node(tmp_path: Path) -> None:
     file = tmp_path / "slow.zip"
     file.write_bytes(archive("Slow", SLOW).data)

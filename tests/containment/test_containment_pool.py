@@ -61,6 +61,7 @@ def test_a_process_serves_many_calls_of_one_owner(pool: ContainedSamplers) -> No
     assert len(pool) == 2
 
 
+@pytest.mark.slow
 def test_the_longest_unused_is_ended_for_a_new_one(pool: ContainedSamplers) -> None:
     first, second = pid_of(pool, 1), pid_of(pool, 2)
     assert pid_of(pool, 1) == first
@@ -70,6 +71,7 @@ def test_the_longest_unused_is_ended_for_a_new_one(pool: ContainedSamplers) -> N
     assert psutil.pid_exists(third)
 
 
+@pytest.mark.slow
 def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: ContainedSamplers) -> None:
     with pool.lease(EVERY, spec(1)) as one, pool.lease(EVERY, spec(2)):
         with (
@@ -96,6 +98,7 @@ def test_what_is_revoked_is_ended_when_it_comes_back(pool: ContainedSamplers) ->
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.slow
 def test_what_did_not_start_takes_no_room(pool: ContainedSamplers) -> None:
     for _ in range(3):
         with pytest.raises(InputError, match="expected n from 1"), pool.lease(EVERY, spec(0)):

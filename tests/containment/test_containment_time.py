@@ -63,6 +63,7 @@ def test_response_that_arrived_during_a_stop_is_in_time() -> None:
             os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_processor_does_not_count(
     sleepy: ContainedSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
