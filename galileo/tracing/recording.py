@@ -75,9 +75,10 @@ class Recording:
             shutdown_on_exit=False,
         )
         exporter = OTLPSpanExporter(endpoint=address, insecure=not is_tls, timeout=EXPORT_TIMEOUT_S)
+        self._exporter = _LoggingExporter(exporter, address)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _LoggingExporter(exporter, address),
+                self._exporter,
                 max_queue_size=QUEUE_MAX,
                 schedule_delay_millis=DELAY_MS,
                 max_export_batch_size=BATCH_MAX,
@@ -108,6 +109,8 @@ class Recording:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
+        # Drops the spans that the SDK would otherwise try to export for another 16 s.
+        self._exporter.shutdown()
 
 
 def _parent(traceparent: str) -> trace.Span:
@@ -129,8 +132,11 @@ class _LoggingExporter(SpanExporter):
         self._exporter = exporter
         self._address = address
         self._is_failing = False
+        self._is_closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._is_closed:
+            return SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
         except Exception as error:
@@ -145,6 +151,7 @@ class _LoggingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
+        self._is_closed = True
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from collecting import Collector
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
 from galileo import request_id, spans
 from galileo.cluster import free_ports
@@ -93,14 +95,26 @@ def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
 
 @pytest.mark.parametrize("kind", ["absent", pytest.param("silent", marks=pytest.mark.slow)])
 def test_a_collector_that_does_not_answer_costs_nobody_anything(
-    kind: str, start: Start, caplog: pytest.LogCaptureFixture
+    kind: str, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Absent: nothing listens. Silent: a socket that never answers."""
+    attempts: list[int] = []
+    export = OTLPSpanExporter.export
+
+    def count(exporter: OTLPSpanExporter, batch: Any) -> Any:
+        attempts.append(len(batch))
+        return export(exporter, batch)
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", count)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1] if kind == "silent" else free_ports(1)[0]
         slowest_s, closing_s = slowest_and_closing_s(start(f"http://127.0.0.1:{port}", 1.0))
     assert slowest_s < EXPORT_TIMEOUT_S / 2
     assert closing_s < 2 * (CLOSE_TIMEOUT_S + EXPORT_TIMEOUT_S)
+    attempts.clear()
+    for exporting in [one for one in threading.enumerate() if one.name.startswith("Otel")]:
+        exporting.join(120.0)
+    assert not attempts, "spans are exported after the end"
     exported = [one for one in caplog.records if one.name.startswith("galileo")]
     assert len([one for one in exported if "cannot export spans" in one.getMessage()]) <= 1
 
