@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Stretch:
+class CommitRange:
     """The commits `first` to `last` of a partition, both included."""
 
     partition: int
@@ -139,4 +139,4 @@ class Cursor(Mapping[int, int]):
 
 
 Mask = npt.NDArray[np.bool_]
-ORIGIN = Cursor()
+EMPTY_CURSOR = Cursor()

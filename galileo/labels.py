@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
@@ -64,7 +64,7 @@ class LabelSet:
         schema: Schema,
         table: pa.Table,
         *,
-        frontier: Cursor = ORIGIN,
+        frontier: Cursor = EMPTY_CURSOR,
         missing: Iterable[int] = (),
         query: str = "",
     ) -> None:

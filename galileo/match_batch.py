@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InputError
 
 Numbers = npt.NDArray[np.uint32]
@@ -119,7 +119,7 @@ class MatchedPartitions:
     items: Numbers
     reached: Cursor
     matches: MatchBatch
-    dropped: Cursor = ORIGIN
+    dropped: Cursor = EMPTY_CURSOR
 
 
 @dataclass(frozen=True, slots=True, eq=False)

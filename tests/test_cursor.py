@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 partitions = st.integers(0, 6)
 positions = st.dictionaries(partitions, st.integers(0, 5), max_size=6)
@@ -83,10 +83,10 @@ def test_cursors_are_a_lattice(a: Cursor, b: Cursor, c: Cursor) -> None:
 
 @given(cursors)
 def test_the_origin_is_before_everything(cursor: Cursor) -> None:
-    assert cursor.covers(ORIGIN)
-    assert cursor.join(ORIGIN) == cursor
-    assert cursor.meet(ORIGIN) == ORIGIN
-    assert not ORIGIN
+    assert cursor.covers(EMPTY_CURSOR)
+    assert cursor.join(EMPTY_CURSOR) == cursor
+    assert cursor.meet(EMPTY_CURSOR) == EMPTY_CURSOR
+    assert not EMPTY_CURSOR
 
 
 @given(cursors, commits)

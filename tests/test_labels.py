@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.labels import LabelSet, first_commits, from_ipc, parse_label, to_ipc
@@ -189,7 +189,7 @@ def test_no_labels_have_no_texts_and_every_column() -> None:
     assert len(empty) == 0
     assert empty.texts().to_pylist() == []
     assert empty.to_arrow().schema.names == label_set([SIMPLE]).to_arrow().schema.names
-    assert len(empty.after(ORIGIN)) == len(empty.in_commit_order()) == 0
+    assert len(empty.after(EMPTY_CURSOR)) == len(empty.in_commit_order()) == 0
     assert LabelSet.concat(SCHEMA, [empty, empty]).table.schema.equals(SCHEMA.label_schema)
 
 
@@ -207,7 +207,7 @@ def test_an_answer_says_what_it_is_an_answer_to() -> None:
     assert (found.frontier, found.missing, found.query) == (Cursor({3: 17}), (2, 5), "{}")
     assert not found.complete
     assert repr(found) == "<LabelSet nam.v1: 1 labels, partitions [2, 5] missing>"
-    for derived in (found.slice(0, 1), found.in_commit_order(), found.after(ORIGIN)):
+    for derived in (found.slice(0, 1), found.in_commit_order(), found.after(EMPTY_CURSOR)):
         assert (derived.frontier, derived.missing, derived.query) == (
             found.frontier,
             found.missing,
@@ -322,7 +322,7 @@ def test_first_commits_are_whole_and_repeating_loses_nothing(
 ) -> None:
     rest, reached = commits(*given_places), Cursor(dict.fromkeys(range(4), 12))
     found: list[tuple[int, int, int]] = []
-    cursor = ORIGIN
+    cursor = EMPTY_CURSOR
     while cursor != reached:
         kept, cut = first_commits(rest.after(cursor), reached=reached, labels_max=labels_max)
         assert cut.covers(cursor)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from galileo.ccq.dropped_ranges import DroppedRanges
 from galileo.ccq.packs import PackedLabels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 CHUNK_LABELS = 65_536
 """Small chunks are compacted into one of at most so many labels."""
@@ -96,7 +96,7 @@ class _Chunk:
     until: Cursor
     labels: int
     spill: Spill | None = None
-    after: Cursor = ORIGIN
+    after: Cursor = EMPTY_CURSOR
 
     @property
     def bytes(self) -> int:
@@ -143,7 +143,7 @@ class LabelCache:
         labels: PackedLabels | None,
         *,
         reached: Cursor,
-        gone: Cursor = ORIGIN,
+        gone: Cursor = EMPTY_CURSOR,
         after: Cursor | None = None,
     ) -> int:
         """Add all labels up to `reached`; known ones are skipped.

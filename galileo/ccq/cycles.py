@@ -14,7 +14,7 @@ from galileo.ccq.events import CycleItem, CycleResult
 from galileo.ccq.model import Ccq, Failure
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import SamplerRevoked
 
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
@@ -54,9 +54,9 @@ class Cycles:
         self._options = options
         self._due_at = now
         self._started_at = now
-        self._goal = ORIGIN
+        self._goal = EMPTY_CURSOR
         self._failed_at = -math.inf
-        self._failed_until = ORIGIN
+        self._failed_until = EMPTY_CURSOR
         self._cycles_without_progress = 0
         self._failures = 0
         self._took_s = 0.0

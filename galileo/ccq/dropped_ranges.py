@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 
 
-def ranges_between(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[Stretch, ...]:
+def ranges_between(after: Mapping[int, int], until: Mapping[int, int]) -> tuple[CommitRange, ...]:
     """The commits past one cursor and not past another, by partition."""
     return tuple(
-        Stretch(partition, after[partition] + 1, last)
+        CommitRange(partition, after[partition] + 1, last)
         for partition, last in sorted(until.items())
         if last > after[partition]
     )
 
 
 def within(
-    gone: Iterable[Stretch], *, after: Cursor, until: Cursor | None = None
-) -> tuple[Stretch, ...]:
+    gone: Iterable[CommitRange], *, after: Cursor, until: Cursor | None = None
+) -> tuple[CommitRange, ...]:
     """The parts of ranges that lie past `after` and not past `until`; None: no upper bound."""
     cut = (
-        Stretch(
+        CommitRange(
             one.partition,
             max(one.first, after[one.partition] + 1),
             one.last if until is None else min(one.last, until[one.partition]),
@@ -41,18 +41,18 @@ class DroppedRanges:
     __slots__ = ("_ranges",)
 
     def __init__(self) -> None:
-        self._ranges: tuple[Stretch, ...] = ()
+        self._ranges: tuple[CommitRange, ...] = ()
 
     def add(self, after: Cursor, gone: Cursor) -> None:
         """Add the commits past `after`, up to `gone`.
 
         In each partition they follow what was added before.
         """
-        merged: list[Stretch] = []
+        merged: list[CommitRange] = []
         for one in sorted((*self._ranges, *ranges_between(after, gone))):
             last = merged[-1] if merged else None
             if last is not None and last.partition == one.partition and last.last + 1 == one.first:
-                merged[-1] = Stretch(last.partition, last.first, one.last)
+                merged[-1] = CommitRange(last.partition, last.first, one.last)
             else:
                 merged.append(one)
         self._ranges = tuple(merged)
@@ -62,7 +62,7 @@ class DroppedRanges:
         if self._ranges:
             self._ranges = within(self._ranges, after=base)
 
-    def between(self, after: Cursor, until: Cursor) -> tuple[Stretch, ...]:
+    def between(self, after: Cursor, until: Cursor) -> tuple[CommitRange, ...]:
         """Dropped ranges past `after` and not past `until`."""
         return () if not self._ranges else within(self._ranges, after=after, until=until)
 

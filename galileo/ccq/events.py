@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from galileo.ccq.messages import Message
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.packs import PackedLabels
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
@@ -194,7 +194,7 @@ class CycleResult:
     labels: PackedLabels | None
     reached: Cursor
     failure: Failure | None = None
-    gone: Cursor = ORIGIN
+    gone: Cursor = EMPTY_CURSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class BackfillFinished:
     labels: PackedLabels | None
     reached: Cursor
     missing: tuple[int, ...] = ()
-    gone: Cursor = ORIGIN
+    gone: Cursor = EMPTY_CURSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ class CacheReadAnswered:
     request: int
     labels: PackedLabels | None
     reached: Cursor
-    gone: tuple[Stretch, ...] = ()
+    gone: tuple[CommitRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class AnswerCacheRead:
     request: int
     labels: PackedLabels | None
     reached: Cursor
-    gone: tuple[Stretch, ...] = ()
+    gone: tuple[CommitRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,11 +561,11 @@ class AnswerFetch:
     after: Cursor
     labels: PackedLabels | None
     cursor: Cursor
-    frontier: Cursor = ORIGIN
+    frontier: Cursor = EMPTY_CURSOR
     frontier_age_s: float = 0.0
     missing: tuple[int, ...] = ()
     more: bool = False
-    gone: tuple[Stretch, ...] = ()
+    gone: tuple[CommitRange, ...] = ()
     clock_us: int | None = None
     interval_s: float = 0.0
 

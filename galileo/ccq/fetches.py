@@ -56,7 +56,7 @@ from galileo.ccq.model import Failure, Holder
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
 from galileo.ccq.stats import LabelCounts
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Fetch:
         "new"
     )
     unconfirmed: tuple[int, ...] = ()
-    until: Cursor = ORIGIN
+    until: Cursor = EMPTY_CURSOR
     holder: Holder | None = None
     until_clock_us: int | None = None
 
@@ -125,7 +125,7 @@ class Fetches:
         self.acknowledged = cache.base
         self.holders: tuple[Holder, ...] = ()
         self.counts = LabelCounts()
-        self._answered = ORIGIN
+        self._answered = EMPTY_CURSOR
         self._cache = cache
         self._cycles = cycles
         self._options = options
@@ -364,7 +364,7 @@ class Fetches:
         *,
         now: float,
         missing: tuple[int, ...],
-        gone: tuple[Stretch, ...],
+        gone: tuple[CommitRange, ...],
     ) -> Effects:
         """Answer with `labels` up to `reached`, followed by those of the cache."""
         found = labels.after(fetch.cursor).until(reached) if labels is not None else None
@@ -395,7 +395,7 @@ class Fetches:
         now: float,
         missing: tuple[int, ...],
         more: bool,
-        gone: tuple[Stretch, ...] = (),
+        gone: tuple[CommitRange, ...] = (),
     ) -> Effects:
         """`gone`: of a rescan; the ranges within the cache are added."""
         failure = self._cycles.failure

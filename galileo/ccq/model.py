@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InternalError, by_kind
 from galileo.model.windows import Window
 from galileo.samplers import SamplerSpec
@@ -87,7 +87,7 @@ class Record:
     ccq: Ccq
     term: int
     coordinator: str
-    retrieved: Cursor = ORIGIN
+    retrieved: Cursor = EMPTY_CURSOR
     ended: Ending | None = None
     ended_at: float = 0.0
     holders: tuple[Holder, ...] = ()

@@ -21,7 +21,7 @@ from galileo.ccq.model import NODES_MAX, Ccq, Ending, Failure, Holder, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.record_table import RecordTable
 from galileo.ccq.stats import NodeCounts
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.messages import UsageStatistics
 from galileo.model.schema import is_dropped, name_of_key
 
@@ -94,7 +94,7 @@ class NodeState:
         return not self.is_draining and len(self.coordinated) < self.options.coordinated_max
 
     def known_commits(self, dataset: str) -> Cursor:
-        return self.known.get(dataset, ORIGIN)
+        return self.known.get(dataset, EMPTY_CURSOR)
 
     def clock_of(self, dataset: str) -> EventClock:
         """The event clock of a dataset; one object, updated in place."""

@@ -65,7 +65,7 @@ def _show_explanation(output: Output, result: QueryExplanation) -> None:
         f"{result.found:,} paths match.",
         f"time: {_time(result.total_s)}, of which planning {_time(result.plan_s)}",
         f"groups: {', '.join(result.groups) or 'none'}",
-        f"partitions: {len(result.partitions)} by placement, {len(result.spared)} of them pruned",
+        f"partitions: {len(result.partitions)} by placement, {len(result.pruned)} of them pruned",
         *(
             output.fold(f"{node.node} did not answer: {node.error}")
             for node in result.nodes

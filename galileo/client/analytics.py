@@ -50,7 +50,7 @@ async def explain(
             query=reply.query_json,
             groups=tuple(reply.groups),
             partitions=tuple(reply.partitions),
-            spared=cursor_from_pb(reply.spared),
+            pruned=cursor_from_pb(reply.pruned),
             nodes=tuple(_node(value) for value in reply.nodes),
             plan_s=reply.plan_s,
             total_s=reply.total_s,

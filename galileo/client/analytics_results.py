@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from galileo.client import notebook_repr
 from galileo.client.graph_path import value_texts
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Schema
 from galileo.optional_imports import to_pandas
 
@@ -80,7 +80,7 @@ class QueryExplanation:
         query: canonical CQL2 JSON.
         groups: that can hold a match, by placement.
         partitions: likewise.
-        spared: partitions in which the feature graph rules a match out, up to which commit; only
+        pruned: partitions in which the feature graph rules a match out, up to which commit; only
             what was committed later is looked at.
         nodes: what each node did that was asked.
         plan_s: seconds for finding out whom to ask.
@@ -91,7 +91,7 @@ class QueryExplanation:
     query: str
     groups: tuple[str, ...]
     partitions: tuple[int, ...]
-    spared: Cursor
+    pruned: Cursor
     nodes: tuple[NodeExplanation, ...]
     plan_s: float
     total_s: float
@@ -130,8 +130,8 @@ class QueryExplanation:
     def __repr__(self) -> str:
         return (
             f"<QueryExplanation {self.dataset}: {self.found:,} paths found by "
-            f"{len(self.nodes)} nodes of {len(self.groups)} groups, {len(self.spared)} of "
-            f"{len(self.partitions)} partitions spared, {1e3 * self.total_s:.1f} ms>"
+            f"{len(self.nodes)} nodes of {len(self.groups)} groups, {len(self.pruned)} of "
+            f"{len(self.partitions)} partitions pruned, {1e3 * self.total_s:.1f} ms>"
         )
 
 
@@ -413,7 +413,7 @@ class Estimate:
     high: int
     feature: str | None
     quantiles: tuple[Quantile, ...]
-    frontier: Cursor = ORIGIN
+    frontier: Cursor = EMPTY_CURSOR
     behind: int = 0
     missing: tuple[int, ...] = ()
     node: str = ""

@@ -11,7 +11,7 @@ import grpc.aio
 
 from galileo.client import completeness, notebook_repr
 from galileo.client.transport import Transport
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
 from galileo.optional_imports import library
@@ -82,7 +82,7 @@ class DatasetDescription:
     start: dt.datetime | None
     end: dt.datetime | None
     features: tuple[FeatureDescription, ...]
-    frontier: Cursor = ORIGIN
+    frontier: Cursor = EMPTY_CURSOR
     missing: tuple[int, ...] = ()
 
     @property

@@ -21,7 +21,7 @@ import pyarrow as pa
 from galileo.client.decode import TIMEOUT_S
 from galileo.client.results import Receipt
 from galileo.client.transport import Transport
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
@@ -93,7 +93,7 @@ async def _send(
 
 
 def _receipt(sending: Sending, replies: list[storage_pb2.IngestReply]) -> Receipt:
-    reached = ORIGIN
+    reached = EMPTY_CURSOR
     for reply in replies:
         reached = reached.join(cursor_from_pb(reply.reached))
     return Receipt(

@@ -10,7 +10,7 @@ import numpy as np
 
 from galileo import rdf
 from galileo.client import geo_files, notebook_repr, plots
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowChange, instant
@@ -313,11 +313,11 @@ class Update:
 
     labels: Labels
     token: str
-    frontier: Cursor = ORIGIN
+    frontier: Cursor = EMPTY_CURSOR
     age_s: float = 0.0
     interval_s: float = 0.0
     more: bool = False
-    gone: tuple[Stretch, ...] = ()
+    gone: tuple[CommitRange, ...] = ()
     windows: tuple[WindowChange, ...] = ()
     clock_us: int | None = None
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from galileo.client.results import Update
 from galileo.client.spool import Spool
-from galileo.cursor import Stretch
+from galileo.cursor import CommitRange
 from galileo.errors import Cancelled, GalileoError, TransientError
 from galileo.labels import LabelSet
 from galileo.rdf import Cancellation, IncrementalGraph, SparqlResult
@@ -47,7 +47,7 @@ class SparqlView:
         self.ccq_id = ccq_id
         self.graph = graph
         self._token = ""
-        self._gone: tuple[Stretch, ...] = ()
+        self._gone: tuple[CommitRange, ...] = ()
         self._ended: GalileoError | None = None
         self._changed = threading.Condition()
         self._follower: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class SparqlView:
         return self.graph.missing
 
     @property
-    def gone(self) -> tuple[Stretch, ...]:
+    def gone(self) -> tuple[CommitRange, ...]:
         """All that retention had dropped before it was looked at; the graph has none of it."""
         return self._gone
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.client.results import Labels, Update
-from galileo.cursor import Stretch
+from galileo.cursor import CommitRange
 from galileo.errors import CorruptData, GalileoError, InputError, SpoolConflict, TransientError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.schema import Schema
@@ -220,10 +220,10 @@ class Spool:
         self._known = update.token
 
     @property
-    def gone(self) -> tuple[Stretch, ...]:
+    def gone(self) -> tuple[CommitRange, ...]:
         """All that the updates named as dropped by retention before it was looked at."""
         rows = self._all("SELECT partition, first, last FROM gone ORDER BY partition, first")
-        return tuple(Stretch(*row) for row in rows)
+        return tuple(CommitRange(*row) for row in rows)
 
     def windows(self) -> tuple[SpooledWindow, ...]:
         """All windows of the updates, ascending by start.

@@ -30,12 +30,12 @@ class Candidates:
 
     Attributes:
         maybe: may hold matching paths.
-        spared: pruned partitions: no matching path up to and including this commit sequence.
+        pruned: pruned partitions: no matching path up to and including this commit sequence.
         since: of the pruned ones; commits up to here, which retention dropped, may have matched.
     """
 
     maybe: frozenset[int]
-    spared: dict[int, int]
+    pruned: dict[int, int]
     since: dict[int, int]
 
 
@@ -120,13 +120,13 @@ class FeatureGraph:
         )
         hit = set(np.unique(known.partitions[might]).tolist())
         asked = frozenset(partitions)
-        spared = {
+        pruned = {
             partition: known.states[partition].version.sequence
             for partition in sorted(asked)
             if partition in known.states and partition not in hit
         }
-        since = {partition: known.states[partition].since for partition in spared}
-        return Candidates(asked - spared.keys(), spared, since)
+        since = {partition: known.states[partition].since for partition in pruned}
+        return Candidates(asked - pruned.keys(), pruned, since)
 
     def estimate(self, query: Query) -> Estimate:
         """Bounds on the number of matching paths in all known partitions.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.arena import HEAP_BYTES
 from galileo.graph.columns import StringDictionary, columns_from_batch, paths_from_batch, to_labels
 from galileo.graph.description import Description, Descriptions
@@ -81,7 +81,7 @@ class MetadataGraph:
         self._descriptions = Descriptions(schema, self._texts)
         self._memtable = Memtable(schema)
         self._snapshot = Snapshot((), self._memtable.view())
-        self._shed_up_to = ORIGIN
+        self._shed_up_to = EMPTY_CURSOR
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
@@ -225,7 +225,7 @@ class MetadataGraph:
         self,
         query: Query,
         *,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
     ) -> pa.Table:
@@ -264,7 +264,7 @@ class MetadataGraph:
         query: Query,
         *,
         labels_max: int,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
     ) -> Iterator[pa.RecordBatch | None]:
@@ -360,7 +360,7 @@ class MetadataGraph:
         self,
         query: Query,
         *,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
@@ -381,7 +381,7 @@ class MetadataGraph:
         self,
         query: Query,
         *,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,
@@ -396,7 +396,7 @@ class MetadataGraph:
         feature: str,
         *,
         bins: int | Sequence[float] | None = None,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: frozenset[int] | None = None,
         check: Check = never_cancelled,

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, StringDictionary
 from galileo.graph.filter_pipeline import (
@@ -66,7 +66,7 @@ class Window:
         partitions: the only ones included. None: all.
     """
 
-    after: Cursor = ORIGIN
+    after: Cursor = EMPTY_CURSOR
     until: Cursor | None = None
     partitions: frozenset[int] | None = None
 

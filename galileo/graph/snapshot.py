@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.run_scan import Coverage, Window
 from galileo.graph.sorted_runs import SortedRun
 from galileo.query.columns import Mask
@@ -27,7 +27,7 @@ class Snapshot:
 
     runs: tuple[SortedRun, ...]
     memtable: SortedRun
-    dropped: Cursor = ORIGIN
+    dropped: Cursor = EMPTY_CURSOR
 
     @property
     def parts(self) -> tuple[SortedRun, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.description import Description
 from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
@@ -24,7 +24,7 @@ class PartitionScope:
     """
 
     partitions: frozenset[int]
-    after: Cursor = ORIGIN
+    after: Cursor = EMPTY_CURSOR
     until: Cursor | None = None
 
 

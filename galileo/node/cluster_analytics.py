@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError, InputError, PartitionMoved
 from galileo.graph import drill_down
@@ -78,7 +78,7 @@ class ClusterExplanation:
     Attributes:
         groups: that can hold a match, by placement.
         partitions: likewise.
-        spared: the commit of each partition up to which the feature graph excludes a match.
+        pruned: the commit of each partition up to which the feature graph excludes a match.
         nodes: the owners of these partitions.
         plan_s: seconds for finding out whom to ask.
         total_s: seconds for everything.
@@ -86,7 +86,7 @@ class ClusterExplanation:
 
     groups: tuple[str, ...]
     partitions: frozenset[int]
-    spared: Cursor
+    pruned: Cursor
     nodes: tuple[NodeAnswer, ...]
     plan_s: float
     total_s: float
@@ -141,7 +141,7 @@ class ClusterAnalytics:
         return ClusterExplanation(
             groups=tuple(sorted(self._groups_of(wanted))),
             partitions=wanted,
-            spared=pruned,
+            pruned=pruned,
             nodes=tuple(answers[node] for node in sorted(answers)),
             plan_s=planned - started,
             total_s=time.perf_counter() - started,
@@ -240,7 +240,7 @@ class ClusterAnalytics:
         table = drill_down.add_counts([none, *(answer.table for answer in answers.values())])
         page, more = drill_down.page(table, after=None, limit=question.limit)
         more = more or any(answer.more for answer in answers.values())
-        return ClusterResult(Children(page, more), ORIGIN, _missing(shares, errors))
+        return ClusterResult(Children(page, more), EMPTY_CURSOR, _missing(shares, errors))
 
     async def nearest(self, sought: NearestTo) -> ClusterResult[Neighbours]:
         """The nearest observations of all partitions that answered, each node's own merged."""
@@ -383,7 +383,7 @@ def _missing(
 
 
 def _join_cursors(cursors: Sequence[Cursor]) -> Cursor:
-    joined = ORIGIN
+    joined = EMPTY_CURSOR
     for cursor in cursors:
         joined = joined.join(cursor)
     return joined

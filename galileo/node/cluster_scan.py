@@ -13,9 +13,9 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from galileo import spans
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import Cancelled, NotOwner, PartitionMoved, TransientError, UnknownDataset
 from galileo.node import sampling
 from galileo.node.cluster_view import ClusterView
@@ -42,7 +42,7 @@ class ScanEnd:
 
     frontier: Cursor
     missing: frozenset[int]
-    gone: Cursor = ORIGIN
+    gone: Cursor = EMPTY_CURSOR
 
 
 UNREACHABLE_ERRORS = (TransientError, NotOwner, Cancelled, UnknownDataset)
@@ -59,7 +59,7 @@ class ClusterScans:
     def __init__(
         self,
         name: str,
-        topology: LiveTopology,
+        topology: TopologyState,
         *,
         local: LocalScans,
         peers: Peers,
@@ -139,13 +139,13 @@ class ClusterScans:
                     break
                 labels_max -= part.num_rows
                 yield part
-        yield ScanEnd(ORIGIN, await self.unreachable(query, self.candidates(query)))
+        yield ScanEnd(EMPTY_CURSOR, await self.unreachable(query, self.candidates(query)))
 
     async def unreachable(self, query: Query, partitions: frozenset[int]) -> frozenset[int]:
         """The partitions whose nodes cannot be reached; scans none of their commits."""
         missing = frozenset[int]()
         async with aclosing(
-            self.between(query, partitions=partitions, after=ORIGIN, until=ORIGIN)
+            self.between(query, partitions=partitions, after=EMPTY_CURSOR, until=EMPTY_CURSOR)
         ) as parts:
             async for part in parts:
                 if isinstance(part, ScanEnd):
@@ -212,7 +212,7 @@ class ClusterScans:
                 try:
                     await retry.after(error)
                 except PartitionMoved:
-                    ends.append(ScanEnd(ORIGIN, share.partitions))
+                    ends.append(ScanEnd(EMPTY_CURSOR, share.partitions))
                 else:
                     tasks += self._shares(share).items()
         yield _merge_ends(ends)
@@ -224,7 +224,7 @@ class ClusterScans:
             PartitionMoved: the node does not have all partitions, and has sent no labels.
         """
         scan = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
-        end, is_begun = ScanEnd(ORIGIN, task.partitions), False
+        end, is_begun = ScanEnd(EMPTY_CURSOR, task.partitions), False
         try:
             async with aclosing(scan) as answers:
                 async for answer in answers:
@@ -277,7 +277,7 @@ async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
 
 
 def _merge_ends(ends: Sequence[ScanEnd]) -> ScanEnd:
-    frontier, missing, gone = ORIGIN, frozenset[int](), ORIGIN
+    frontier, missing, gone = EMPTY_CURSOR, frozenset[int](), EMPTY_CURSOR
     for end in ends:
         frontier, missing = frontier.join(end.frontier), missing | end.missing
         gone = gone.join(end.gone)

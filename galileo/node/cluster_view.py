@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import SynopsisDelta, Version
 from galileo.model.schema import Schema
@@ -51,7 +51,7 @@ class ClusterView:
         return self._sequences
 
     def sequences(self, dataset: str) -> Cursor:
-        return self._sequences.get(dataset, ORIGIN)
+        return self._sequences.get(dataset, EMPTY_CURSOR)
 
     def update_sequences(self, dataset: str, sequences: Cursor) -> bool:
         """Joins reported sequences into the view; returns whether they changed it."""
@@ -89,7 +89,7 @@ class ClusterView:
         """
         candidates = self.graph(query.schema).candidates(query, partitions)
         if after is None:
-            return Cursor(candidates.spared)
+            return Cursor(candidates.pruned)
         return Cursor(
-            {p: s for p, s in candidates.spared.items() if candidates.since[p] <= after[p]}
+            {p: s for p, s in candidates.pruned.items() if candidates.since[p] <= after[p]}
         )

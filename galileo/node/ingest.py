@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.model import paths
 from galileo.model.observations import normalise
@@ -45,7 +45,7 @@ class Ingest:
     """Routes batches to the owners of their partitions."""
 
     def __init__(
-        self, name: str, topology: LiveTopology, *, catalog: Catalog, peers: Peers, rows_max: int
+        self, name: str, topology: TopologyState, *, catalog: Catalog, peers: Peers, rows_max: int
     ) -> None:
         self._name = name
         self._topology = topology

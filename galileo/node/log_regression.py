@@ -11,7 +11,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class LogRegressions:
 
         With it a loss is also detected after a restart of every node.
         """
-        self._retrieved[dataset] = self._retrieved.get(dataset, ORIGIN).join(retrieved)
+        self._retrieved[dataset] = self._retrieved.get(dataset, EMPTY_CURSOR).join(retrieved)
 
     def forget(self, dataset: str) -> None:
         """Removes a dropped dataset."""
@@ -93,8 +93,8 @@ class LogRegressions:
         """
         behind = []
         for dataset in expected.keys() | self._retrieved.keys():
-            last = expected.get(dataset, ORIGIN), self._retrieved.get(dataset, ORIGIN)
-            compared = partitions, reported.get(dataset, ORIGIN), *last
+            last = expected.get(dataset, EMPTY_CURSOR), self._retrieved.get(dataset, EMPTY_CURSOR)
+            compared = partitions, reported.get(dataset, EMPTY_CURSOR), *last
             before = self._compared.get((node, dataset), ())
             if before and all(map(operator.is_, compared, before)):
                 continue  # Nothing was missing when the same objects were compared.
@@ -129,5 +129,5 @@ def _behind(
         LogRegression(node, dataset, partition, last[partition], has)
         for dataset, last in expected.items()
         for partition in partitions
-        if (has := reported.get(dataset, ORIGIN)[partition]) < last[partition]
+        if (has := reported.get(dataset, EMPTY_CURSOR)[partition]) < last[partition]
     ]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, PartitionMoved
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.rows import RowOptions
@@ -76,7 +76,7 @@ class ScanDone:
 
     item: int
     reached: Cursor
-    gone: Cursor = ORIGIN
+    gone: Cursor = EMPTY_CURSOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
 from galileo.model.retention import Retention
 from galileo.model.times import MICROS
@@ -119,7 +119,7 @@ class RetentionRunner:
     def _plan(self, shard: Shard, policy: Retention) -> Plan:
         dataset = shard.schema.key
         pieces = {p: journal.log_files() for p, journal in shard.own.items()}
-        settled = self._settling[dataset].settled if dataset in self._settling else ORIGIN
+        settled = self._settling[dataset].settled if dataset in self._settling else EMPTY_CURSOR
         # Readers are listed after the files were listed, so that none of these is newer.
         bounds = Bounds(settled, self._readers(dataset))
         planned = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
@@ -140,7 +140,7 @@ class RetentionRunner:
         for dataset, shard in self._catalog.shards.items():
             before = self._settling.get(dataset)
             if before is None:
-                self._settling[dataset] = _Settling(ORIGIN, shard.published(), now)
+                self._settling[dataset] = _Settling(EMPTY_CURSOR, shard.published(), now)
             elif now - before.seen_at >= self._options.min_age_s:
                 self._settling[dataset] = _Settling(before.seen, shard.published(), now)
 

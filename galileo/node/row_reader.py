@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, InputError, PartitionMoved, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows
@@ -48,7 +48,7 @@ class RowReader:
     def __init__(
         self,
         name: str,
-        topology: LiveTopology,
+        topology: TopologyState,
         *,
         catalog: Catalog,
         peers: Peers,

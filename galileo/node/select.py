@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
@@ -48,7 +48,7 @@ Labels = TypeVar("Labels", pa.Table, pa.RecordBatch)
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRange:
+class CursorRange:
     """The commits past `after` and not past `until` of some partitions."""
 
     partitions: frozenset[int]
@@ -62,7 +62,7 @@ class Selection:
     def __init__(
         self,
         name: str,
-        topology: LiveTopology,
+        topology: TopologyState,
         *,
         catalog: Catalog,
         scans: ClusterScans,
@@ -81,7 +81,7 @@ class Selection:
         query: Query,
         options: RowOptions = ALL_ROWS,
         *,
-        commits: CommitRange | None = None,
+        commits: CursorRange | None = None,
         on_missing: Callable[[frozenset[int]], None] | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
         """The matching observations of all commits at the time of the call.
@@ -149,7 +149,7 @@ class Selection:
         return rows
 
     def _shares(
-        self, query: Query, commits: CommitRange | None
+        self, query: Query, commits: CursorRange | None
     ) -> tuple[frozenset[int], frozenset[int]]:
         """The partitions that may hold a match: this node's, and those of others."""
         wanted = self._scans.candidates(query)
@@ -173,7 +173,7 @@ class Selection:
         if not partitions:
             return
         query, commits = work.query, work.commits
-        after, until = (ORIGIN, None) if commits is None else (commits.after, commits.until)
+        after, until = (EMPTY_CURSOR, None) if commits is None else (commits.after, commits.until)
         parts = self._scans.between(query, partitions=partitions, after=after, until=until)
         async with aclosing(parts):
             async for part in parts:
@@ -198,7 +198,7 @@ class _Work:
     query: Query
     options: RowOptions
     wanted: FirstRows
-    commits: CommitRange | None = None
+    commits: CursorRange | None = None
     on_missing: Callable[[frozenset[int]], None] | None = None
 
     def rest(self) -> RowOptions:
@@ -228,21 +228,21 @@ def _check_missing(missing: frozenset[int], work: _Work) -> None:
     )
 
 
-def _check_stored(shard: Shard, own: frozenset[int], commits: CommitRange | None) -> None:
+def _check_stored(shard: Shard, own: frozenset[int], commits: CursorRange | None) -> None:
     """Raises where this node lacks or has dropped some of the commits."""
     if commits is not None:
         gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
         _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
 
 
-def _check_reached(tail: ScanEnd, partitions: frozenset[int], commits: CommitRange | None) -> None:
+def _check_reached(tail: ScanEnd, partitions: frozenset[int], commits: CursorRange | None) -> None:
     """As `_check_stored`, for the answers of other nodes."""
     if commits is not None:
         _check_range(partitions, commits, reached=tail.frontier, gone=tail.gone)
 
 
 def _check_range(
-    partitions: frozenset[int], commits: CommitRange, *, reached: Cursor, gone: Cursor
+    partitions: frozenset[int], commits: CursorRange, *, reached: Cursor, gone: Cursor
 ) -> None:
     """Raises InputError where commits are not there yet, DataExpired where they are gone."""
     ahead = sorted(p for p in partitions if commits.until[p] > reached[p])
@@ -285,7 +285,7 @@ class _Pieces:
         return self.work.query
 
     @property
-    def commits(self) -> CommitRange | None:
+    def commits(self) -> CursorRange | None:
         return self.work.commits
 
     @property
@@ -315,7 +315,7 @@ class _Pieces:
         published = self.shard.published()
         until = Cursor({partition: published[partition] for partition in self.partitions})
         if self.commits is None:
-            return ORIGIN, until
+            return EMPTY_CURSOR, until
         return self.commits.after, until.meet(self.commits.until)
 
     def _read_all_commits(self) -> Iterator[pa.Table | None]:

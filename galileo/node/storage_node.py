@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from galileo.cursor import Cursor
-from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, split_key
@@ -88,14 +88,14 @@ class StorageNode:
     def __init__(
         self,
         name: str,
-        topology: Topology | LiveTopology,
+        topology: Topology | TopologyState,
         *,
         store: Store,
         peers: Peers,
         options: NodeOptions,
     ) -> None:
         self.name = name
-        self.live = topology = LiveTopology.of(topology)
+        self.live = topology = TopologyState.of(topology)
         topology.restore(stored_moves(store))
         self.store = store
         self._peers = peers

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.drill_down import default_order
 from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
@@ -66,7 +66,7 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
             query_json=query.to_json(),
             groups=result.groups,
             partitions=sorted(result.partitions),
-            spared=cursor_to_pb(result.spared),
+            pruned=cursor_to_pb(result.pruned),
             plan_s=result.plan_s,
             total_s=result.total_s,
             nodes=[_explained(node) for node in result.nodes],
@@ -253,7 +253,7 @@ def _summary(
     summary: Summary,
     query: Query,
     *,
-    frontier: Cursor = ORIGIN,
+    frontier: Cursor = EMPTY_CURSOR,
     missing: frozenset[int] = frozenset(),
 ) -> analytics_pb2.SummariseReply:
     histogram = summary.histogram

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import Unavailable
 from galileo.graph import drill_down
 from galileo.graph.description import Description, Extent, TextCounts
@@ -116,7 +116,7 @@ def share_to_pb(share: PartitionScope) -> analytics_pb2.PartitionScope:
     return analytics_pb2.PartitionScope(
         partitions=sorted(share.partitions),
         after=cursor_to_pb(share.after),
-        until=cursor_to_pb(share.until or ORIGIN),
+        until=cursor_to_pb(share.until or EMPTY_CURSOR),
         bounded=share.until is not None,
     )
 

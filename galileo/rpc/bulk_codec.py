@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.model.windows import WindowChanges
 from galileo.wire.codec import (
@@ -44,14 +44,14 @@ class ManyUpdate:
     place: int
     ccq_id: str
     token: str = ""
-    cursor: Cursor = ORIGIN
-    frontier: Cursor = ORIGIN
+    cursor: Cursor = EMPTY_CURSOR
+    frontier: Cursor = EMPTY_CURSOR
     age_s: float = 0.0
     interval_s: float = 0.0
     more: bool = False
     pieces: Sequence[Piece] = ()
     missing: Sequence[int] = ()
-    gone: Sequence[Stretch] = ()
+    gone: Sequence[CommitRange] = ()
     windows: WindowChanges | None = None
     schema_json: str = ""
     query_json: str = ""

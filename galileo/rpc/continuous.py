@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
@@ -123,7 +123,7 @@ class Fetched:
     age_s: float
     more: bool
     interval_s: float = 0.0
-    gone: Sequence[Stretch] = ()
+    gone: Sequence[CommitRange] = ()
     windows: WindowChanges | None = None
     kept: Mapping[int, KeptRows] = field(default_factory=dict)
     coordinator_address: str = ""
@@ -141,7 +141,7 @@ class CachedRange:
 
     data: bytes
     reached: Cursor
-    gone: Sequence[Stretch]
+    gone: Sequence[CommitRange]
 
 
 class CcqApi(Protocol):

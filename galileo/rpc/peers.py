@@ -10,9 +10,9 @@ from typing import Any
 import grpc.aio
 import pyarrow as pa
 
-from galileo.cursor import ORIGIN
-from galileo.dht.live import LiveTopology
+from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Retention, VersionedRetention
@@ -79,12 +79,12 @@ class GrpcPeers:
 
     def __init__(
         self,
-        topology: Topology | LiveTopology,
+        topology: Topology | TopologyState,
         *,
         is_dead: Callable[[str], bool],
         keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
-        self._topology = LiveTopology.of(topology)
+        self._topology = TopologyState.of(topology)
         self._is_dead = is_dead
         self._channels = Channels(keys)
 
@@ -358,7 +358,7 @@ def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
         dataset=task.dataset,
         query_json=task.query_json,
         after=cursor_to_pb(task.after),
-        until=cursor_to_pb(task.until or ORIGIN),
+        until=cursor_to_pb(task.until or EMPTY_CURSOR),
         bounded=task.until is not None,
         partitions=sorted(task.partitions),
         labels_max=task.labels_max,

@@ -20,7 +20,7 @@ from galileo.node.peers import (
     ScanDone,
     ScanLabels,
 )
-from galileo.node.select import CommitRange
+from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
@@ -197,12 +197,12 @@ def _row_options(request: storage_pb2.ReadRequest | storage_pb2.SelectRequest) -
     return RowOptions(tuple(request.columns), limit, request.order_by)
 
 
-def _commit_range(request: storage_pb2.SelectRequest) -> CommitRange | None:
+def _commit_range(request: storage_pb2.SelectRequest) -> CursorRange | None:
     if not request.HasField("commits"):
         return None
     named = request.commits
     after, until = cursor_from_pb(named.after), cursor_from_pb(named.until)
-    return CommitRange(frozenset(named.partitions), after, until)
+    return CursorRange(frozenset(named.partitions), after, until)
 
 
 def _is_full(parts: list[storage_pb2.ScanPart]) -> bool:

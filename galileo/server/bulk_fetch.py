@@ -20,7 +20,7 @@ from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
 from galileo.config import LimitsSection
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DeadlineExceeded, GalileoError, InputError, InvalidToken, Unavailable
 from galileo.model.schema import Schema
 from galileo.model.windows import WindowProgress
@@ -59,7 +59,7 @@ class _Ask:
 
     place: int
     ccq_id: str
-    cursor: Cursor = ORIGIN
+    cursor: Cursor = EMPTY_CURSOR
     progress: WindowProgress = tokens.NO_PROGRESS
     error: GalileoError | None = None
     seen: Cursor | None = None

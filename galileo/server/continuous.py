@@ -15,7 +15,7 @@ from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
 from galileo.config import LimitsSection
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import (
     DeadlineExceeded,
@@ -161,7 +161,7 @@ class ContinuousQueries:
     def _submitted(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
         self._warm()
         facts = self._facts(made, coordinator, term=term, state="running")
-        return SubmittedLater(facts, tokens.encode(made.id, ORIGIN))
+        return SubmittedLater(facts, tokens.encode(made.id, EMPTY_CURSOR))
 
     def _first_windows(
         self, made: Ccq, initial: _Initial
@@ -255,7 +255,7 @@ class ContinuousQueries:
         With `allow_row_filters` packs may hold other rows; `Fetched.kept` names the new ones.
         """
         cursor, progress = (
-            tokens.read(token, ccq_id=ccq_id) if token else (ORIGIN, WindowProgress())
+            tokens.read(token, ccq_id=ccq_id) if token else (EMPTY_CURSOR, WindowProgress())
         )
         self._check_not_revoked(ccq_id)
         until_clock_us = self._until_clock_us(ccq_id, progress)
@@ -419,7 +419,7 @@ class ContinuousQueries:
         record = self._driver.machine.state.record_table.get(ccq_id)
         if record is None:
             answer = await self._ask(
-                lambda request: ccq.FetchRequested(request, ccq_id, ORIGIN, None, 1),
+                lambda request: ccq.FetchRequested(request, ccq_id, EMPTY_CURSOR, None, 1),
                 timeout_s=ANSWER_TIMEOUT_S,
             )
             record = self._driver.machine.state.record_table.get(ccq_id)

@@ -22,7 +22,7 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
@@ -156,7 +156,7 @@ class CycleExecutor:
         groups: dict[str, _Group] = {}
         # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
-        is_spared = len(items) <= SPARED_ITEMS_MAX
+        is_pruned = len(items) <= SPARED_ITEMS_MAX
         shards = self._node.catalog.shards
         for item in items:
             name = item.ccq.dataset
@@ -167,34 +167,34 @@ class CycleExecutor:
                 group = groups[name] = _Group(shards[name].schema)
             known = self._of_query(item.ccq.query, group.schema)
             key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
-            at = None if is_spared else rows.get(key)
+            at = None if is_pruned else rows.get(key)
             if at is None:
-                at = rows[key] = self._row_at(group, item, known, is_spared=is_spared)
+                at = rows[key] = self._row_at(group, item, known, is_pruned=is_pruned)
             group.items.append(item)
             group.known.append(known)
             group.row_of.append(at)
         return list(groups.values())
 
-    def _row_at(self, group: _Group, item: ccq.CycleItem, known: _Known, *, is_spared: bool) -> int:
+    def _row_at(self, group: _Group, item: ccq.CycleItem, known: _Known, *, is_pruned: bool) -> int:
         key = (item.after, item.partitions, id(known.candidates))
-        at = None if is_spared else group.row_at.get(key)
+        at = None if is_pruned else group.row_at.get(key)
         if at is None:
             at = group.row_at[key] = len(group.rows)
-            group.rows.append(self._row(item, known, group.schema, is_spared=is_spared))
+            group.rows.append(self._row(item, known, group.schema, is_pruned=is_pruned))
         return at
 
-    def _row(self, item: ccq.CycleItem, known: _Known, schema: Schema, *, is_spared: bool) -> _Row:
+    def _row(self, item: ccq.CycleItem, known: _Known, schema: Schema, *, is_pruned: bool) -> _Row:
         sequences = self._node.view.sequences(schema.key)
         wanted = frozenset(item.partitions)
         possible = known.candidates & wanted
         certain = Cursor({p: sequences[p] for p in wanted - possible})
-        if not is_spared:
+        if not is_pruned:
             return _Row(item.after, possible, certain)
         query = parse(item.ccq.query, schema)
-        spared = self._node.view.pruned_until(query, possible, after=item.after)
+        pruned = self._node.view.pruned_until(query, possible, after=item.after)
         # A synopsis that is older than the evaluated commits excludes nothing new.
-        spared = Cursor({p: s for p, s in spared.items() if s > item.after[p]})
-        return _Row(item.after, possible - set(spared), certain.join(spared))
+        pruned = Cursor({p: s for p, s in pruned.items() if s > item.after[p]})
+        return _Row(item.after, possible - set(pruned), certain.join(pruned))
 
     def _of_query(self, text: str, schema: Schema) -> _Known:
         key = (schema.key, text)
@@ -342,7 +342,7 @@ class _Reached:
         return matches.where((past < sequences) & (sequences <= not_past))
 
     def _joined(self, row: _Row, members: Sequence[int]) -> tuple[Cursor, Cursor]:
-        reached, gone = row.certain, ORIGIN
+        reached, gone = row.certain, EMPTY_CURSOR
         for number in members:
             part = self._parts[number]
             mine = {p: s for p, s in part.reached.items() if p in row.asked}

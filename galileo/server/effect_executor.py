@@ -15,7 +15,7 @@ from galileo.ccq import events as ccq
 from galileo.ccq.model import Failure
 from galileo.ccq.pack_codec import from_bytes
 from galileo.ccq.packs import PackedLabels, pack_labels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import (
     GalileoError,
@@ -137,7 +137,7 @@ class EffectExecutor:
             except SamplerRevoked as error:
                 failure = _failure_of(error)
                 failed.append(
-                    ccq.CycleResult(item.ccq.id, item.term, item.after, None, ORIGIN, failure)
+                    ccq.CycleResult(item.ccq.id, item.term, item.after, None, EMPTY_CURSOR, failure)
                 )
         return failed, others
 
@@ -267,8 +267,8 @@ class EffectExecutor:
             *(self._sequences_at(node, effect.dataset) for node in nodes)
         )
         labels_by_node = dict(zip(nodes, answers, strict=True))
-        nothing = _Held(ORIGIN, frozenset())
-        reached, unreachable = ORIGIN, []
+        nothing = _Held(EMPTY_CURSOR, frozenset())
+        reached, unreachable = EMPTY_CURSOR, []
         for partition in effect.partitions:
             owner = owners.get(partition)
             answer = nothing if owner is None else labels_by_node[owner]
@@ -282,13 +282,13 @@ class EffectExecutor:
         """The commits of a node; None if it does not answer."""
         if node == self._node.name:
             shard = self._node.catalog.shards.get(dataset)
-            return _Held(shard.published() if shard else ORIGIN, self._node.partitions)
+            return _Held(shard.published() if shard else EMPTY_CURSOR, self._node.partitions)
         try:
             status = (await self._peers.status(node)).nodes[0]
         except GalileoError:
             return None
         statuses = [one for one in status.datasets if one.dataset == dataset]
-        sequences = cursor_from_pb(statuses[0].sequences) if statuses else ORIGIN
+        sequences = cursor_from_pb(statuses[0].sequences) if statuses else EMPTY_CURSOR
         return _Held(sequences, frozenset(status.partitions))
 
 
@@ -304,7 +304,7 @@ async def gathered(
     query: Query, scan: AsyncGenerator[pa.Table | ScanEnd, None]
 ) -> tuple[LabelSet, ScanEnd]:
     """All labels of a scan, up to the frontier in its tail."""
-    tables, tail = [], ScanEnd(ORIGIN, frozenset())
+    tables, tail = [], ScanEnd(EMPTY_CURSOR, frozenset())
     async with aclosing(scan) as parts:
         async for part in parts:
             if isinstance(part, ScanEnd):

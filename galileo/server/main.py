@@ -22,9 +22,9 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
 from galileo.containment import ContainedSamplers, ContainmentLimits
-from galileo.dht.live import LiveTopology
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
@@ -109,7 +109,7 @@ class NodeProcess:
         name, topology = config.node.name, config.topology
         self._members = _members(config)
         self._security = Security(config, clock=clock, owner_of=self._owner_of)
-        live = LiveTopology(topology)
+        live = TopologyState(topology)
         self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
         self._store = Store.open(
             Path(config.node.directory),

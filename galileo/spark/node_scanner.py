@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import Cancelled, GalileoError, NotOwner, Overloaded, TransientError
 from galileo.match_batch import MatchedPartitions, MatchResponse, to_bytes
 from galileo.model.schema import Schema
@@ -182,4 +182,4 @@ def filter_untrusted(part: MatchedPartitions, query: NodeQuery, group: Group) ->
 
 def _restrict(cursor: Cursor, partitions: npt.NDArray[np.int32]) -> Cursor:
     """The cursor of some partitions only."""
-    return Cursor({p: cursor[p] for p in partitions.tolist()}) if cursor else ORIGIN
+    return Cursor({p: cursor[p] for p in partitions.tolist()}) if cursor else EMPTY_CURSOR

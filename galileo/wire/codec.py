@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.windows import STATES, ClockStep, WindowChanges
@@ -37,15 +37,15 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
 
 
-def stretches_to_pb(stretches: Iterable[Stretch]) -> list[common_pb2.SequenceRange]:
+def stretches_to_pb(stretches: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:
     return [
         common_pb2.SequenceRange(partition=one.partition, first=one.first, last=one.last)
         for one in stretches
     ]
 
 
-def stretches_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[Stretch, ...]:
-    return tuple(Stretch(one.partition, one.first, one.last) for one in values)
+def stretches_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[CommitRange, ...]:
+    return tuple(CommitRange(one.partition, one.first, one.last) for one in values)
 
 
 def event_clock_to_pb(steps: Sequence[ClockStep]) -> peers_pb2.EventClock:

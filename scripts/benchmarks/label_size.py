@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.packs import PackedLabels, pack_labels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.placement import partitions_from_cells
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.generate import NamLike
@@ -158,11 +158,11 @@ def _ipc(labels: LabelSet, codec: str | None) -> Form:
 
 def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> Form:
     """As the cache of a continuous query has them."""
-    cache = LabelCache(ORIGIN)
+    cache = LabelCache(EMPTY_CURSOR)
     found = _whole(labels, compressed=compressed)
     reached = Cursor({p: int(labels.sequences.max()) for p in np.unique(labels.partitions)})
     cache.append(found, reached=reached)
-    held = cache.select(ORIGIN, labels_max=len(labels)).labels
+    held = cache.select(EMPTY_CURSOR, labels_max=len(labels)).labels
     if held is None or not held.labels().in_commit_order().table.equals(labels.table):
         raise AssertionError("expected the labels that the cache was given, got others")
     name = "the cache, compressed with lz4" if compressed else "the cache, compacted"

@@ -21,7 +21,7 @@ from benchmarks import clusters, jobs
 from benchmarks.figures import Figure, Goal, Peer, Spread, seconds
 from benchmarks.query_world import World, schema
 from benchmarks.sizes import Bench
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Topology
 from galileo.query import parse
 from galileo.spark.job import request_from_pb
@@ -107,7 +107,7 @@ class _Node:
                 dataset=DATASET,
                 query_json=query,
                 after=cursor_to_pb(after),
-                until=cursor_to_pb(ORIGIN),
+                until=cursor_to_pb(EMPTY_CURSOR),
                 partitions=sorted(self.topology.partitions),
             )
             for number, query in enumerate(queries)

@@ -25,7 +25,7 @@ from simulator.variants import Variant
 from galileo.ccq.events import StartCycle
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 PARTITIONS = 32
 PRODUCERS = 16
@@ -195,7 +195,7 @@ class Quiet(NamedNodes):
             if node.serves
             for one in node.machine.coordinated.values()
         ]
-        _, name, evaluated = max(led, key=lambda one: one[0], default=(0, "", ORIGIN))
+        _, name, evaluated = max(led, key=lambda one: one[0], default=(0, "", EMPTY_CURSOR))
         return name, evaluated
 
     def _fail_over(self) -> float:

@@ -35,7 +35,7 @@ from galileo.ccq.messages import (
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.state import RECORDS_PER_MESSAGE
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 
@@ -148,7 +148,7 @@ def test_a_single_node_answers_by_itself_and_again_with_the_same():
     (first,) = only(driver.feed(BatchSubmitted(1, items("q", "r"))), AnswerBatch)
     (second,) = driver.feed(BatchSubmitted(2, items("q", "r")))
     assert first.outcomes == second.outcomes == tuple(Outcome(i, "a", NODES_MAX) for i in "qr")
-    assert driver.machine.state.record_table.get("q").retrieved == ORIGIN
+    assert driver.machine.state.record_table.get("q").retrieved == EMPTY_CURSOR
 
 
 def test_a_wrong_one_does_not_lose_the_others():
@@ -173,9 +173,9 @@ def test_the_cluster_takes_no_more_than_its_bound():
 def test_ids_of_a_batch_are_not_submitted_alone_meanwhile_nor_the_other_way_round():
     driver = Driver()
     driver.feed(BatchSubmitted(1, items("q")))
-    (refused,) = driver.feed(SubmitRequested(2, CCQ, ORIGIN))
+    (refused,) = driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR))
     assert (type(refused), refused.failure.kind) == (RefuseSubmit, "overloaded")
-    driver.feed(SubmitRequested(3, replace(CCQ, id="r"), ORIGIN))
+    driver.feed(SubmitRequested(3, replace(CCQ, id="r"), EMPTY_CURSOR))
     (answer,) = driver.feed(BatchSubmitted(4, items("r")))
     assert answer.outcomes[0].failure.kind == "unavailable"
 
@@ -249,7 +249,7 @@ def test_a_node_that_is_starting_promises_nothing():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",),)))
     (refused,) = machine.step(BatchSubmitted(1, items("q")), 0.0)
     assert (type(refused), refused.failure.kind) == (RefuseSubmit, "unavailable")
-    fetches = tuple(FetchRequested(number, "q", ORIGIN) for number in (2, 3))
+    fetches = tuple(FetchRequested(number, "q", EMPTY_CURSOR) for number in (2, 3))
     refused = machine.step(FetchesRequested(fetches), 0.0)
     assert [type(one) for one in refused] == [RefuseFetch, RefuseFetch]
 
@@ -258,7 +258,7 @@ def test_many_fetches_are_answered_each_as_if_alone():
     driver = Driver()
     driver.lead()
     driver.hear("b", RecordUpdate((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
-    fetches = tuple(FetchRequested(n, i, ORIGIN) for n, i in enumerate("qr"))
+    fetches = tuple(FetchRequested(n, i, EMPTY_CURSOR) for n, i in enumerate("qr"))
     alone = [effect for one in fetches for effect in driver.feed(one)]
     together = driver.feed(FetchesRequested(fetches))
     assert together == alone
@@ -291,7 +291,7 @@ def test_an_owner_has_so_many_alive_and_those_under_way_count():
     assert refused_of(driver.feed(BatchSubmitted(1, owned("q", "r", "s"), 2))) == ["s"]
     assert refused_of(driver.feed(BatchSubmitted(2, owned("q", "r"), 2))) == []
     assert refused_of(driver.feed(BatchSubmitted(3, owned("x", owner="bob"), 2))) == []
-    (refused,) = driver.feed(SubmitRequested(4, owned("t")[0].ccq, ORIGIN, owned_max=2))
+    (refused,) = driver.feed(SubmitRequested(4, owned("t")[0].ccq, EMPTY_CURSOR, owned_max=2))
     assert refused.failure.kind == "quota_exceeded"
     assert dict(refused.failure.details) == {"quota": "ccqs_max", "bound": 2}
     driver.feed(CancelRequested(5, "q"))
@@ -301,11 +301,13 @@ def test_an_owner_has_so_many_alive_and_those_under_way_count():
 def test_what_is_being_elected_counts():
     driver = Driver()
     driver.feed(BatchSubmitted(1, owned("q"), 2))
-    driver.feed(SubmitRequested(2, owned("r")[0].ccq, ORIGIN, owned_max=2))
-    (refused,) = driver.feed(SubmitRequested(3, owned("s")[0].ccq, ORIGIN, owned_max=2))
+    driver.feed(SubmitRequested(2, owned("r")[0].ccq, EMPTY_CURSOR, owned_max=2))
+    (refused,) = driver.feed(SubmitRequested(3, owned("s")[0].ccq, EMPTY_CURSOR, owned_max=2))
     assert refused.failure.kind == "quota_exceeded"
     assert refused_of(driver.feed(BatchSubmitted(4, owned("t"), 2))) == ["t"]
-    polls = driver.feed(SubmitRequested(5, owned("t", owner="bob")[0].ccq, ORIGIN, owned_max=2))
+    polls = driver.feed(
+        SubmitRequested(5, owned("t", owner="bob")[0].ccq, EMPTY_CURSOR, owned_max=2)
+    )
     assert only(polls, RefuseSubmit) == []
 
 

@@ -11,7 +11,7 @@ from galileo.ccq.cache import LabelCache
 from galileo.ccq.fetches import compose
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 
 operations = st.lists(
     st.tuples(
@@ -120,9 +120,9 @@ def test_a_backfill_is_joined_with_the_cache():
 
 
 def test_an_empty_cache_answers_with_its_position():
-    cache = LabelCache(ORIGIN)
+    cache = LabelCache(EMPTY_CURSOR)
     cache.append(None, reached=Cursor({2: 9}))
-    selection = cache.select(ORIGIN, labels_max=5)
+    selection = cache.select(EMPTY_CURSOR, labels_max=5)
     assert (selection.labels, selection.covered) == (None, Cursor({2: 9}))
 
 
@@ -136,7 +136,7 @@ def rested(cache: LabelCache) -> list[int]:
 
 
 def grown(*sizes: int) -> LabelCache:
-    cache = LabelCache(ORIGIN)
+    cache = LabelCache(EMPTY_CURSOR)
     for number, size in enumerate(sizes, 1):
         found = to_labels([(0, number, row, 1) for row in range(size)])
         cache.append(found, reached=Cursor({0: number}))
@@ -172,7 +172,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
         np.array([0, 20]),
         compressed=False,
     )
-    cache = LabelCache(ORIGIN)
+    cache = LabelCache(EMPTY_CURSOR)
     cache.append(mine, reached=Cursor({0: 1}))
     assert not everything(cache).is_whole
     assert rested(cache) == [20]
@@ -185,7 +185,7 @@ def test_what_is_gone_past_what_was_reached_is_reported_later():
     cache = LabelCache(Cursor({0: 2}))
     cache.append(None, reached=Cursor({0: 5}), gone=Cursor({0: 9}))
     cache.check()
-    assert cache.gone.between(ORIGIN, cache.until) == (Stretch(0, 3, 5),)
+    assert cache.gone.between(EMPTY_CURSOR, cache.until) == (CommitRange(0, 3, 5),)
     cache.append(None, reached=Cursor({0: 12}), gone=Cursor({0: 9}))
     cache.check()
-    assert cache.gone.between(ORIGIN, cache.until) == (Stretch(0, 3, 9),)
+    assert cache.gone.between(EMPTY_CURSOR, cache.until) == (CommitRange(0, 3, 9),)

@@ -25,7 +25,7 @@ from galileo.ccq.events import (
     UsageMeasured,
 )
 from galileo.ccq.messages import AssignCoordinator
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 
@@ -151,7 +151,7 @@ def test_over_the_budget_the_oldest_labels_of_the_largest_cache_go() -> None:
     driver.lead()
     assert fill(driver, 1, 2, 3, 4, 5, 6) == []
     assert cached(driver) == 5 * PACK
-    (rescan,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (rescan,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert isinstance(rescan, Backfill)
     assert rescan.until == Cursor({0: 1})
 
@@ -190,8 +190,8 @@ def test_files_are_loaded_once_for_all_who_wait_and_let_go_of_when_there_is_no_r
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
-    assert driver.feed(FetchRequested(1, "q", ORIGIN)) == [LoadPacks(spill.number, CCQ)]
-    assert driver.feed(FetchRequested(2, "q", ORIGIN)) == []
+    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR)) == [LoadPacks(spill.number, CCQ)]
+    assert driver.feed(FetchRequested(2, "q", EMPTY_CURSOR)) == []
     first, second = driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     assert (first.request, second.request) == (1, 2)
     assert to_paths(first.labels) == to_paths(second.labels) == to_paths(spill.labels)
@@ -203,7 +203,7 @@ def test_a_fetch_for_a_file_that_is_dropped_meanwhile_is_rescanned() -> None:
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     effects = driver.feed(FetchRequested(2, "q", Cursor({0: 5})))
     assert only(effects, DropSpills) == [DropSpills((spill.number,))]
     (rescan,) = only(effects, Backfill)
@@ -216,7 +216,7 @@ def test_a_file_that_is_never_loaded_ends_the_fetch_in_time() -> None:
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     (refusal,) = driver.tick(40.0)
     assert refusal.failure.kind == "unavailable"
 
@@ -228,17 +228,17 @@ def test_files_come_back_before_the_readers_do_as_far_as_there_is_room() -> None
     (spill,) = only(fill(driver, 1, 2, 3, 4), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 77))
     driver.tick(100.0)
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     driver.tick(130.0)
-    driver.feed(FetchRequested(2, "q", ORIGIN))
+    driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     assert cached(driver) == 0, "the next ones are expected at 160"
     assert driver.tick(156.0) == [], "there is no room"
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30)))
     assert driver.tick(157.0) == [LoadPacks(spill.number, CCQ)]
     driver.feed(PacksLoaded(spill.number, "q", spill.labels))
-    (answer,) = driver.feed(FetchRequested(3, "q", ORIGIN), now=160.0)
+    (answer,) = driver.feed(FetchRequested(3, "q", EMPTY_CURSOR), now=160.0)
     assert len(answer.labels) == 4
 
 

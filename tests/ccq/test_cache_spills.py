@@ -17,7 +17,7 @@ from galileo.ccq import cache as module
 from galileo.ccq.cache import CacheUsage, LabelCache, Selection
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData
 
 STEPS = (
@@ -125,7 +125,7 @@ def judge(cache: LabelCache, disk: Disk, log, after: Cursor, labels_max: int) ->
 
 
 def filled(*sequences: int) -> LabelCache:
-    cache = LabelCache(ORIGIN)
+    cache = LabelCache(EMPTY_CURSOR)
     for sequence in sequences:
         cache.append(to_labels([(0, sequence, 0, 7)]), reached=Cursor({0: sequence}))
     return cache

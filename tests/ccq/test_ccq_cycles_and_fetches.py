@@ -27,7 +27,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 # --- cycles ----------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ def test_a_failed_cycle_moves_nothing_and_is_retried_later():
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = driver.tick(1.0)
     assert driver.feed(CycleFailed(start.cycle_id, Failure("unavailable", "spark"))) == []
-    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+    assert driver.machine.coordinated["q"].evaluated == EMPTY_CURSOR
     assert driver.tick(1.4) == []
     assert only(driver.tick(1.5), StartCycle)[0].items == start.items
 
@@ -66,16 +66,16 @@ def test_an_abandoned_cycle_that_answers_late_still_counts():
     result = CycleResult("q", item.term, item.after, to_labels([path(0, 1)]), Cursor({0: 1}))
     driver.feed(CycleFinished(start.cycle_id, (result,)))
     driver.feed(CycleFinished(second.cycle_id, (result,)))
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
 def test_the_result_of_another_term_is_ignored():
     driver = Driver()
     driver.lead()
-    result = CycleResult("q", 7, ORIGIN, to_labels([path(0, 1)]), Cursor({0: 1}))
+    result = CycleResult("q", 7, EMPTY_CURSOR, to_labels([path(0, 1)]), Cursor({0: 1}))
     driver.feed(CycleFinished(1, (result,)))
-    assert driver.machine.coordinated["q"].evaluated == ORIGIN
+    assert driver.machine.coordinated["q"].evaluated == EMPTY_CURSOR
 
 
 FAILURE = Failure("sampler_failed", "division by zero")
@@ -86,24 +86,24 @@ def fail(driver: Driver, *, now: float) -> list:
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     (start,) = only(driver.tick(now), StartCycle)
     item = start.items[0]
-    broken = CycleResult("q", item.term, item.after, None, ORIGIN, FAILURE)
+    broken = CycleResult("q", item.term, item.after, None, EMPTY_CURSOR, FAILURE)
     return driver.feed(CycleFinished(start.cycle_id, (broken,)))
 
 
 def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
     driver = Driver(failures_before_error=1)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     assert fail(driver, now=1.0) == [RefuseFetch(1, FAILURE)]
     driver.cycle([path(0, 1)], {0: 1}, now=5.0)
-    (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
 def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
     driver = Driver(failures_before_error=3)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
     (answer,) = driver.cycle([path(0, 1)], {0: 1}, now=20.0)
     assert to_paths(answer.labels) == [path(0, 1)]
@@ -112,13 +112,13 @@ def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
 def test_readers_get_the_error_after_several_failures_in_a_row():
     driver = Driver(failures_before_error=3)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     assert [fail(driver, now=now) for now in (1.0, 5.0)] == [[], []]
     assert fail(driver, now=20.0) == [RefuseFetch(1, FAILURE)]
-    assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RefuseFetch(2, FAILURE)]
+    assert driver.feed(FetchRequested(2, "q", EMPTY_CURSOR)) == [RefuseFetch(2, FAILURE)]
 
 
-def unanswered(driver: Driver, *, now: float, reached: Cursor = ORIGIN) -> list:
+def unanswered(driver: Driver, *, now: float, reached: Cursor = EMPTY_CURSOR) -> list:
     """One cycle in which a sampler is still at work; other partitions may have answered."""
     (start,) = only(driver.tick(now), StartCycle)
     item = start.items[0]
@@ -130,7 +130,7 @@ def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures(
     """A sent sampler that never ends: each failure takes it two cycles."""
     driver = Driver(failures_before_error=3)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     responses = []
     for now in (10.0, 100.0, 200.0):
         responses += fail(driver, now=now)
@@ -156,7 +156,7 @@ def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
 def test_what_other_partitions_find_excuses_no_failure():
     driver = Driver(failures_before_error=3)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=500.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
     responses = []
     for number, now in enumerate((10.0, 20.0, 30.0), 1):
         driver.feed(CommitsObserved("d", Cursor({1: number})))
@@ -174,7 +174,7 @@ def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
     for now, count in ((40.0, 1), (80.0, 0)):
         driver.feed(CommitsObserved("d", Cursor({1: int(now)})))
         unanswered(driver, now=now, reached=Cursor({1: int(now)}))
-        refused = driver.feed(FetchRequested(int(now), "q", ORIGIN))
+        refused = driver.feed(FetchRequested(int(now), "q", EMPTY_CURSOR))
         assert len(only(refused, RefuseFetch)) == count
 
 
@@ -200,7 +200,7 @@ def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
             cursor = Cursor({0: reached})
             result = CycleResult("q", item.term, item.after, to_labels(paths), cursor)
             ends = (now + 3.5, start.cycle_id, result)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     found = [sequence for _, sequence, *_ in to_paths(answer.labels)]
     assert found == list(range(1, answer.cursor[0] + 1))
     assert answer.interval_s == pytest.approx(3.5, abs=0.11)
@@ -214,7 +214,7 @@ def test_a_cycle_that_hangs_is_reported_while_it_does():
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
     driver.tick(1.0)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=8.5)
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR), now=8.5)
     assert answer.interval_s == 7.5
 
 
@@ -222,7 +222,7 @@ def test_quick_cycles_and_rest_are_no_overload():
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=1.2)
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR), now=1.2)
     assert answer.interval_s == CCQ.interval_s
     driver.feed(CommitsObserved("d", Cursor({0: 2})))
     (start,) = driver.tick(2.0)
@@ -239,8 +239,8 @@ def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     led = driver.machine.coordinated["q"]
     assert (led.cache.bytes, led.cache.base, led.evaluated) == (0, Cursor({0: 1}), Cursor({0: 1}))
-    (rescan,) = driver.feed(FetchRequested(1, "q", ORIGIN))
-    assert (rescan.after, rescan.until) == (ORIGIN, Cursor({0: 1}))
+    (rescan,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
+    assert (rescan.after, rescan.until) == (EMPTY_CURSOR, Cursor({0: 1}))
 
 
 # --- fetches ---------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_the_token_acknowledges_and_the_rest_is_answered():
 def test_a_waiting_fetch_is_answered_by_the_next_cycle():
     driver = Driver()
     driver.lead()
-    assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0)) == []
+    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0)) == []
     (answer,) = driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     assert to_paths(answer.labels) == [path(0, 1)]
 
@@ -270,7 +270,7 @@ def test_a_waiting_fetch_is_answered_by_the_next_cycle():
 def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
     driver = Driver()
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=3.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=3.0))
     driver.cycle([], {0: 5}, now=1.0)
     (answer,) = driver.tick(3.0)
     assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
@@ -279,7 +279,7 @@ def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
 def test_an_abandoned_fetch_is_forgotten():
     driver = Driver()
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     driver.feed(FetchAbandoned(1))
     assert driver.cycle([path(0, 1)], {0: 1}, now=1.0) == []
 
@@ -288,7 +288,7 @@ def test_an_answer_is_cut_and_says_so():
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, s, row) for s in (1, 2) for row in (0, 1)], {0: 2}, now=1.0)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN, labels_max=3))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, labels_max=3))
     assert (len(answer.labels), answer.cursor, answer.more) == (2, Cursor({0: 1}), True)
 
 
@@ -327,18 +327,18 @@ def test_a_rescan_that_claims_too_much_hides_nothing_of_the_cache():
 def test_a_rescan_without_an_owner_names_the_partition():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
-    driver.feed(FetchRequested(1, "q", ORIGIN))
-    (answer,) = driver.feed(BackfillFinished(1, None, ORIGIN, missing=(0,)))
-    assert (answer.cursor, answer.missing, answer.more) == (ORIGIN, (0,), False)
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
+    (answer,) = driver.feed(BackfillFinished(1, None, EMPTY_CURSOR, missing=(0,)))
+    assert (answer.cursor, answer.missing, answer.more) == (EMPTY_CURSOR, (0,), False)
 
 
 def test_a_rescan_that_fails_or_takes_too_long_is_refused():
     driver = Driver(backfill_timeout_s=2.0)
     driver.lead(retrieved=Cursor({0: 4}))
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     failure = Failure("unavailable", "no evaluator")
     assert driver.feed(BackfillFailed(1, failure)) == [RefuseFetch(1, failure)]
-    driver.feed(FetchRequested(2, "q", ORIGIN))
+    driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     (refused,) = driver.tick(2.0)
     assert (refused.request, refused.failure.kind) == (2, "unavailable")
 
@@ -376,7 +376,7 @@ def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
     driver.lead()
     driver.cycle([path(1, 1)], {1: 1}, now=1.0)
     driver.feed(FetchRequested(1, "q", Cursor({0: 9})))
-    (answer,) = driver.feed(SequencesConfirmed(1, ORIGIN, unreachable=(0,)))
+    (answer,) = driver.feed(SequencesConfirmed(1, EMPTY_CURSOR, unreachable=(0,)))
     assert to_paths(answer.labels) == [path(1, 1)]
     assert (answer.cursor, answer.missing) == (Cursor({0: 9, 1: 1}), (0,))
     assert driver.machine.coordinated["q"].evaluated == Cursor({1: 1})
@@ -388,7 +388,7 @@ def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
 def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
     driver = Driver()
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     driver.feed(CommitsObserved("d", Cursor({0: 2})))
     effects = driver.feed(FetchRequested(2, "q", Cursor({0: 2})))
     assert [type(effect) for effect in effects] == [AnswerFetch, Backfill]
@@ -398,6 +398,6 @@ def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
 def test_too_many_fetches_get_a_transient_error():
     driver = Driver(fetches_max=1)
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
-    (refused,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
+    (refused,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     assert refused.failure.kind == "overloaded"

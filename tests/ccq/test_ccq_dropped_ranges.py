@@ -23,13 +23,13 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.messages import Digest, RecordUpdate
 from galileo.ccq.model import Record
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 
 PARTITIONS = (0, 3)
 cursors = st.builds(lambda a, b: Cursor({0: a, 3: b}), st.integers(0, 12), st.integers(0, 12))
 
 
-def commits(found: tuple[Stretch, ...]) -> set[tuple[int, int]]:
+def commits(found: tuple[CommitRange, ...]) -> set[tuple[int, int]]:
     """Every single commit; fails where one is named twice."""
     named = [(s.partition, n) for s in found for n in range(s.first, s.last + 1)]
     assert len(named) == len(set(named))
@@ -45,22 +45,22 @@ def test_stretches_against_sets(
     steps: list[tuple[Cursor, Cursor]], base: Cursor, after: Cursor, until: Cursor
 ) -> None:
     """Steps as the cache takes them: each (until so far, gone], then on to what was reached."""
-    gone, truth, at = DroppedRanges(), set(), ORIGIN
+    gone, truth, at = DroppedRanges(), set(), EMPTY_CURSOR
     for lost, reached in steps:
         reached = at.join(reached)
         lost = lost.meet(reached)
         gone.add(at, lost)
         truth |= between(at, lost)
         at = reached
-    gone.check(ORIGIN, at)
-    everything = gone.between(ORIGIN, at)
+    gone.check(EMPTY_CURSOR, at)
+    everything = gone.between(EMPTY_CURSOR, at)
     assert commits(everything) == truth
     assert commits(gone.between(after, until)) == truth & between(after, until)
     assert commits(within(everything, after=after)) == truth & between(after, at)
     for one, other in itertools.pairwise(everything):
         assert one.partition < other.partition or one.last + 1 < other.first, "neighbours are one"
     gone.discard_before(base)
-    assert commits(gone.between(ORIGIN, at)) == truth - between(ORIGIN, base)
+    assert commits(gone.between(EMPTY_CURSOR, at)) == truth - between(EMPTY_CURSOR, base)
     assert commits(ranges_between(after, until)) == between(after, until)
 
 
@@ -76,9 +76,9 @@ def cycle(driver: Driver, paths: list, reached: dict, gone: dict, *, now: float)
 def test_what_is_gone_is_reported_at_once_and_once() -> None:
     driver = Driver()
     driver.lead()
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     (answer,) = only(cycle(driver, [], {0: 4}, {0: 4}, now=1.0), AnswerFetch)
-    assert (answer.labels, answer.gone) == (None, (Stretch(0, 1, 4),))
+    assert (answer.labels, answer.gone) == (None, (CommitRange(0, 1, 4),))
     assert answer.cursor == Cursor({0: 4})
     driver.feed(FetchRequested(2, "q", answer.cursor, wait_until=50.0))
     (answer,) = only(cycle(driver, [path(0, 6)], {0: 6}, {}, now=2.0), AnswerFetch)
@@ -90,9 +90,9 @@ def test_labels_that_the_cache_still_has_are_delivered() -> None:
     driver.lead()
     cycle(driver, [path(0, 2)], {0: 3}, {}, now=1.0)
     cycle(driver, [path(0, 9)], {0: 9}, {0: 7}, now=2.0)  # 1 to 7 were dropped in between
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert to_paths(answer.labels) == [path(0, 2), path(0, 9)]
-    assert answer.gone == (Stretch(0, 4, 7),)
+    assert answer.gone == (CommitRange(0, 4, 7),)
 
 
 def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
@@ -100,7 +100,7 @@ def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
     driver.lead()
     cycle(driver, [path(0, 1)], {0: 1}, {}, now=1.0)
     cycle(driver, [path(0, 5)], {0: 5, 1: 3}, {0: 4, 1: 2}, now=2.0)
-    token, gone, got = ORIGIN, [], []
+    token, gone, got = EMPTY_CURSOR, [], []
     for request in (1, 2):
         (answer,) = driver.feed(FetchRequested(request, "q", token, labels_max=1))
         token, got = answer.cursor, got + to_paths(answer.labels)
@@ -120,7 +120,7 @@ def test_a_rescan_that_comes_too_late_names_it() -> None:
     done = BackfillFinished(1, found, Cursor({0: 6}), gone=Cursor({0: 5}))
     (answer,) = driver.feed(done)
     assert to_paths(answer.labels) == [path(0, 6), path(0, 8)]
-    assert answer.gone == (Stretch(0, 3, 5), Stretch(0, 7, 7))
+    assert answer.gone == (CommitRange(0, 3, 5), CommitRange(0, 7, 7))
     assert answer.cursor == Cursor({0: 8})
 
 
@@ -130,7 +130,7 @@ def test_an_acknowledged_stretch_is_forgotten() -> None:
     cycle(driver, [], {0: 4}, {0: 4}, now=1.0)
     driver.feed(FetchRequested(1, "q", Cursor({0: 4})))
     cache = driver.machine.coordinated["q"].cache
-    assert cache.gone.between(ORIGIN, cache.until) == ()
+    assert cache.gone.between(EMPTY_CURSOR, cache.until) == ()
 
 
 # --- whom retention must not pass -----------------------------------------------------------------

@@ -38,7 +38,7 @@ from galileo.ccq.messages import (
 )
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 
@@ -47,10 +47,10 @@ from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 
 def test_a_submission_polls_the_live_nodes():
     driver = Driver()
-    polls = driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    polls = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     assert polls == [Send(peer, Poll("q/1")) for peer in "bc"]
     driver.feed(PeerDied("c"))
-    polls = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), ORIGIN))
+    polls = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
     assert polls == [Send("b", Poll("r/2"))]
 
 
@@ -75,7 +75,7 @@ def test_the_submission_is_answered_once_the_coordinator_has_accepted():
     effects = driver.hear("c", AssignmentAccepted("q", NODES_MAX))
     assert effects == [AnswerSubmit(1, "q", "c", NODES_MAX)]
     assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
-    driver.feed(SubmitRequested(2, CCQ, ORIGIN))
+    driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR))
     assert driver.hear("b", RecordAck((("q", NODES_MAX),))) == [
         AnswerSubmit(2, "q", "c", NODES_MAX)
     ]
@@ -94,7 +94,7 @@ def test_each_offer_has_a_term_of_its_own():
 
 def test_what_only_this_node_holds_is_not_acknowledged():
     driver = Driver()
-    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     effects = driver.tick(0.5)
     assert only(effects, AnswerSubmit) == []
     assert "q" in driver.machine.coordinated
@@ -108,28 +108,28 @@ def test_what_only_this_node_holds_is_not_acknowledged():
 
 def test_an_id_that_is_taken_is_refused_and_a_repetition_is_not():
     driver = Driver(nodes=("a",))
-    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
-    (refused,) = driver.feed(SubmitRequested(2, replace(CCQ, query="other"), ORIGIN))
+    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
+    (refused,) = driver.feed(SubmitRequested(2, replace(CCQ, query="other"), EMPTY_CURSOR))
     assert (type(refused), refused.failure.kind) == (RefuseSubmit, "invalid_input")
-    again = driver.feed(SubmitRequested(3, replace(CCQ, expires_at=WALL + 2000.0), ORIGIN))
+    again = driver.feed(SubmitRequested(3, replace(CCQ, expires_at=WALL + 2000.0), EMPTY_CURSOR))
     assert again == [AnswerSubmit(3, "q", "a", NODES_MAX)]
 
 
 def test_a_single_node_answers_by_itself():
     driver = Driver(nodes=("a",))
-    effects = driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    effects = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     assert only(effects, AnswerSubmit) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
 
 
 def test_a_submission_that_no_one_takes_is_refused_and_may_be_repeated():
     driver = Driver()
-    driver.feed(SubmitRequested(1, CCQ, ORIGIN))
+    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     effects = []
     for tenth in range(1, 120):
         effects += driver.tick(tenth / 10)
     (refused,) = only(effects, RefuseSubmit)
     assert (refused.failure.kind, dict(refused.failure.details)["ccq_id"]) == ("unavailable", "q")
-    assert only(driver.feed(SubmitRequested(2, CCQ, ORIGIN)), AnswerSubmit) == []
+    assert only(driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR)), AnswerSubmit) == []
     assert driver.hear("c", RecordAck((("q", NODES_MAX),))) == [
         AnswerSubmit(2, "q", "a", NODES_MAX)
     ]
@@ -168,12 +168,12 @@ def test_a_stale_appointment_is_refused_with_the_newer_record():
 def test_a_higher_term_deposes_and_redirects_who_waits():
     driver = Driver()
     driver.lead()
-    assert driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=9.0)) == []
+    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=9.0)) == []
     newer = Record(CCQ, 2 * NODES_MAX, "c")
     effects = driver.hear("c", RecordUpdate((newer,)))
     assert effects == [SaveRecord(newer, durable=True), RedirectFetch(1, "c")]
     assert driver.machine.coordinated == {}
-    assert driver.feed(FetchRequested(2, "q", ORIGIN)) == [RedirectFetch(2, "c")]
+    assert driver.feed(FetchRequested(2, "q", EMPTY_CURSOR)) == [RedirectFetch(2, "c")]
 
 
 def test_a_node_that_announces_an_old_term_gets_the_newer_record():
@@ -195,7 +195,7 @@ def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
             now += 0.5
         assert isinstance(polls[0].message, Poll)
         turns[me] = now
-        assert driver.feed(FetchRequested(1, "q", ORIGIN))[0].failure.kind == "unavailable"
+        assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))[0].failure.kind == "unavailable"
     assert sorted(turns.values()) == [10.0, 12.0]
 
 
@@ -212,7 +212,7 @@ def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
     record = Record(CCQ, NODES_MAX + 1, "a", Cursor({0: 4}))
     driver = Driver(kept=(record,))
     assert driver.restored == [Send(peer, RecordRequest(("q",))) for peer in "bc"]
-    assert driver.feed(FetchRequested(1, "q", ORIGIN))[0].failure.kind == "unavailable"
+    assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))[0].failure.kind == "unavailable"
     assert driver.lead(term=NODES_MAX + 1) == []
     effects = driver.tick(1.0)
     assert effects[0] == SaveRecord(replace(record, term=2 * NODES_MAX), durable=True)
@@ -229,8 +229,8 @@ def test_a_restarted_coordinator_that_was_succeeded_stays_away():
 def test_before_its_records_are_back_a_node_promises_nothing():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(NODES,)))
     for event, kind in (
-        (SubmitRequested(1, CCQ, ORIGIN), RefuseSubmit),
-        (FetchRequested(2, "q", ORIGIN), RefuseFetch),
+        (SubmitRequested(1, CCQ, EMPTY_CURSOR), RefuseSubmit),
+        (FetchRequested(2, "q", EMPTY_CURSOR), RefuseFetch),
         (CancelRequested(3, "q"), RefuseCancel),
     ):
         (refused,) = machine.step(event, 0.0)
@@ -239,7 +239,7 @@ def test_before_its_records_are_back_a_node_promises_nothing():
     assert machine.step(MessageArrived("b", AssignCoordinator(Record(CCQ, 9, "a"), 0)), 0.0) == []
     assert machine.step(Ticked(WALL), 0.0) == []
     machine.step(RecordsLoaded((), WALL), 0.0)
-    assert machine.step(FetchRequested(4, "q", ORIGIN), 0.0) != []
+    assert machine.step(FetchRequested(4, "q", EMPTY_CURSOR), 0.0) != []
 
 
 # --- unknown, ended ----------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_before_its_records_are_back_a_node_promises_nothing():
 
 def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
     driver = Driver()
-    asked = driver.feed(FetchRequested(1, "x", ORIGIN))
+    asked = driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
     assert asked == [Send(peer, RecordRequest(("x",))) for peer in "bc"]
     assert driver.hear("b", RecordNotFound(("x",))) == []
     (refused,) = driver.hear("c", RecordNotFound(("x",)))
@@ -256,7 +256,7 @@ def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
 
 def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
     driver = Driver(locate_timeout_s=2.0)
-    driver.feed(FetchRequested(1, "x", ORIGIN))
+    driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
     driver.hear("b", RecordNotFound(("x",)))
     (refused,) = only(driver.tick(2.0), RefuseFetch)
     assert refused.failure.kind == "unavailable"
@@ -265,7 +265,7 @@ def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
 
 def test_a_ccq_that_a_peer_knows_is_served_after_all():
     driver = Driver()
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
     assert only(effects, RedirectFetch) == [RedirectFetch(1, "b")]
 
@@ -283,14 +283,14 @@ def test_cancelling_anywhere_ends_it_everywhere():
         AnswerCancel(5, "q"),
     ]
     assert driver.feed(CancelRequested(6, "q")) == [AnswerCancel(6, "q")]
-    assert driver.feed(FetchRequested(7, "q", ORIGIN))[0].failure.kind == "ccq_cancelled"
-    assert driver.feed(SubmitRequested(8, CCQ, ORIGIN))[0].failure.kind == "ccq_cancelled"
+    assert driver.feed(FetchRequested(7, "q", EMPTY_CURSOR))[0].failure.kind == "ccq_cancelled"
+    assert driver.feed(SubmitRequested(8, CCQ, EMPTY_CURSOR))[0].failure.kind == "ccq_cancelled"
 
 
 def test_an_expired_ccq_is_ended_with_notice_and_purged_later():
     driver = Driver(tombstone_slack_s=10.0)
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     effects = driver.tick(5.0)
     assert [e.failure.kind for e in only(effects, RefuseFetch)] == ["ccq_expired"]
     assert len(only(effects, Send)) == 2
@@ -370,7 +370,7 @@ def test_a_dropped_dataset_ends_its_ccqs_and_no_others():
     driver = Driver()
     driver.lead()
     driver.lead(replace(CCQ, id="other", dataset="d2"))
-    driver.feed(FetchRequested(1, "q", ORIGIN, wait_until=50.0))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
     effects = driver.feed(DatasetDropped("d", 1))
     ended = Record(CCQ, NODES_MAX, "a", ended="dropped", ended_at=WALL)
     assert only(effects, SaveRecord) == [SaveRecord(ended, durable=True)]
@@ -378,7 +378,7 @@ def test_a_dropped_dataset_ends_its_ccqs_and_no_others():
     assert only(effects, Send) == [], "every node ends what it knows"
     assert list(driver.machine.coordinated) == ["other"]
     assert driver.feed(DatasetDropped("d", 1)) == []
-    (refused,) = driver.feed(FetchRequested(2, "q", ORIGIN))
+    (refused,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
     assert refused.failure.kind == "ccq_dropped"
     assert "dataset 'd' was dropped" in refused.failure.message
 
@@ -393,7 +393,7 @@ def test_what_comes_late_of_a_dropped_dataset_is_ended():
     later = Record(replace(CCQ, id="r"), NODES_MAX, "c")
     driver.hear("b", RecordUpdate((later,)))
     assert {one.ended for one in driver.machine.records} == {"dropped"}
-    (refused,) = driver.feed(SubmitRequested(1, replace(CCQ, id="s"), ORIGIN))
+    (refused,) = driver.feed(SubmitRequested(1, replace(CCQ, id="s"), EMPTY_CURSOR))
     assert refused.failure.kind == "ccq_dropped"
     driver.feed(CommitsObserved("d", Cursor({0: 3})))
     assert driver.machine.state.known == {}
@@ -412,7 +412,7 @@ def test_a_dataset_that_was_created_again_is_another_one():
 def test_a_submission_that_is_under_way_ends_with_the_dataset():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
-    driver.feed(SubmitRequested(2, replace(CCQ, id="polling"), ORIGIN))
+    driver.feed(SubmitRequested(2, replace(CCQ, id="polling"), EMPTY_CURSOR))
     refused = only(driver.feed(DatasetDropped("d", 1)), RefuseSubmit)
     assert [(one.request, one.failure.kind) for one in refused] == [
         (1, "ccq_dropped"),

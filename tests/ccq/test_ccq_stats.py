@@ -9,7 +9,7 @@ from ccq_driver import CCQ, Driver, path
 from galileo.ccq.events import CommitsObserved, CycleFailed, FetchRequested
 from galileo.ccq.messages import RecordUpdate
 from galileo.ccq.model import NODES_MAX, Failure, Record
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 
 def test_labels_are_counted_from_the_cycle_to_the_reader_who_comes_again() -> None:
@@ -44,7 +44,7 @@ def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
-    driver.feed(FetchRequested(1, "q", ORIGIN))
+    driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     driver.machine.coordinated["q"].counts.record_late(1)
     driver.hear("b", RecordUpdate((Record(replace(CCQ), 2 * NODES_MAX, "b"),)))
     assert driver.machine.coordinated == {}

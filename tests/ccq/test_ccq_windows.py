@@ -15,7 +15,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Record
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.windows import ClockStep, Window
 from galileo.server.peer_messaging import TAGGED
 
@@ -36,7 +36,7 @@ def test_an_answer_tells_the_clock_at_its_cursor():
     driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     driver.feed(CommitsObserved("d", Cursor({0: 2, 1: 1}), (ClockStep(0, 2, 80),)))
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert (answer.cursor, answer.clock_us) == (Cursor({0: 1}), 50)
 
 
@@ -45,7 +45,7 @@ def test_a_query_without_windows_gets_no_clock():
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert answer.clock_us is None
 
 

@@ -20,7 +20,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 FAILURE = Failure("sampler_revoked", "it was taken back")
 CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 5), max_size=2))
@@ -44,7 +44,9 @@ def evaluated(driver: Driver, known: Cursor, *, fails: bool, dropped: int) -> li
         paths = [path(p, s) for p, last in known.items() for s in range(begin[p] + 1, last + 1)]
         result = CycleResult("q", item.term, item.after, to_labels(paths), known, gone=Cursor(gone))
         if fails:
-            result = replace(result, labels=None, reached=ORIGIN, gone=ORIGIN, failure=FAILURE)
+            result = replace(
+                result, labels=None, reached=EMPTY_CURSOR, gone=EMPTY_CURSOR, failure=FAILURE
+            )
         effects = [*effects, *driver.feed(CycleFinished(start.cycle_id, (result,)))]
     return effects
 

@@ -29,7 +29,7 @@ from galileo.ccq.events import (
 )
 from galileo.ccq.messages import AssignCoordinator, AssignmentAccepted, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Holder, Record
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.messages import PollAnswer, UsageStatistics
 
 small = st.dictionaries(st.integers(0, 1), st.integers(0, 3), max_size=2).map(Cursor)
@@ -40,7 +40,7 @@ holders = st.builds(Holder, st.sampled_from(["a", "b"]), st.integers(1, 3), smal
 def records(draw) -> Record:
     """As they occur: what one term begins with is the same everywhere, and only becomes less."""
     term = draw(st.integers(1, 3))
-    all_of_term = [Holder("a", n, ORIGIN, Cursor({0: n})) for n in range(1, 1 + term)]
+    all_of_term = [Holder("a", n, EMPTY_CURSOR, Cursor({0: n})) for n in range(1, 1 + term)]
     named = tuple(one for one in all_of_term if draw(st.booleans()))
     over = draw(st.sampled_from([(None, 0.0), ("cancelled", 5.0), ("expired", 7.0)]))
     return Record(CCQ, term, "abc"[term % 3], draw(small), *over, holders=named)
@@ -84,12 +84,12 @@ def overflowed(**options) -> Driver:
     (appoint,) = [
         one.message for one in only(effects, Send) if isinstance(one.message, AssignCoordinator)
     ]
-    assert appoint.record.holders == (Holder("a", NODES_MAX, ORIGIN, Cursor({0: 4})),)
+    assert appoint.record.holders == (Holder("a", NODES_MAX, EMPTY_CURSOR, Cursor({0: 4})),)
     driver.hear(appoint.record.coordinator, AssignmentAccepted("q", appoint.record.term))
     return driver
 
 
-def ask(driver: Driver, after: Cursor = ORIGIN, *, term: int = NODES_MAX) -> list:
+def ask(driver: Driver, after: Cursor = EMPTY_CURSOR, *, term: int = NODES_MAX) -> list:
     return driver.feed(CacheReadRequested(1, "q", term, after, 100))
 
 
@@ -143,7 +143,7 @@ def test_what_is_held_goes_to_files_and_is_loaded_for_who_asks() -> None:
     assert driver.machine.usage.cache_bytes == 0
     assert [type(one) for one in ask(driver)] == [LoadPacks]
     assert driver.feed(CacheReadRequested(2, "q", NODES_MAX, Cursor({0: 3}), 100)) == []
-    driver.feed(CacheReadRequested(3, "q", NODES_MAX, ORIGIN, 100))
+    driver.feed(CacheReadRequested(3, "q", NODES_MAX, EMPTY_CURSOR, 100))
     driver.feed(FetchAbandoned(3))
     first, second = driver.feed(PacksLoaded(spill.number, "q", spill.labels))
     assert (first.request, len(first.labels)) == (1, 4)
@@ -161,11 +161,11 @@ def test_a_holder_whose_file_is_lost_says_so() -> None:
 def test_before_its_records_are_back_a_node_holds_nothing() -> None:
     driver = Driver()
     fresh = type(driver.machine)("a", driver.machine.state.options)
-    assert fresh.step(CacheReadRequested(1, "q", 1, ORIGIN, 5), 0.0) == [RefuseCacheRead(1)]
+    assert fresh.step(CacheReadRequested(1, "q", 1, EMPTY_CURSOR, 5), 0.0) == [RefuseCacheRead(1)]
 
 
 def test_after_a_restart_a_node_names_itself_no_more() -> None:
-    mine = Holder("a", NODES_MAX, ORIGIN, Cursor({0: 4}))
+    mine = Holder("a", NODES_MAX, EMPTY_CURSOR, Cursor({0: 4}))
     other = Holder("b", NODES_MAX + 1, Cursor({0: 4}), Cursor({0: 6}))
     kept = Record(CCQ, 2 * NODES_MAX, "a", holders=(mine, other))
     driver = Driver(kept=(kept,))
@@ -182,7 +182,9 @@ NEW = Holder("c", 2 * NODES_MAX, Cursor({0: 6}), Cursor({0: 8}))
 
 def succeeding(*named: Holder) -> Driver:
     driver = Driver()
-    driver.hear("b", AssignCoordinator(Record(CCQ, 3 * NODES_MAX, "a", ORIGIN, holders=named), 0))
+    driver.hear(
+        "b", AssignCoordinator(Record(CCQ, 3 * NODES_MAX, "a", EMPTY_CURSOR, holders=named), 0)
+    )
     return driver
 
 
@@ -193,7 +195,7 @@ def fetch(driver: Driver, at: int, request: int = 1) -> list:
 def test_a_successor_begins_where_the_last_stretch_ends_and_owns_up_to_what_was_read() -> None:
     driver = succeeding(OLD, NEW)
     led = driver.machine.coordinated["q"]
-    assert (led.evaluated, led.retrieved) == (Cursor({0: 8}), ORIGIN)
+    assert (led.evaluated, led.retrieved) == (Cursor({0: 8}), EMPTY_CURSOR)
 
 
 def test_each_token_is_answered_by_who_has_its_stretch() -> None:

@@ -22,7 +22,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.packs import PackedLabels, pack_labels
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.labels import LabelSet, first_commits
 from galileo.packing import unpack
 from galileo.wire.codec import kept_rows
@@ -186,7 +186,7 @@ def test_the_machine_itself_neither_packs_nor_unpacks(monkeypatch: pytest.Monkey
             result = CycleResult("q", item.term, item.after, labels, reached)
             driver.feed(CycleFinished(start.cycle_id, (result,)))
         (cut,) = driver.feed(FetchRequested(1, "q", Cursor({1: 2}), labels_max=40))
-        driver.feed(FetchRequested(2, "q", ORIGIN))
+        driver.feed(FetchRequested(2, "q", EMPTY_CURSOR))
         (joined,) = driver.feed(BackfillFinished(2, old, Cursor({1: 2})))
     assert to_paths(cut.labels) == parts[0]
     assert sorted(to_paths(joined.labels)) == sorted(

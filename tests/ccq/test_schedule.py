@@ -26,7 +26,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import NODES_MAX, Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 FAILURE = Failure("unavailable", "spark")
 
@@ -83,10 +83,10 @@ def test_the_age_of_an_answer_is_zero_while_nothing_is_new_and_grows_with_news()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
     driver.tick(2.0)
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN), now=50.0)
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR), now=50.0)
     assert answer.frontier_age_s == 0.0
     driver.feed(CommitsObserved("d", Cursor({0: 2})), now=60.0)
-    (answer,) = driver.feed(FetchRequested(2, "q", ORIGIN), now=60.4)
+    (answer,) = driver.feed(FetchRequested(2, "q", EMPTY_CURSOR), now=60.4)
     assert answer.frontier_age_s == pytest.approx(0.4)
 
 
@@ -154,7 +154,7 @@ def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
     driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(compressed=False)))
     cache = driver.machine.coordinated["q"].cache
     assert [len(chunk.packed) for chunk in cache._chunks] == [3, 1]
-    (answer,) = driver.feed(FetchRequested(1, "q", ORIGIN))
+    (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     assert to_paths(answer.labels) == [path(0, sequence) for sequence in (1, 2, 3, 4)]
 
 

@@ -273,7 +273,7 @@ def test_an_explanation_shows_whom_placement_and_feature_graph_spare(
     assert len(there.groups) == 1 < len(everywhere.groups) == 2
     assert set(there.partitions) < set(everywhere.partitions)
     cold = client.explain(heard.name, "temperature > 1000")
-    assert set(cold.spared) == set(cold.partitions)
+    assert set(cold.pruned) == set(cold.partitions)
     assert sum(node.paths_examined for node in cold.nodes) == 0
     assert all(node.runs_pruned == node.runs for node in cold.nodes)
 

@@ -18,7 +18,7 @@ from galileo.client.analytics_results import (
     Vertex,
 )
 from galileo.client.results import ClusterStatus, NodeStatus
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 
 EVIL = "<script>alert('x')</script>&\""
 VOID = {"br"}
@@ -111,9 +111,9 @@ def test_a_status_shows_every_node() -> None:
 
 def test_findings_show_themselves() -> None:
     summary = FeatureSummary(
-        "t", "true", 1, 2, 0, 3.0, 4.0, 7.0, (3.0, 4.0), (2,), frontier=ORIGIN, missing=()
+        "t", "true", 1, 2, 0, 3.0, 4.0, 7.0, (3.0, 4.0), (2,), frontier=EMPTY_CURSOR, missing=()
     )
-    near = NearestResult(pa.table({"name": [EVIL], "distance_m": [3.5]}), "true", ORIGIN, ())
+    near = NearestResult(pa.table({"name": [EVIL], "distance_m": [3.5]}), "true", EMPTY_CURSOR, ())
     schema = evil_labels(0).schema
     table = pa.table({"value": [EVIL], "paths": [1], "observations": [2]})
     children = Children(schema, ("name",), (), table, False, ())

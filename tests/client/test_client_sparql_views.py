@@ -19,7 +19,7 @@ import galileo
 from galileo import rdf
 from galileo.client import Labels, Spool, Update
 from galileo.client.sparql_views import SparqlView, open_view
-from galileo.cursor import Stretch
+from galileo.cursor import CommitRange
 from galileo.errors import CcqCancelled, InputError, TransientError
 from galileo.labels import LabelSet
 from galileo.rdf import Endpoint, EndpointOptions, IncrementalGraph
@@ -187,7 +187,7 @@ async def test_a_view_says_what_it_lacks(
 ) -> None:
     found = client.query(dataset)
     source = Repeating(found, [(0, 5), (5, 8), (8, 20)])
-    lost = [Stretch(0, 1, 4), Stretch(2, 1, 9)]
+    lost = [CommitRange(0, 1, 4), CommitRange(2, 1, 9)]
     partial = Labels(found.schema, found.table.slice(5, 3), missing=[3])
     source.updates[0] = replace(source.updates[0], gone=(lost[0],))
     source.updates[1] = replace(source.updates[1], labels=partial, gone=(lost[1],))

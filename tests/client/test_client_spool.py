@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import galileo
 from galileo.cli.main import main
 from galileo.client import Labels, Spool, SpooledWindow, Update, WindowChange
-from galileo.cursor import Stretch
+from galileo.cursor import CommitRange
 from galileo.errors import CcqCancelled, CorruptData, InputError, SpoolConflict, TransientError
 from galileo.labels import to_ipc
 from galileo.model.schema import Feature, Schema
@@ -95,17 +95,17 @@ def test_an_update_without_labels_moves_the_token(path):
 
 
 def test_what_is_gone_is_kept_with_its_token(path):
-    gone = Stretch(3, 4, 9)
+    gone = CommitRange(3, 4, 9)
     with Spool(path) as spool:
-        spool.store("ccq-1", Update(labels(), "t1", gone=(gone, Stretch(0, 1, 2))))
+        spool.store("ccq-1", Update(labels(), "t1", gone=(gone, CommitRange(0, 1, 2))))
         spool.store("ccq-1", Update(labels(1), "t2"))
         assert (len(spool), spool.last_number) == (1, 1)
     with Spool(path) as spool, Spool(path) as other:
-        assert (spool.token, spool.gone) == ("t2", (Stretch(0, 1, 2), gone))
+        assert (spool.token, spool.gone) == ("t2", (CommitRange(0, 1, 2), gone))
         spool.store("ccq-1", Update(labels(2), "t3"))
         with pytest.raises(SpoolConflict):
-            other.store("ccq-1", Update(labels(), "t4", gone=(Stretch(3, 10, 11),)))
-        assert other.gone == spool.gone == (Stretch(0, 1, 2), gone)
+            other.store("ccq-1", Update(labels(), "t4", gone=(CommitRange(3, 10, 11),)))
+        assert other.gone == spool.gone == (CommitRange(0, 1, 2), gone)
     result = CliRunner().invoke(main, ["ccq", "spool", str(path)])
     assert "2 ranges of commits dropped by retention" in result.output
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import galileo
 from galileo.cli.main import main
 from galileo.client import Spool, Update
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import InputError, InvalidToken
 from galileo.model.windows import Window, WindowProgress
 from galileo.wire import token
@@ -184,6 +184,6 @@ def test_windows_over_the_time_of_commits_are_refused(client, dataset, submit):
 
 def test_a_token_with_impossible_windows_is_refused(client, submit):
     ccq = submit(Window.tumbling("1h"))
-    forged = token.encode(ccq.id, ORIGIN, WindowProgress(0, ((2**50, 1),)))
+    forged = token.encode(ccq.id, EMPTY_CURSOR, WindowProgress(0, ((2**50, 1),)))
     with pytest.raises(InvalidToken, match="impossible"):
         client.fetch(ccq.id, token=forged)

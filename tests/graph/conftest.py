@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo import geohash
 from galileo.graph.columns import columns_from_batch
 from galileo.model.schema import Feature, Schema
@@ -95,7 +95,7 @@ class DumbStore:
         self,
         query: Query,
         *,
-        after: Cursor = ORIGIN,
+        after: Cursor = EMPTY_CURSOR,
         until: Cursor | None = None,
         partitions: Iterable[int] | None = None,
     ) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.explain import COMMITS
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
@@ -59,7 +59,7 @@ def test_cells_are_found_by_search_and_tested_among_what_is_left(world):
     assert graph.explain(parse("gusts = 3", world.schema)).cells_tested == 0
 
 
-@pytest.mark.parametrize(("after", "named"), [(ORIGIN, False), (Cursor({0: 3}), True)])
+@pytest.mark.parametrize(("after", "named"), [(EMPTY_CURSOR, False), (Cursor({0: 3}), True)])
 def test_the_commits_are_a_step_where_they_divide_a_run(world, after, named):
     explanation = _graph(world, 8).explain(parse("gusts >= 0", world.schema), after=after)
     assert (COMMITS in {step.condition for step in explanation.steps}) == named

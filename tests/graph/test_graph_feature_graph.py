@@ -46,7 +46,7 @@ def _through_the_wire(world, delta):
 def test_no_partition_is_spared_that_holds_a_match(
     world, dumb_store, query_texts, seed, sizes, limit, text, days, delivered
 ):
-    """Whatever of the deltas arrives: what is spared up to a sequence has no match up to it."""
+    """Whatever of the deltas arrives: what is pruned up to a sequence has no match up to it."""
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
     synopses = {p: Synopsis(world.schema, partition=p, epoch=1, entries_max=limit) for p in (0, 1)}
     query = parse(query_texts[text], world.schema)
@@ -60,13 +60,13 @@ def test_no_partition_is_spared_that_holds_a_match(
             delta = synopses[partition].changes_since(graph.version(partition))
             graph.apply(_through_the_wire(world, delta))
         found = graph.candidates(query, [0, 1, 2])
-        assert found.maybe | found.spared.keys() == {0, 1, 2}
-        assert not found.maybe & found.spared.keys()
+        assert found.maybe | found.pruned.keys() == {0, 1, 2}
+        assert not found.maybe & found.pruned.keys()
         assert 2 in found.maybe
-        covered = Cursor(found.spared)
-        assert store.scan(query, until=covered, partitions=found.spared.keys()) == []
-        for spared, stamp in found.spared.items():
-            assert stamp == graph.version(spared).sequence
+        covered = Cursor(found.pruned)
+        assert store.scan(query, until=covered, partitions=found.pruned.keys()) == []
+        for pruned, stamp in found.pruned.items():
+            assert stamp == graph.version(pruned).sequence
 
 
 def test_distant_and_foreign_data_is_spared(world):
@@ -83,7 +83,7 @@ def test_distant_and_foreign_data_is_spared(world):
         "gusts = 77 AND temperature > 280",
     ):
         found = graph.candidates(parse(text, world.schema), range(5))
-        assert found.spared == {0: 7, 1: 7, 2: 7, 3: 7}, text
+        assert found.pruned == {0: 7, 1: 7, 2: 7, 3: 7}, text
         assert found.maybe == {4}
 
 

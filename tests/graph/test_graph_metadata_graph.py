@@ -10,7 +10,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
 from galileo.graph.run_scan import RunScan
 from galileo.labels import LabelSet
@@ -271,7 +271,7 @@ def test_an_empty_graph_answers(world, rows_of):
     graph.insert(world.batch(1, 0), partition=0, sequence=1)
     query = parse("gusts > 1", world.schema)
     assert rows_of(graph.scan(query)) == []
-    assert [table.num_rows for table in graph.scan_many([(query, ORIGIN)])] == [0]
+    assert [table.num_rows for table in graph.scan_many([(query, EMPTY_CURSOR)])] == [0]
     assert graph.scan_many([]) == []
     assert graph.count() == 0
     assert not graph.maintain()

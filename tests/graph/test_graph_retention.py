@@ -6,7 +6,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query.query import parse
 
@@ -35,7 +35,7 @@ def histories(draw):
     history=histories(),
     memtable_paths_max=st.integers(1, 120),
     text=st.integers(0, 20),
-    after=st.just(ORIGIN) | CURSORS,
+    after=st.just(EMPTY_CURSOR) | CURSORS,
 )
 @examples(100)
 def test_what_was_dropped_is_shown_by_nothing(
@@ -59,7 +59,7 @@ def test_what_was_dropped_is_shown_by_nothing(
         assert graph.count() == len(left)
     since = after.join(dropped)
     assert rows_of(graph.scan(query, after=after)) == store.scan(query, after=since)
-    everything, one = graph.scan_many([(parse("", world.schema), ORIGIN), (query, after)])
+    everything, one = graph.scan_many([(parse("", world.schema), EMPTY_CURSOR), (query, after)])
     assert rows_of(one) == store.scan(query, after=since)
     assert everything.num_rows == graph.count()
 
@@ -105,7 +105,7 @@ def test_a_partition_that_went_may_come_again_from_its_first_commit(
             for sequence, (seed, size) in enumerate(made, start=1):
                 left.insert(world.batch(seed, size), partition=partition, sequence=sequence)
         assert graph.count() == len(list(left.rows()))
-        assert rows_of(graph.scan(everything)) == left.scan(everything, after=ORIGIN)
+        assert rows_of(graph.scan(everything)) == left.scan(everything, after=EMPTY_CURSOR)
         some = frozenset([0, 2])
         counted = graph.children(partitions=some).column("paths").to_pylist()
         assert sum(counted) == sum(row["partition"] in some for row in left.rows())

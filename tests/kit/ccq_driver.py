@@ -20,7 +20,7 @@ from galileo.ccq.messages import (
 )
 from galileo.ccq.model import NODES_MAX, Ccq, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.messages import UsageStatistics
 
 WALL = 1_000_000.0
@@ -56,7 +56,9 @@ class Driver:
     def tick(self, now: float) -> list:
         return self.feed(Ticked(WALL + now), now=now)
 
-    def lead(self, ccq: Ccq = CCQ, *, retrieved: Cursor = ORIGIN, term: int = NODES_MAX) -> list:
+    def lead(
+        self, ccq: Ccq = CCQ, *, retrieved: Cursor = EMPTY_CURSOR, term: int = NODES_MAX
+    ) -> list:
         record = Record(ccq, term, self.machine.state.me, retrieved)
         return self.hear("b", AssignCoordinator(record, 0))
 

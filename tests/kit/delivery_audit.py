@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 
 SEQUENCE_BITS, ROW_BITS = 26, 26
 """Of the number that stands for a label; the partition takes the rest of 63."""
@@ -141,7 +141,7 @@ def _lies(answers: Sequence[Answer], wanted: Keys, *, arrived: Keys) -> int:
 
 def _disordered(answers: Sequence[Answer]) -> Iterator[int]:
     """For each answer, how many of its labels lie outside its range of the log."""
-    before = ORIGIN
+    before = EMPTY_CURSOR
     for answer in answers:
         commits = answer.labels >> ROW_BITS
         partitions = (commits >> SEQUENCE_BITS).astype(np.int32)

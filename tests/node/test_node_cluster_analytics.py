@@ -205,7 +205,7 @@ async def test_what_the_feature_graph_spares_is_not_looked_at(
     await fill(cluster, make_observations)
     cold, exploration = parse("temperature > 1000", cluster.schema), direct.explorations["a"]
     before = await exploration.explain(cold)
-    assert before.spared == Cursor()
+    assert before.pruned == Cursor()
     published = Cursor()
     for owner in cluster.nodes:
         shard = owner.catalog.shard("nam")
@@ -213,7 +213,7 @@ async def test_what_the_feature_graph_spares_is_not_looked_at(
         for synopsis in shard.synopses().values():
             cluster["a"].view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
     after = await exploration.explain(cold)
-    assert after.spared == published
+    assert after.pruned == published
     assert sum(node.explanation.paths_examined for node in after.nodes) == 0
     summary = await exploration.summarise(SummaryRequest(cold, "temperature", 3))
     assert (summary.value.paths, summary.frontier) == (0, published)

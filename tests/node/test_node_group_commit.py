@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
@@ -87,7 +87,7 @@ class Bench:
     def seen(self) -> list[int]:
         """Sequences that a scan finds."""
         query = parse("", self.shard.schema)
-        table = self.shard.graph.scan(query, after=ORIGIN, until=self.shard.published())
+        table = self.shard.graph.scan(query, after=EMPTY_CURSOR, until=self.shard.published())
         return sorted(set(table.column("sequence").to_pylist()))
 
 
@@ -129,7 +129,7 @@ async def test_commits_one_after_the_other_have_a_sync_each(bench: Bench) -> Non
 async def test_nothing_is_acknowledged_or_seen_before_the_sync(bench: Bench) -> None:
     first = await bench.hold()
     assert not first.done()
-    assert bench.shard.published() == ORIGIN
+    assert bench.shard.published() == EMPTY_CURSOR
     assert bench.seen() == []
     bench.disk.gate.set()
     assert await first == Committed(1, 5, 5, duplicate=False)
@@ -167,7 +167,7 @@ async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
     bench.disk.gate.set()
     results = await asyncio.gather(first, *others, return_exceptions=True)
     assert [type(result) for result in results] == [PartitionReadOnly] * 6
-    assert bench.shard.published() == ORIGIN
+    assert bench.shard.published() == EMPTY_CURSOR
     assert bench.seen() == []
     with pytest.raises(PartitionReadOnly, match="restart the node"):
         await bench.start(9)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.node.log_regression import REPORTS_MIN, LogRegression, LogRegressions
 
 EXPECTED = {"air": Cursor({0: 5, 1: 7, 2: 9}), "rain": Cursor({1: 2})}
@@ -62,7 +62,7 @@ def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node()
     assert losses.known == [LogRegression("b", "air", 2, had=5, has=3)]
 
 
-CURSORS = [ORIGIN, Cursor({1: 1}), Cursor({1: 1}), Cursor({1: 2, 2: 1}), Cursor({2: 3})]
+CURSORS = [EMPTY_CURSOR, Cursor({1: 1}), Cursor({1: 1}), Cursor({1: 2, 2: 1}), Cursor({2: 3})]
 PARTITIONS = [frozenset({1}), frozenset({2}), frozenset({1, 2})]
 REPORTS = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("air", "rain"), st.sampled_from(CURSORS))

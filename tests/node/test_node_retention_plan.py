@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.retention import BYTES_MIN, Retention
 from galileo.model.times import MICROS
 from galileo.node.peers import HeldBack
@@ -45,9 +45,9 @@ def test_bytes_take_the_oldest_files_of_all_partitions() -> None:
     found = plan(pieces, policy, bounds=settled, now_us=0)
     # 2's first is older than 1's first, behind which something still older waits.
     assert found.drop == Cursor({1: 2, 2: 1})
-    assert plan(pieces, Retention(bytes=8 * size), bounds=settled, now_us=0).drop == ORIGIN
+    assert plan(pieces, Retention(bytes=8 * size), bounds=settled, now_us=0).drop == EMPTY_CURSOR
     alone = {1: log((1, 9 * size, 1))}
-    assert plan(alone, policy, bounds=settled, now_us=0).drop == ORIGIN, "it is written to"
+    assert plan(alone, policy, bounds=settled, now_us=0).drop == EMPTY_CURSOR, "it is written to"
     assert plan(alone, policy, bounds=settled, now_us=0).seal == frozenset({1})
     small = {1: log((1, BYTES_MIN // 9, 1))}
     assert plan(small, policy, bounds=settled, now_us=0).seal == frozenset()
@@ -62,11 +62,11 @@ def test_readers_hold_back_unless_they_may_be_passed() -> None:
     assert found.held == (HeldBack(1, 60, ("a", "b")),)
     assert found.seal == frozenset()
     found = plan(pieces, AGE, bounds=Bounds(settled, None), now_us=60 * MICROS)
-    assert (found.drop, found.held) == (ORIGIN, (HeldBack(1, 70, ()), HeldBack(2, 5, ())))
+    assert (found.drop, found.held) == (EMPTY_CURSOR, (HeldBack(1, 70, ()), HeldBack(2, 5, ())))
     found = plan(pieces, AGE, bounds=Bounds(Cursor({1: 4}), ()), now_us=60 * MICROS)
     assert (found.drop, found.held) == (Cursor({1: 4}), ()), "young commits name no reader"
     free = Retention("10s", past_readers=True)
-    found = plan(pieces, free, bounds=Bounds(ORIGIN, None), now_us=60 * MICROS)
+    found = plan(pieces, free, bounds=Bounds(EMPTY_CURSOR, None), now_us=60 * MICROS)
     assert (found.drop, found.held) == (Cursor({1: 6, 2: 1}), ())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable, UnknownDataset
 from galileo.model.retention import BYTES_MIN, Retention, VersionedRetention
 from galileo.model.times import MICROS
@@ -90,7 +90,7 @@ async def test_old_observations_go_everywhere(
         assert len(await kept.ask(at=name)) == 0
         [facts] = kept[name].facts()
         assert (facts.rows, facts.paths, facts.bytes_on_disk) == (0, 0, 0)
-        assert facts.dropped == facts.sequences != ORIGIN
+        assert facts.dropped == facts.sequences != EMPTY_CURSOR
         assert facts.retention == Retention("10d")
     [again] = {r.files for r in (await kept["a"].apply_retention("nam")).values()}
     assert again == 0
@@ -141,12 +141,12 @@ async def test_a_scan_names_what_is_gone(kept: Any, clocks: Clocks) -> None:
             )
             first = min(sequence for p, sequence in places if p == partition)
             assert first == max(after, until) + 1
-    bounded = ScanTask(0, dataset, "", ORIGIN, Cursor({partition: until - 1}), mine)
+    bounded = ScanTask(0, dataset, "", EMPTY_CURSOR, Cursor({partition: until - 1}), mine)
     [*_, done] = [part async for part in node.local_scans.scan([bounded])]
     assert done.gone == Cursor({partition: until - 1})
     query = parse("", kept.schema)
     for at in ("a", "b"):
-        between = kept[at].scans.between(query, partitions=mine, after=ORIGIN, until=None)
+        between = kept[at].scans.between(query, partitions=mine, after=EMPTY_CURSOR, until=None)
         [*_, tail] = [part async for part in between]
         assert tail.gone == Cursor({partition: until})
         assert isinstance(tail, ScanEnd)
@@ -188,14 +188,16 @@ async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
     hear(shard)
     mine = frozenset(shard.journals)
     last = shard.published()
-    assert view.pruned_until(nothing, mine, after=ORIGIN) == last
+    assert view.pruned_until(nothing, mine, after=EMPTY_CURSOR) == last
     for partition, journal in shard.journals.items():
         journal.seal()
         shard.drop(partition, last[partition])
     assert len(shard.graph.scan(query)) == 0
     hear(shard)
     assert view.pruned_until(query, mine) == last, "nothing that is stored matches"
-    assert view.pruned_until(query, mine, after=ORIGIN) == ORIGIN, "what is gone may have matched"
+    assert view.pruned_until(query, mine, after=EMPTY_CURSOR) == EMPTY_CURSOR, (
+        "what is gone may have matched"
+    )
     assert view.pruned_until(query, mine, after=last) == last
     for synopsis in shard.synopses().values():
         synopsis.check()
@@ -206,7 +208,7 @@ async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
     hear(shard)
     later = shard.published()
     assert view.pruned_until(nothing, mine) == later
-    assert view.pruned_until(nothing, mine, after=ORIGIN) == ORIGIN
+    assert view.pruned_until(nothing, mine, after=EMPTY_CURSOR) == EMPTY_CURSOR
     assert view.pruned_until(nothing, mine, after=last) == later
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import InputError, PartitionMoved
 from galileo.graph.metadata_graph import MetadataGraph
@@ -100,7 +100,7 @@ async def test_the_frontier_names_every_commit_that_was_looked_at(
     await fill(cluster, make_observations)
     answer = await cluster.ask("temperature > 1000")
     assert len(answer) == 0
-    published = ORIGIN
+    published = EMPTY_CURSOR
     for node in cluster.nodes:
         published = published.join(node.catalog.shard("nam").published())
     assert answer.frontier == published
@@ -123,7 +123,7 @@ async def test_deltas_end_to_end_are_the_whole(cluster: Any, make_observations: 
     await fill(cluster, make_observations, batches=4)
     query = parse("temperature > 270", cluster.schema)
     everyone = frozenset(cluster.topology.partitions)
-    after, parts = ORIGIN, []
+    after, parts = EMPTY_CURSOR, []
     for step in range(1, 5):
         until = Cursor(dict.fromkeys(everyone, step))
         tables = [
@@ -223,14 +223,14 @@ async def test_a_node_that_does_not_know_the_dataset_yet_is_missing(
     cluster["a"].catalog.adopt(late)
     parts = [part async for part in cluster["a"].scans.run(parse("", late))]
     owned = placement.partitions_by_node(cluster.topology)
-    assert parts == [ScanEnd(ORIGIN, owned["b"] | owned["c"])]
+    assert parts == [ScanEnd(EMPTY_CURSOR, owned["b"] | owned["c"])]
 
 
 async def test_our_own_mistake_is_no_missing_partition(
     cluster: Any, make_observations: Make
 ) -> None:
     async def broken(node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
-        yield ScanDone(0, ORIGIN)
+        yield ScanDone(0, EMPTY_CURSOR)
         raise ZeroDivisionError("a mistake of ours")
 
     cluster.network.scan = broken
@@ -247,7 +247,7 @@ async def test_abandoned_answer_leaves_nothing_behind(
     parts = cluster["a"].scans.between(
         parse("", cluster.schema),
         partitions=frozenset(cluster.topology.partitions),
-        after=ORIGIN,
+        after=EMPTY_CURSOR,
         until=None,
     )
     assert (await anext(parts)).num_rows == 1
@@ -261,7 +261,7 @@ async def test_abandoned_answer_leaves_nothing_behind(
 
 def scanned_after(cluster: Any) -> Cursor:
     """From where the other nodes were asked to look."""
-    after = ORIGIN
+    after = EMPTY_CURSOR
     for task in cluster.network.scanned:
         after = after.join({p: task.after[p] for p in task.partitions})
     cluster.network.scanned.clear()
@@ -273,7 +273,7 @@ async def test_synopses_spare_nodes_the_work_on_what_cannot_match(
 ) -> None:
     await fill(cluster, make_observations)
     await cluster.ask("temperature > 1000")
-    assert scanned_after(cluster) == ORIGIN, "nothing is known yet"
+    assert scanned_after(cluster) == EMPTY_CURSOR, "nothing is known yet"
     tell_all(cluster)
     answer = await cluster.ask("temperature > 1000")
     theirs = set(cluster.topology.partitions) - set(
@@ -283,7 +283,7 @@ async def test_synopses_spare_nodes_the_work_on_what_cannot_match(
     assert answer.complete
     assert dict(answer.frontier) == dict.fromkeys(cluster.topology.partitions, 3)
     await cluster.ask("temperature > 300")
-    assert scanned_after(cluster) == ORIGIN, "there may be a match"
+    assert scanned_after(cluster) == EMPTY_CURSOR, "there may be a match"
 
 
 async def test_a_stale_synopsis_hides_nothing_that_was_stored_later(
@@ -324,7 +324,7 @@ async def test_tasks_of_one_scan_fail_alone(cluster: Any, make_observations: Mak
     query = parse("temperature > 280", cluster.schema).to_json()
 
     def task(item: int, dataset: str = "nam", query_json: str = query) -> ScanTask:
-        return ScanTask(item, dataset, query_json, ORIGIN, None, mine)
+        return ScanTask(item, dataset, query_json, EMPTY_CURSOR, None, mine)
 
     answers = await local(cluster, task(1), task(2, "nan"), task(3, query_json="tempera > 1"))
     kinds = {answer.item: type(answer) for answer in answers}
@@ -367,7 +367,7 @@ async def test_tasks_that_share_a_pass_get_what_they_get_alone(
 
 async def test_unknown_partitions_are_not_answered(cluster: Any, make_observations: Make) -> None:
     await fill(cluster, make_observations)
-    task = ScanTask(0, "nam", "true", ORIGIN, None, frozenset({999}))
+    task = ScanTask(0, "nam", "true", EMPTY_CURSOR, None, frozenset({999}))
     [refused] = await local(cluster, task)
     assert isinstance(refused, ScanFailed)
     assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model import rows as rows_module
 from galileo.model.rows import RowOptions, sorted_by_time
@@ -245,13 +245,13 @@ async def between(
     found = cluster[at].selection.select(
         parse(query, cluster.schema),
         RowOptions(("station",)),
-        commits=select_module.CommitRange(every, after, until),
+        commits=select_module.CursorRange(every, after, until),
     )
     return sorted([name async for table in found for name in table.column(0).to_pylist()])
 
 
 def committed(cluster: Any) -> Cursor:
-    cursor = ORIGIN
+    cursor = EMPTY_CURSOR
     for node in cluster.nodes:
         cursor = cursor.join(node.facts()[0].sequences)
     return cursor
@@ -262,7 +262,7 @@ async def test_commits_that_are_named_are_the_same_whenever_they_are_asked_for(
     cluster: Any, make_observations: Make, query: str
 ) -> None:
     whole = make_observations(900)
-    cursors = [ORIGIN]
+    cursors = [EMPTY_CURSOR]
     for number in range(3):
         await cluster.ingest(whole.slice(300 * number, 300), batch=number)
         cursors.append(committed(cluster))
@@ -283,7 +283,7 @@ async def test_commits_that_are_not_there_are_an_error(
     ahead = Cursor({partition: sequence + 1 for partition, sequence in last.items()})
     for node in "abc":
         with pytest.raises(InputError, match="expected commits of this cluster"):
-            await between(cluster, ORIGIN, ahead, at=node)
+            await between(cluster, EMPTY_CURSOR, ahead, at=node)
 
 
 async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: Make) -> None:
@@ -297,9 +297,9 @@ async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: 
     shard.drop(partition, 2)
     for query in ("", BOX):
         with pytest.raises(DataExpired) as caught:
-            await between(cluster, ORIGIN, last, query=query, at="b")
+            await between(cluster, EMPTY_CURSOR, last, query=query, at="b")
         assert caught.value.details == {"partitions": [partition], "until": [2]}
         left = Cursor({partition: 2})
         assert await between(cluster, left, last, query=query, at="b")
     with pytest.raises(DataExpired):
-        await between(cluster, ORIGIN, last, at="a")
+        await between(cluster, EMPTY_CURSOR, last, at="a")

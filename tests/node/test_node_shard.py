@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, PartitionReadOnly
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.synopsis import Synopsis
@@ -46,7 +46,7 @@ async def test_a_scan_sees_all_up_to_what_is_published(
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
 
         def seen() -> set[int]:
-            table = shard.graph.scan(query, after=ORIGIN, until=shard.published())
+            table = shard.graph.scan(query, after=EMPTY_CURSOR, until=shard.published())
             return set(table.column("sequence").to_pylist())
 
         done, looked = threading.Event(), threading.Semaphore(0)
@@ -67,7 +67,7 @@ async def test_a_scan_sees_all_up_to_what_is_published(
             looks = 0
             while not done.is_set():
                 published = shard.published()
-                table = shard.graph.scan(query, after=ORIGIN, until=published)
+                table = shard.graph.scan(query, after=EMPTY_CURSOR, until=published)
                 found = set(table.column("sequence").to_pylist())
                 assert found == set(range(1, published[PARTITION] + 1))
                 looks += 1
@@ -246,7 +246,7 @@ def test_what_is_published_is_one_object_until_it_changes(
         assert [step.partition for step in seen[-1].clock] == [5]
         shard.detach(5)
         assert is_new()
-        assert seen[-1] == PublishedCommits(ORIGIN, ())
+        assert seen[-1] == PublishedCommits(EMPTY_CURSOR, ())
 
 
 def test_the_last_commit_of_many_threads_is_published(

@@ -19,7 +19,7 @@ import galileo
 from galileo.ccq.pack_many import pack_many
 from galileo.client import bulk_fetch, watch
 from galileo.client.transport import Transport
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import CcqExpired, InputError, Unavailable
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import bulk_codec as module
@@ -131,7 +131,7 @@ async def test_a_large_answer_comes_in_parts(
 
 
 async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) -> None:
-    gone = (Stretch(0, 1, 4),)
+    gone = (CommitRange(0, 1, 4),)
     answer = ManyFetched(
         [update(0, (), gone=gone), ManyUpdate(1, "q1", error=CcqExpired("it is over"))], False
     )

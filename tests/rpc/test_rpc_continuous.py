@@ -13,7 +13,7 @@ from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq.packs import pack_labels
 from galileo.client import decode
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
@@ -27,7 +27,7 @@ from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 PATHS = [(p, sequence, row, 7) for p in (0, 1) for sequence in (1, 2, 3) for row in range(40)]
 
-HELD = CachedRange(bytes(range(256)) * 10_000, Cursor({0: 3}), (Stretch(0, 1, 2),))
+HELD = CachedRange(bytes(range(256)) * 10_000, Cursor({0: 3}), (CommitRange(0, 1, 2),))
 
 
 @dataclass

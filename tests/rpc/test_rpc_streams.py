@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from galileo import errors
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.labels import to_ipc
 from galileo.node import cluster_scan, local_scan
 from galileo.node.peers import ScanAnswer, ScanDone
@@ -181,7 +181,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
 
     async def silent(tasks: Any) -> AsyncIterator[ScanAnswer]:
         await blocked.wait()
-        yield ScanDone(0, ORIGIN)
+        yield ScanDone(0, EMPTY_CURSOR)
 
     monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)

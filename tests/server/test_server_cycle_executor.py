@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.errors import SamplerFailed, Unavailable
 from galileo.labels import LabelSet
@@ -50,7 +50,7 @@ class Evaluator:
         self.stood: list[tuple[str, str, list[str]]] = []
         self.unknown: set[bytes] = set()
         self.failing: set[bytes] = set()
-        self.dropped = ORIGIN
+        self.dropped = EMPTY_CURSOR
         self.away = False
 
     async def register_queries(self, node: str, dataset: str, texts: list[str]) -> None:
@@ -146,7 +146,7 @@ def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
     )
 
 
-def item(number: int, query: str, after: Cursor = ORIGIN, **changes) -> ccq.CycleItem:
+def item(number: int, query: str, after: Cursor = EMPTY_CURSOR, **changes) -> ccq.CycleItem:
     made = Ccq(f"c{number}", "air", query, 1.0, 1e12, **changes)
     news = tuple(p for p, s in KNOWN.items() if s > after[p])
     return ccq.CycleItem(made, number + 1, after, news)
@@ -196,7 +196,7 @@ def test_each_gets_what_is_new_for_it(node, asked, spared_max):
     for (query, after, _), result in zip(asked, results, strict=True):
         assert found(result) == commits(after, owned[query])
         assert after.join(result.reached) == KNOWN
-        assert (result.failure, result.gone) == (None, ORIGIN)
+        assert (result.failure, result.gone) == (None, EMPTY_CURSOR)
 
 
 async def test_queries_travel_once_and_cursors_are_shared(node, monkeypatch):
@@ -222,11 +222,11 @@ async def test_what_a_node_forgot_is_introduced_again(node):
     made = cycling(node, evaluator)
     evaluator.unknown = {digest(WEST)}
     unknown, other = await cycle(made, item(0, WEST), item(1, EVERYWHERE))
-    assert (found(unknown), found(other)) == ([], commits(ORIGIN, range(4)))
+    assert (found(unknown), found(other)) == ([], commits(EMPTY_CURSOR, range(4)))
     assert unknown.reached == Cursor({2: 10, 3: 10}), "its partitions stand still"
     evaluator.unknown, evaluator.stood = set(), []
     (again,) = await cycle(made, item(0, WEST))
-    assert found(again) == commits(ORIGIN, range(2))
+    assert found(again) == commits(EMPTY_CURSOR, range(2))
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
@@ -254,7 +254,7 @@ async def test_a_failure_is_its_items_alone(node):
     failed, other = await cycle(cycling(node, evaluator), item(0, WEST), item(1, EVERYWHERE))
     assert failed.failure is not None
     assert (failed.failure.kind, failed.labels) == ("sampler_failed", None)
-    assert found(other) == commits(ORIGIN, range(4))
+    assert found(other) == commits(EMPTY_CURSOR, range(4))
 
 
 async def test_what_retention_dropped_is_named(node):
@@ -265,14 +265,14 @@ async def test_what_retention_dropped_is_named(node):
     )
     assert behind.gone == Cursor({0: 4})
     assert found(behind) == commits(Cursor({0: 4}), range(2))
-    assert past.gone == ORIGIN
+    assert past.gone == EMPTY_CURSOR
 
 
 async def test_dead_nodes_are_not_asked(node):
     evaluator = Evaluator()
     (result,) = await cycle(cycling(node, evaluator, dead={"b"}), item(0, EVERYWHERE))
     assert [node.name for node in evaluator.requests[0].nodes] == ["a"]
-    assert found(result) == commits(ORIGIN, range(2))
+    assert found(result) == commits(EMPTY_CURSOR, range(2))
     assert result.reached == Cursor({0: 10, 1: 10})
 
 
@@ -324,5 +324,5 @@ async def test_a_dataset_that_is_not_there_is_left_out_of_the_cycle(node):
     made = cycling(node, Evaluator())
     finished = await made.run(ccq.StartCycle(7, (gone, known)))
     assert [one.ccq_id for one in finished.results] == ["c1"]
-    assert found(finished.results[0]) == commits(ORIGIN, range(4))
+    assert found(finished.results[0]) == commits(EMPTY_CURSOR, range(4))
     assert (await made.run(ccq.StartCycle(8, (gone,)))).results == ()

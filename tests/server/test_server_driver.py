@@ -21,7 +21,7 @@ from galileo import spans
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.clock import SystemClock
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.election.messages import Poll
 from galileo.errors import Overloaded
@@ -160,7 +160,7 @@ def on(kind: type, *effects: Any) -> Answer:
     return lambda event: list(effects) if isinstance(event, kind) else []
 
 
-WAKE = ccq.CommitsObserved("nam", ORIGIN)
+WAKE = ccq.CommitsObserved("nam", EMPTY_CURSOR)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
@@ -339,7 +339,7 @@ async def test_a_refusal_is_an_answer_too(bench: Bench) -> None:
         [ccq.RefuseFetch(event.request, refusal)] if isinstance(event, ccq.FetchRequested) else []
     )
     answer = await bench.driver.ask(
-        lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=TIMEOUT_S
+        lambda request: ccq.FetchRequested(request, "x", EMPTY_CURSOR), timeout_s=TIMEOUT_S
     )
     assert answer.failure is refusal
 
@@ -347,7 +347,7 @@ async def test_a_refusal_is_an_answer_too(bench: Bench) -> None:
 async def test_the_machine_is_told_when_nobody_waits_any_more(bench: Bench) -> None:
     with pytest.raises(TimeoutError):
         await bench.driver.ask(
-            lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=0.01
+            lambda request: ccq.FetchRequested(request, "x", EMPTY_CURSOR), timeout_s=0.01
         )
     asked = await bench.script.until(ccq.FetchRequested)
     assert (await bench.script.until(ccq.FetchAbandoned)).request == asked.request
@@ -355,7 +355,9 @@ async def test_the_machine_is_told_when_nobody_waits_any_more(bench: Bench) -> N
 
 async def test_it_is_told_when_the_caller_went_away(bench: Bench) -> None:
     waiting = asyncio.ensure_future(
-        bench.driver.ask(lambda request: ccq.FetchRequested(request, "x", ORIGIN), timeout_s=60)
+        bench.driver.ask(
+            lambda request: ccq.FetchRequested(request, "x", EMPTY_CURSOR), timeout_s=60
+        )
     )
     asked = await bench.script.until(ccq.FetchRequested)
     waiting.cancel()
@@ -378,7 +380,7 @@ async def test_work_runs_beside_and_comes_back_as_an_event(bench: Bench) -> None
 
     async def confirm(effect: ccq.ConfirmSequences) -> ccq.SequencesConfirmed:
         await gate.wait()
-        return ccq.SequencesConfirmed(effect.request, ORIGIN)
+        return ccq.SequencesConfirmed(effect.request, EMPTY_CURSOR)
 
     bench.work[ccq.ConfirmSequences] = confirm
     bench.script.answer = on(ccq.CommitsObserved, ccq.ConfirmSequences(7, "nam", (1,)))
@@ -386,7 +388,9 @@ async def test_work_runs_beside_and_comes_back_as_an_event(bench: Bench) -> None
     bench.driver.feed(ccq.FetchAbandoned(9))
     await bench.script.until(ccq.FetchAbandoned)
     gate.set()
-    assert await bench.script.until(ccq.SequencesConfirmed) == ccq.SequencesConfirmed(7, ORIGIN)
+    assert await bench.script.until(ccq.SequencesConfirmed) == ccq.SequencesConfirmed(
+        7, EMPTY_CURSOR
+    )
 
 
 async def test_the_span_of_a_late_cycle_begins_when_the_cycle_was_due(bench: Bench) -> None:
@@ -520,7 +524,7 @@ async def test_the_records_of_a_step_are_written_with_one_sync(
 
 def fetches(first: int, count: int) -> ccq.FetchesRequested:
     return ccq.FetchesRequested(
-        tuple(ccq.FetchRequested(first + n, f"ccq-{n}", ORIGIN) for n in range(count))
+        tuple(ccq.FetchRequested(first + n, f"ccq-{n}", EMPTY_CURSOR) for n in range(count))
     )
 
 

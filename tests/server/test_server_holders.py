@@ -12,7 +12,7 @@ from simulator.logs import SCHEMA, to_labels, to_paths
 from galileo.ccq.events import CacheReadAnswered, CacheReadFailed, ReadHandedOffCache
 from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.rpc.peers import GrpcPeers
@@ -23,7 +23,7 @@ from galileo.wire.internal.v1 import peers_pb2_grpc
 CCQ = Ccq("q", SCHEMA.name, "", 1.0, 0.0)
 PATHS = [(p, s, row, row * s) for p in (0, 1) for s in (1, 2, 3) for row in range(5_000)]
 REACHED = Cursor({0: 3, 1: 3})
-GONE = (Stretch(1, 4, 6),)
+GONE = (CommitRange(1, 4, 6),)
 
 
 class Face:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
@@ -194,7 +194,7 @@ async def test_heartbeats_of_a_node_that_missed_a_drop_tell_nothing_of_it(
     assert a.catalog.keys == ["gfs", "nam@1"]
     assert {dataset for _, datasets in post.news for dataset in datasets} == {"gfs"}
     assert a.view.sequences("gfs") == b.catalog.shard("gfs").published(), "others arrive"
-    assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (ORIGIN, ORIGIN)
+    assert (a.view.sequences("nam"), a.view.sequences("nam@1")) == (EMPTY_CURSOR, EMPTY_CURSOR)
     assert a.view.losses.known == []
 
 

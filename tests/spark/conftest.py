@@ -21,7 +21,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import UnknownDataset
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse, from_bytes, to_bytes
@@ -129,7 +129,7 @@ class LabelNode(peers_pb2_grpc.PeerStorageServicer):
         self.pause_s = 0.0
         self.refusal: grpc.StatusCode | None = None
         self.claim: Cursor | None = None
-        self.dropped = ORIGIN
+        self.dropped = EMPTY_CURSOR
         self.forgotten: set[bytes] = set()
         self.broken = False
         self.address = ""
@@ -220,8 +220,8 @@ class Asked:
     ) -> Result:
         for failure in answer.failures:
             if number in from_bytes(failure.items):
-                return Result([], ORIGIN, failure.error.kind, failure.error.message)
-        labels, reached = [], ORIGIN
+                return Result([], EMPTY_CURSOR, failure.error.kind, failure.error.message)
+        labels, reached = [], EMPTY_CURSOR
         for message in answer.parts:
             part = part_from_pb(message, self.schema.label_schema)
             if number in part.items:
@@ -270,7 +270,9 @@ def _group(schema: Schema, dataset: str, every: list[int], items: list[dict]):
     partitions = sorted({*every, *(p for item in items for p in item.get("partitions", []))})
     after = [
         [
-            item.get("after", ORIGIN)[p] if p in item.get("partitions", every) else NOT_REQUESTED
+            item.get("after", EMPTY_CURSOR)[p]
+            if p in item.get("partitions", every)
+            else NOT_REQUESTED
             for p in partitions
         ]
         for item in items

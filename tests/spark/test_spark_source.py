@@ -20,7 +20,7 @@ from spark_line import behind_a_line
 
 import galileo
 import galileo.spark
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from galileo.model.times import times_from_micros
 from galileo.spark.source.columns import requested_columns, spark_columns
 from galileo.spark.source.options import FAIL, LABELS
@@ -228,7 +228,7 @@ def test_labels_are_read_where_they_are_now(
         FAIL,
     )
     found = splits(
-        known.topology, after=ORIGIN, until=known.stored.published, weights={}, weight_max=1e9
+        known.topology, after=EMPTY_CURSOR, until=known.stored.published, weights={}, weight_max=1e9
     )
     assert len(found) > 1, "several nodes keep some"
     elsewhere = [replace(split, addresses=split.addresses[::-1]) for split in found]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Group, Move, NodeInfo, Topology
 from galileo.errors import Unavailable
@@ -104,7 +104,7 @@ def test_limit_commits_is_fair(start: Cursor, more: Cursor, commits_max: int) ->
 
 
 def test_limit_commits_below_partitions_starves_none() -> None:
-    reached, end = ORIGIN, Cursor({0: 30})
+    reached, end = EMPTY_CURSOR, Cursor({0: 30})
     for _ in range(10):
         end = end.join({p: end[p] + 1 for p in PARTITIONS[1:4]})
         reached = limit_commits(reached, end, commits_max=3)
@@ -113,7 +113,9 @@ def test_limit_commits_below_partitions_starves_none() -> None:
 
 def test_splits_heavy_commits_make_small_tasks() -> None:
     end = Cursor({0: 10, 1: 10})
-    heavy = splits(TOPOLOGY, after=ORIGIN, until=end, weights={0: 100.0, 1: 1.0}, weight_max=250)
+    heavy = splits(
+        TOPOLOGY, after=EMPTY_CURSOR, until=end, weights={0: 100.0, 1: 1.0}, weight_max=250
+    )
     assert max(sum(p == 0 for p, _ in commits(one)) for one in heavy) == 2
     assert any(sum(p == 1 for p, _ in commits(one)) == 10 for one in heavy)
     assert splits(TOPOLOGY, after=end, until=end, weights={}, weight_max=5) == []
@@ -135,10 +137,10 @@ def test_merge_status_joins_nodes() -> None:
         status("c", "up", "other", {5: 9}, 7),
     ]
     found = merge_status(TOPOLOGY, nodes, dataset="air")
-    assert found == StoredCommits(Cursor({first: 4}), ORIGIN, {first: 25.0}, owned[away])
+    assert found == StoredCommits(Cursor({first: 4}), EMPTY_CURSOR, {first: 25.0}, owned[away])
 
 
 def test_check_complete_missing_partitions_are_unavailable() -> None:
-    check_complete(StoredCommits(ORIGIN, ORIGIN, {}, frozenset()))
+    check_complete(StoredCommits(EMPTY_CURSOR, EMPTY_CURSOR, {}, frozenset()))
     with pytest.raises(Unavailable, match=r"partitions \[3\] did not answer"):
-        check_complete(StoredCommits(ORIGIN, ORIGIN, {}, frozenset([3])))
+        check_complete(StoredCommits(EMPTY_CURSOR, EMPTY_CURSOR, {}, frozenset([3])))

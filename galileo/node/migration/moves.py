@@ -22,8 +22,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionReadOnly
 from galileo.node.catalog import Catalog
 from galileo.node.migration.protocol import DatasetManifest
@@ -61,7 +61,7 @@ class Moves:
     def __init__(
         self,
         name: str,
-        live: LiveTopology,
+        live: TopologyState,
         *,
         store: Store,
         catalog: Catalog,

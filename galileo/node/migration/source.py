@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import InputError, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.node.catalog import Catalog
 from galileo.node.migration.moves import Moves, dataset_manifest
@@ -44,7 +44,7 @@ class PartitionSource:
     """
 
     def __init__(
-        self, name: str, live: LiveTopology, *, moves: Moves, catalog: Catalog, store: Store
+        self, name: str, live: TopologyState, *, moves: Moves, catalog: Catalog, store: Store
     ) -> None:
         self._name = name
         self._live = live

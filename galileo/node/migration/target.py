@@ -20,8 +20,8 @@ import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Move
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     CorruptData,
     GalileoError,
@@ -65,7 +65,7 @@ class PartitionTarget:
     def __init__(
         self,
         name: str,
-        live: LiveTopology,
+        live: TopologyState,
         *,
         moves: Moves,
         catalog: Catalog,

@@ -297,7 +297,7 @@ class ExplainReply(_message.Message):
     QUERY_JSON_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    SPARED_FIELD_NUMBER: _builtins.int
+    PRUNED_FIELD_NUMBER: _builtins.int
     PLAN_S_FIELD_NUMBER: _builtins.int
     TOTAL_S_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
@@ -314,7 +314,7 @@ class ExplainReply(_message.Message):
         """likewise"""
 
     @_builtins.property
-    def spared(self) -> _common_pb2.Cursor:
+    def pruned(self) -> _common_pb2.Cursor:
         """no match up to here, says the feature graph"""
 
     @_builtins.property
@@ -331,15 +331,15 @@ class ExplainReply(_message.Message):
         query_json: _builtins.str = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
-        spared: _common_pb2.Cursor | None = ...,
+        pruned: _common_pb2.Cursor | None = ...,
         plan_s: _builtins.float = ...,
         total_s: _builtins.float = ...,
         nodes: _abc.Iterable[Global___ExplainedNode] | None = ...,
         reached: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached", "spared", b"spared"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pruned", b"pruned", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "nodes", b"nodes", "partitions", b"partitions", "plan_s", b"plan_s", "query_json", b"query_json", "reached", b"reached", "spared", b"spared", "total_s", b"total_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "nodes", b"nodes", "partitions", b"partitions", "plan_s", b"plan_s", "pruned", b"pruned", "query_json", b"query_json", "reached", b"reached", "total_s", b"total_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEffect, Outcome
-from galileo.cursor import ORIGIN
+from galileo.cursor import EMPTY_CURSOR
 from simulator.clients import PATIENCE_S, Reader, Service
 from simulator.logs import query
 from simulator.loop import demand
@@ -37,7 +37,7 @@ class BatchClient:
         rival = replace(ccqs[0], query=query(7, 3))
         event = BatchSubmitted(request, tuple(BatchItem(ccq) for ccq in (*ccqs, rival)))
         for ccq in ccqs:
-            world.checker.present(ccq.id, ORIGIN)
+            world.checker.present(ccq.id, EMPTY_CURSOR)
         world.network.send("batch", node.name, lambda: node.receive(lambda: self._ask(node, event)))
         world.loop.after(PATIENCE_S, lambda: self._retry(request))
 

@@ -12,7 +12,7 @@ from delivery_audit import Answer, audited
 from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
-from galileo.cursor import Cursor, Stretch
+from galileo.cursor import CommitRange, Cursor
 from simulator.logs import Log, Path, keys_of_paths, scan, to_paths
 from simulator.loop import demand
 
@@ -188,13 +188,13 @@ class Checker:
         for key, sequence in self._acknowledged.items():
             demand(found.get(key) == [sequence], f"batch {key} was acknowledged and is not there")
 
-    def owed(self, ccq: Ccq, gone: Iterable[Stretch]) -> set[Path]:
+    def owed(self, ccq: Ccq, gone: Iterable[CommitRange]) -> set[Path]:
         """The labels that a reader must have in the end, without those reported as gone."""
         gone = tuple(gone)
         return {path for path in self.truth(ccq) if not is_gone(path, gone)}
 
     def verify_delivered(
-        self, reader: str, ccq: Ccq, *, answers: Sequence[Answer], gone: Iterable[Stretch]
+        self, reader: str, ccq: Ccq, *, answers: Sequence[Answer], gone: Iterable[CommitRange]
     ) -> None:
         """Check a reader at the end, by the rules for real processes: every label has come once, in
         order, and no token was ahead of it.
@@ -216,6 +216,6 @@ class Checker:
         return {p for log in self._logs.values() for p in scan(ccq, log, after=0, until=log.end)}
 
 
-def is_gone(path: Path, gone: Iterable[Stretch]) -> bool:
+def is_gone(path: Path, gone: Iterable[CommitRange]) -> bool:
     """Whether a path lies in one of the ranges."""
     return any(one.partition == path[0] and one.first <= path[1] <= one.last for one in gone)

@@ -23,7 +23,7 @@ from galileo.ccq.events import (
     SubmitRequested,
 )
 from galileo.ccq.model import Ccq, Failure
-from galileo.cursor import ORIGIN, Cursor, Stretch
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.wire import token
 from simulator.checker import Checker
@@ -143,7 +143,7 @@ class Reader(_Client):
         self.token: str | None = None
         self.delivered: dict[Path, None] = {}
         self.answers: list[Answer] = []
-        self.gone: list[Stretch] = []
+        self.gone: list[CommitRange] = []
         self.ended = ""
         self.windows = None if ccq.window is None else Windows(ccq.window)
         self.answered: set[Cursor] = set()
@@ -172,7 +172,7 @@ class Reader(_Client):
 
     def begin(self, coordinator: str) -> None:
         """Read a CCQ that was submitted for it, from the start."""
-        self._on_begun(_Initial([], ORIGIN, ORIGIN, None), coordinator)
+        self._on_begun(_Initial([], EMPTY_CURSOR, EMPTY_CURSOR, None), coordinator)
 
     def give_up(self, failure: Failure) -> None:
         """Stop: its CCQ was refused with a terminal error."""
@@ -184,7 +184,7 @@ class Reader(_Client):
     def follow(self, other: Reader, *, is_from_start: bool) -> None:
         """Read another reader's CCQ, from the start or from its position."""
         self.ccq = other.ccq
-        self.token = token.encode(self.ccq.id, ORIGIN) if is_from_start else other.token
+        self.token = token.encode(self.ccq.id, EMPTY_CURSOR) if is_from_start else other.token
         self.delivered = {} if is_from_start else dict(other.delivered)
         self.answers = [] if is_from_start else list(other.answers)
         self.gone = [] if is_from_start else list(other.gone)
@@ -239,7 +239,7 @@ class Reader(_Client):
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
         )
         news = self._folded(WindowProgress(), paths, clock_us=initial.clock_us, more=False)
-        self._store(paths, reached, ranges_between(ORIGIN, dropped), news)
+        self._store(paths, reached, ranges_between(EMPTY_CURSOR, dropped), news)
         self._target = coordinator
         for act in self._followers:
             act()
@@ -346,7 +346,7 @@ class Reader(_Client):
         self,
         paths: list[Path],
         cursor: Cursor,
-        gone: Iterable[Stretch],
+        gone: Iterable[CommitRange],
         news: tuple[WindowProgress, WindowChanges | None],
     ) -> None:
         self.gone += gone

@@ -18,7 +18,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import Failure
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from simulator.logs import Log, Path, scan, to_labels
 from simulator.loop import Loop
 
@@ -126,7 +126,7 @@ class Evaluator:
                 end = self._loop.random.randint(least, end)
             logs[partition] = Log(partition, log.commits[:end], dropped=min(log.dropped, end))
         found = self._evaluate(item, logs, wall=wall)
-        return replace(found, gone=ORIGIN) if self._conceals else found
+        return replace(found, gone=EMPTY_CURSOR) if self._conceals else found
 
     def _rescan(self, effect: Backfill) -> BackfillFinished:
         paths: list[Path] = []

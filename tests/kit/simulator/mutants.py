@@ -36,7 +36,7 @@ from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.ccq.state import NodeState
-from galileo.cursor import ORIGIN, Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from simulator.evaluator import Evaluate, by_sequence
 from simulator.logs import Log, Path, matches, scan, to_labels
 from simulator.variants import Conduct, Variant
@@ -86,11 +86,11 @@ class _PaperCache(LabelCache):
         labels: PackedLabels | None,
         *,
         reached: Cursor,
-        gone: Cursor = ORIGIN,
+        gone: Cursor = EMPTY_CURSOR,
         after: Cursor | None = None,
     ) -> int:
         self.until = self.until.join(reached)
-        return self._add(labels, after=ORIGIN) if labels is not None else 0
+        return self._add(labels, after=EMPTY_CURSOR) if labels is not None else 0
 
     def take_all(self) -> PackedLabels | None:
         parts = [chunk.packed for chunk in self._chunks]
@@ -163,7 +163,7 @@ class _ResumeFromEvaluated(Coordinator):
         clock: EventClock | None = None,
     ) -> None:
         super().__init__(record, now=now, options=options, clock=clock)
-        self.cache.base = ORIGIN
+        self.cache.base = EMPTY_CURSOR
 
     @property
     def retrieved(self) -> Cursor:
@@ -218,11 +218,11 @@ class _TakeAll(LabelCache):
         labels: PackedLabels | None,
         *,
         reached: Cursor,
-        gone: Cursor = ORIGIN,
+        gone: Cursor = EMPTY_CURSOR,
         after: Cursor | None = None,
     ) -> int:
         self.until = self.until.join(reached)
-        return self._add(labels, after=ORIGIN) if labels is not None else 0
+        return self._add(labels, after=EMPTY_CURSOR) if labels is not None else 0
 
 
 def _inclusive(item: CycleItem, logs: dict[int, Log], *, wall: float) -> CycleResult:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.dht import placement
-from galileo.dht.live import LiveTopology
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import ConfigError
 
 A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
@@ -38,7 +38,7 @@ def test_news_agree_however_often_and_in_whatever_order_they_come(
         expected[move.partition] = move.node
     shuffled = moves * times
     Random(seed).shuffle(shuffled)
-    live = LiveTopology(TOPOLOGY)
+    live = TopologyState(TOPOLOGY)
     for start in range(0, len(shuffled), 2):
         live.adopt(shuffled[start : start + 2])
     assert placement.owners(live.current) == expected
@@ -50,22 +50,22 @@ def test_news_agree_however_often_and_in_whatever_order_they_come(
 
 
 def test_a_move_to_a_node_that_the_file_does_not_name_is_no_news() -> None:
-    live = LiveTopology(TOPOLOGY)
+    live = TopologyState(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
     assert live.current == TOPOLOGY
 
 
 def test_what_was_adopted_before_has_to_fit_the_file() -> None:
     with pytest.raises(ConfigError, match=r"partition 0 was moved to node 'z'.*add it to the"):
-        LiveTopology(TOPOLOGY).restore([Move(0, 1, "z")])
+        TopologyState(TOPOLOGY).restore([Move(0, 1, "z")])
     with pytest.raises(ConfigError, match="group 'west' does not have, only a, b"):
-        LiveTopology(TOPOLOGY).restore([Move(0, 1, "c")])
+        TopologyState(TOPOLOGY).restore([Move(0, 1, "c")])
     with pytest.raises(ConfigError, match="expected partitions of this cluster, got 8"):
-        LiveTopology(TOPOLOGY).restore([Move(8, 1, "c")])
+        TopologyState(TOPOLOGY).restore([Move(8, 1, "c")])
 
 
 def test_the_latest_life_of_a_node_says_where_it_runs() -> None:
-    live = LiveTopology(TOPOLOGY)
+    live = TopologyState(TOPOLOGY)
     assert live.relocate("b", "h:22", epoch=5)
     assert not live.relocate("b", "h:22", epoch=5)
     assert not live.relocate("b", "h:2", epoch=4), "a late word of an earlier life"

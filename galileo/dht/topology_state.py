@@ -15,7 +15,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Group, Move, Topology, is_address
 
 
-class LiveTopology:
+class TopologyState:
     """The current topology; thread-safe.
 
     Args:
@@ -29,9 +29,9 @@ class LiveTopology:
         self._changing = threading.Lock()
 
     @classmethod
-    def of(cls, topology: Topology | LiveTopology) -> LiveTopology:
-        """`topology` if it is a LiveTopology, else a new one that begins with it."""
-        return topology if isinstance(topology, LiveTopology) else cls(topology)
+    def of(cls, topology: Topology | TopologyState) -> TopologyState:
+        """`topology` if it is a TopologyState, else a new one that begins with it."""
+        return topology if isinstance(topology, TopologyState) else cls(topology)
 
     @property
     def current(self) -> Topology:
