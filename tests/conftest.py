@@ -104,6 +104,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Lets libraries that report leaks at exit find what `gc.freeze` has hidden."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Ends the shared cluster and its evaluator with the group of tests that share it.

@@ -40,7 +40,7 @@ def _endpoint_options(command: F) -> F:
             help="Allow a host that is not loopback: unauthenticated access.",
         ),
         click.option(
-            "--cors", default="", metavar="EMPTY_CURSOR", help="Origin of web pages that may query."
+            "--cors", default="", metavar="ORIGIN", help="Origin of web pages that may query."
         ),
         click.option(
             "--timeout",
