@@ -336,7 +336,7 @@ class LabelCache:
         if self._compacting or count <= LABELS_FEW:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
-        if alone is not None and alone.is_quick(allow_row_filters=True):
+        if alone is not None and alone.is_quick:
             return None
         return self._start_compaction(newest)
 

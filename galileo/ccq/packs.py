@@ -3,7 +3,7 @@
 Fetches and cycles decide about labels commit by commit: which are new, which a client has, where an
 answer is cut. The list says where each commit's labels are, so these decisions need no unpacking
 and take time in proportion to the commits. Packing, unpacking and sorting take time in proportion
-to the labels; only `pack_labels`, `labels` and `to_bytes` do it: run them in a thread.
+to the labels; only `pack_labels`, `labels`, `to_bytes` and `pieces` do it: run them in a thread.
 """
 
 from __future__ import annotations
@@ -36,6 +36,19 @@ costs more than the reader wastes.
 Commits = npt.NDArray[np.int64]
 Ranges: TypeAlias = tuple[Sequence[int], Sequence[int]]
 _PARTITION, _SEQUENCE, _START, _COUNT = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Labels of one CCQ in a pack.
+
+    Attributes:
+        data: input of `galileo.packing.unpack`; the same object for all CCQs that share it.
+        rows: the first rows and row counts of the labels; None for all.
+    """
+
+    data: bytes
+    rows: Ranges | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,40 +210,33 @@ class PackedLabels:
         return LabelSet(self.schema, pa.concat_tables(tables) if tables else empty)
 
     def to_bytes(self, *, compressed: bool = False) -> list[bytes]:
-        """Input of `galileo.packing.unpack`; packs with other rows are packed anew."""
-        return self.to_pieces(compressed=compressed)[0]
-
-    def is_quick(self, *, allow_row_filters: bool) -> bool:
-        """Whether `to_pieces` packs nothing anew."""
-        return all(one.is_whole or (allow_row_filters and one.is_mostly_kept) for one in self.packs)
-
-    def to_pieces(
-        self, *, compressed: bool = False, allow_row_filters: bool = False
-    ) -> tuple[list[bytes], dict[int, Ranges]]:
-        """Input of `galileo.packing.unpack`, and which of its rows are these labels.
+        """Input of `galileo.packing.unpack`; packs with other rows are packed anew.
 
         Args:
             compressed: whether packs that are made anew are compressed; else they are not even
                 compacted, since a reader waits for them.
-            allow_row_filters: whether packs with a few other rows are sent as they are; else they
-                are packed anew.
-
-        Returns:
-            The bytes of each pack, and the selected rows by index of those packs that have others.
         """
-        schema, pieces, kept = self.schema.label_schema, [], dict[int, Ranges]()
-        for number, one in enumerate(self.packs):
-            if one.is_whole:
-                pieces.append(one.data)
-            elif allow_row_filters and one.is_mostly_kept:
-                pieces.append(one.data)
-                kept[number] = one.ranges()
-            else:
-                table = one.table(schema)
-                pieces.append(
-                    pack(table, compressed=True) if compressed else pack_uncompressed(table)
-                )
-        return pieces, kept
+        return [self._alone(one, compressed=compressed) for one in self.packs]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `pieces` packs nothing anew."""
+        return all(one.is_whole or one.is_mostly_kept for one in self.packs)
+
+    def pieces(self, *, compressed: bool = False) -> list[Piece]:
+        """As `to_bytes`, but packs with a few other rows stay as they are."""
+        return [
+            Piece(one.data, one.ranges())
+            if one.is_mostly_kept and not one.is_whole
+            else Piece(self._alone(one, compressed=compressed), None)
+            for one in self.packs
+        ]
+
+    def _alone(self, one: Pack, *, compressed: bool) -> bytes:
+        if one.is_whole:
+            return one.data
+        table = one.table(self.schema.label_schema)
+        return pack(table, compressed=True) if compressed else pack_uncompressed(table)
 
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
         packs: list[Pack] = []

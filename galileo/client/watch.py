@@ -33,7 +33,6 @@ def request(
         wait_s=wait_s,
         labels_max=labels_max,
         packing=FORMAT_VERSION,
-        allow_row_filters=True,
     )
 
 

@@ -1,20 +1,16 @@
-"""Codec of responses about many CCQs: what several share is encoded once."""
+"""Updates of CCQs, and the codec of responses about many: what several share is encoded once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.ccq.events import AnswerFetch
+from galileo.ccq.packs import Piece
+from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.model.windows import WindowChanges
-from galileo.wire.codec import (
-    KeptRows,
-    cursor_from_pb,
-    cursor_to_pb,
-    stretches_to_pb,
-    windows_to_pb,
-)
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_to_pb, windows_to_pb
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import continuous_pb2
 
@@ -25,38 +21,36 @@ ENTRY_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Labels of one CCQ in a pack.
+class Update:
+    """An update of a CCQ for a reader.
 
     Attributes:
-        data: the pack; the same object for all CCQs that share it.
-        rows: the relevant rows; None for all.
+        answer: of the CCQ's machine.
+        pieces: the labels of the answer.
+        token: the reader's position after the update.
+        query_json: of the CCQ; empty if the reader knows it.
+        windows: changes of the CCQ's windows; None if it has none.
     """
 
-    data: bytes
-    rows: KeptRows | None
+    answer: AnswerFetch
+    pieces: Sequence[Piece]
+    token: str
+    schema_json: str
+    query_json: str = ""
+    windows: WindowChanges | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ManyUpdate:
-    """The update of the CCQ at a `place` of the request, its coordinator, or its error."""
+    """The outcome for the CCQ at a `place` of the request.
+
+    Attributes:
+        outcome: an update, the address of the CCQ's coordinator, or an error.
+    """
 
     place: int
     ccq_id: str
-    token: str = ""
-    cursor: Cursor = EMPTY_CURSOR
-    frontier: Cursor = EMPTY_CURSOR
-    age_s: float = 0.0
-    interval_s: float = 0.0
-    more: bool = False
-    pieces: Sequence[Piece] = ()
-    missing: Sequence[int] = ()
-    gone: Sequence[CommitRange] = ()
-    windows: WindowChanges | None = None
-    schema_json: str = ""
-    query_json: str = ""
-    coordinator: str = ""
-    error: GalileoError | None = None
+    outcome: Update | str | GalileoError
 
 
 @dataclass(slots=True, eq=False)
@@ -128,28 +122,32 @@ class ManyParts:
         )
 
     def _update(self, update: ManyUpdate) -> continuous_pb2.ManyUpdate:
-        made = continuous_pb2.ManyUpdate(ccq=update.place)
-        if update.error is not None:
-            made.error.CopyFrom(error_to_pb(update.error))
-            return made
-        if update.coordinator:
-            made.coordinator = update.coordinator
-            return made
-        made.token, made.age_s, made.more = update.token, update.age_s, update.more
-        made.interval_s = update.interval_s
-        made.cursor, made.frontier = self._cursor(update.cursor), self._cursor(update.frontier)
-        made.schema, made.query_json = self._schema(update.schema_json), update.query_json
-        for piece in update.pieces:
+        if isinstance(update.outcome, GalileoError):
+            return continuous_pb2.ManyUpdate(ccq=update.place, error=error_to_pb(update.outcome))
+        if isinstance(update.outcome, str):
+            return continuous_pb2.ManyUpdate(ccq=update.place, coordinator=update.outcome)
+        content, answer = update.outcome, update.outcome.answer
+        message = continuous_pb2.ManyUpdate(
+            ccq=update.place,
+            token=content.token,
+            cursor=self._cursor(answer.cursor),
+            frontier=self._cursor(answer.frontier),
+            age_s=answer.frontier_age_s,
+            interval_s=answer.interval_s,
+            more=answer.more,
+            missing=answer.missing,
+            schema=self._schema(content.schema_json),
+            query_json=content.query_json,
+        )
+        for piece in content.pieces:
             starts, counts = piece.rows or ((), ())
-            made.kept.add(pack=self._pack(piece.data), starts=starts, counts=counts)
-        if update.missing:
-            made.missing.extend(update.missing)
-        if update.gone:
-            made.gone.extend(stretches_to_pb(update.gone))
-        if update.windows is not None:
-            made.windows.CopyFrom(windows_to_pb(update.windows))
-        self._size += len(update.query_json)
-        return made
+            message.kept.add(pack=self._pack(piece.data), starts=starts, counts=counts)
+        if answer.gone:
+            message.gone.extend(stretches_to_pb(answer.gone))
+        if content.windows is not None:
+            message.windows.CopyFrom(windows_to_pb(content.windows))
+        self._size += len(content.query_json)
+        return message
 
     def _pack(self, data: bytes) -> int:
         number = self._packs.get(id(data))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from galileo.ccq.packs import Piece
 from galileo.cursor import CommitRange, Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.labels import LabelSet
@@ -14,13 +15,12 @@ from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges
 from galileo.packing import FORMAT_VERSION, unpack
-from galileo.rpc.bulk_codec import ManyFetched, ManyParts, given_tokens
+from galileo.rpc.bulk_codec import ManyFetched, ManyParts, Update, given_tokens
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import (
-    KeptRows,
     cursor_from_pb,
     cursor_to_pb,
     kept_rows,
@@ -95,41 +95,6 @@ class SubmittedLater:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """An update for a client.
-
-    Attributes:
-        schema_json: of the dataset.
-        query_json: of the CCQ.
-        packed: the labels, encoded by `galileo.packing`.
-        cursor: of the token: the end of the labels.
-        missing: partitions that could not be evaluated.
-        frontier: the evaluated cursor; `age_s`: its age.
-        interval_s: the present interval of evaluations; 0 if unknown.
-        more: whether another fetch has more labels now.
-        gone: commits up to the cursor that retention dropped before they were evaluated.
-        windows: changes of the CCQ's windows; None if it has none.
-        kept: by index in `packed`, the relevant rows of a pack, if not all.
-        coordinator_address: of the coordinator, if it is another node.
-    """
-
-    schema_json: str
-    query_json: str
-    packed: Sequence[bytes]
-    token: str
-    cursor: Cursor
-    missing: Sequence[int]
-    frontier: Cursor
-    age_s: float
-    more: bool
-    interval_s: float = 0.0
-    gone: Sequence[CommitRange] = ()
-    windows: WindowChanges | None = None
-    kept: Mapping[int, KeptRows] = field(default_factory=dict)
-    coordinator_address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CachedRange:
     """A part of a handed-off cache.
 
@@ -171,9 +136,11 @@ class CcqApi(Protocol):
         token: str,
         wait_s: float,
         labels_max: int,
+        packing: int,
         forwarded: bool,
-        allow_row_filters: bool,
-    ) -> Fetched: ...
+    ) -> Update | list[continuous_pb2.FetchPart]:
+        """An update, or the response of the CCQ's coordinator to the same request."""
+        ...
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
@@ -307,19 +274,21 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
 
     async def _fetch(self, request: continuous_pb2.FetchRequest) -> list[continuous_pb2.FetchPart]:
         _check_wait(request.wait_s)
-        fetched = await self._face.fetch(
+        update = await self._face.fetch(
             request.ccq_id,
             token=request.token,
             wait_s=request.wait_s,
             labels_max=request.labels_max,
+            packing=request.packing,
             forwarded=request.forwarded,
-            allow_row_filters=request.allow_row_filters or request.packing < FORMAT_VERSION,
         )
+        if isinstance(update, list):
+            return update
         if request.packing >= FORMAT_VERSION:
-            parts = list(_packed_parts(fetched))
+            parts = list(_packed_parts(update.pieces))
         else:
-            parts = await asyncio.to_thread(_arrow_parts, fetched)
-        return _framed(parts or [continuous_pb2.FetchPart()], fetched)
+            parts = await asyncio.to_thread(_arrow_parts, update)
+        return _framed(parts or [continuous_pb2.FetchPart()], update)
 
 
 def _check_wait(wait_s: float) -> None:
@@ -384,15 +353,15 @@ def _head(labels: LabelSet) -> continuous_pb2.SubmitHead:
     return continuous_pb2.SubmitHead(schema_json=labels.schema.to_json(), query_json=labels.query)
 
 
-def _packed_parts(fetched: Fetched) -> Iterator[continuous_pb2.FetchPart]:
+def _packed_parts(pieces: Sequence[Piece]) -> Iterator[continuous_pb2.FetchPart]:
     """Combines small packs into one message."""
     part, size = continuous_pb2.FetchPart(), 0
-    for number, data in enumerate(fetched.packed):
-        if number in fetched.kept:
-            starts, counts = fetched.kept[number]
+    for piece in pieces:
+        if piece.rows is not None:
+            starts, counts = piece.rows
             part.kept.add(pack=len(part.packed), starts=starts, counts=counts)
-        part.packed.append(data)
-        size += len(data)
+        part.packed.append(piece.data)
+        size += len(piece.data)
         if size >= PART_BYTES:
             yield part
             part, size = continuous_pb2.FetchPart(), 0
@@ -400,30 +369,34 @@ def _packed_parts(fetched: Fetched) -> Iterator[continuous_pb2.FetchPart]:
         yield part
 
 
-def _arrow_parts(fetched: Fetched) -> list[continuous_pb2.FetchPart]:
+def _arrow_parts(update: Update) -> list[continuous_pb2.FetchPart]:
     """Labels as Arrow IPC, for readers without our packing."""
-    schema = Schema.from_json(fetched.schema_json).label_schema
-    tables = [
-        kept_rows(unpack(data, schema), fetched.kept.get(number))
-        for number, data in enumerate(fetched.packed)
-    ]
+    schema = Schema.from_json(update.schema_json).label_schema
+    tables = [kept_rows(unpack(piece.data, schema), piece.rows) for piece in update.pieces]
     return [
         continuous_pb2.FetchPart(labels=chunk) for table in tables for chunk in label_chunks(table)
     ]
 
 
 def _framed(
-    parts: list[continuous_pb2.FetchPart], fetched: Fetched
+    parts: list[continuous_pb2.FetchPart], update: Update
 ) -> list[continuous_pb2.FetchPart]:
     """The parts of an update, with head and tail."""
-    head, tail = parts[0].head, parts[-1].tail
-    head.schema_json, head.query_json = fetched.schema_json, fetched.query_json
-    tail.token, tail.age_s, tail.more = fetched.token, fetched.age_s, fetched.more
-    tail.coordinator, tail.interval_s = fetched.coordinator_address, fetched.interval_s
-    tail.frontier.CopyFrom(cursor_to_pb(fetched.frontier))
-    tail.cursor.CopyFrom(cursor_to_pb(fetched.cursor))
-    tail.missing.extend(fetched.missing)
-    tail.gone.extend(stretches_to_pb(fetched.gone))
-    if fetched.windows is not None:
-        tail.windows.CopyFrom(windows_to_pb(fetched.windows))
+    answer = update.answer
+    parts[0].head.CopyFrom(
+        continuous_pb2.SubmitHead(schema_json=update.schema_json, query_json=update.query_json)
+    )
+    parts[-1].tail.CopyFrom(
+        continuous_pb2.FetchTail(
+            token=update.token,
+            frontier=cursor_to_pb(answer.frontier),
+            age_s=answer.frontier_age_s,
+            more=answer.more,
+            missing=answer.missing,
+            cursor=cursor_to_pb(answer.cursor),
+            gone=stretches_to_pb(answer.gone),
+            windows=_windows(update.windows),
+            interval_s=answer.interval_s,
+        )
+    )
     return parts

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
-from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels
+from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels, Piece
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
 from galileo.config import LimitsSection
@@ -26,7 +26,7 @@ from galileo.model.schema import Schema
 from galileo.model.windows import WindowProgress
 from galileo.node.storage_node import StorageNode
 from galileo.packing import pack, unpack
-from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Piece
+from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Update
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.driver import Driver
 from galileo.server.fetch_response import apply_windows
@@ -126,14 +126,14 @@ class BulkFetches:
         wanted = min(labels_max or bound, bound)
         deadline = self._clock.monotonic() + wait_s
         answers, is_cut = await self._until_news(asks, wanted, deadline)
-        failures = [ManyUpdate(ask.place, ask.ccq_id, error=ask.error) for ask in asks if ask.error]
+        failures = [ManyUpdate(ask.place, ask.ccq_id, ask.error) for ask in asks if ask.error]
         sheets = SharedUpdates() if accept_shared_updates and not include_query else None
         updates = await asyncio.to_thread(
             self._updates, answers, include_query=include_query, sheets=sheets
         )
         for one in updates:
-            if one.windows is not None:
-                self._driver.record_late(one.ccq_id, one.windows.late)
+            if isinstance(one.outcome, Update) and one.outcome.windows is not None:
+                self._driver.record_late(one.ccq_id, one.outcome.windows.late)
         return ManyFetched((*failures, *updates), is_cut, sheets.all() if sheets else ())
 
     # --- asking the machine ----------------------------------------------------------------------
@@ -259,42 +259,35 @@ class BulkFetches:
         """Builds an update; None if nothing is new and the token is unchanged."""
         ask, effect = answer.ask, answer.effect
         if isinstance(effect, ccq.RefuseFetch):
-            return ManyUpdate(ask.place, ask.ccq_id, error=effect.failure.to_error())
+            return ManyUpdate(ask.place, ask.ccq_id, effect.failure.to_error())
         if isinstance(effect, ccq.RedirectFetch):
             try:
                 address = self._peers.address(effect.coordinator)
             except Unavailable as unknown:
-                return ManyUpdate(ask.place, ask.ccq_id, error=unknown)
-            return ManyUpdate(ask.place, ask.ccq_id, coordinator=address)
+                return ManyUpdate(ask.place, ask.ccq_id, unknown)
+            return ManyUpdate(ask.place, ask.ccq_id, address)
         record = self._driver.machine.state.record_table.get(ask.ccq_id)
         if record is None:
             error = Unavailable("the continuous query was purged meanwhile", after_s=0.2)
-            return ManyUpdate(ask.place, ask.ccq_id, error=error)
+            return ManyUpdate(ask.place, ask.ccq_id, error)
         made = record.ccq
         try:
             progress, windows = apply_windows(made, ask.progress, effect)
         except InvalidToken as error:
-            return ManyUpdate(ask.place, ask.ccq_id, error=error)
+            return ManyUpdate(ask.place, ask.ccq_id, error)
         if effect.cursor == ask.cursor and progress == ask.progress and effect.labels is None:
             return None
         if self._node.catalog.is_dropped(made.dataset):
-            return ManyUpdate(ask.place, ask.ccq_id, error=dropped_failure(made).to_error())
-        return ManyUpdate(
-            ask.place,
-            ask.ccq_id,
-            token=self._issue(made.id, effect.cursor, progress, making.tokens),
-            cursor=effect.cursor,
-            frontier=effect.frontier,
-            age_s=effect.frontier_age_s,
-            interval_s=effect.interval_s,
-            more=effect.more,
-            pieces=tuple(making.shares.pieces(effect.labels)),
-            missing=effect.missing,
-            gone=effect.gone,
-            windows=windows,
-            schema_json=making.schema_of(made.dataset, self._node),
-            query_json=made.query if making.include_query else "",
+            return ManyUpdate(ask.place, ask.ccq_id, dropped_failure(made).to_error())
+        update = Update(
+            effect,
+            tuple(making.shares.pieces(effect.labels)),
+            self._issue(made.id, effect.cursor, progress, making.tokens),
+            making.schema_of(made.dataset, self._node),
+            made.query if making.include_query else "",
+            windows,
         )
+        return ManyUpdate(ask.place, ask.ccq_id, update)
 
     def _issue(
         self, ccq_id: str, cursor: Cursor, progress: WindowProgress, encoder: tokens.Encoder

@@ -31,13 +31,11 @@ from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
-from galileo.packing import FORMAT_VERSION
 from galileo.query import Query, parse_async
-from galileo.rpc.bulk_codec import ManyFetched
+from galileo.rpc.bulk_codec import ManyFetched, Update
 from galileo.rpc.continuous import (
     CachedRange,
     CcqInfo,
-    Fetched,
     Submission,
     Submitted,
     SubmittedLater,
@@ -49,7 +47,7 @@ from galileo.server.bulk_fetch import BulkFetches
 from galileo.server.bulk_submit import BulkSubmitter
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
-from galileo.server.fetch_response import apply_windows, check_progress, forwarded, pieces_of
+from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
 from galileo.wire import token as tokens
 from galileo.wire.v1 import continuous_pb2
 
@@ -247,13 +245,10 @@ class ContinuousQueries:
         token: str,
         wait_s: float,
         labels_max: int,
+        packing: int,
         forwarded: bool,
-        allow_row_filters: bool,
-    ) -> Fetched:
-        """The labels since the token, from this node or forwarded from the coordinator.
-
-        With `allow_row_filters` packs may hold other rows; `Fetched.kept` names the new ones.
-        """
+    ) -> Update | list[continuous_pb2.FetchPart]:
+        """The labels since the token, from this node or forwarded from the coordinator."""
         cursor, progress = (
             tokens.read(token, ccq_id=ccq_id) if token else (EMPTY_CURSOR, WindowProgress())
         )
@@ -279,12 +274,11 @@ class ContinuousQueries:
                     wait_s=wait_s,
                     labels_max=labels_max,
                     forwarded=True,
-                    packing=FORMAT_VERSION,
-                    allow_row_filters=allow_row_filters,
+                    packing=packing,
                 ),
                 forwarded=forwarded,
             )
-        return await self._fetched(answer, progress, allow_row_filters=allow_row_filters)
+        return await self._update(answer, progress)
 
     def _check_not_revoked(self, ccq_id: str) -> None:
         record = self._driver.machine.state.record_table.records.get(ccq_id)
@@ -320,35 +314,22 @@ class ContinuousQueries:
         check_progress(record.ccq.window, progress)
         return record.ccq.window.next_close_us(progress)
 
-    async def _fetched(
-        self, answer: ccq.AnswerFetch, progress: WindowProgress, *, allow_row_filters: bool
-    ) -> Fetched:
+    async def _update(self, answer: ccq.AnswerFetch, progress: WindowProgress) -> Update:
         record = self._driver.machine.state.record_table.records.get(answer.ccq_id)
         if record is None:
             raise Unavailable("the continuous query was purged meanwhile", after_s=0.2)
-        made = record.ccq
-        windows = None
-        if made.window is not None:
-            progress, windows = await asyncio.to_thread(apply_windows, made, progress, answer)
+        query, windows = record.ccq, None
+        if query.window is not None:
+            progress, windows = await asyncio.to_thread(apply_windows, query, progress, answer)
         if windows is not None:
-            self._driver.record_late(made.id, windows.late)
-        packed, kept = await pieces_of(
-            answer.labels, compressed=made.compression == "lz4", allow_row_filters=allow_row_filters
-        )
-        return Fetched(
-            schema_json=self._schema(made).to_json(),
-            query_json=made.query,
-            packed=packed,
-            token=tokens.encode(made.id, answer.cursor, progress),
-            cursor=answer.cursor,
-            missing=answer.missing,
-            frontier=answer.frontier,
-            age_s=answer.frontier_age_s,
-            interval_s=answer.interval_s,
-            more=answer.more,
-            gone=answer.gone,
-            windows=windows,
-            kept=kept,
+            self._driver.record_late(query.id, windows.late)
+        return Update(
+            answer,
+            await pieces_of(answer.labels, compressed=query.compression == "lz4"),
+            tokens.encode(query.id, answer.cursor, progress),
+            self._schema(query).to_json(),
+            query.query,
+            windows,
         )
 
     def _schema(self, made: Ccq) -> Schema:
@@ -362,7 +343,7 @@ class ContinuousQueries:
 
     async def _forward(
         self, coordinator: str, request: continuous_pb2.FetchRequest, *, forwarded: bool
-    ) -> Fetched:
+    ) -> list[continuous_pb2.FetchPart]:
         if forwarded or coordinator == self._node.name:
             raise Unavailable(
                 "the continuous query is changing its coordinator", after_s=MOVING_RETRY_S
@@ -380,14 +361,17 @@ class ContinuousQueries:
             death.cancel()
             await asyncio.gather(answer, death, return_exceptions=True)
 
-    async def _asked(self, coordinator: str, request: continuous_pb2.FetchRequest) -> Fetched:
+    async def _asked(
+        self, coordinator: str, request: continuous_pb2.FetchRequest
+    ) -> list[continuous_pb2.FetchPart]:
         """Forwards a call to another node. Raises TransientError if it is unreachable."""
         parts = []
         try:
             async for part in self._peers.fetch(coordinator, request):
                 parts.append(part)
                 if part.HasField("tail"):
-                    return forwarded(parts, address=self._peers.address(coordinator))
+                    part.tail.coordinator = self._peers.address(coordinator)
+                    return parts
         except Unavailable as error:
             details = {**error.details, "after_s": MOVING_RETRY_S}
             raise Unavailable(error.message, **details) from error

@@ -85,12 +85,12 @@ def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compressed):
 def test_who_leaves_out_rows_gets_the_same_labels(of, after, until, rows):
     with pytest.MonkeyPatch.context() as monkeypatch:
         some = in_small_packs(of, rows, monkeypatch).after(after).until(until)
-    data, kept = some.to_pieces(allow_row_filters=True)
-    assert some.is_quick(allow_row_filters=True) <= all(
-        one is pack.data for one, pack in zip(data, some.packs, strict=True)
+    pieces = some.pieces()
+    assert some.is_quick <= all(
+        piece.data is pack.data for piece, pack in zip(pieces, some.packs, strict=True)
     )
     schema = some.schema.label_schema
-    tables = [kept_rows(unpack(one, schema), kept.get(n)) for n, one in enumerate(data)]
+    tables = [kept_rows(unpack(piece.data, schema), piece.rows) for piece in pieces]
     assert pa.concat_tables([schema.empty_table(), *tables]).equals(some.labels().table)
 
 
@@ -99,12 +99,12 @@ def test_packs_are_given_as_they_are_unless_little_of_them_counts_or_they_hold_o
     assert labels is not None
     for left, whole in ((2, True), (1, False)):
         some = labels.after(Cursor({0: 8 - left}))
-        data, kept = some.to_pieces(allow_row_filters=True)
-        assert (data[0] is labels.packs[0].data) == some.is_quick(allow_row_filters=True) == whole
-        assert kept == ({0: ([6], [2])} if whole else {})
+        [piece] = some.pieces()
+        assert (piece.data is labels.packs[0].data) == some.is_quick == whole
+        assert piece.rows == (([6], [2]) if whole else None)
     shared = PackedLabels(labels.schema, (replace(labels.packs[0], share=8),))
-    assert not shared.after(Cursor({0: 1})).is_quick(allow_row_filters=True)
-    assert not shared.after(Cursor({0: 1})).to_pieces(allow_row_filters=True)[1]
+    assert not shared.after(Cursor({0: 1})).is_quick
+    assert shared.after(Cursor({0: 1})).pieces()[0].rows is None
 
 
 def test_what_is_taken_out_of_a_pack_is_not_compacted_again_unless_it_is_to_be_compressed() -> None:

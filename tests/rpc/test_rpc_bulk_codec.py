@@ -16,14 +16,16 @@ import pytest
 from simulator.logs import SCHEMA, to_labels
 
 import galileo
+from galileo.ccq.events import AnswerFetch
 from galileo.ccq.pack_many import pack_many
+from galileo.ccq.packs import Piece
 from galileo.client import bulk_fetch, watch
 from galileo.client.transport import Transport
-from galileo.cursor import CommitRange, Cursor
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CcqExpired, InputError, Unavailable
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import bulk_codec as module
-from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Piece, Sheet
+from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Sheet, Update
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.wire import token
 from galileo.wire.channel import open_channel, server_options
@@ -40,9 +42,16 @@ def shared() -> list[list[Piece]]:
     return [[Piece(one.data, one.ranges()) for one in labels.packs] for labels in packs]
 
 
-def update(place: int, pieces: Sequence[Piece], **named: Any) -> ManyUpdate:
-    made = {"token": f"t{place}", "cursor": CURSOR, "frontier": CURSOR, "pieces": pieces}
-    return ManyUpdate(place, f"q{place}", schema_json=SCHEMA.to_json(), **(made | named))
+def update(
+    place: int, pieces: Sequence[Piece], *, query_json: str = "", **named: Any
+) -> ManyUpdate:
+    answer = AnswerFetch(
+        **{"request": 1, "ccq_id": f"q{place}", "after": EMPTY_CURSOR, "labels": None}
+        | {"cursor": CURSOR, "frontier": CURSOR}
+        | named
+    )
+    content = Update(answer, pieces, f"t{place}", SCHEMA.to_json(), query_json)
+    return ManyUpdate(place, f"q{place}", content)
 
 
 @dataclass
@@ -133,7 +142,7 @@ async def test_a_large_answer_comes_in_parts(
 async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) -> None:
     gone = (CommitRange(0, 1, 4),)
     answer = ManyFetched(
-        [update(0, (), gone=gone), ManyUpdate(1, "q1", error=CcqExpired("it is over"))], False
+        [update(0, (), gone=gone), ManyUpdate(1, "q1", CcqExpired("it is over"))], False
     )
     updates = await fetched(served, answer, tokens=TOKENS)
     assert updates["q0"].gone == gone
@@ -142,7 +151,7 @@ async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) 
 
 
 async def test_one_that_is_elsewhere_is_asked_for_there(served: Served) -> None:
-    elsewhere = ManyFetched([ManyUpdate(2, "q2", coordinator=served.address)], False)
+    elsewhere = ManyFetched([ManyUpdate(2, "q2", served.address)], False)
     there = ManyFetched([update(0, shared()[0])], False)
     updates = await fetched(served, elsewhere, there, tokens=TOKENS)
     assert [ids for ids, _, _ in served.face.asked] == [["q0", "q1", "q2"], ["q2"]]
@@ -150,7 +159,7 @@ async def test_one_that_is_elsewhere_is_asked_for_there(served: Served) -> None:
 
 
 async def test_what_may_be_tried_again_is(served: Served) -> None:
-    away = ManyFetched([ManyUpdate(0, "q0", error=Unavailable("moving", after_s=0.1))], False)
+    away = ManyFetched([ManyUpdate(0, "q0", Unavailable("moving", after_s=0.1))], False)
     updates = await fetched(
         served, away, ManyFetched([update(0, shared()[0])], False), tokens=TOKENS
     )
@@ -265,7 +274,7 @@ async def test_the_rest_of_a_cut_answer_is_asked_for_next(served: Served) -> Non
     served.face.answers = [
         ManyFetched((), True, [sheet((0, 0, 2), pieces=pieces)]),
         ManyFetched((), False, [sheet((0, 2, 2), pieces=pieces)]),
-        ManyFetched([ManyUpdate(n, f"q{n}", error=CcqExpired("over")) for n in range(3)], False),
+        ManyFetched([ManyUpdate(n, f"q{n}", CcqExpired("over")) for n in range(3)], False),
     ]
     async with galileo.AsyncClient(served.address) as client:
         seen = [list(updates) async for updates in client.watch_many(TOKENS)]
@@ -291,7 +300,7 @@ async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
         ManyFetched([update(0, ())], False),  # No further than before.
         ManyFetched([update(1, (), frontier=late)], False),  # It had no news yet.
         ManyFetched([update(0, (), frontier=late), update(1, (), frontier=late)], False),
-        ManyFetched([ManyUpdate(n, f"q{n}", error=over) for n in range(3)], False),
+        ManyFetched([ManyUpdate(n, f"q{n}", over) for n in range(3)], False),
     ]
     async with galileo.AsyncClient(served.address) as client:
         seen = [one async for one in client.watch_many(TOKENS)]

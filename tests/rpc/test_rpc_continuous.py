@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 from simulator.logs import SCHEMA, to_labels
 
-from galileo.ccq.packs import pack_labels
+from galileo.ccq.events import AnswerFetch
+from galileo.ccq.packs import Piece, pack_labels
 from galileo.client import decode
-from galileo.cursor import CommitRange, Cursor
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
-from galileo.rpc.continuous import CachedRange, ContinuousServicer, Fetched
+from galileo.rpc.bulk_codec import Update
+from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
@@ -34,12 +36,17 @@ HELD = CachedRange(bytes(range(256)) * 10_000, Cursor({0: 3}), (CommitRange(0, 1
 class Face:
     """Has one answer; notes what it was asked for."""
 
-    answer: Fetched
+    answer: Update
     asked: list[str] = field(default_factory=list)
 
-    async def fetch(self, ccq_id: str, **_: object) -> Fetched:
+    async def fetch(self, ccq_id: str, **_: object) -> Update:
         self.asked.append(ccq_id)
         return self.answer
+
+    def keep(self, rows: tuple[list[int], list[int]]) -> None:
+        """Makes these rows of the second pack the labels of the answer."""
+        first, second = self.answer.pieces
+        self.answer = replace(self.answer, pieces=[first, Piece(second.data, rows)])
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
@@ -48,24 +55,26 @@ class Face:
         return HELD if term == 7 else None
 
 
-def fetched(*parts: list[tuple[int, int, int, int]]) -> Fetched:
-    made = [to_labels(part) for part in parts]
-    return Fetched(
-        schema_json=SCHEMA.to_json(),
-        query_json="{}",
-        packed=[data for one in made if one is not None for data in one.to_bytes()],
-        token="after",
+def update_of(*parts: list[tuple[int, int, int, int]]) -> Update:
+    packed = [labels for labels in map(to_labels, parts) if labels is not None]
+    answer = AnswerFetch(
+        1,
+        "ccq-1",
+        after=EMPTY_CURSOR,
+        labels=None,
         cursor=Cursor({0: 3, 1: 3}),
-        missing=(4,),
         frontier=Cursor({0: 5}),
-        age_s=1.5,
+        frontier_age_s=1.5,
+        missing=(4,),
         more=True,
     )
+    pieces = [piece for labels in packed for piece in labels.pieces()]
+    return Update(answer, pieces, "after", SCHEMA.to_json(), "{}")
 
 
 @pytest.fixture
 async def face() -> Face:
-    return Face(fetched(PATHS[:100], PATHS[100:]))
+    return Face(update_of(PATHS[:100], PATHS[100:]))
 
 
 @pytest.fixture
@@ -104,7 +113,7 @@ def expected() -> LabelSet:
 async def test_a_client_gets_the_packed_labels_in_one_message(stub, face: Face) -> None:
     parts = [part async for part in stub.Fetch(request())]
     assert len(parts) == 1
-    assert list(parts[0].packed) == face.answer.packed
+    assert list(parts[0].packed) == [piece.data for piece in face.answer.pieces]
     update = await decode.next_update(stub.Fetch(request()))
     assert update.labels.table.equals(expected().table)
     assert (update.token, update.more, update.age_s) == ("after", True, 1.5)
@@ -140,7 +149,7 @@ async def test_rows_that_do_not_count_are_left_out(
 ) -> None:
     """By the client, or by the node for who cannot; numbered within each message."""
     monkeypatch.setattr(module, "PART_BYTES", part_bytes)
-    face.answer = replace(face.answer, kept={1: ([0, 60], [10, 80])})
+    face.keep(([0, 60], [10, 80]))
     update = await decode.next_update(stub.Fetch(request(packing=packing)))
     table = expected().table
     kept = pa.concat_tables([table.slice(0, 110), table.slice(160, 80)])
@@ -148,14 +157,14 @@ async def test_rows_that_do_not_count_are_left_out(
 
 
 async def test_rows_that_are_not_there_cannot_be_kept(stub, face: Face) -> None:
-    face.answer = replace(face.answer, kept={1: ([100], [41])})
+    face.keep(([100], [41]))
     with pytest.raises(InputError, match="within 140 labels"):
         await decode.next_update(stub.Fetch(request()))
 
 
 @pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
 async def test_an_empty_answer_has_a_token_too(stub, face: Face, packing: int) -> None:
-    face.answer = fetched()
+    face.answer = update_of()
     update = await decode.next_update(stub.Fetch(request(packing=packing)))
     assert (len(update.labels), update.token) == (0, "after")
     assert update.labels.table.schema == SCHEMA.label_schema
@@ -174,7 +183,7 @@ async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Fac
     assert made is not None
     damaged = bytearray(made.packs[0].data)
     damaged[-1] ^= 1
-    face.answer.packed[:] = [bytes(damaged)]  # type: ignore[index]
+    face.answer = replace(face.answer, pieces=[Piece(bytes(damaged), None)])
     with pytest.raises(CorruptData, match="checksum"):
         await decode.next_update(stub.Fetch(request()))
 

@@ -131,24 +131,25 @@ def rows(fetched: ManyFetched) -> dict[str, int]:
     """Labels of each query, as a reader unpacks them."""
     found = {}
     for update in fetched.updates:
-        tables = [unpack(piece.data, SCHEMA.label_schema) for piece in update.pieces]
+        pieces = update.outcome.pieces
+        tables = [unpack(piece.data, SCHEMA.label_schema) for piece in pieces]
         kept = [
             table.num_rows if piece.rows is None else sum(piece.rows[1])
-            for piece, table in zip(update.pieces, tables, strict=True)
+            for piece, table in zip(pieces, tables, strict=True)
         ]
         found[update.ccq_id] = sum(kept)
     return found
 
 
 def tokens_after(fetched: ManyFetched, tokens: dict[str, str]) -> dict[str, str]:
-    return {**tokens, **{one.ccq_id: one.token for one in fetched.updates}}
+    return {**tokens, **{one.ccq_id: one.outcome.token for one in fetched.updates}}
 
 
 async def test_a_pack_that_most_readers_of_are_asked_for_is_given_as_it_is(many: Many) -> None:
     many.stage.cycle(1)
     fetched = await many(dict.fromkeys(IDS, ""))
     assert rows(fetched) == dict.fromkeys(IDS, LABELS)
-    assert len({id(piece.data) for one in fetched.updates for piece in one.pieces}) == 1
+    assert len({id(piece.data) for one in fetched.updates for piece in one.outcome.pieces}) == 1
 
 
 async def test_of_a_pack_that_is_mostly_others_only_what_belongs_to_the_reader_is_given(
@@ -158,12 +159,12 @@ async def test_of_a_pack_that_is_mostly_others_only_what_belongs_to_the_reader_i
     fetched = await many({"q3": "", "q9": ""})
     assert rows(fetched) == {"q3": LABELS, "q9": LABELS}
     for update in fetched.updates:
-        (piece,) = update.pieces
+        (piece,) = update.outcome.pieces
         assert piece.rows is not None
         assert piece.rows[1] == (LABELS,)
         assert unpack(piece.data, SCHEMA.label_schema).num_rows == 2 * LABELS
     alone = await many({"q5": ""})
-    (piece,) = alone.updates[0].pieces
+    (piece,) = alone.updates[0].outcome.pieces
     assert piece.rows is None
     assert unpack(piece.data, SCHEMA.label_schema).num_rows == LABELS
 
@@ -177,7 +178,7 @@ async def test_only_what_has_news_is_told_and_each_label_once(many: Many) -> Non
     many.stage.cycle(2)
     second = await many(tokens)
     assert rows(second) == dict.fromkeys(IDS, LABELS)
-    assert {one.cursor for one in second.updates} == {Cursor({0: 2})}
+    assert {one.outcome.answer.cursor for one in second.updates} == {Cursor({0: 2})}
 
 
 async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many) -> None:
@@ -187,11 +188,11 @@ async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many
     remembered = await many(tokens)
     many.fetches._issued.clear()
     read = await many(tokens)
-    assert [(o.ccq_id, o.token) for o in read.updates] == [
-        (o.ccq_id, o.token) for o in remembered.updates
+    assert [(o.ccq_id, o.outcome.token) for o in read.updates] == [
+        (o.ccq_id, o.outcome.token) for o in remembered.updates
     ]
     swapped = await many({"q1": tokens["q2"]})
-    assert [one.error.kind for one in swapped.updates if one.error] == ["invalid_token"]
+    assert [one.outcome.kind for one in swapped.updates] == ["invalid_token"]
 
 
 async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(
@@ -231,7 +232,7 @@ async def test_one_that_may_not_be_fetched_does_not_keep_the_others(many: Many) 
     many.stage.cycle(1)
     many.revoked.add("q1")
     fetched = await many({"q1": "", "q2": ""})
-    assert {one.ccq_id: one.error and one.error.kind for one in fetched.updates} == {
+    assert {one.ccq_id: getattr(one.outcome, "kind", None) for one in fetched.updates} == {
         "q1": "sampler_revoked",
         "q2": None,
     }
@@ -282,8 +283,8 @@ async def test_those_of_a_dataset_that_was_just_dropped_get_that_error(many: Man
     many.stage.cycle(1)
     many.dropped.add(SCHEMA.name)  # The machine has not heard of it yet.
     fetched = await many(dict.fromkeys(IDS, ""))
-    kinds = {update.error.kind for update in fetched.updates if update.error}
+    kinds = {update.outcome.kind for update in fetched.updates}
     assert (len(fetched.updates), kinds) == (COUNT, {"ccq_dropped"})
     many.stage.step(ccq.DatasetDropped(SCHEMA.name, 1))
     fetched = await many(dict.fromkeys(IDS, ""))
-    assert {update.error.kind for update in fetched.updates if update.error} == kinds
+    assert {update.outcome.kind for update in fetched.updates} == kinds

@@ -570,7 +570,6 @@ class FetchRequest(_message.Message):
     LABELS_MAX_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     PACKING_FIELD_NUMBER: _builtins.int
-    ALLOW_ROW_FILTERS_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
     token: _builtins.str
     wait_s: _builtins.float
@@ -581,8 +580,6 @@ class FetchRequest(_message.Message):
     """between nodes: do not forward again"""
     packing: _builtins.int
     """newest format of packed labels that the reader knows; 0: Arrow"""
-    allow_row_filters: _builtins.bool
-    """the reader knows `kept`"""
     def __init__(
         self,
         *,
@@ -592,11 +589,10 @@ class FetchRequest(_message.Message):
         labels_max: _builtins.int = ...,
         forwarded: _builtins.bool = ...,
         packing: _builtins.int = ...,
-        allow_row_filters: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_row_filters", b"allow_row_filters", "ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded", "labels_max", b"labels_max", "packing", b"packing", "token", b"token", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
