@@ -7,6 +7,7 @@ requests. An unreachable collector is logged once, and once when it is back.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
@@ -73,6 +75,7 @@ class Recording:
             resource=Resource.create(facts),
             sampler=ParentBased(TraceIdRatioBased(ratio)),
             shutdown_on_exit=False,
+            id_generator=_SystemIdGenerator(),
         )
         exporter = OTLPSpanExporter(endpoint=address, insecure=not is_tls, timeout=EXPORT_TIMEOUT_S)
         self._exporter = _LoggingExporter(exporter, address)
@@ -123,6 +126,20 @@ def _parent(traceparent: str) -> trace.Span:
             trace_flags=trace.TraceFlags(int(flags, 16)),
         )
     )
+
+
+class _SystemIdGenerator(RandomIdGenerator):
+    """Draws ids from the system, as the SDK's generator shares `random` with the program.
+
+    A program that seeds `random` would get the same ids in each run, and other numbers with tracing
+    than without.
+    """
+
+    def generate_span_id(self) -> int:
+        return 1 + secrets.randbelow(2**64 - 1)
+
+    def generate_trace_id(self) -> int:
+        return 1 + secrets.randbelow(2**128 - 1)
 
 
 class _LoggingExporter(SpanExporter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -91,6 +92,24 @@ def test_a_ratio_is_kept(collector: Collector, start: Start) -> None:
     exported = collector.spans()
     assert 50 < len([one for one in exported if one.name == "a"]) < 150
     assert len([one for one in exported if one.name == "b"]) == len(exported) / 2
+
+
+def test_ids_are_not_drawn_from_the_generator_of_the_program(
+    collector: Collector, start: Start
+) -> None:
+    start(collector.endpoint, 1.0)
+    before = random.getstate()
+    ids: set[str] = set()
+    try:
+        for _ in range(2):
+            random.seed(7)
+            seeded = random.getstate()
+            with spans.span("a"), spans.child("b"):
+                ids.add(spans.trace_id())
+            assert random.getstate() == seeded
+    finally:
+        random.setstate(before)
+    assert len(ids) == 2
 
 
 @pytest.mark.parametrize("kind", ["absent", pytest.param("silent", marks=pytest.mark.slow)])
