@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import pyarrow as pa
 
@@ -24,27 +23,26 @@ from galileo.client.analytics_results import (
     Vertex,
 )
 from galileo.client.graph_path import levels_of, parse_vertex, value_texts
-from galileo.client.transport import Transport
-from galileo.errors import InputError, Unavailable
+from galileo.errors import InputError
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
+from galileo.wire.caller import Caller, Connection
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
+from galileo.wire.v1 import analytics_pb2
+from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
 
-TIMEOUT_S = 120.0
-"""Deadline of one call, after which the nodes stop working on it."""
 CHILDREN = 10_000
 """Children of a page by default."""
 
 
 async def explain(
-    transport: Transport, dataset: str, query: str, *, require_complete: bool
+    caller: Caller, dataset: str, query: str, *, require_complete: bool
 ) -> QueryExplanation:
     request = analytics_pb2.ExplainRequest(dataset=dataset, query=query)
 
-    async def attempt(channel: grpc.aio.Channel) -> QueryExplanation:
-        reply = await _stub(channel).Explain(request, timeout=TIMEOUT_S)
+    async def attempt(node: Connection) -> QueryExplanation:
+        reply = await analytics_of(node, "Explain", request)
         return QueryExplanation(
             dataset=dataset,
             query=reply.query_json,
@@ -56,7 +54,7 @@ async def explain(
             total_s=reply.total_s,
         )
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
@@ -84,14 +82,14 @@ def _node(value: analytics_pb2.ExplainedNode) -> NodeExplanation:
 
 
 async def nearest(
-    transport: Transport, request: analytics_pb2.NearestRequest, *, require_complete: bool
+    caller: Caller, request: analytics_pb2.NearestRequest, *, require_complete: bool
 ) -> NearestResult:
-    async def attempt(channel: grpc.aio.Channel) -> NearestResult:
-        head, table, tail = await _collect(_stub(channel).Nearest(request, timeout=TIMEOUT_S))
+    async def attempt(node: Connection) -> NearestResult:
+        head, table, tail = await _collect(node, "Nearest", request)
         frontier = cursor_from_pb(tail.frontier)
         return NearestResult(table, head.query_json, frontier, tuple(tail.missing))
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 def nearest_request(
@@ -134,7 +132,7 @@ def _numbers(given: Any, expected: str) -> list[float]:
 
 
 async def summarise(
-    transport: Transport,
+    caller: Caller,
     dataset: str,
     query: str,
     *,
@@ -150,11 +148,11 @@ async def summarise(
     elif bins is not None:
         request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
 
-    async def attempt(channel: grpc.aio.Channel) -> FeatureSummary:
-        reply = await _stub(channel).Summarise(request, timeout=TIMEOUT_S)
+    async def attempt(node: Connection) -> FeatureSummary:
+        reply = await analytics_of(node, "Summarise", request)
         return _summary(reply, feature)
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummary:
@@ -175,7 +173,7 @@ def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummar
 
 
 async def estimate(
-    transport: Transport,
+    caller: Caller,
     dataset: str,
     query: str,
     *,
@@ -190,8 +188,8 @@ async def estimate(
         quantiles=_numbers(quantiles, "a list of quantiles"),
     )
 
-    async def attempt(channel: grpc.aio.Channel) -> Estimate:
-        reply = await _stub(channel).Estimate(request, timeout=TIMEOUT_S)
+    async def attempt(node: Connection) -> Estimate:
+        reply = await analytics_of(node, "Estimate", request)
         return Estimate(
             query=reply.query_json,
             low=reply.low,
@@ -204,14 +202,14 @@ async def estimate(
             node=reply.node,
         )
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The metadata graph of a dataset with its levels in some order."""
 
-    transport: Transport
+    caller: Caller
     schema: Schema
     order: tuple[str, ...]
     require_complete: bool = False
@@ -219,7 +217,7 @@ class Tree:
     @classmethod
     def of(
         cls,
-        transport: Transport,
+        caller: Caller,
         schema: Schema,
         order: Sequence[str] | None,
         *,
@@ -228,7 +226,7 @@ class Tree:
         if isinstance(order, str):
             raise InputError(f"expected a list of levels, got the text {order!r}")
         levels = levels_of(schema) if order is None else tuple(order)
-        return cls(transport, schema, levels, require_complete)
+        return cls(caller, schema, levels, require_complete)
 
     def values(self, vertex: str | Sequence[Any]) -> tuple[Any, ...]:
         """The values from the root to a vertex, which is such values or their text."""
@@ -250,8 +248,8 @@ class Tree:
             after_json="" if after is None else values_to_json([after]),
         )
 
-        async def attempt(channel: grpc.aio.Channel) -> Children:
-            _, table, tail = await _collect(_stub(channel).Children(request, timeout=TIMEOUT_S))
+        async def attempt(node: Connection) -> Children:
+            _, table, tail = await _collect(node, "Children", request)
             return Children(
                 schema=self.schema,
                 order=self.order,
@@ -262,9 +260,7 @@ class Tree:
                 above=self.text(prefix),
             )
 
-        return await completeness.call(
-            self.transport, attempt, require_complete=self.require_complete
-        )
+        return await completeness.call(self.caller, attempt, require_complete=self.require_complete)
 
     async def walk(
         self, prefix: tuple[Any, ...], *, depth: int | None
@@ -304,17 +300,21 @@ def _text(value: Any, schema: Schema, level: str) -> str:
     return str(value_texts(column, schema, level=level)[0].as_py())
 
 
-def _stub(channel: grpc.aio.Channel) -> Any:
-    return analytics_pb2_grpc.AnalyticsStub(channel)
+async def analytics_of(node: Connection, method: str, request: Any) -> Any:
+    """The answer of a node's analytics service."""
+    stub = AnalyticsStub
+    return await node.unary(stub, method, request, timeout_s=node.options.analytics_s)
 
 
 async def _collect(
-    call: Any,
+    node: Connection, method: str, request: Any
 ) -> tuple[analytics_pb2.AnalyticsHead, pa.Table, analytics_pb2.AnalyticsTail]:
-    """The parts of a stream; cancels the call when the caller stops reading."""
+    """The parts of a streamed answer."""
     head, tables = analytics_pb2.AnalyticsHead(), []
-    try:
-        async for part in call:
+    stub, timeout_s = AnalyticsStub, node.options.analytics_s
+    with node.stream(stub, method, request, timeout_s=timeout_s) as stream:
+        while True:
+            part = await stream.next()
             kind = part.WhichOneof("part")
             if kind == "head":
                 head = part.head
@@ -322,6 +322,3 @@ async def _collect(
                 tables.append(read_stream(part.rows))
             else:
                 return head, pa.concat_tables(tables), part.tail
-    finally:
-        call.cancel()
-    raise Unavailable("the node closed the stream before its answer was complete")

@@ -19,9 +19,9 @@ from galileo.client.analytics_results import (
 )
 from galileo.client.arguments import dataset_name
 from galileo.client.descriptions import DatasetDescription
-from galileo.client.transport import Transport
 from galileo.model.schema import Schema
 from galileo.query.builder import QueryLike, query_text
+from galileo.wire.caller import Caller
 
 
 class AsyncAnalytics(ABC):
@@ -31,7 +31,7 @@ class AsyncAnalytics(ABC):
     and then raises `IncompleteAnswer`.
     """
 
-    _transport: Transport
+    _caller: Caller
 
     @abstractmethod
     async def schema(self, dataset: str) -> Schema: ...
@@ -47,7 +47,7 @@ class AsyncAnalytics(ABC):
             2
         """
         return await analytics.explain(
-            self._transport,
+            self._caller,
             dataset_name(dataset),
             query_text(query),
             require_complete=require_complete,
@@ -74,9 +74,7 @@ class AsyncAnalytics(ABC):
             (4, 292.5)
         """
         schema = await self.schema(dataset)
-        return await descriptions.describe(
-            self._transport, schema, require_complete=require_complete
-        )
+        return await descriptions.describe(self._caller, schema, require_complete=require_complete)
 
     async def nearest(
         self,
@@ -117,7 +115,7 @@ class AsyncAnalytics(ABC):
             k=k,
             within_m=within_m,
         )
-        return await analytics.nearest(self._transport, request, require_complete=require_complete)
+        return await analytics.nearest(self._caller, request, require_complete=require_complete)
 
     async def summarise(
         self,
@@ -146,7 +144,7 @@ class AsyncAnalytics(ABC):
             287.625
         """
         return await analytics.summarise(
-            self._transport,
+            self._caller,
             dataset_name(dataset),
             query_text(query),
             feature=feature,
@@ -181,7 +179,7 @@ class AsyncAnalytics(ABC):
             ['EDDB', 'KCYS', 'KDEN']
         """
         schema = await self.schema(dataset)
-        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
+        tree = Tree.of(self._caller, schema, order, require_complete=require_complete)
         return await tree.children(tree.values(vertex), limit=limit, after=after)
 
     async def tree(
@@ -212,7 +210,7 @@ class AsyncAnalytics(ABC):
             KDEN 2
         """
         schema = await self.schema(dataset)
-        tree = Tree.of(self._transport, schema, order, require_complete=require_complete)
+        tree = Tree.of(self._caller, schema, order, require_complete=require_complete)
         async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
             async for found in vertices:
                 yield found
@@ -241,7 +239,7 @@ class AsyncAnalytics(ABC):
             True
         """
         return await analytics.estimate(
-            self._transport,
+            self._caller,
             dataset_name(dataset),
             query_text(query),
             feature=feature,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from galileo.client import bulk_submit, watch
+from galileo.client import bulk_submit
 from galileo.client.arguments import check_progress, check_tokens, shown
 from galileo.client.async_samplers import AsyncSamplers, spec_of
 from galileo.client.bulk_fetch import BulkFetcher, ReadPosition, UpdateBatch
@@ -54,7 +54,7 @@ class AsyncBulk(AsyncSamplers):
             )
         refused = dict[str, GalileoError]()
         sent = [await self._ready(one, refused) for one in submissions]
-        done = await bulk_submit.submit_many(self._transport, sent, progress=progress)
+        done = await bulk_submit.submit_many(self._caller, sent, progress=progress)
         for one in done:
             if one.info is not None:
                 self._bulk_fetcher.cache_coordinator(one.id, one.info.coordinator_address)
@@ -119,7 +119,7 @@ class AsyncBulk(AsyncSamplers):
         left, rest = dict[str, ReadPosition](tokens), dict[str, ReadPosition]()
         reported = dict[str, Cursor]()
         while left:
-            wait_s = 0.0 if rest else watch.WAIT_S
+            wait_s = 0.0 if rest else self._caller.options.watch_wait_s
             updates = await self._bulk_fetcher.fetch(
                 rest or left, wait_s=wait_s, labels_max=labels_max
             )
@@ -131,9 +131,18 @@ class AsyncBulk(AsyncSamplers):
             rest = {i: left[i] for i in updates.rest if i in left}
             is_quiet = not updates and not over
             # As `watch` of one query: after its labels, its frontier is news.
-            advanced = watch.advanced_frontiers(reported, updates.frontiers) if is_quiet else {}
+            advanced = _advanced(reported, updates.frontiers) if is_quiet else {}
             if advanced or not is_quiet:
                 yield updates
             elif updates.errors:
-                await asyncio.sleep(watch.PAUSE_S)
+                await asyncio.sleep(self._caller.options.pause_s)
             reported |= advanced or {i: updates.frontiers[i] for i in updates}
+
+
+def _advanced(reported: Mapping[str, Cursor], frontiers: Mapping[str, Cursor]) -> dict[str, Cursor]:
+    """The frontiers of those queries that are beyond the ones reported last."""
+    return {
+        ccq_id: frontier
+        for ccq_id, frontier in frontiers.items()
+        if ccq_id in reported and not reported[ccq_id].covers(frontier)
+    }

@@ -7,16 +7,12 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
-import grpc.aio
-
-from galileo.client import decode, watch
+from galileo.client import decode, fetching
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_bulk import AsyncBulk
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.bulk_submit import EXPIRATION, INTERVAL
-from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.fetching import Fetcher
 from galileo.client.results import (
     Ccq,
@@ -28,12 +24,14 @@ from galileo.client.results import (
 from galileo.client.sparql_views import SparqlView, open_view
 from galileo.client.spool import Spool
 from galileo.cursor import Cursor
-from galileo.errors import InputError, TransientError
+from galileo.errors import InputError
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
 from galileo.rdf.incremental_graph import LABELS_MAX
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.caller import Connection
+from galileo.wire.v1 import continuous_pb2
+from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +85,12 @@ class AsyncCcqs(AsyncBulk):
             window_json=window.to_json() if window else "",
         )
 
-        async def attempt(channel: grpc.aio.Channel) -> Ccq:
-            call = continuous_pb2_grpc.ContinuousStub(channel).Submit(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
-            return await decode.collect_submission(call)
+        async def attempt(node: Connection) -> Ccq:
+            stub, timeout_s = ContinuousStub, node.options.answer_s
+            with node.stream(stub, "Submit", request, timeout_s=timeout_s) as stream:
+                return await decode.collect_submission(stream)
 
-        ccq = await self._transport.call(attempt)
+        ccq = await self._caller.call(attempt)
         self._fetcher.cache_coordinator(ccq.id, ccq.info.coordinator_address)
         return ccq
 
@@ -119,7 +116,7 @@ class AsyncCcqs(AsyncBulk):
             (0, False)
         """
         wait_s = 0.0 if wait is None else seconds(wait)
-        request = watch.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
+        request = fetching.request(ccq_id_of(ccq), token, wait_s=wait_s, labels_max=labels_max)
         update = await self._fetcher.fetch(request)
         if 0 < update.interval_s <= wait_s <= update.age_s and not update.is_news:
             log.warning(
@@ -166,9 +163,8 @@ class AsyncCcqs(AsyncBulk):
             stored_token = spool.token
             token = _first_token(spool, ccq_id, stored_token=stored_token, given=token)
         reported: Cursor | None = None
-        async with aclosing(
-            self._watch_with_retries(ccq_id, token, labels_max=labels_max)
-        ) as updates:
+        watched = self._fetcher.watch(ccq_id, token, labels_max=labels_max)
+        async with aclosing(watched) as updates:
             async for update in updates:
                 # After an update with labels, an advanced frontier is news.
                 has_advanced = reported is not None and not reported.covers(update.frontier)
@@ -178,44 +174,6 @@ class AsyncCcqs(AsyncBulk):
                         stored_token = update.token
                     reported = update.frontier
                     yield update
-
-    async def _watch_with_retries(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
-        """All updates of a watch; resumes at another node after an error."""
-        while True:
-            updates = self._watch_once(ccq_id, token, labels_max=labels_max)
-            try:
-                async for update in updates:
-                    token = update.token
-                    yield update
-            except TransientError:
-                await asyncio.sleep(watch.PAUSE_S)
-            finally:
-                await updates.aclose()
-
-    async def _watch_once(self, ccq_id: str, token: str, *, labels_max: int) -> Any:
-        """One watch stream at one node, until it breaks."""
-
-        async def open_watch(channel: grpc.aio.Channel) -> tuple[Any, Update]:
-            call = continuous_pb2_grpc.ContinuousStub(channel).Watch()
-            try:
-                request = watch.request(ccq_id, token, wait_s=0.0, labels_max=labels_max)
-                return call, await watch.next_update(call, request)
-            except BaseException:
-                call.cancel()
-                raise
-
-        call, update = await self._transport.open(open_watch)
-        try:
-            while True:
-                yield update
-                request = watch.request(
-                    ccq_id, update.token, wait_s=watch.WAIT_S, labels_max=labels_max
-                )
-                update = await watch.next_update(call, request)
-        except grpc.RpcError as error:
-            raise decode.watch_error(error) from error
-        finally:
-            call.cancel()
 
     async def sparql_view(
         self,
@@ -258,11 +216,7 @@ class AsyncCcqs(AsyncBulk):
             >>> ccq.id in {info.id for info in await client.list_ccqs()}
             True
         """
-        reply = await self._transport.call(
-            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).List(
-                continuous_pb2.ListRequest(), timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ContinuousStub, "List", continuous_pb2.ListRequest())
         return [decode.ccq_info(value) for value in reply.ccqs]
 
     async def cancel(self, ccq: CcqLike) -> None:
@@ -273,11 +227,7 @@ class AsyncCcqs(AsyncBulk):
             >>> await client.cancel(ccq)
         """
         request = continuous_pb2.CancelRequest(ccq_id=ccq_id_of(ccq))
-        await self._transport.call(
-            lambda channel: continuous_pb2_grpc.ContinuousStub(channel).Cancel(
-                request, timeout=TIMEOUT_S
-            )
-        )
+        await self._caller.unary(ContinuousStub, "Cancel", request)
 
 
 def _first_token(spool: Spool, ccq_id: str, *, stored_token: str, given: str) -> str:

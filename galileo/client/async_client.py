@@ -9,21 +9,18 @@ from galileo.client import decode, partition_move
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
+from galileo.client.cluster_caller import cluster_caller
 from galileo.client.credentials import Credentials
-from galileo.client.decode import TIMEOUT_S
 from galileo.client.fetching import Fetcher
 from galileo.client.partition_move import MoveProgress
-from galileo.client.results import (
-    ClusterStatus,
-)
-from galileo.client.transport import Transport
+from galileo.client.results import ClusterStatus
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.caller import CallOptions
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
-RETRY_TIMEOUT_S = 15.0
-INGEST_TIMEOUT_S = 60.0
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
@@ -46,18 +43,20 @@ class AsyncClient(AsyncObservations):
     def __init__(
         self, *addresses: str, timeout: Duration | None = None, proof: Credentials | None = None
     ) -> None:
-        retry_s = RETRY_TIMEOUT_S if timeout is None else seconds(timeout)
+        options = CallOptions()
+        if timeout is not None:
+            patience_s = seconds(timeout)
+            options = CallOptions(patience_s=patience_s, ingest_patience_s=patience_s)
         keys = (proof or Credentials()).keys()
-        self._transport = Transport(addresses, patience_s=retry_s, keys=keys)
-        self._ingest_timeout_s = INGEST_TIMEOUT_S if timeout is None else retry_s
-        self._fetcher = Fetcher(self._transport)
-        self._bulk_fetcher = BulkFetcher(self._transport)
+        self._caller = cluster_caller(addresses, options=options, keys=keys)
+        self._fetcher = Fetcher(self._caller)
+        self._bulk_fetcher = BulkFetcher(self._caller)
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
-        self._transport.on_error = self._forget_dropped_schema
+        self._caller.on_error = self._forget_dropped_schema
 
     def __repr__(self) -> str:
-        return f"<AsyncClient of {', '.join(self._transport.addresses)}>"
+        return f"<AsyncClient of {', '.join(self._caller.addresses)}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(NOT_PICKLABLE)
@@ -75,7 +74,7 @@ class AsyncClient(AsyncObservations):
             >>> client = galileo.AsyncClient("127.0.0.1:7701")
             >>> await client.close()
         """
-        await self._transport.close()
+        await self._caller.close()
 
     # --- the cluster -------------------------------------------------------------------------
 
@@ -87,11 +86,7 @@ class AsyncClient(AsyncObservations):
             >>> [node.state for node in status.nodes]
             ['up', 'up', 'up']
         """
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
-                cluster_pb2.StatusRequest(), timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ClusterStub, "Status", cluster_pb2.StatusRequest())
         return ClusterStatus(tuple(decode.node_status(node) for node in reply.nodes))
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
@@ -122,9 +117,7 @@ class AsyncClient(AsyncObservations):
                 node=node,
             )
         request = cluster_pb2.DrainRequest(node=node, undo=undo)
-        await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Drain(request, timeout=TIMEOUT_S)
-        )
+        await self._caller.unary(ClusterStub, "Drain", request)
 
     def move(self, partition: int, *, to: str) -> AsyncIterator[MoveProgress]:
         """Moves a partition to another node of its group, without downtime.
@@ -152,7 +145,7 @@ class AsyncClient(AsyncObservations):
         """
         instance_of(int, partition, "the number of a partition")
         instance_of(str, to, "the name of a node")
-        return partition_move.move(self._transport, partition, to=to)
+        return partition_move.move(self._caller, partition, to=to)
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.
@@ -162,9 +155,5 @@ class AsyncClient(AsyncObservations):
             >>> len(json.loads(await client.topology_json())["groups"])
             2
         """
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
-                cluster_pb2.TopologyRequest(), timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ClusterStub, "Topology", cluster_pb2.TopologyRequest())
         return str(reply.topology_json)

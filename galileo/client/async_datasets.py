@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import grpc.aio
+from typing import Any
 
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
-from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import Caller, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, unknown_dataset
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from galileo.wire.caller import Connection
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 class AsyncDatasets(AsyncAnalytics):
@@ -41,11 +42,7 @@ class AsyncDatasets(AsyncAnalytics):
                 f"[galileo.Feature('temperature', unit='K')]), got {schema!r}"
             )
         request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).CreateDataset(
-                request, timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ClusterStub, "CreateDataset", request)
         self._schemas[schema.name] = Schema.from_json(reply.schema_json)
         if retention is not None:
             await self.set_retention(schema.name, retention)
@@ -79,24 +76,20 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.DropDatasetRequest(dataset=known.key if known else dataset)
         attempts = 0
 
-        async def attempt(channel: grpc.aio.Channel) -> cluster_pb2.DropDatasetReply:
+        async def attempt(node: Connection) -> Any:
             nonlocal attempts
             attempts += 1
-            call = cluster_pb2_grpc.ClusterStub(channel).DropDataset(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
-            reply: cluster_pb2.DropDatasetReply = await call
-            return reply
+            stub, timeout_s = ClusterStub, node.options.answer_s
+            return await node.unary(stub, "DropDataset", request, timeout_s=timeout_s)
 
         try:
-            reply = await self._transport.call(attempt)
+            reply = await self._caller.call(attempt)
         except UnknownDataset as error:
             if attempts == 1 or known is None or "dropped" not in error.details:
                 error.details.pop("remedy", None)  # Its advice is to create the dataset first.
                 raise
-            reply = (
-                cluster_pb2.DropDatasetReply()
-            )  # An earlier attempt dropped it, and its answer was lost.
+            # An earlier attempt dropped it, and its answer was lost.
+            reply = cluster_pb2.DropDatasetReply()
         self._schemas.pop(dataset, None)
         return decode.dropped_dataset(dataset, reply)
 
@@ -119,11 +112,7 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.SetRetentionRequest(
             dataset=dataset_name(dataset), retention_json=retention.to_json() if retention else ""
         )
-        await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).SetRetention(
-                request, timeout=TIMEOUT_S
-            )
-        )
+        await self._caller.unary(ClusterStub, "SetRetention", request)
 
     async def retention(self, dataset: str) -> Retention | None:
         """The retention policy of a dataset; None where everything is kept.
@@ -136,11 +125,7 @@ class AsyncDatasets(AsyncAnalytics):
             True
         """
         request = cluster_pb2.GetRetentionRequest(dataset=dataset_name(dataset))
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).GetRetention(
-                request, timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ClusterStub, "GetRetention", request)
         return VersionedRetention.from_json(reply.numbered_json).retention
 
     async def apply_retention(self, dataset: str) -> tuple[RetentionReport, ...]:
@@ -158,10 +143,11 @@ class AsyncDatasets(AsyncAnalytics):
             0
         """
         request = cluster_pb2.ApplyRetentionRequest(dataset=dataset_name(dataset))
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ApplyRetention(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
+        reply = await self._caller.unary(
+            ClusterStub,
+            "ApplyRetention",
+            request,
+            timeout_s=self._caller.options.answer_s,
         )
         return tuple(decode.retention_report(one) for one in reply.reports)
 
@@ -173,11 +159,7 @@ class AsyncDatasets(AsyncAnalytics):
             True
         """
         request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).ListDatasets(
-                request, timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = [Schema.from_json(text) for text in reply.schemas_json]
         self._schemas = {schema.name: schema for schema in schemas}
         return schemas
@@ -213,9 +195,7 @@ class AsyncDatasets(AsyncAnalytics):
             >>> caller.name
             ''
         """
-        reply = await self._transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
-                cluster_pb2.StatusRequest(caller=True), timeout=TIMEOUT_S
-            )
+        reply = await self._caller.unary(
+            ClusterStub, "Status", cluster_pb2.StatusRequest(caller=True)
         )
         return decode.caller(reply.caller)

@@ -12,7 +12,7 @@ from typing import Never
 
 import pyarrow as pa
 
-from galileo.client import completeness, queries, select
+from galileo.client import completeness, queries
 from galileo.client.arguments import check_progress, dataset_name, instance_of
 from galileo.client.async_ccqs import AsyncCcqs
 from galileo.client.async_samplers import SamplerLike
@@ -41,8 +41,6 @@ from galileo.wire.v1 import query_pb2
 
 class AsyncObservations(AsyncCcqs):
     """What is stored and asked once."""
-
-    _ingest_timeout_s: float
 
     async def ingest(
         self,
@@ -107,10 +105,9 @@ class AsyncObservations(AsyncCcqs):
             format=format,
         )
         return await send_all(
-            self._transport,
+            self._caller,
             sending,
             data=data,
-            patience_s=self._ingest_timeout_s,
             progress=progress,
         )
 
@@ -241,7 +238,7 @@ class AsyncObservations(AsyncCcqs):
         check_progress(progress)
         request = _query_request(dataset, query, await self._upload_if_needed(sampler), limit=limit)
         return await queries.collect(
-            self._transport, request, require_complete=require_complete, progress=progress
+            self._caller, request, require_complete=require_complete, progress=progress
         )
 
     def query_batches(
@@ -289,7 +286,7 @@ class AsyncObservations(AsyncCcqs):
                 dataset, query, await self._upload_if_needed(sampler), limit=limit
             )
 
-        return LabelBatches(self._transport, request, require_complete=require_complete)
+        return LabelBatches(self._caller, request, require_complete=require_complete)
 
     async def read(
         self,
@@ -339,7 +336,7 @@ class AsyncObservations(AsyncCcqs):
             completeness.check_complete(labels)
         options = row_options(columns, limit, order_by)
         return await queries.read(
-            self._transport, labels, exact=exact, options=options, progress=progress
+            self._caller, labels, exact=exact, options=options, progress=progress
         )
 
     async def read_batches(
@@ -367,7 +364,7 @@ class AsyncObservations(AsyncCcqs):
         if require_complete:
             completeness.check_complete(labels)
         options = row_options(columns, limit, "")
-        pieces = queries.read_batches(self._transport, labels, exact=exact, options=options)
+        pieces = queries.read_batches(self._caller, labels, exact=exact, options=options)
         async with aclosing(pieces) as tables:
             async for table in tables:
                 yield table
@@ -415,8 +412,8 @@ class AsyncObservations(AsyncCcqs):
         check_progress(progress)
         options = row_options(columns, limit, order_by)
         schema = await self.schema(dataset)
-        return await select.select(
-            self._transport,
+        return await queries.select(
+            self._caller,
             schema,
             query_text(query),
             options=options,
@@ -431,7 +428,7 @@ class AsyncObservations(AsyncCcqs):
             >>> await client.count("weather", "temperature > 290")
             2
         """
-        return await select.count(self._transport, dataset_name(dataset), query_text(query))
+        return await queries.count(self._caller, dataset_name(dataset), query_text(query))
 
 
 def _query_request(

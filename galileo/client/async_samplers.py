@@ -6,17 +6,15 @@ import getpass
 import socket
 from typing import TypeAlias
 
-import grpc.aio
-
 from galileo.client import decode
 from galileo.client.arguments import instance_of
 from galileo.client.async_datasets import AsyncDatasets
-from galileo.client.decode import ANSWER_TIMEOUT_S, TIMEOUT_S
 from galileo.client.results import RevokedSampler, UploadedSampler
 from galileo.errors import InputError
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec, sampler
-from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
+from galileo.wire.v1 import samplers_pb2
+from galileo.wire.v1.samplers_pb2_grpc import SamplersStub
 
 SamplerLike: TypeAlias = SamplerSpec | SamplerArchive
 """A sampler, or an archive of one: without options and with a random seed."""
@@ -50,10 +48,11 @@ class AsyncSamplers(AsyncDatasets):
         """
         instance_of(SamplerArchive, archive, "an archive as galileo.sampler_archive(path) makes it")
         request = samplers_pb2.UploadSamplerRequest(archive=archive.data, sent_by=_sender())
-        reply = await self._transport.call(
-            lambda channel: samplers_pb2_grpc.SamplersStub(channel).Upload(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
+        reply = await self._caller.unary(
+            SamplersStub,
+            "Upload",
+            request,
+            timeout_s=self._caller.options.answer_s,
         )
         self._sent_digests.add(archive.digest)
         return decode.sent_sampler(reply.sampler)
@@ -67,11 +66,7 @@ class AsyncSamplers(AsyncDatasets):
             >>> "thin" in {sent.name for sent in await client.sent_samplers()}
             True
         """
-        reply = await self._transport.call(
-            lambda channel: samplers_pb2_grpc.SamplersStub(channel).List(
-                samplers_pb2.ListSamplersRequest(), timeout=TIMEOUT_S
-            )
-        )
+        reply = await self._caller.unary(SamplersStub, "List", samplers_pb2.ListSamplersRequest())
         return [decode.sent_sampler(value) for value in reply.samplers]
 
     async def revoke_sampler(self, digest: str) -> RevokedSampler:
@@ -93,15 +88,8 @@ class AsyncSamplers(AsyncDatasets):
             ()
         """
         request = samplers_pb2.RevokeSamplerRequest(digest=await self._find_digest(digest))
-
-        async def attempt(channel: grpc.aio.Channel) -> samplers_pb2.RevokeSamplerReply:
-            stub = samplers_pb2_grpc.SamplersStub(channel)
-            reply: samplers_pb2.RevokeSamplerReply = await stub.Revoke(
-                request, timeout=ANSWER_TIMEOUT_S
-            )
-            return reply
-
-        reply = await self._transport.call(attempt)
+        stub, timeout_s = SamplersStub, self._caller.options.answer_s
+        reply = await self._caller.unary(stub, "Revoke", request, timeout_s=timeout_s)
         self._sent_digests.discard(request.digest)
         return RevokedSampler(decode.sent_sampler(reply.sampler), tuple(reply.away))
 

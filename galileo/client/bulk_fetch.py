@@ -14,22 +14,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-import grpc.aio
 import numpy as np
 import pyarrow as pa
 
 from galileo.client import decode
-from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Labels, Update
-from galileo.client.transport import PAUSE_S, Transport
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InputError, NotOwner, TransientError
 from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
+from galileo.wire.caller import Caller, Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, kept_rows, stretches_from_pb
 from galileo.wire.status import error_from_pb
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import continuous_pb2
+from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 COORDINATORS_MAX = 200_000
 """Continuous queries whose coordinator and text are cached."""
@@ -338,12 +337,10 @@ class _FetchState:
 
 
 class BulkFetcher:
-    """Fetches many queries through a transport, and caches their coordinators."""
+    """Fetches many queries, and caches their coordinators."""
 
-    def __init__(
-        self, transport: Transport, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._transport = transport
+    def __init__(self, caller: Caller, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._caller = caller
         self._monotonic = monotonic
         self._coordinators: dict[str, str] = {}
         self._queries: dict[str, str] = {}
@@ -372,19 +369,24 @@ class BulkFetcher:
         return state.result()
 
     async def _read(self, state: _FetchState, labels_max: int) -> None:
-        """Asks about all queries, until each is answered or the transport's timeout has passed."""
-        deadline = self._monotonic() + self._transport.patience_s
+        """Asks about all queries, until each is answered or the patience of the caller has ended.
+
+        Not `Caller.call`: each attempt asks only about the queries that are left, each at the node
+        that coordinates it by then, and the answers about the others are kept.
+        """
+        options = self._caller.options
+        deadline = self._monotonic() + options.patience_s
         while True:
             groups = self._groups(state.left)
             state.left = []
             calls = [self._ask(state, *one, labels_max=labels_max) for one in groups.items()]
             for reply in await gather_or_cancel(calls):
                 await asyncio.to_thread(self._apply, state, reply)
-            if not state.left or self._monotonic() + PAUSE_S > deadline:
+            if not state.left or self._monotonic() + options.pause_s > deadline:
                 return
             for ccq_id in state.left:
                 state.errors.pop(ccq_id, None)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(options.pause_s)
 
     async def _wait(self, state: _FetchState, wait_s: float, labels_max: int) -> None:
         """Waits at all coordinators until one has news, and cancels the other calls."""
@@ -404,7 +406,7 @@ class BulkFetcher:
 
     def _groups(self, ccq_ids: Iterable[str]) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
-        first_address = self._transport.addresses[0]
+        first_address = self._caller.addresses[0]
         for ccq_id in ccq_ids:
             groups.setdefault(self._coordinators.get(ccq_id, first_address), []).append(ccq_id)
         return groups
@@ -431,15 +433,15 @@ class BulkFetcher:
             request, state.positions, as_tokens=address not in self._shared_update_senders
         )
 
-        async def attempt(channel: grpc.aio.Channel) -> Parts:
-            timeout_s = ANSWER_TIMEOUT_S + wait_s
-            stub = continuous_pb2_grpc.ContinuousStub(channel)
-            return [part async for part in stub.FetchMany(request, timeout=timeout_s)]
+        async def attempt(node: Connection) -> Parts:
+            stub, timeout_s = ContinuousStub, node.options.answer_s + wait_s
+            with node.stream(stub, "FetchMany", request, timeout_s=timeout_s) as stream:
+                return [part async for part in stream]
 
         try:
-            return _Reply(ccq_ids, address, await self._transport.ask(address, attempt))
+            return _Reply(ccq_ids, address, await self._caller.ask(address, attempt))
         except (TransientError, NotOwner) as error:
-            self._transport.deprioritise(address)
+            self._caller.deprioritise(address)
             return _Reply(ccq_ids, address, error=error)
 
     def _apply(self, state: _FetchState, reply: _Reply) -> None:

@@ -11,22 +11,19 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import grpc.aio
-
 from galileo.client import decode
-from galileo.client.backoff import Backoff
-from galileo.client.decode import TIMEOUT_S
 from galileo.client.ingestion import Progress
 from galileo.client.results import CcqInfo
-from galileo.client.transport import Transport
-from galileo.errors import GalileoError, NotOwner, TransientError
+from galileo.errors import GalileoError, TransientError
 from galileo.model.times import Duration, seconds
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike, query_text
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
+from galileo.wire.caller import Caller, Connection
 from galileo.wire.status import error_from_pb
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.wire.v1 import continuous_pb2
+from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 SUBMISSIONS_PER_CALL = 500
 CALL_BYTES_MAX = 4 << 20
@@ -105,7 +102,7 @@ def _request(submission: Submission) -> continuous_pb2.SubmitRequest:
 
 
 async def submit_many(
-    transport: Transport,
+    caller: Caller,
     submissions: Sequence[Submission | Submitted],
     *,
     progress: Progress | None,
@@ -127,7 +124,7 @@ async def submit_many(
 
     async def submit(number: int, part: dict[int, continuous_pb2.SubmitRequest]) -> None:
         async with gate:
-            for index, outcome in (await _call(transport, part, number=number)).items():
+            for index, outcome in (await _call(caller, part, number=number)).items():
                 done[index] = outcome
             if progress is not None:
                 progress(len(part))
@@ -154,57 +151,36 @@ def _calls(
 
 
 async def _call(
-    transport: Transport, part: dict[int, continuous_pb2.SubmitRequest], *, number: int
+    caller: Caller, part: dict[int, continuous_pb2.SubmitRequest], *, number: int
 ) -> dict[int, Submitted]:
-    """Submits until each has a final outcome, or the transport's timeout has passed."""
-    backoff = Backoff(transport.timing, patience_s=transport.patience_s)
+    """Submits until each has a final outcome, or the patience of the caller has ended."""
     done: dict[int, Submitted] = {}
-    left = part
-    while True:
-        done |= await _submit_once(transport, left, number=number, patience_s=backoff.left_s)
-        errors = {index: done[index].error for index in left}
-        again = {
-            index: error for index, error in errors.items() if isinstance(error, TransientError)
-        }
-        if not again:
-            return done
-        left = {index: left[index] for index in again}
-        try:
-            await backoff.after(max(again.values(), key=_advised_s))
-        except TransientError:
-            return done
+    left = dict(part)
 
+    async def attempt(node: Connection) -> None:
+        """Submits what is left; raises the most patient error of those to be repeated."""
+        request = continuous_pb2.SubmitManyRequest(submissions=left.values())
+        reply = await node.unary(ContinuousStub, "SubmitMany", request)
+        for index, outcome in zip(list(left), reply.outcomes, strict=True):
+            done[index] = _submitted(left[index].ccq_id, outcome)
+            if not isinstance(done[index].error, TransientError):
+                del left[index]
+        errors = [error for index in left if (error := done[index].error) is not None]
+        if errors:
+            raise max(errors, key=_advised_s)
 
-def _advised_s(error: TransientError) -> float:
-    return float(error.details.get("after_s") or 0.0)
-
-
-async def _submit_once(
-    transport: Transport,
-    part: dict[int, continuous_pb2.SubmitRequest],
-    *,
-    number: int,
-    patience_s: float,
-) -> dict[int, Submitted]:
-    request = continuous_pb2.SubmitManyRequest(submissions=part.values())
-
-    async def attempt(channel: grpc.aio.Channel) -> continuous_pb2.SubmitManyReply:
-        stub = continuous_pb2_grpc.ContinuousStub(channel)
-        reply: continuous_pb2.SubmitManyReply = await stub.SubmitMany(request, timeout=TIMEOUT_S)
-        return reply
-
+    # Spreads the parsing of queries over the nodes.
+    first = caller.addresses[number % len(caller.addresses)]
     try:
-        try:  # Spreads the parsing of queries over the nodes.
-            address = transport.addresses[number % len(transport.addresses)]
-            reply = await transport.ask(address, attempt)
-        except (TransientError, NotOwner):
-            reply = await transport.call(attempt, patience_s=patience_s)
+        await caller.call(attempt, first=first)
     except GalileoError as error:
-        return {index: Submitted(one.ccq_id, error=error) for index, one in part.items()}
-    return {
-        index: _submitted(one.ccq_id, outcome)
-        for (index, one), outcome in zip(part.items(), reply.outcomes, strict=True)
-    }
+        if all(outcome.error is not error for outcome in done.values()):
+            done |= {index: Submitted(one.ccq_id, error=error) for index, one in left.items()}
+    return done
+
+
+def _advised_s(error: GalileoError) -> float:
+    return float(error.details.get("after_s") or 0.0)
 
 
 def _submitted(ccq_id: str, outcome: continuous_pb2.SubmitOutcome) -> Submitted:

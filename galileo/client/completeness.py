@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-import grpc.aio
-
-from galileo.client.transport import Transport
 from galileo.errors import IncompleteAnswer
+from galileo.wire.caller import Caller, Connection
 
 
 class Partial(Protocol):
@@ -47,21 +45,21 @@ def incomplete(missing: Sequence[int]) -> IncompleteAnswer:
 
 
 async def call(
-    transport: Transport,
-    attempt: Callable[[grpc.aio.Channel], Awaitable[Answer]],
+    caller: Caller,
+    attempt: Callable[[Connection], Awaitable[Answer]],
     *,
     require_complete: bool,
 ) -> Answer:
-    """The result of `Transport.call`; repeats the call after a partial one, if `require_complete`.
+    """The result of `Caller.call`; repeats the call after a partial one, if `require_complete`.
 
     Raises:
-        IncompleteAnswer: it is still partial when the transport's timeout has passed.
+        IncompleteAnswer: it is still partial when the patience of the caller has ended.
     """
 
-    async def checked(channel: grpc.aio.Channel) -> Answer:
-        answer = await attempt(channel)
+    async def checked(node: Connection) -> Answer:
+        answer = await attempt(node)
         if require_complete:
             check_complete(answer)
         return answer
 
-    return await transport.call(checked)
+    return await caller.call(checked)

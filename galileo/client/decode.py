@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
-import grpc
-import grpc.aio
 import pyarrow as pa
 
 from galileo.client.results import (
@@ -24,12 +22,13 @@ from galileo.client.results import (
     Update,
     UploadedSampler,
 )
-from galileo.errors import DeadlineExceeded, GalileoError, Unavailable
+from galileo.errors import DeadlineExceeded
 from galileo.labels import from_ipc
 from galileo.model.schema import Schema, name_of_key
 from galileo.model.windows import Window, WindowChange
 from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
+from galileo.wire.caller import Stream
 from galileo.wire.codec import (
     cursor_from_pb,
     kept_rows,
@@ -37,60 +36,65 @@ from galileo.wire.codec import (
     table_of,
     windows_from_pb,
 )
-from galileo.wire.status import error_of_rpc
-from galileo.wire.v1 import cluster_pb2, common_pb2, continuous_pb2, samplers_pb2
+from galileo.wire.v1 import cluster_pb2, continuous_pb2, samplers_pb2
 
-TIMEOUT_S = 40.0
-ANSWER_TIMEOUT_S = 300.0
-PART_WITHIN_S = 120.0
-"""For the next part of an answer that has begun; a slow line needs long for a large one."""
 _SCHEMAS_KEPT = 256
 _DECODE_IN_THREAD_BYTES = 512 << 10
 
 schema_of = lru_cache(_SCHEMAS_KEPT)(Schema.from_json)
 
 
-class _Head(Protocol):
-    schema_json: str
-    query_json: str
-
-
-async def collect_submission(call: AsyncIterator[continuous_pb2.SubmitPart]) -> Ccq:
-    head, tail, chunks = await _collect(call)
-    labels = _labels(head, chunks, tail.frontier, tail.missing)
+async def collect_submission(stream: Stream) -> Ccq:
+    head, tail, chunks = None, None, list[bytes]()
+    while tail is None:
+        part = await stream.next()
+        kind = part.WhichOneof("part")
+        if kind == "head":
+            head = part.head
+        elif kind == "labels":
+            chunks.append(part.labels)
+        else:
+            tail = part.tail
+    assert head is not None
+    schema = schema_of(head.schema_json)
+    labels = Labels(
+        schema,
+        table_of(chunks, schema.label_schema),
+        frontier=cursor_from_pb(tail.frontier),
+        missing=tail.missing,
+        query=head.query_json,
+    )
     windows, clock_us = windows_of(tail)
     info = ccq_info(tail.ccq)
     return Ccq(tail.ccq.id, labels, tail.token, info, windows=windows, clock_us=clock_us)
 
 
-async def next_update(
-    call: AsyncIterator[continuous_pb2.FetchPart], *, begins_within_s: float | None = None
-) -> Update:
-    """The next whole update of a stream that may go on behind it; errors as `update_parts`."""
-    return await update_of(await update_parts(call, begins_within_s=begins_within_s))
-
-
 async def update_parts(
-    call: AsyncIterator[continuous_pb2.FetchPart], *, begins_within_s: float | None = None
+    stream: Stream, *, begins_within_s: float | None, part_s: float
 ) -> list[continuous_pb2.FetchPart]:
-    """The parts of the next update.
+    """The parts of the next update of a stream that may continue after it.
+
+    Args:
+        stream: of updates.
+        begins_within_s: time to the first part.
+        part_s: time to each further part.
 
     Raises:
-        DeadlineExceeded: the first one, or one that follows, does not come in time.
+        DeadlineExceeded: a part did not come in time.
     """
     try:
         async with asyncio.timeout(begins_within_s):
-            parts = [await _next_part(call)]
+            parts = [await stream.next()]
     except TimeoutError as error:
         raise DeadlineExceeded(
             f"the node did not begin its answer within {begins_within_s} s; try again"
         ) from error
     try:
         while not parts[-1].HasField("tail"):
-            async with asyncio.timeout(PART_WITHIN_S):
-                parts.append(await _next_part(call))
+            async with asyncio.timeout(part_s):
+                parts.append(await stream.next())
     except TimeoutError as error:
-        message = f"the node's answer stopped in the middle for {PART_WITHIN_S:g} s; try again"
+        message = f"the node's answer stopped in the middle for {part_s:g} s; try again"
         raise DeadlineExceeded(message) from error
     return parts
 
@@ -100,14 +104,6 @@ async def update_of(parts: list[continuous_pb2.FetchPart]) -> Update:
     if sum(len(data) for part in parts for data in part.packed) < _DECODE_IN_THREAD_BYTES:
         return _update(parts)
     return await asyncio.to_thread(_update, parts)
-
-
-async def _next_part(call: Any) -> continuous_pb2.FetchPart:
-    part: Any = await call.read()
-    if part is grpc.aio.EOF:
-        raise await ended(call)
-    message: continuous_pb2.FetchPart = part
-    return message
 
 
 def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
@@ -149,46 +145,6 @@ def windows_of(
         return (), None
     changes = windows_from_pb(tail.windows)
     return tuple(changes.to_list()), changes.clock_us
-
-
-async def _collect(call: Any) -> tuple[Any, Any, list[bytes]]:
-    head, chunks = None, []
-    while True:
-        part = await call.read()
-        if part is grpc.aio.EOF:
-            raise await ended(call)
-        kind = part.WhichOneof("part")
-        if kind == "head":
-            head = part.head
-        elif kind == "labels":
-            chunks.append(part.labels)
-        else:
-            return head, part.tail, chunks
-
-
-async def ended(call: Any) -> Exception:
-    """Why a stream ended before its tail."""
-    code = await call.code()
-    if code is grpc.StatusCode.OK:
-        return Unavailable("the node closed the stream before its answer was complete")
-    initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
-    error: Exception = grpc.aio.AioRpcError(code, initial, trailing, details=await call.details())
-    return error
-
-
-def _labels(head: _Head, chunks: list[bytes], frontier: common_pb2.Cursor, missing: Any) -> Labels:
-    schema = schema_of(head.schema_json)
-    return Labels(
-        schema,
-        table_of(chunks, schema.label_schema),
-        frontier=cursor_from_pb(frontier),
-        missing=missing,
-        query=head.query_json,
-    )
-
-
-def watch_error(error: grpc.RpcError) -> GalileoError:
-    return error_of_rpc(error, asked="the watched node")
 
 
 def held_back(value: cluster_pb2.RetentionHold) -> dict[str, Any]:

@@ -7,21 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
-
 from galileo.client import completeness, notebook_repr
-from galileo.client.transport import Transport
+from galileo.client.analytics import analytics_of
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.model.schema import Feature, Schema
 from galileo.model.windows import instant
 from galileo.optional_imports import library
+from galileo.wire.caller import Caller, Connection
 from galileo.wire.codec import cursor_from_pb
-from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
+from galileo.wire.v1 import analytics_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +133,14 @@ class DatasetDescription:
         return notebook_repr.card(title, facts, rows=self._rows())
 
 
-async def describe(
-    transport: Transport, schema: Schema, *, require_complete: bool
-) -> DatasetDescription:
+async def describe(caller: Caller, schema: Schema, *, require_complete: bool) -> DatasetDescription:
     """See `AsyncClient.describe`."""
     request = analytics_pb2.DescribeRequest(dataset=schema.key)
 
-    async def attempt(channel: grpc.aio.Channel) -> DatasetDescription:
-        stub = analytics_pb2_grpc.AnalyticsStub(channel)
-        reply: analytics_pb2.DescribeReply = await stub.Describe(request, timeout=TIMEOUT_S)
-        return _description(reply, schema)
+    async def attempt(node: Connection) -> DatasetDescription:
+        return _description(await analytics_of(node, "Describe", request), schema)
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 def _description(reply: analytics_pb2.DescribeReply, schema: Schema) -> DatasetDescription:

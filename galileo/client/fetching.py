@@ -1,4 +1,4 @@
-"""Fetching: straight from the coordinator where it is known, else from any node.
+"""Fetches and watches of one query: at the coordinator where it is known, else at any node.
 
 Any node answers a fetch, and asks the coordinator where it is another: one hop more. So the client
 remembers who answered. A coordinator that was only paused keeps its connections and says nothing;
@@ -9,46 +9,54 @@ in no hurry, and silence says nothing there.
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from weakref import WeakKeyDictionary
-
-import grpc.aio
+from collections.abc import AsyncGenerator, Callable
 
 from galileo.client import decode
-from galileo.client.decode import ANSWER_TIMEOUT_S
 from galileo.client.results import Update
-from galileo.client.transport import Transport
-from galileo.errors import DeadlineExceeded, NotOwner, TransientError
-from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
+from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
+from galileo.packing import FORMAT_VERSION
+from galileo.wire.caller import Caller, CallOptions, Connection, Stream
+from galileo.wire.v1 import continuous_pb2
+from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
-DIRECT_WITHIN_S = 0.5
-"""Within so long a coordinator that is asked directly begins its answer, else others are asked."""
-AVOIDED_S = 30.0
-"""For so long a node that did not is not asked directly."""
 COORDINATORS_MAX = 4_096
 """Continuous queries whose coordinators are remembered."""
 
 
+def request(
+    ccq_id: str, token: str, *, wait_s: float, labels_max: int
+) -> continuous_pb2.FetchRequest:
+    if not isinstance(token, str):
+        raise InputError(f"expected the token of an update (update.token), got {token!r}")
+    if not isinstance(labels_max, int) or labels_max < 0:
+        raise InputError(f"expected labels_max as a whole number, or 0, got {labels_max!r}")
+    return continuous_pb2.FetchRequest(
+        ccq_id=ccq_id,
+        token=token,
+        wait_s=wait_s,
+        labels_max=labels_max,
+        packing=FORMAT_VERSION,
+    )
+
+
 class Fetcher:
-    """Fetches through a transport; remembers where that goes fastest.
+    """Fetches, and caches the coordinators of queries.
 
     Args:
-        transport: to all nodes.
+        caller: of all nodes.
         monotonic: seconds, of a clock that never jumps.
     """
 
-    def __init__(
-        self, transport: Transport, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._transport = transport
+    def __init__(self, caller: Caller, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._caller = caller
         self._monotonic = monotonic
         self._coordinators: OrderedDict[str, str] = OrderedDict()
         self._avoided: dict[str, float] = {}
-        self._stubs: WeakKeyDictionary[grpc.aio.Channel, continuous_pb2_grpc.ContinuousStub] = (
-            WeakKeyDictionary()
-        )
 
     def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
@@ -62,16 +70,42 @@ class Fetcher:
     async def fetch(self, request: continuous_pb2.FetchRequest) -> Update:
         """What is new; errors as `AsyncClient.fetch`."""
         address = None if request.wait_s else self._address(request.ccq_id)
+        options = self._caller.options
         if address is not None:
             try:
-                return await self._transport.ask(
-                    address, lambda channel: self._attempt(channel, request, DIRECT_WITHIN_S)
+                return await self._caller.ask(
+                    address, lambda node: self._attempt(node, request, options.coordinator_s)
                 )
             except (TransientError, NotOwner) as error:
                 self._coordinators.pop(request.ccq_id, None)
                 if isinstance(error, DeadlineExceeded) or error.details.get("address") == address:
-                    self._avoided[address] = self._monotonic() + AVOIDED_S
-        return await self._transport.call(lambda channel: self._attempt(channel, request, None))
+                    self._avoided[address] = self._monotonic() + options.avoid_s
+        return await self._caller.call(lambda node: self._attempt(node, request, None))
+
+    def watch(self, ccq_id: str, token: str, *, labels_max: int) -> AsyncGenerator[Update, None]:
+        """All updates of a query; each request acknowledges the update before it.
+
+        Resumes at another node after an error, for as long as the query has not ended.
+        """
+        ask = functools.partial(request, ccq_id, labels_max=labels_max)
+        options = self._caller.options
+
+        async def rest() -> AsyncGenerator[Update, None]:
+            """One stream at one node, until it breaks."""
+            nonlocal token
+            first = ask(token, wait_s=0.0)
+            stream, update = await self._caller.open(
+                lambda node: node.stream(ContinuousStub, "Watch"),
+                lambda stream: _next_update(stream, first, options),
+            )
+            with stream:
+                while True:
+                    token = update.token
+                    yield update
+                    following = ask(token, wait_s=options.watch_wait_s)
+                    update = await _next_update(stream, following, options)
+
+        return self._caller.resume(rest, patience_s=math.inf)
 
     def _address(self, ccq_id: str) -> str | None:
         address = self._coordinators.get(ccq_id)
@@ -79,16 +113,9 @@ class Fetcher:
             return None
         return address
 
-    def _stub(self, channel: grpc.aio.Channel) -> continuous_pb2_grpc.ContinuousStub:
-        """That of a channel, made once: it makes all methods of the service."""
-        stub = self._stubs.get(channel)
-        if stub is None:
-            stub = self._stubs[channel] = continuous_pb2_grpc.ContinuousStub(channel)
-        return stub
-
     async def _attempt(
         self,
-        channel: grpc.aio.Channel,
+        node: Connection,
         request: continuous_pb2.FetchRequest,
         begins_within_s: float | None,
     ) -> Update:
@@ -97,12 +124,31 @@ class Fetcher:
         Raises:
             DeadlineExceeded: it does not begin in time.
         """
-        timeout_s = ANSWER_TIMEOUT_S + request.wait_s
-        call = self._stub(channel).Fetch(request, timeout=timeout_s)
-        try:
-            parts = await decode.update_parts(call, begins_within_s=begins_within_s)
-        finally:
-            call.cancel()
+        timeout_s = node.options.answer_s + request.wait_s
+        stub = ContinuousStub
+        with node.stream(stub, "Fetch", request, timeout_s=timeout_s) as stream:
+            parts = await decode.update_parts(
+                stream, begins_within_s=begins_within_s, part_s=node.options.fetch_part_s
+            )
         if parts[-1].tail.coordinator:
             self.cache_coordinator(request.ccq_id, parts[-1].tail.coordinator)
         return await decode.update_of(parts)
+
+
+async def _next_update(
+    stream: Stream, asking: continuous_pb2.FetchRequest, options: CallOptions
+) -> Update:
+    """The next update of a watch's stream.
+
+    Raises:
+        DeadlineExceeded: the node sends nothing, though its connection holds.
+    """
+    within_s = asking.wait_s + options.watch_silence_s
+    try:
+        async with asyncio.timeout(within_s):
+            await stream.write(asking)
+    except TimeoutError as error:
+        message = f"the node accepted no request of the watch for {within_s:g} s; try again"
+        raise DeadlineExceeded(message) from error
+    parts = await decode.update_parts(stream, begins_within_s=within_s, part_s=options.fetch_part_s)
+    return await decode.update_of(parts)

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from galileo.client.decode import TIMEOUT_S
 from galileo.client.results import Receipt
-from galileo.client.transport import Transport
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
@@ -31,6 +29,7 @@ from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.optional_imports import is_frame, is_series
+from galileo.wire.caller import Caller
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
@@ -49,12 +48,7 @@ _Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
 
 
 async def send_all(
-    transport: Transport,
-    sending: Sending,
-    *,
-    data: Batches,
-    patience_s: float,
-    progress: Progress | None,
+    caller: Caller, sending: Sending, *, data: Batches, progress: Progress | None
 ) -> Receipt:
     """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
     replies: list[storage_pb2.IngestReply] = []
@@ -69,8 +63,7 @@ async def send_all(
                 size = request.observations.size
                 while _is_full(running, size):
                     replies += await _some(running, progress)
-                task = asyncio.create_task(_send(transport, request, patience_s=patience_s))
-                running[task] = size
+                running[asyncio.create_task(_send(caller, request))] = size
         while running:
             replies += await _some(running, progress)
     except GalileoError as error:  # Under another name, what is stored by now would come twice.
@@ -84,12 +77,13 @@ async def send_all(
 
 
 async def _send(
-    transport: Transport, request: Bulk[storage_pb2.IngestRequest], *, patience_s: float
+    caller: Caller, request: Bulk[storage_pb2.IngestRequest]
 ) -> storage_pb2.IngestReply:
-    return await transport.call(
-        lambda channel: BulkStub(channel).Ingest(request, timeout=TIMEOUT_S),
-        patience_s=patience_s,
+    patience_s = caller.options.ingest_patience_s
+    reply: storage_pb2.IngestReply = await caller.unary(
+        BulkStub, "Ingest", request, patience_s=patience_s
     )
+    return reply
 
 
 def _receipt(sending: Sending, replies: list[storage_pb2.IngestReply]) -> Receipt:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from galileo.client.cluster_caller import cluster_caller, topology_of
 from galileo.client.decode import node_status
 from galileo.client.results import NodeStatus
-from galileo.client.transport import TOPOLOGY_TIMEOUT_S, Transport
-from galileo.dht.topology import NodeInfo, Topology
+from galileo.dht.topology import NodeInfo
 from galileo.errors import GalileoError, NotPermitted
+from galileo.wire.caller import Caller, CallOptions, Connection
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
-from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
-
-CONDITION_TIMEOUT_S = 30.0
-"""A node tests Java and the sampler sandbox, which takes seconds on a busy host."""
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,61 +82,46 @@ async def conditions(
         Unavailable: no node answered.
         NotPermitted: the caller is no administrator.
     """
-    transport = Transport(addresses, patience_s=patience_s, keys=keys)
+    caller = cluster_caller(addresses, options=CallOptions(patience_s=patience_s), keys=keys)
     try:
-        reply = await transport.call(
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
-                cluster_pb2.TopologyRequest(), timeout=TOPOLOGY_TIMEOUT_S
-            )
-        )
-        topology = Topology.from_json(reply.topology_json)
-        return list(await asyncio.gather(*(_report(transport, one) for one in topology.nodes)))
+        topology = await caller.call(topology_of)
+        return list(await asyncio.gather(*(_report(caller, one) for one in topology.nodes)))
     finally:
-        await transport.close()
+        await caller.close()
 
 
-async def _report(transport: Transport, node: NodeInfo) -> NodeReport:
+async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
     try:
-        clock_s, within_s = await _clock(transport, node.address)
-        status = await _status(transport, node.address, is_whole=True)
-        topology = await transport.ask(
-            node.address,
-            lambda channel: cluster_pb2_grpc.ClusterStub(channel).Topology(
-                cluster_pb2.TopologyRequest(), timeout=TOPOLOGY_TIMEOUT_S
-            ),
-        )
+        clock_s, within_s = await caller.ask(node.address, _clock)
+        status = await caller.ask(node.address, functools.partial(_status, is_whole=True))
+        topology = await caller.ask(node.address, topology_of)
     except NotPermitted:
         raise
     except GalileoError as error:
         return NodeReport(
             node.name, node.address, failure=error.details.get("reason") or error.message
         )
-    fingerprint = Topology.from_json(topology.topology_json).fingerprint
     return replace(
         _of(node, status),
-        topology_fingerprint=fingerprint,
+        topology_fingerprint=topology.fingerprint,
         clock_s=clock_s,
         clock_within_s=within_s,
     )
 
 
-async def _status(transport: Transport, address: str, *, is_whole: bool) -> cluster_pb2.NodeStatus:
+async def _status(node: Connection, *, is_whole: bool) -> cluster_pb2.NodeStatus:
     request = cluster_pb2.StatusRequest(local=True, condition=is_whole)
-    reply = await transport.ask(
-        address,
-        lambda channel: cluster_pb2_grpc.ClusterStub(channel).Status(
-            request, timeout=CONDITION_TIMEOUT_S
-        ),
-    )
+    stub, timeout_s = ClusterStub, node.options.condition_s
+    reply = await node.unary(stub, "Status", request, timeout_s=timeout_s)
     condition: cluster_pb2.NodeStatus = reply.nodes[0]
     return condition
 
 
-async def _clock(transport: Transport, address: str) -> tuple[float, float]:
+async def _clock(node: Connection) -> tuple[float, float]:
     """How far the node's clock is ahead, and the error; the first call opens the connection."""
-    await _status(transport, address, is_whole=False)
+    await _status(node, is_whole=False)
     before = time.time()
-    status = await _status(transport, address, is_whole=False)
+    status = await _status(node, is_whole=False)
     after = time.time()
     return status.wall_s - (before + after) / 2, (after - before) / 2
 

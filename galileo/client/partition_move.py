@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
-import grpc.aio
-
-from galileo.client.backoff import Backoff
-from galileo.client.transport import Transport
-from galileo.errors import GalileoError, TransientError, Unavailable
-from galileo.wire.status import error_of_rpc
-from galileo.wire.v1 import partitions_pb2, partitions_pb2_grpc
-
-STREAM_TIMEOUT_S = 86_400.0
+from galileo.errors import Unavailable
+from galileo.wire.caller import Caller, Stream
+from galileo.wire.v1 import partitions_pb2
+from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +27,28 @@ class MoveProgress:
     bytes_total: int
 
 
-async def move(
-    transport: Transport, partition: int, *, to: str
-) -> AsyncGenerator[MoveProgress, None]:
+def move(caller: Caller, partition: int, *, to: str) -> AsyncGenerator[MoveProgress, None]:
     """See `AsyncClient.move`."""
-    backoff = Backoff(transport.timing, patience_s=transport.patience_s)
     request = partitions_pb2.MoveRequest(partition=partition, to=to)
     furthest = -1
-    while True:
-        try:
-            call, part = await transport.open(lambda channel: _open(channel, request))
-            try:
-                while part is not grpc.aio.EOF:
-                    yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
-                    if part.stage == "done":
-                        return
-                    if part.bytes_done > furthest:
-                        furthest = part.bytes_done
-                        backoff = Backoff(transport.timing, patience_s=transport.patience_s)
-                    part = await call.read()
-                raise Unavailable("the node closed the stream before the partition had moved")
-            finally:
-                call.cancel()
-        except (grpc.RpcError, TransientError) as error:
-            failure = error if isinstance(error, GalileoError) else error_of_rpc(error, asked=to)
-            if not isinstance(failure, TransientError):
-                raise failure from error
-            await backoff.after(failure)
 
+    def is_progress(progress: MoveProgress) -> bool:
+        nonlocal furthest
+        before, furthest = furthest, max(furthest, progress.bytes_done)
+        return furthest > before
 
-async def _open(channel: grpc.aio.Channel, request: partitions_pb2.MoveRequest) -> tuple[Any, Any]:
-    call = partitions_pb2_grpc.PartitionsStub(channel).Move(request, timeout=STREAM_TIMEOUT_S)
-    try:
-        return call, await call.read()
-    except BaseException:
-        call.cancel()
-        raise
+    async def rest() -> AsyncGenerator[MoveProgress, None]:
+        """The progress of the move; a repeated request continues it."""
+        stream, part = await caller.open(
+            lambda node: node.stream(PartitionsStub, "Move", request),
+            Stream.read,
+        )
+        with stream:
+            while part is not None:
+                yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
+                if part.stage == "done":
+                    return
+                part = await stream.read()
+        raise Unavailable("the node closed the stream before the partition had moved")
+
+    return caller.resume(rest, is_progress=is_progress)

@@ -9,41 +9,32 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import grpc
-import grpc.aio
 import numpy as np
 import pyarrow as pa
 
 from galileo.client import completeness, decode
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
-from galileo.client.transport import PAUSE_S, Transport
-from galileo.errors import DeadlineExceeded, GalileoError, InputError, TransientError, Unavailable
+from galileo.errors import InputError, TransientError, Unavailable
 from galileo.labels import LabelSet, from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
+from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.codec import cursor_from_pb, table_chunks, table_of
-from galileo.wire.status import error_of_rpc
-from galileo.wire.v1 import query_pb2, query_pb2_grpc, storage_pb2, storage_pb2_grpc
+from galileo.wire.v1 import query_pb2, storage_pb2
+from galileo.wire.v1.query_pb2_grpc import QueryStub
+from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 PARTS_PER_READ = 100_000
-PART_TIMEOUT_S = 60.0
-"""For the next part of a stream."""
-STREAM_TIMEOUT_S = 86_400.0
-"""For a whole stream, with the pauses of its reader."""
-
-_Opened: TypeAlias = tuple[Any, Any]
 
 
 async def collect(
-    transport: Transport,
+    caller: Caller,
     request: query_pb2.QueryRequest,
     *,
     require_complete: bool = False,
@@ -55,25 +46,29 @@ async def collect(
     """
     report_total = of_total(progress)
 
-    async def attempt(channel: grpc.aio.Channel) -> Labels:
-        call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=decode.ANSWER_TIMEOUT_S)
-        try:
-            return await _collect_parts(call, report_total)
-        finally:
-            call.cancel()
+    async def attempt(node: Connection) -> Labels:
+        with _run_query(node, request, timeout_s=node.options.answer_s) as stream:
+            return await _collect_parts(stream, report_total)
 
-    return await completeness.call(transport, attempt, require_complete=require_complete)
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
-async def _collect_parts(call: Any, report_total: Progress | None) -> Labels:
-    parts, labels_read = [await _next(call)], 0
+def _run_query(
+    node: Connection, request: query_pb2.QueryRequest, *, timeout_s: float | None = None
+) -> Stream:
+    stub, part_s = QueryStub, node.options.part_s
+    return node.stream(stub, "Run", request, timeout_s=timeout_s, part_s=part_s)
+
+
+async def _collect_parts(stream: Stream, report_total: Progress | None) -> Labels:
+    parts, labels_read = [await stream.next()], 0
     while True:
         if report_total is not None and parts[-1].labels:
             labels_read += read_stream(parts[-1].labels).num_rows
             report_total(labels_read)
         if parts[-1].HasField("tail"):
             break
-        parts.append(await _next(call))
+        parts.append(await stream.next())
     head, part = parts[0].head, parts[-1]
     schema = decode.schema_of(head.schema_json)
     table = table_of([part.labels for part in parts if part.labels], schema.label_schema)
@@ -122,7 +117,7 @@ class LabelBatches:
     stream, since labels were returned already; repeat the query then.
 
     Args:
-        transport: to the cluster.
+        caller: of the cluster.
         request: builds the request, when the first labels are read.
         require_complete: whether a partial answer ends with `IncompleteAnswer`.
 
@@ -133,7 +128,7 @@ class LabelBatches:
 
     def __init__(
         self,
-        transport: Transport,
+        caller: Caller,
         request: Callable[[], Awaitable[query_pb2.QueryRequest]],
         *,
         require_complete: bool = False,
@@ -141,7 +136,7 @@ class LabelBatches:
         self._state = _StreamState(require_complete)
         # The generator has no reference to this object: dropped half-read, both are freed at once,
         # without the collector of cycles, and the call at the node is cancelled.
-        self._labels = _run(transport, request, self._state)
+        self._labels = _run(caller, request, self._state)
 
     @property
     def end(self) -> QueryEnd | None:
@@ -180,55 +175,42 @@ class _StreamState:
     schema: Schema | None = None
     given: int = 0
 
-    def broken(self, error: grpc.RpcError | TransientError) -> GalileoError:
-        failure = _to_error(error)
-        if not isinstance(failure, TransientError):
-            return failure
+    def broken(self, error: TransientError) -> Unavailable:
         return Unavailable(
-            f"the answer broke off after {self.given:,} labels ({failure.message}); drop them and "
+            f"the answer broke off after {self.given:,} labels ({error.message}); drop them and "
             "repeat the query",
             labels=self.given,
         )
 
 
 async def _run(
-    transport: Transport,
+    caller: Caller,
     made: Callable[[], Awaitable[query_pb2.QueryRequest]],
     state: _StreamState,
 ) -> AsyncGenerator[Labels, None]:
     request = await made()
-    call, part = await transport.open(functools.partial(_open, request))
+    stream, part = await caller.open(functools.partial(_run_query, request=request), Stream.next)
     head = part.head
     schema = state.schema = decode.schema_of(head.schema_json)
-    try:
-        while True:
-            if part.labels:
-                table = from_ipc(part.labels, schema.label_schema)
-                state.given += table.num_rows
-                yield Labels(schema, table, query=head.query_json)
-            if part.HasField("tail"):
-                break
-            part = await _next(call)
-        state.end = _end(part.tail, labels=state.given)
-    except (grpc.RpcError, TransientError) as error:
-        raise state.broken(error) from error
-    finally:
-        call.cancel()
+    with stream:
+        try:
+            while True:
+                if part.labels:
+                    table = from_ipc(part.labels, schema.label_schema)
+                    state.given += table.num_rows
+                    yield Labels(schema, table, query=head.query_json)
+                if part.HasField("tail"):
+                    break
+                part = await stream.next()
+        except TransientError as error:
+            raise state.broken(error) from error
+    state.end = _end(part.tail, labels=state.given)
     if state.require_complete:
         completeness.check_complete(state.end)
 
 
-async def _open(request: query_pb2.QueryRequest, channel: grpc.aio.Channel) -> _Opened:
-    call = query_pb2_grpc.QueryStub(channel).Run(request, timeout=STREAM_TIMEOUT_S)
-    try:
-        return call, await _next(call)
-    except BaseException:
-        call.cancel()
-        raise
-
-
 async def read(
-    transport: Transport,
+    caller: Caller,
     labels: LabelSet,
     *,
     exact: bool,
@@ -241,7 +223,7 @@ async def read(
     needed = dataclasses.replace(
         options, columns=needed_columns(options.names(schema), options.order_by)
     )
-    pieces = read_batches(transport, labels, exact=exact, options=needed)
+    pieces = read_batches(caller, labels, exact=exact, options=needed)
     tables = [table async for table in with_progress(pieces, progress)]
     whole = pa.concat_tables([needed.arrow_schema(schema).empty_table(), *tables])
     first = sorted_by_time(whole, options.order_by).slice(0, options.limit)
@@ -249,7 +231,7 @@ async def read(
 
 
 async def read_batches(
-    transport: Transport, labels: LabelSet, *, exact: bool, options: RowOptions
+    caller: Caller, labels: LabelSet, *, exact: bool, options: RowOptions
 ) -> AsyncGenerator[pa.Table, None]:
     """The observations behind labels in pieces; see `AsyncClient.read_batches`.
 
@@ -269,8 +251,8 @@ async def read_batches(
             limit=left,
             order_by=options.order_by,
         )
-        reading = _Reading(transport, request, options.arrow_schema(labels.schema))
-        async with aclosing(reading.tables()) as tables:
+        pieces = _read_all(caller, request, options.arrow_schema(labels.schema))
+        async with aclosing(pieces) as tables:
             async for table in tables:
                 if left is not None and not options.order_by:
                     left -= table.num_rows
@@ -294,82 +276,94 @@ def _parts(labels: LabelSet) -> pa.Table:
     return labels.table.select(["partition", "sequence", "row", "rows"]).take(pa.array(order))
 
 
-class _Reading:
-    """A read that resumes at another node after an error.
+def _read_all(
+    caller: Caller, request: storage_pb2.ReadRequest, schema: pa.Schema
+) -> AsyncGenerator[pa.Table, None]:
+    """All rows once; resumes at another node after an error.
 
     All nodes send the same rows in the same order, so the number of rows read is the position.
     """
+    rows_read = 0
 
-    def __init__(
-        self, transport: Transport, request: storage_pb2.ReadRequest, schema: pa.Schema
-    ) -> None:
-        self._transport = transport
-        self._request = request
-        self._schema = schema
-        self._rows_read = 0
-
-    async def tables(self) -> AsyncGenerator[pa.Table, None]:
-        """All rows once; raises after the transport's timeout without a new row."""
-        patience_s = self._transport.patience_s
-        given, deadline = 0, time.monotonic() + patience_s
-        while True:
-            try:
-                async with aclosing(self._rest()) as tables:
-                    async for table in tables:
-                        yield table
-                return
-            except (grpc.RpcError, TransientError) as error:
-                failure = _to_error(error)
-                if self._rows_read > given:
-                    given, deadline = self._rows_read, time.monotonic() + patience_s
-                if not isinstance(failure, TransientError) or time.monotonic() > deadline:
-                    raise failure from error
-                await asyncio.sleep(PAUSE_S)
-
-    async def _rest(self) -> AsyncGenerator[pa.Table, None]:
-        call, part = await self._transport.open(self._open)
-        skip = self._rows_read
-        try:
-            while part is not grpc.aio.EOF:
-                table = from_ipc(part.observations, self._schema)
+    async def rest() -> AsyncGenerator[pa.Table, None]:
+        nonlocal rows_read
+        skip, part_s = rows_read, caller.options.part_s
+        stream, part = await caller.open(
+            lambda node: node.stream(StorageStub, "Read", request, part_s=part_s),
+            Stream.read,
+        )
+        with stream:
+            while part is not None:
+                table = from_ipc(part.observations, schema)
                 skip, fresh = max(0, skip - table.num_rows), table.slice(skip)
                 if fresh.num_rows:
-                    self._rows_read += fresh.num_rows
+                    rows_read += fresh.num_rows
                     yield fresh
-                part = await _read(call)
-        finally:
-            call.cancel()
+                part = await stream.read()
 
-    async def _open(self, channel: grpc.aio.Channel) -> _Opened:
-        call = storage_pb2_grpc.StorageStub(channel).Read(self._request, timeout=STREAM_TIMEOUT_S)
-        try:
-            return call, await _read(call)
-        except BaseException:
-            call.cancel()
-            raise
+    return caller.resume(rest)
 
 
-async def _read(call: Any) -> Any:
-    """The next part of a stream, or `EOF`, in time."""
-    try:
-        async with asyncio.timeout(PART_TIMEOUT_S):
-            return await call.read()
-    except TimeoutError as error:
-        raise DeadlineExceeded(
-            f"the node sent nothing for {PART_TIMEOUT_S:g} s; try again"
-        ) from error
+async def select(
+    caller: Caller,
+    schema: Schema,
+    query: str,
+    *,
+    options: RowOptions,
+    require_complete: bool,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """The observations; see `AsyncClient.select`."""
+    options.check(schema)
+    names = options.names(schema)
+    needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
+    request = storage_pb2.SelectRequest(
+        dataset=schema.key,
+        query=query,
+        columns=needed.columns,
+        limit=options.limit,
+        order_by=options.order_by,
+        partial=not require_complete,
+    )
+
+    report = of_total(progress)
+
+    async def attempt(node: Connection) -> pa.Table:
+        chunks, missing, rows = list[bytes](), list[int](), 0
+        async for part in _select_parts(node, request):
+            missing.extend(part.missing)
+            if part.observations:
+                chunks.append(part.observations)
+                if report is not None:
+                    rows += read_stream(part.observations).num_rows
+                    report(rows)
+        table = sorted_by_time(table_of(chunks, needed.arrow_schema(schema)), options.order_by)
+        return marked(table.select(names), missing)
+
+    return await caller.call(attempt)
 
 
-async def _next(call: Any) -> Any:
-    """The next part of a stream that ends with its tail, in time."""
-    part = await _read(call)
-    if part is grpc.aio.EOF:
-        raise await decode.ended(call)
-    return part
+async def count(caller: Caller, dataset: str, query: str) -> int:
+    """How many there are; see `AsyncClient.count`."""
+    request = storage_pb2.SelectRequest(dataset=dataset, query=query, count_only=True)
+
+    async def attempt(node: Connection) -> int:
+        return sum([part.rows async for part in _select_parts(node, request)])
+
+    return await caller.call(attempt)
 
 
-def _to_error(error: grpc.RpcError | GalileoError) -> GalileoError:
-    return error if isinstance(error, GalileoError) else error_of_rpc(error, asked="the node")
+async def _select_parts(
+    node: Connection, request: storage_pb2.SelectRequest
+) -> AsyncIterator[storage_pb2.SelectPart]:
+    """The parts of an answer up to the last one; does not wait for the end of the stream."""
+    stub, timeout_s = StorageStub, node.options.answer_s
+    with node.stream(stub, "Select", request, timeout_s=timeout_s) as stream:
+        while True:
+            part = await stream.next()
+            yield part
+            if part.last:
+                return
 
 
 def _end(tail: query_pb2.QueryTail, *, labels: int) -> QueryEnd:

@@ -79,6 +79,13 @@ class InstrumentedChannel:
     def __init__(self, channel: Any, token: str = "") -> None:
         self._channel = channel
         self._proof = ((TOKEN_KEY, TOKEN_SCHEME + token),) if token else ()
+        self._stubs: dict[Callable[[Any], Any], Any] = {}
+
+    def stub(self, kind: Callable[[Any], Any]) -> Any:
+        """The stub of a generated class, made once: it makes all methods of its service."""
+        if kind not in self._stubs:
+            self._stubs[kind] = kind(self)
+        return self._stubs[kind]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)

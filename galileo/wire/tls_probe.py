@@ -1,15 +1,47 @@
-"""Detects whether a server uses TLS, for the error message after a failed connection."""
+"""Finds out whether TLS is why connections failed, for the error message."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Mapping
+
+from galileo.errors import ConfigError
+from galileo.wire.status import HANDSHAKE_FAILED, REFUSED
 
 TIMEOUT_S = 1.0
 _RECORD_TYPES = (0x15, 0x16)  # of TLS: an alert, a handshake
 _SETTINGS = 0x04  # of HTTP/2: the type of a server's first frame
 _HEADER_BYTES = 5
+
+
+async def check_tls(reasons: Mapping[str, str], *, is_tls: bool) -> None:
+    """Raises ConfigError if TLS is why a node did not answer: no further attempt can help.
+
+    A node uses TLS and the caller does not, or the reverse, or the caller does not trust the node's
+    certificate.
+
+    Args:
+        reasons: by address why the connection failed.
+        is_tls: whether the caller uses TLS.
+    """
+    addresses = [address for address, reason in reasons.items() if REFUSED not in reason]
+    answers = await asyncio.gather(*map(speaks_tls, addresses))
+    for address, node_is_tls in zip(addresses, answers, strict=True):
+        if node_is_tls and not is_tls:
+            problem, remedy = "expects TLS, and this client connects without", "tls"
+        elif node_is_tls and reasons[address] == HANDSHAKE_FAILED:
+            problem, remedy = (
+                "has a certificate that this client does not trust: it has expired, names another "
+                "host, or is of another authority than the client's authority.pem",
+                "tls",
+            )
+        elif node_is_tls is False and is_tls:
+            problem, remedy = "does not speak TLS, and this client expects it", "no_tls"
+        else:
+            continue
+        raise ConfigError(f"the node at {address} {problem}", address=address, remedy=remedy)
 
 
 async def speaks_tls(address: str) -> bool | None:

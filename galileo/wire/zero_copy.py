@@ -125,9 +125,13 @@ def _unary(
 
 
 class BulkStub:
-    """The methods of the storage service with a `Bulk` as request."""
+    """The methods of the storage services with a `Bulk` as request or answer.
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    Args:
+        channel: of `grpc` or `grpc.aio`.
+    """
+
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
 
     @property
@@ -137,6 +141,14 @@ class BulkStub:
     @property
     def Commit(self) -> Any:  # noqa: N802
         return self._call(PEER_STORAGE, "Commit", peers_pb2.CommitReply)
+
+    @property
+    def Select(self) -> Any:  # noqa: N802
+        return self._channel.unary_stream(
+            f"/{STORAGE}/Select",
+            request_serializer=storage_pb2.SelectRequest.SerializeToString,
+            response_deserializer=decoder(storage_pb2.SelectPart),
+        )
 
     def _call(self, service: str, method: str, reply: type[Message]) -> Any:
         return self._channel.unary_unary(

@@ -32,7 +32,7 @@ def test_every_node_gives_the_same_topology(cluster: galileo.LocalCluster) -> No
 def test_a_client_that_knows_one_node_learns_the_others(cluster: galileo.LocalCluster) -> None:
     with galileo.connect(cluster.addresses[1]) as one:
         one.datasets()
-        assert sorted(one._client._transport.addresses) == sorted(cluster.addresses)
+        assert sorted(one._client._caller.addresses) == sorted(cluster.addresses)
 
 
 def test_a_client_learns_addresses_anew_after_one_did_not_answer(
@@ -42,11 +42,11 @@ def test_a_client_learns_addresses_anew_after_one_did_not_answer(
     gone = "127.0.0.1:1"
     with galileo.connect(gone, cluster.addresses[0]) as one:
         one.datasets()
-        transport = one._client._transport
-        assert sorted(transport.addresses) == sorted([gone, *cluster.addresses])
-        transport.addresses = ["127.0.0.1:2", cluster.addresses[0], gone]
+        caller = one._client._caller
+        assert sorted(caller.addresses) == sorted([gone, *cluster.addresses])
+        caller.addresses = ["127.0.0.1:2", cluster.addresses[0], gone]
         one.datasets()
-        assert sorted(transport.addresses) == sorted([gone, *cluster.addresses])
+        assert sorted(caller.addresses) == sorted([gone, *cluster.addresses])
 
 
 @pytest.mark.parametrize("call", ["fetch_many", "submit_many"])
@@ -60,21 +60,21 @@ def test_calls_about_many_queries_learn_the_others_too(
             assert one.submit_many([asked])[0].error is not None
         else:
             assert asked.id in one.fetch_many({asked.id: ""}).errors
-        assert sorted(one._client._transport.addresses) == sorted(cluster.addresses)
+        assert sorted(one._client._caller.addresses) == sorted(cluster.addresses)
 
 
 async def test_who_is_cancelled_while_it_learns_the_others_learns_them_later(
     cluster: galileo.LocalCluster,
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[0]) as one:
-        transport = one._transport
-        learning = asyncio.create_task(transport._read_topology(cluster.addresses[0]))
+        caller = one._caller
+        learning = asyncio.create_task(caller._learn_addresses(cluster.addresses[0]))
         await asyncio.sleep(0)
         assert learning.cancel()
         with pytest.raises(asyncio.CancelledError):
             await learning
         await one.datasets()
-        assert sorted(transport.addresses) == sorted(cluster.addresses)
+        assert sorted(caller.addresses) == sorted(cluster.addresses)
 
 
 def test_a_closed_client_says_so(cluster: galileo.LocalCluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -98,14 +99,12 @@ async def test_a_client_follows_a_coordinator_that_moves(nodes: tuple[Node, Node
     assert (known.asked, coordinator.asked) == (["a", "c"], ["b"])
 
 
-async def test_a_coordinator_that_says_nothing_is_not_waited_for(
-    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_coordinator_that_says_nothing_is_not_waited_for(nodes: tuple[Node, Node]) -> None:
     """Nor is it tried again with the next fetch, though the other node still names it."""
-    monkeypatch.setattr(fetching, "DIRECT_WITHIN_S", 0.1)
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         await fetches(client, "a")
+        client._caller.options = replace(client._caller.options, coordinator_s=0.1)
         coordinator.silent = True
         await fetches(client, "b", "c")
     assert (known.asked, coordinator.asked) == (["a", "b", "c"], ["b"])

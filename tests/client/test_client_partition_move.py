@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 import galileo
-from galileo.client.backoff import BackoffClock
 from galileo.errors import Unavailable
+from galileo.wire.caller import BackoffClock
 from galileo.wire.v1 import cluster_pb2_grpc, partitions_pb2, partitions_pb2_grpc
 
 
@@ -58,7 +58,7 @@ async def test_a_stream_that_ends_before_the_move_is_begun_again_after_a_pause(
     async def sleep(wait_s: float) -> None:
         paused.append(wait_s)
 
-    client._transport.timing = BackoffClock(sleep=sleep)
+    client._caller.clock = BackoffClock(sleep=sleep)
     stages = [one.stage async for one in client.move(0, to="node-2")]
     assert stages == ["copy", "copy", "copy", "copy", "done"]
     assert len(paused) == 3
@@ -74,7 +74,7 @@ async def test_streams_that_always_end_too_early_end_with_an_error(
     async def sleep(wait_s: float) -> None:
         now[0] += wait_s
 
-    client._transport.timing = BackoffClock(lambda: now[0], sleep)
+    client._caller.clock = BackoffClock(lambda: now[0], sleep)
     with pytest.raises(Unavailable, match="before the partition had moved"):
         async for _ in client.move(0, to="node-2"):
             pass

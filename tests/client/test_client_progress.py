@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import galileo
-from galileo.client.transport import Transport
+from galileo.wire.caller import Caller
 
 
 def test_progress_counts_labels_and_observations(client: galileo.Client, explored: Any) -> None:
@@ -27,16 +27,16 @@ async def test_what_is_asked_for_again_is_not_counted_again(
     cluster: galileo.LocalCluster, explored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[0]) as client:
-        call = Transport.call
+        call = Caller.call
         calls: list[int] = []
 
-        async def twice(self: Transport, attempt: Callable[..., Any], **how: Any) -> Any:
+        async def twice(self: Caller, attempt: Callable[..., Any], **how: Any) -> Any:
             calls.append(1)
             await call(self, attempt, **how)
             return await call(self, attempt, **how)
 
         found: list[int] = []
-        monkeypatch.setattr(Transport, "call", twice)
+        monkeypatch.setattr(Caller, "call", twice)
         labels = await client.query(explored.name, progress=found.append)
         selected: list[int] = []
         table = await client.select(explored.name, progress=selected.append)

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pytest
 
 import galileo
 from galileo.client import LabelBatches, Labels, QueryEnd, queries
-from galileo.client.transport import Transport
+from galileo.client.cluster_caller import cluster_caller
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, UnknownDataset
 from galileo.labels import LabelSet
@@ -281,8 +282,8 @@ async def test_a_read_goes_on_over_many_breaks(
     expected = [n for t in client.read_batches(labels) for n in t.column("note").to_pylist()]
     line.cuts = 4
     async with galileo.AsyncClient(line.address, timeout="5s") as other:
-        monkeypatch.setattr(other._transport, "addresses", [line.address])
-        monkeypatch.setattr(other._transport, "_has_topology", True)
+        monkeypatch.setattr(other._caller, "addresses", [line.address])
+        monkeypatch.setattr(other._caller, "_is_discovered", True)
         found: list[str] = []
         async for table in other.read_batches(labels):
             found += table.column("note").to_pylist()
@@ -298,7 +299,7 @@ async def test_patience_with_a_read_ends(
 ) -> None:
     labels = client.query(stored)
     async with galileo.AsyncClient(line.address, timeout="300ms") as other:
-        monkeypatch.setattr(other._transport, "_has_topology", True)
+        monkeypatch.setattr(other._caller, "_is_discovered", True)
         await other.status()
         line.cut_after = 1_500_000
         with pytest.raises(Unavailable):
@@ -306,17 +307,15 @@ async def test_patience_with_a_read_ends(
     assert line.cuts == 0
 
 
-async def test_a_node_that_says_nothing_is_not_waited_for_long(
-    line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_says_nothing_is_not_waited_for_long(line: Line, stored: str) -> None:
     line.cut_after, line.silent = WITHIN_ANSWER_BYTES, True
     async with galileo.AsyncClient(line.address, timeout="500ms") as client:
+        client._caller.options = replace(client._caller.options, part_s=2.0)
         batches = client.query_batches(stored)
         await anext(batches)
-        monkeypatch.setattr(queries, "PART_TIMEOUT_S", 0.3)
         with pytest.raises(Unavailable, match="broke off") as lost:
             _ = [labels async for labels in batches]
-    # What was asked for before the patch has a longer limit; then gRPC's own ping notices first.
+    # The ping of gRPC may notice first.
     cause = lost.value.__cause__
     assert isinstance(cause, DeadlineExceeded) or "ping timeout" in str(cause)
 
@@ -329,7 +328,7 @@ def test_batches_that_are_dropped_wait_for_no_collector() -> None:
 
     gc.disable()
     try:
-        batches = LabelBatches(Transport(["127.0.0.1:1"], patience_s=1.0), never)
+        batches = LabelBatches(cluster_caller(["127.0.0.1:1"]), never)
         dropped = weakref.ref(batches)
         del batches
         assert dropped() is None

@@ -15,8 +15,10 @@ import pytest
 
 import galileo
 from galileo import errors
-from galileo.client.backoff import BackoffClock
+from galileo.client.bulk_submit import submit_many
+from galileo.client.cluster_caller import cluster_caller
 from galileo.labels import LabelSet
+from galileo.wire.caller import BackoffClock, CallOptions
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb
 
 FAILURES = 3
@@ -139,7 +141,7 @@ async def node() -> AsyncIterator[tuple[FailingNode, galileo.AsyncClient]]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as client:
-        client._transport.timing = BackoffClock(time.monotonic, at_once, random.Random(1).random)
+        client._caller.clock = BackoffClock(time.monotonic, at_once, random.Random(1).random)
         client._schemas["some"] = SCHEMA
         yield failing, client
     await server.stop(None)
@@ -157,10 +159,8 @@ async def outcome(
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_only_what_may_pass_by_itself_is_tried_again(
-    name: str, node: tuple[FailingNode, galileo.AsyncClient], monkeypatch: pytest.MonkeyPatch
+    name: str, node: tuple[FailingNode, galileo.AsyncClient]
 ) -> None:
-    monkeypatch.setattr("galileo.client.watch.PAUSE_S", 0.0)
-    monkeypatch.setattr("galileo.client.queries.PAUSE_S", 0.0)
     for kind in KINDS:
         cls = errors.by_kind()[kind]
         node[0].begin(abort_with(cls("not this time", after_s=0.0)))
@@ -173,9 +173,8 @@ async def test_only_what_may_pass_by_itself_is_tried_again(
 
 @pytest.mark.parametrize("name", ["query", "read", "ingest", "submit", "fetch"])
 async def test_what_grpc_says_by_itself_is_judged_the_same(
-    name: str, node: tuple[FailingNode, galileo.AsyncClient], monkeypatch: pytest.MonkeyPatch
+    name: str, node: tuple[FailingNode, galileo.AsyncClient]
 ) -> None:
-    monkeypatch.setattr("galileo.client.queries.PAUSE_S", 0.0)
     for code, cls in BARE.items():
         node[0].begin(abort_bare(code))
         got, asked = await outcome(node, CALLS[name])
@@ -206,10 +205,24 @@ async def test_a_call_ends_when_its_patience_does(
     async def sleep(wait_s: float) -> None:
         now[0] += wait_s
 
-    client._transport.timing = BackoffClock(lambda: now[0], sleep, random.Random(2).random)
+    client._caller.clock = BackoffClock(lambda: now[0], sleep, random.Random(2).random)
     monkeypatch.setattr(f"{__name__}.FAILURES", 10**9)
     failing.begin(abort_with(errors.Overloaded("busy")))
     with pytest.raises(errors.Overloaded, match="busy"):
         await client.query("some")
     assert 28.0 < now[0] <= 30.0
     assert 25 < failing.calls.total() < 50
+
+
+async def test_a_submission_of_many_waits_as_any_other_call_does() -> None:
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = BackoffClock(lambda: now[0], sleep, lambda: 0.5)
+    caller = cluster_caller(["127.0.0.1:1"], options=CallOptions(patience_s=20.0), clock=clock)
+    [done] = await submit_many(caller, [galileo.Submission("nam", id="one")], progress=None)
+    assert isinstance(done.error, errors.Unavailable)
+    assert 18.0 < now[0] <= 20.0
+    await caller.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ import grpc.aio
 import pytest
 from simulator.logs import SCHEMA, to_labels
 
-from galileo.client import AsyncClient, Spool, decode, watch
+from galileo.client import AsyncClient, Spool
 from galileo.cursor import Cursor
 from galileo.errors import SpoolConflict, TransientError
 from galileo.wire.channel import server_options
@@ -127,13 +128,11 @@ async def test_a_watch_whose_stream_ended_between_two_updates_goes_on() -> None:
 
 
 @pytest.mark.slow
-async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch, "SILENCE_S", 0.5)
-    monkeypatch.setattr(watch, "WAIT_S", 0.1)
+async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_holds() -> None:
     node, got = Quiet(), []
     async with serving(node) as client, asyncio.timeout(60):
+        options = client._caller.options
+        client._caller.options = replace(options, watch_silence_s=0.5, watch_wait_s=0.1)
         async for one in client.watch("ccq-1"):
             got.append(one.labels.sequences.tolist())
             if len(got) == 3:
@@ -142,17 +141,12 @@ async def test_a_watch_asks_again_where_its_node_says_nothing_though_the_line_ho
     assert node.tokens == ["", "token-1", "token-2"]
 
 
-async def test_a_watch_asks_again_where_an_answer_stops_in_the_middle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(decode, "PART_WITHIN_S", 0.5)
+async def test_a_watch_asks_again_where_an_answer_stops_in_the_middle() -> None:
     node = Halting()
-    async with (
-        serving(node) as client,
-        asyncio.timeout(60),
-        aclosing(client.watch("ccq-1")) as updates,
-    ):
-        assert (await anext(updates)).labels.sequences.tolist() == [1]
+    async with serving(node) as client, asyncio.timeout(60):
+        client._caller.options = replace(client._caller.options, fetch_part_s=0.5)
+        async with aclosing(client.watch("ccq-1")) as updates:
+            assert (await anext(updates)).labels.sequences.tolist() == [1]
     assert node.tokens[:2] == ["", ""]
 
 

@@ -19,8 +19,8 @@ import galileo
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import Piece
-from galileo.client import bulk_fetch, watch
-from galileo.client.transport import Transport
+from galileo.client import bulk_fetch
+from galileo.client.cluster_caller import cluster_caller
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CcqExpired, InputError, Unavailable
 from galileo.packing import FORMAT_VERSION
@@ -28,6 +28,7 @@ from galileo.rpc import bulk_codec as module
 from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Sheet, Update
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.wire import token
+from galileo.wire.caller import CallOptions
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
@@ -96,12 +97,12 @@ async def served() -> AsyncIterator[Served]:
 
 async def fetched(served: Served, *answers: ManyFetched, tokens: dict[str, str], wait_s: float = 0):
     served.face.answers = list(answers)
-    transport = Transport([served.address], patience_s=5.0)
+    caller = cluster_caller([served.address], options=CallOptions(patience_s=5.0))
     try:
-        reading = bulk_fetch.BulkFetcher(transport)
+        reading = bulk_fetch.BulkFetcher(caller)
         return await reading.fetch(tokens, wait_s=wait_s, labels_max=0)
     finally:
-        await transport.close()
+        await caller.close()
 
 
 TOKENS = {"q0": "", "q1": "b", "q2": "c"}
@@ -210,12 +211,12 @@ async def test_what_another_coordinator_answers_meanwhile_is_taken_whole_or_not_
     async with serving() as other:
         nothing, news = ManyFetched([], False), ManyFetched([update(0, shared()[0])], False)
         served.face.answers, other.face.answers = [nothing, news], [nothing, news]
-        transport = Transport([served.address], patience_s=5.0)
-        reading = bulk_fetch.BulkFetcher(transport)
+        caller = cluster_caller([served.address], options=CallOptions(patience_s=5.0))
+        reading = bulk_fetch.BulkFetcher(caller)
         reading.cache_coordinator("q1", other.address)
         updates = await reading.fetch({"q0": "a", "q1": "b"}, wait_s=9.0, labels_max=0)
         await asyncio.sleep(0.5)
-        await transport.close()
+        await caller.close()
     for ccq_id, before in (("q0", "a"), ("q1", "b")):
         assert (ccq_id in updates) == (updates.tokens[ccq_id] != before)
     assert len(updates) >= 1
@@ -233,15 +234,15 @@ async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
     known = ManyFetched([update(n, (), query_json="{}") for n in range(3)], False)
     one = ManyFetched((), False, [sheet((0, 0, 2), (1, 2, 2), (2, 0, 0), pieces=pieces)])
     served.face.answers = [known, one]
-    transport = Transport([served.address], patience_s=5.0)
-    reading = bulk_fetch.BulkFetcher(transport)
+    caller = cluster_caller([served.address], options=CallOptions(patience_s=5.0))
+    reading = bulk_fetch.BulkFetcher(caller)
     try:
         first = await reading.fetch(TOKENS, wait_s=0.0, labels_max=0)
         updates = await reading.fetch(first.positions, wait_s=0.0, labels_max=0)
         served.face.answers = [ManyFetched((), False)]
         await reading.fetch({**updates.positions, "q9": "t9"}, wait_s=0.0, labels_max=0)
     finally:
-        await transport.close()
+        await caller.close()
     assert {i: updates[i].labels.sequences.tolist() for i in updates} == {
         "q0": [3, 9],
         "q1": [5, 9],
@@ -261,11 +262,11 @@ async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
 
 async def test_a_node_that_sends_no_sheets_gets_tokens(served: Served) -> None:
     served.face.answers = [ManyFetched((), False)]
-    transport = Transport([served.address], patience_s=5.0)
+    caller = cluster_caller([served.address], options=CallOptions(patience_s=5.0))
     try:
-        await bulk_fetch.BulkFetcher(transport).fetch({"q0": CURSOR}, wait_s=0.0, labels_max=0)
+        await bulk_fetch.BulkFetcher(caller).fetch({"q0": CURSOR}, wait_s=0.0, labels_max=0)
     finally:
-        await transport.close()
+        await caller.close()
     assert served.face.asked[0][1] == [token.encode("q0", CURSOR)]
 
 
@@ -288,10 +289,9 @@ async def test_the_rest_of_a_cut_answer_is_asked_for_next(served: Served) -> Non
 
 
 async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served,
 ) -> None:
     """Who waits for what was ingested would wait for ever, where the rest has no match."""
-    monkeypatch.setattr(watch, "WAIT_S", 0.0)
     pieces, over = shared(), CcqExpired("over")
     early, late = Cursor({0: 3}), Cursor({0: 11})
     served.face.answers = [
@@ -303,6 +303,7 @@ async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
         ManyFetched([ManyUpdate(n, f"q{n}", over) for n in range(3)], False),
     ]
     async with galileo.AsyncClient(served.address) as client:
+        client._caller.options = CallOptions(watch_wait_s=0.0)
         seen = [one async for one in client.watch_many(TOKENS)]
     assert [list(updates) for updates in seen] == [["q0"], [], [], []]
     assert [updates.frontiers for updates in seen] == [

@@ -22,6 +22,7 @@ from galileo.packing import FORMAT_VERSION
 from galileo.rpc import continuous as module
 from galileo.rpc.bulk_codec import Update
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
+from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
@@ -110,11 +111,18 @@ def expected() -> LabelSet:
     return made.labels()
 
 
+async def next_update(call: Any) -> Any:
+    """The next update of an answer, as the client decodes it."""
+    stream = Stream(call, asked="a", name="the node", part_s=None)
+    parts = await decode.update_parts(stream, begins_within_s=None, part_s=60.0)
+    return await decode.update_of(parts)
+
+
 async def test_a_client_gets_the_packed_labels_in_one_message(stub, face: Face) -> None:
     parts = [part async for part in stub.Fetch(request())]
     assert len(parts) == 1
     assert list(parts[0].packed) == [piece.data for piece in face.answer.pieces]
-    update = await decode.next_update(stub.Fetch(request()))
+    update = await next_update(stub.Fetch(request()))
     assert update.labels.table.equals(expected().table)
     assert (update.token, update.more, update.age_s) == ("after", True, 1.5)
     assert (update.frontier, update.labels.frontier) == (Cursor({0: 5}), Cursor({0: 3, 1: 3}))
@@ -129,7 +137,7 @@ async def test_large_answers_are_several_messages(stub, monkeypatch) -> None:
     assert [len(part.packed) for part in parts] == [1, 1]
     assert [part.HasField("head") for part in parts] == [True, False]
     assert [part.HasField("tail") for part in parts] == [False, True]
-    update = await decode.next_update(stub.Fetch(request()))
+    update = await next_update(stub.Fetch(request()))
     assert update.labels.table.equals(expected().table)
 
 
@@ -138,7 +146,7 @@ async def test_who_does_not_know_the_packing_gets_arrow(stub) -> None:
     tables = [from_ipc(part.labels, SCHEMA.label_schema) for part in parts]
     assert sum(map(len, tables)) == len(PATHS)
     assert not any(part.packed for part in parts)
-    update = await decode.next_update(stub.Fetch(request(packing=0)))
+    update = await next_update(stub.Fetch(request(packing=0)))
     assert update.labels.table.equals(expected().table)
 
 
@@ -150,7 +158,7 @@ async def test_rows_that_do_not_count_are_left_out(
     """By the client, or by the node for who cannot; numbered within each message."""
     monkeypatch.setattr(module, "PART_BYTES", part_bytes)
     face.keep(([0, 60], [10, 80]))
-    update = await decode.next_update(stub.Fetch(request(packing=packing)))
+    update = await next_update(stub.Fetch(request(packing=packing)))
     table = expected().table
     kept = pa.concat_tables([table.slice(0, 110), table.slice(160, 80)])
     assert update.labels.table.equals(kept)
@@ -159,13 +167,13 @@ async def test_rows_that_do_not_count_are_left_out(
 async def test_rows_that_are_not_there_cannot_be_kept(stub, face: Face) -> None:
     face.keep(([100], [41]))
     with pytest.raises(InputError, match="within 140 labels"):
-        await decode.next_update(stub.Fetch(request()))
+        await next_update(stub.Fetch(request()))
 
 
 @pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
 async def test_an_empty_answer_has_a_token_too(stub, face: Face, packing: int) -> None:
     face.answer = update_of()
-    update = await decode.next_update(stub.Fetch(request(packing=packing)))
+    update = await next_update(stub.Fetch(request(packing=packing)))
     assert (len(update.labels), update.token) == (0, "after")
     assert update.labels.table.schema == SCHEMA.label_schema
 
@@ -174,7 +182,7 @@ async def test_watching_is_fetching_again_and_again(stub, face: Face) -> None:
     call = stub.Watch()
     for _ in range(3):
         await call.write(request())
-        assert len((await decode.next_update(call)).labels) == len(PATHS)
+        assert len((await next_update(call)).labels) == len(PATHS)
     call.cancel()
 
 
@@ -185,7 +193,7 @@ async def test_labels_that_were_damaged_on_the_way_are_not_taken(stub, face: Fac
     damaged[-1] ^= 1
     face.answer = replace(face.answer, pieces=[Piece(bytes(damaged), None)])
     with pytest.raises(CorruptData, match="checksum"):
-        await decode.next_update(stub.Fetch(request()))
+        await next_update(stub.Fetch(request()))
 
 
 async def test_an_answer_says_what_becomes_of_windows(stub, face: Face) -> None:
@@ -194,7 +202,7 @@ async def test_an_answer_says_what_becomes_of_windows(stub, face: Face) -> None:
         window, WindowProgress(), buckets=buckets, clock_us=None, more=False
     )
     face.answer = replace(face.answer, windows=changes)
-    update = await decode.next_update(stub.Fetch(request()))
+    update = await next_update(stub.Fetch(request()))
     assert update.windows == tuple(changes.to_list())
     assert update.clock_us == changes.clock_us == int(buckets.max())
     assert update.clock == instant(update.clock_us)
@@ -202,7 +210,7 @@ async def test_an_answer_says_what_becomes_of_windows(stub, face: Face) -> None:
 
 
 async def test_an_answer_without_windows_says_nothing_of_them(stub) -> None:
-    update = await decode.next_update(stub.Fetch(request()))
+    update = await next_update(stub.Fetch(request()))
     assert (update.windows, update.clock_us, update.clock) == ((), None, None)
 
 

@@ -1,0 +1,58 @@
+"""The caller of a cluster's nodes, which reads their addresses from the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from galileo.dht.topology import Topology, is_address, with_port
+from galileo.errors import InputError
+from galileo.wire.caller import DEFAULTS, BackoffClock, Caller, CallOptions, Connection
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+
+
+def cluster_caller(
+    addresses: Iterable[str],
+    *,
+    options: CallOptions = DEFAULTS,
+    clock: BackoffClock | None = None,
+    keys: TlsFiles = NO_TLS_FILES,
+) -> Caller:
+    """A caller that continues when the nodes fail whose addresses it was given.
+
+    Args:
+        addresses: "host:port" or "host" of at least one node.
+        options: times of calls.
+        clock: of the pauses between attempts.
+        keys: TLS files and token of the client.
+
+    Raises:
+        InputError: there is no address, or one is malformed.
+    """
+    configured = list(addresses)
+    if not configured:
+        raise InputError("expected the address of at least one node, as 'host:port' or 'host'")
+    for address in configured:
+        if not isinstance(address, str) or not is_address(with_port(address)):
+            raise InputError(
+                f"expected an address as 'host:port' or 'host', got {address!r}; several are "
+                "arguments of their own"
+            )
+    known = map(with_port, configured)
+    return Caller(known, options=options, clock=clock, keys=keys, discover=_members)
+
+
+async def _members(node: Connection) -> list[str]:
+    return [member.address for member in (await topology_of(node)).nodes]
+
+
+async def topology_of(node: Connection) -> Topology:
+    """The topology that a node knows."""
+    reply = await node.unary(
+        ClusterStub,
+        "Topology",
+        cluster_pb2.TopologyRequest(),
+        timeout_s=node.options.topology_s,
+    )
+    return Topology.from_json(reply.topology_json)

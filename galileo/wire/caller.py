@@ -1,0 +1,497 @@
+"""Calls of nodes over gRPC: which node is called, how long, how often, and with which errors.
+
+- A `Caller` has a channel to each address. `ask` calls one node once.
+- `call` tries the addresses in turn until a node answers. A node that is not reached is tried last
+  from then on. A `TransientError` of a node is followed by a pause (`Backoff`) and another attempt,
+  until the patience of the call ends; every other error is raised at once, since a further attempt
+  would not help. An attempt may thus run several times: what must not be done twice has an id or a
+  number by which nodes recognise it.
+- `open` is `call` for a stream and its first part; `resume` continues a broken stream.
+- Each attempt has the deadline of its kind of call, and `patience_s` bounds when the last attempt
+  of a call begins. `CallOptions` has all of these times.
+
+Processes without an event loop have a `BlockingCaller` (`blocking_caller.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+)
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from galileo import request_id, spans
+from galileo.errors import (
+    DeadlineExceeded,
+    GalileoError,
+    InputError,
+    TransientError,
+    Unavailable,
+)
+from galileo.wire import forks, tls_probe
+from galileo.wire.channel import Channels
+from galileo.wire.status import CLOSED, error_of_rpc
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+Stub: TypeAlias = Callable[[Any], Any]
+"""The generated class of a service's methods, which is made of a channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Times of calls, in seconds.
+
+    Attributes:
+        patience_s: how long a call is repeated while nodes are unreachable or busy.
+        ingest_patience_s: the same, for a batch of observations.
+        call_s: deadline of one attempt.
+        answer_s: deadline of one attempt whose answer has labels or observations.
+        analytics_s: deadline of one attempt of analytics, after which the nodes stop working on it.
+        topology_s: deadline of a request for the topology.
+        condition_s: deadline of a report of a node, which tests Java and the sandbox for samplers.
+        stream_s: deadline of a stream, with the pauses of its reader.
+        part_s: time to the next part of a stream.
+        fetch_part_s: time to the next part of an update that has begun; a slow network needs long
+            for a large part.
+        coordinator_s: time in which a coordinator that is called directly begins its answer.
+        avoid_s: how long a coordinator that did not is not called directly.
+        watch_wait_s: how long a node waits for news of a watched query before it answers.
+        watch_silence_s: time after `watch_wait_s` after which a watch continues at another node.
+        pause_s: the first pause between two attempts; each pause is twice the last.
+        pause_max_s: the longest pause.
+        pause_min_s: the shortest pause if the node advises one.
+        spread: jitter: a pause is longer by up to this share, or also shorter if the node advised
+            none, so that clients that failed together do not retry together.
+    """
+
+    patience_s: float = 15.0
+    ingest_patience_s: float = 60.0
+    call_s: float = 40.0
+    answer_s: float = 300.0
+    analytics_s: float = 120.0
+    topology_s: float = 5.0
+    condition_s: float = 30.0
+    stream_s: float = 86_400.0
+    part_s: float = 60.0
+    fetch_part_s: float = 120.0
+    coordinator_s: float = 0.5
+    avoid_s: float = 30.0
+    watch_wait_s: float = 10.0
+    watch_silence_s: float = 30.0
+    pause_s: float = 0.1
+    pause_max_s: float = 1.0
+    pause_min_s: float = 0.05
+    spread: float = 0.25
+
+
+DEFAULTS = CallOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffClock:
+    """Clock, sleep and random numbers of the pauses.
+
+    Attributes:
+        monotonic: seconds, of a clock that never jumps.
+        sleep: waits for some seconds.
+        random: a number in [0, 1), not of the global generator, which programs seed.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    random: Callable[[], float] = random.Random().random
+
+
+class Backoff:
+    """The pauses between the attempts of one call, up to a deadline: exponential, with jitter.
+
+    Args:
+        clock: clock and sleep.
+        options: the pauses.
+        patience_s: time to the deadline, from now.
+    """
+
+    def __init__(
+        self, clock: BackoffClock, *, patience_s: float, options: CallOptions = DEFAULTS
+    ) -> None:
+        self._clock = clock
+        self._options = options
+        self._deadline = clock.monotonic() + patience_s
+        self._next_s = options.pause_s
+
+    def pause_s(self, error: GalileoError) -> float:
+        """The pause that the error advises, or else the next of the backoff.
+
+        Raises:
+            GalileoError: the error, if the pause would pass the deadline.
+        """
+        options, chance = self._options, self._clock.random()
+        advised = error.details.get("after_s")
+        if advised is not None:
+            pause_s = max(float(advised), options.pause_min_s) * (1 + options.spread * chance)
+        else:
+            pause_s = self._next_s * (1 + options.spread * (2 * chance - 1))
+            self._next_s = min(2 * self._next_s, options.pause_max_s)
+        if self._clock.monotonic() + pause_s > self._deadline:
+            raise error
+        return pause_s
+
+    async def after(self, error: GalileoError) -> None:
+        """Waits for `pause_s`; errors as it."""
+        await self._clock.sleep(self.pause_s(error))
+
+
+class Stream:
+    """The parts of the answer of one node; cancel it if it is not read to its end.
+
+    Args:
+        call: of `grpc.aio`.
+        asked: the callee, for messages about the connection.
+        name: the callee, for other messages.
+        part_s: time to the next part; None: the deadline of the whole call.
+    """
+
+    def __init__(self, call: Any, *, asked: str, name: str, part_s: float | None) -> None:
+        self._call = call
+        self._asked, self._name = asked, name
+        self._part_s = part_s
+
+    async def read(self) -> Any:
+        """The next part; None at the end.
+
+        Raises:
+            DeadlineExceeded: the part did not come in time.
+            GalileoError: of the node.
+        """
+        try:
+            async with asyncio.timeout(self._part_s):
+                part = await self._call.read()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self._name} sent nothing for {self._part_s:g} s; try again", address=self._asked
+            ) from error
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=self._asked) from error
+        return None if part is grpc.aio.EOF else part
+
+    async def next(self) -> Any:
+        """The next part of an answer that ends with a tail; errors as `read`.
+
+        Raises:
+            Unavailable: the stream ended before the tail.
+        """
+        part = await self.read()
+        if part is None:
+            raise Unavailable("the node closed the stream before its answer was complete")
+        return part
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (part := await self.read()) is not None:
+            yield part
+
+    async def write(self, request: Any) -> None:
+        """Sends a request; a stream that has ended takes none, and says why when it is read."""
+        try:
+            await self._call.write(request)
+        except asyncio.InvalidStateError:
+            return
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=self._asked) from error
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Calls of one node.
+
+    Attributes:
+        channel: to the node.
+        address: of the node.
+        options: times of calls.
+        asked: the callee, for messages about the connection; by default the address.
+        name: the callee, for other messages.
+    """
+
+    channel: Any
+    address: str
+    options: CallOptions = DEFAULTS
+    asked: str = ""
+    name: str = "the node"
+
+    async def unary(
+        self, stub: Stub, method: str, request: Any, *, timeout_s: float | None = None
+    ) -> Any:
+        """The answer to a request, by default within `call_s`; errors of gRPC as GalileoError."""
+        call = getattr(self.channel.stub(stub), method)
+        try:
+            return await call(request, timeout=timeout_s or self.options.call_s)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, asked=self.asked or self.address) from error
+
+    def stream(
+        self,
+        stub: Stub,
+        method: str,
+        request: Any = None,
+        *,
+        timeout_s: float | None = None,
+        part_s: float | None = None,
+    ) -> Stream:
+        """The answer to a request as a stream; without a request, one that takes requests.
+
+        Args:
+            stub: of the service.
+            method: its name.
+            request: to be sent.
+            timeout_s: deadline of the stream, by default `stream_s`.
+            part_s: time to each part.
+        """
+        requests = () if request is None else (request,)
+        method_of = getattr(self.channel.stub(stub), method)
+        call = method_of(*requests, timeout=timeout_s or self.options.stream_s)
+        return Stream(call, asked=self.asked or self.address, name=self.name, part_s=part_s)
+
+
+class Caller:
+    """Calls the nodes of a cluster, with one channel to each; belongs to one event loop.
+
+    Args:
+        addresses: "host:port" of the nodes, in the order in which they are tried.
+        options: times of calls.
+        clock: of the pauses between attempts.
+        keys: TLS files and token.
+        discover: reads the addresses of all nodes from one. It is called after the first answer,
+            and again after an address did not answer, because the node may have another one now.
+
+    Attributes:
+        on_error: called with each error that a node answers, before it is raised.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str] = (),
+        *,
+        options: CallOptions = DEFAULTS,
+        clock: BackoffClock | None = None,
+        keys: TlsFiles = NO_TLS_FILES,
+        discover: Callable[[Connection], Awaitable[Iterable[str]]] | None = None,
+    ) -> None:
+        self.addresses = list(dict.fromkeys(addresses))
+        self._configured = frozenset(self.addresses)
+        self.options = options
+        self.clock = clock or BackoffClock()
+        keys.check()
+        self._is_tls, self._certificate = keys.is_tls, keys.certificate
+        self._channels = Channels(keys)
+        self._discover = discover
+        self._is_discovered = discover is None
+        self.on_error: Callable[[GalileoError], None] = lambda _: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def close(self) -> None:
+        await self._channels.close()
+
+    async def close_oldest(self, left: int) -> None:
+        """Closes the channels that were used least recently, until so many are left."""
+        await self._channels.close_oldest(left)
+
+    def backoff(self, patience_s: float | None = None) -> Backoff:
+        """The pauses of a call that begins now."""
+        patience_s = self.options.patience_s if patience_s is None else patience_s
+        return Backoff(self.clock, patience_s=patience_s, options=self.options)
+
+    async def unary(
+        self,
+        stub: Stub,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        patience_s: float | None = None,
+    ) -> Any:
+        """`call` for one request with one answer; arguments as `Connection.unary`."""
+        return await self.call(
+            lambda node: node.unary(stub, method, request, timeout_s=timeout_s),
+            patience_s=patience_s,
+        )
+
+    async def call(
+        self,
+        attempt: Callable[[Connection], Awaitable[Result]],
+        *,
+        patience_s: float | None = None,
+        first: str | None = None,
+    ) -> Result:
+        """The result of `attempt` at the first node that gives one.
+
+        Args:
+            attempt: makes one call of a node; may run several times.
+            patience_s: for how long a `TransientError` is followed by another attempt.
+            first: the address that is tried first, once.
+
+        Raises:
+            Unavailable: no node answered in time; names the addresses that were tried.
+            GalileoError: the error that the node answered.
+        """
+        backoff = self.backoff(patience_s)
+        with request_id.serving(), spans.span("request"):
+            while True:
+                try:
+                    return await self._try_addresses(attempt, first)
+                except TransientError as error:
+                    await backoff.after(error)
+                    first = None
+
+    async def open(
+        self,
+        attempt: Callable[[Connection], Stream],
+        first: Callable[[Stream], Awaitable[Result]],
+    ) -> tuple[Stream, Result]:
+        """As `call`, for a stream and the first value that `first` reads from it."""
+        opened: list[Stream] = []
+
+        async def open_and_read(node: Connection) -> Result:
+            while opened:
+                opened.pop().cancel()
+            opened.append(attempt(node))
+            return await first(opened[0])
+
+        try:
+            value = await self.call(open_and_read)
+        except BaseException:
+            while opened:
+                opened.pop().cancel()
+            raise
+        return opened[0], value
+
+    async def resume(
+        self,
+        rest: Callable[[], AsyncGenerator[Item, None]],
+        *,
+        patience_s: float | None = None,
+        is_progress: Callable[[Item], bool] = lambda _: True,
+    ) -> AsyncGenerator[Item, None]:
+        """The items of a stream; continues it after a `TransientError`, as long as there is hope.
+
+        Args:
+            rest: opens the stream behind the items that it yielded before.
+            patience_s: how long to try without progress.
+            is_progress: whether an item is something new.
+
+        Raises:
+            TransientError: the last one, without progress in time.
+        """
+        backoff, has_progress = self.backoff(patience_s), False
+        while True:
+            try:
+                async with aclosing(rest()) as items:
+                    async for item in items:
+                        has_progress = is_progress(item) or has_progress
+                        yield item
+                return
+            except TransientError as error:
+                if has_progress:  # Not when the item came: the reader may have taken long with it.
+                    backoff, has_progress = self.backoff(patience_s), False
+                await backoff.after(error)
+
+    async def ask(self, address: str, attempt: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """The result of one `attempt` at one address, without a retry; errors as `call`."""
+        result = await attempt(self.connection(address))
+        await self._learn_addresses(address)
+        return result
+
+    async def _try_addresses(
+        self, attempt: Callable[[Connection], Awaitable[Result]], first: str | None
+    ) -> Result:
+        """Tries each address once, until a node answers with a result or an error."""
+        reasons: dict[str, str] = {}
+        addresses = self.addresses if first is None else [first, *self.addresses]
+        for address in dict.fromkeys(addresses):
+            try:
+                return await self.ask(address, attempt)
+            except GalileoError as error:
+                if not _is_unreachable(error, address):
+                    self.on_error(error)
+                    raise
+                reasons[address] = error.details.get("reason") or error.message
+                self.deprioritise(address)
+        await tls_probe.check_tls(reasons, is_tls=self._is_tls)
+        _, reason = reasons.popitem()
+        if reason == CLOSED and self._is_tls:
+            reason += (
+                "; a node also closes the connection in the TLS handshake if it does not accept "
+                f"the client's certificate {self._certificate}: issue one with the authority of "
+                "this cluster (galileo cert issue client)"
+            )
+        raise Unavailable(
+            f"no node could be reached at {', '.join(self.addresses)}; check that the cluster "
+            f"runs and that the addresses are right. Last error: {reason}",
+            addresses=self.addresses,
+        )
+
+    async def _learn_addresses(self, address: str) -> None:
+        """Reads the addresses of all nodes from one, where they are not known."""
+        if self._is_discovered or self._discover is None:
+            return
+        self._is_discovered = True
+        try:
+            members = list(await self._discover(self.connection(address)))
+        except GalileoError:
+            self._is_discovered = False
+            return
+        except asyncio.CancelledError:
+            self._is_discovered = False
+            raise
+        known = [a for a in self.addresses if a in self._configured or a in members]
+        self.addresses = list(dict.fromkeys([*known, *members]))
+
+    def connection(self, address: str, *, asked: str = "", name: str = "the node") -> Connection:
+        """The calls of the node at an address; arguments as `Connection`.
+
+        Raises:
+            InputError: the caller belongs to another event loop, or to the parent process.
+        """
+        forks.check()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InputError(
+                "expected calls from the event loop in which this client was first used, got "
+                "another loop; create a client in each loop (each asyncio.run has its own)"
+            )
+        return Connection(self._channels.get(address), address, self.options, asked, name)
+
+    def deprioritise(self, address: str) -> None:
+        """Moves an address behind all others, and has the addresses read again."""
+        self._is_discovered = False
+        if address in self.addresses:
+            self.addresses.remove(address)
+            self.addresses.append(address)
+
+
+def _is_unreachable(error: GalileoError, address: str) -> bool:
+    """Whether no node answered at this address."""
+    return isinstance(error, Unavailable) and error.details.get("address") == address

@@ -1,0 +1,302 @@
+"""Which node is called next, after which pause, and when a call ends with an error."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import (
+    GalileoError,
+    IncompleteAnswer,
+    NotPermitted,
+    Overloaded,
+    PartitionMoved,
+    TransientError,
+    Unavailable,
+)
+from galileo.wire.blocking_caller import BlockingCaller
+from galileo.wire.caller import (
+    DEFAULTS,
+    Backoff,
+    BackoffClock,
+    Caller,
+    CallOptions,
+    Connection,
+)
+
+
+class Clock:
+    """Time that passes by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, wait_s: float) -> None:
+        self.slept.append(wait_s)
+        self.now += wait_s
+
+
+def backoff_clock(clock: Clock, chance: float = 0.5) -> BackoffClock:
+    return BackoffClock(clock.monotonic, clock.sleep, lambda: chance)
+
+
+async def fail_until_given_up(
+    clock: Clock, error: TransientError, *, patience_s: float, chance: float = 0.5
+) -> None:
+    """Fails with the same error again and again, until that is no longer waited for."""
+    pauses = Backoff(backoff_clock(clock, chance), patience_s=patience_s)
+    with pytest.raises(type(error)) as raised:
+        await wait_forever(pauses, error)
+    assert raised.value is error
+
+
+async def wait_forever(pauses: Backoff, error: TransientError) -> None:
+    while True:
+        await pauses.after(error)
+
+
+async def test_pauses_double_up_to_a_bound() -> None:
+    clock = Clock()
+    await fail_until_given_up(clock, Unavailable("away"), patience_s=6.0)
+    assert clock.slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0])
+
+
+@given(st.floats(0, 1, exclude_max=True), st.floats(0, 20))
+async def test_chance_spreads_pauses_and_never_past_the_end(
+    chance: float, patience_s: float
+) -> None:
+    clock = Clock()
+    await fail_until_given_up(clock, Unavailable("away"), patience_s=patience_s, chance=chance)
+    plain = [min(DEFAULTS.pause_s * 2**n, DEFAULTS.pause_max_s) for n in range(len(clock.slept))]
+    factor = 1 + DEFAULTS.spread * (2 * chance - 1)
+    assert clock.slept == pytest.approx([factor * pause for pause in plain])
+    assert clock.now <= 1000.0 + patience_s + 1e-9
+    following = factor * min(DEFAULTS.pause_s * 2 ** len(plain), DEFAULTS.pause_max_s)
+    assert clock.now + following > 1000.0 + patience_s
+
+
+@given(st.floats(0, 1, exclude_max=True), st.floats(0, 3))
+async def test_nobody_comes_back_before_the_time_that_was_advised(
+    chance: float, advised_s: float
+) -> None:
+    clock = Clock()
+    await fail_until_given_up(
+        clock, Overloaded("busy", after_s=advised_s), patience_s=10.0, chance=chance
+    )
+    assert all(wait >= max(advised_s, DEFAULTS.pause_min_s) for wait in clock.slept)
+    assert all(
+        wait <= max(advised_s, DEFAULTS.pause_min_s) * (1 + DEFAULTS.spread) for wait in clock.slept
+    )
+    assert clock.slept
+
+
+async def test_advice_does_not_lengthen_the_pauses_after_it() -> None:
+    clock = Clock()
+    pauses = Backoff(backoff_clock(clock), patience_s=60.0)
+    for error in (
+        Unavailable("away"),
+        *[Overloaded("busy", after_s=2.0)] * 5,
+        Unavailable("away"),
+    ):
+        await pauses.after(error)
+    assert clock.slept[0] == pytest.approx(0.1)
+    assert clock.slept[-1] == pytest.approx(0.2)
+
+
+async def test_advice_beyond_the_end_is_not_waited_for() -> None:
+    clock = Clock()
+    await fail_until_given_up(clock, Overloaded("busy", after_s=60.0), patience_s=5.0)
+    assert clock.slept == []
+
+
+async def test_chances_differ_unless_they_are_handed_in() -> None:
+    first, second = BackoffClock(), BackoffClock()
+    assert len({first.random() for _ in range(50)} | {second.random() for _ in range(50)}) > 90
+
+
+def test_chances_leave_alone_the_generator_that_a_program_has_seeded() -> None:
+    before = random.getstate()
+    BackoffClock().random()
+    assert random.getstate() == before
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Nodes at addresses, each of which answers a number or raises the errors of a list.
+
+    Attributes:
+        called: the addresses of the attempts so far.
+    """
+
+    def __init__(self, **errors: list[GalileoError]) -> None:
+        self._errors = errors
+        self.called: list[str] = []
+
+    async def attempt(self, node: Connection) -> int:
+        name = node.address.partition(":")[0]
+        self.called.append(name)
+        if self._errors.get(name):
+            raise self._errors[name].pop(0)
+        return len(self.called)
+
+    def blocking_attempt(self, channel: Any) -> int:
+        self.called.append(channel)
+        if self._errors.get(channel):
+            raise self._errors[channel].pop(0)
+        return len(self.called)
+
+
+def unreachable(name: str) -> Unavailable:
+    return Unavailable("connection refused", address=f"{name}:1")
+
+
+@pytest.fixture
+async def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def caller(clock: Clock) -> AsyncIterator[Caller]:
+    options = CallOptions(patience_s=5.0)
+    caller = Caller(["a:1", "b:1", "c:1"], clock=backoff_clock(clock), options=options)
+    yield caller
+    await caller.close()
+
+
+async def test_unreachable_nodes_are_passed_over_and_tried_last_from_then_on(
+    caller: Caller, clock: Clock
+) -> None:
+    nodes = Nodes(a=[unreachable("a")], b=[unreachable("b")])
+    assert await caller.call(nodes.attempt) == 3
+    assert await caller.call(nodes.attempt) == 4
+    assert nodes.called == ["a", "b", "c", "c"]
+    assert caller.addresses == ["c:1", "a:1", "b:1"]
+    assert clock.slept == []
+
+
+async def test_a_transient_error_is_followed_by_a_pause_and_the_same_node(
+    caller: Caller, clock: Clock
+) -> None:
+    nodes = Nodes(a=[Unavailable("the coordinator changes", after_s=0.06)] * 6)
+    assert await caller.call(nodes.attempt) == 7
+    assert set(nodes.called) == {"a"}
+    assert clock.slept == pytest.approx([0.06 * 1.125] * 6)
+
+
+async def test_other_errors_are_raised_at_once(caller: Caller, clock: Clock) -> None:
+    nodes, seen = Nodes(a=[NotPermitted("no")]), []
+    caller.on_error = seen.append
+    with pytest.raises(NotPermitted):
+        await caller.call(nodes.attempt)
+    assert (nodes.called, clock.slept, len(seen)) == (["a"], [], 1)
+
+
+async def test_advice_beyond_the_patience_of_a_call_is_not_waited_for(
+    caller: Caller, clock: Clock
+) -> None:
+    with pytest.raises(Overloaded):
+        await caller.call(Nodes(a=[Overloaded("too many", after_s=60.0)]).attempt)
+    assert clock.slept == []
+
+
+async def test_the_first_address_of_a_call_is_tried_once(caller: Caller) -> None:
+    nodes = Nodes(c=[Overloaded("busy")])
+    await caller.call(nodes.attempt, first="c:1")
+    assert nodes.called == ["c", "a"]
+
+
+async def test_one_node_is_asked_once(caller: Caller) -> None:
+    nodes = Nodes(b=[Overloaded("busy")])
+    with pytest.raises(Overloaded):
+        await caller.ask("b:1", nodes.attempt)
+    assert await caller.ask("b:1", nodes.attempt) == 2
+
+
+async def test_addresses_are_read_from_the_first_node_that_answers_and_after_one_did_not(
+    clock: Clock,
+) -> None:
+    members = [["b:1", "c:1"], ["b:1", "d:1"]]
+
+    async def discover(node: Connection) -> list[str]:
+        return members.pop(0)
+
+    caller, nodes = Caller(["a:1"], discover=discover, clock=backoff_clock(clock)), Nodes()
+    await caller.call(nodes.attempt)
+    assert caller.addresses == ["a:1", "b:1", "c:1"]
+    await caller.call(nodes.attempt)
+    await caller.call(Nodes(a=[unreachable("a")]).attempt)
+    assert caller.addresses == ["b:1", "a:1", "d:1"], "configured ones are kept"
+    assert members == []
+    await caller.close()
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+async def test_a_stream_resumes_after_transient_errors_as_long_as_it_progresses(
+    caller: Caller, clock: Clock
+) -> None:
+    position = 0
+
+    async def rest() -> AsyncGenerator[int, None]:
+        nonlocal position
+        for _ in range(3):
+            if position == 10:
+                return
+            position += 1
+            yield position
+        raise Overloaded("busy", after_s=4.0)
+
+    assert [item async for item in caller.resume(rest)] == list(range(1, 11))
+    assert sum(clock.slept) > 5.0
+
+
+async def test_a_stream_without_progress_ends_with_its_error(caller: Caller, clock: Clock) -> None:
+    async def rest() -> AsyncGenerator[str, None]:
+        yield "copy"
+        raise Unavailable("closed")
+
+    with pytest.raises(Unavailable, match="closed"):
+        async for _ in caller.resume(rest, is_progress=lambda _: False):
+            pass
+    assert 0.0 < sum(clock.slept) <= 5.0
+
+
+# --- blocking calls ------------------------------------------------------------------------------
+
+
+class BlockingNodes(BlockingCaller):
+    """Hands the name of a node to the attempts in place of a channel."""
+
+    def _channel(self, address: str) -> Any:
+        return address
+
+
+def test_a_blocking_call_tries_the_next_node_after_each_transient_error() -> None:
+    nodes = Nodes(a=[PartitionMoved("moved")], b=[Overloaded("busy")])
+    with BlockingNodes(["a", "b", "c"]) as caller:
+        assert caller.call(nodes.blocking_attempt) == 3
+        with pytest.raises(NotPermitted):
+            caller.call(Nodes(a=[NotPermitted("no")]).blocking_attempt)
+    assert nodes.called == ["a", "b", "c"]
+
+
+def test_a_blocking_call_reports_an_incomplete_answer_before_an_unreachable_node() -> None:
+    nodes = Nodes(a=[unreachable("a")], b=[IncompleteAnswer("partitions 4, 5 are missing")])
+    options = CallOptions(patience_s=0.0)
+    with (
+        BlockingNodes(["a", "b"], options=options) as caller,
+        pytest.raises(IncompleteAnswer, match="partitions 4, 5 are missing"),
+    ):
+        caller.call(nodes.blocking_attempt)
