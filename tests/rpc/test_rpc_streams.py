@@ -19,7 +19,7 @@ from galileo.labels import to_ipc
 from galileo.node import cluster_scan, local_scan
 from galileo.node.peers import ScanAnswer, ScanDone
 from galileo.rpc import error_mapping, query
-from galileo.rpc.peers import GrpcPeers
+from galileo.rpc.peers import GrpcPeers, PeerOptions
 from galileo.wire import codec
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, query_pb2, storage_pb2
@@ -171,6 +171,12 @@ async def test_so_many_answers_at_a_time_and_no_more(
     slow[1].cancel()
 
 
+def limit_parts_of_peers(company: Any, within_s: float) -> None:
+    """Sets the time to the next part of the streams between nodes."""
+    for served in company.members.values():
+        served.peers.options = PeerOptions(scan_s=within_s)
+
+
 @pytest.mark.slow
 async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
     company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +189,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
         await blocked.wait()
         yield ScanDone(0, EMPTY_CURSOR)
 
-    monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 0.3)
+    limit_parts_of_peers(company, 0.3)
     monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)
     parts = [part async for part in ask(company)]
     assert parts[-1].tail.missing
@@ -196,7 +202,7 @@ async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
     filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time that a peer has for its next part is not used up by our own reader."""
-    monkeypatch.setattr("galileo.rpc.peers.SCAN_TIMEOUT_S", 3.0)
+    limit_parts_of_peers(filled, 3.0)
     monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     assert isinstance(filled["a"].peers, GrpcPeers)
     call = ask(filled)
