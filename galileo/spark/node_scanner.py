@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import grpc
-import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
@@ -19,11 +17,11 @@ from galileo.errors import Cancelled, GalileoError, NotOwner, Overloaded, Transi
 from galileo.match_batch import MatchedPartitions, MatchResponse, to_bytes
 from galileo.model.schema import Schema
 from galileo.spark.job import Group, NodeQuery, NodeRequest
-from galileo.wire.channel import Channels
+from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.context_propagation import continue_request
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.internal.v1.peers_pb2_grpc import PeerStorageStub
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
-from galileo.wire.status import error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 CHANNELS_MAX = 256
@@ -44,7 +42,7 @@ class NodeScanner:
 
     def __init__(self, keys: TlsFiles = NO_TLS_FILES) -> None:
         self._loop = asyncio.new_event_loop()
-        self._channels = Channels(keys)
+        self._caller = Caller(keys=keys)
 
     def fetch(
         self, requests: Sequence[NodeRequest], groups: Sequence[Group], *, timeout_s: float
@@ -57,7 +55,7 @@ class NodeScanner:
         return self._loop.run_until_complete(self._fetch_all(requests, groups, timeout_s))
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._channels.close())
+        self._loop.run_until_complete(self._caller.close())
         self._loop.close()
 
     async def _fetch_all(
@@ -65,10 +63,9 @@ class NodeScanner:
     ) -> list[NodeAnswer]:
         calls = [
             fetch(
-                self._channels.get(request.address),
+                self._caller.connection(request.address),
                 query,
                 groups[query.group],
-                address=request.address,
                 timeout_s=timeout_s,
             )
             for request in requests
@@ -78,34 +75,30 @@ class NodeScanner:
             return list(await asyncio.gather(*calls))
         finally:
             # Not earlier: all channels of a task are in use together.
-            await self._channels.close_oldest(CHANNELS_MAX)
+            await self._caller.close_oldest(CHANNELS_MAX)
 
 
 async def fetch(
-    channel: grpc.aio.Channel, query: NodeQuery, group: Group, *, address: str, timeout_s: float
+    node: Connection, query: NodeQuery, group: Group, *, timeout_s: float
 ) -> NodeAnswer:
     """The answer of one node for one group; the complete parts of it where the stream fails."""
     schema = Schema.from_json(group.schema_json)
     replies = MatchReplies(schema.label_schema)
-    stub = peers_pb2_grpc.PeerStorageStub(channel)
-    with continue_request(group.origin):
-        call = stub.Match(_request(query, group), timeout=timeout_s)
     failure: GalileoError | None = None
-    try:
-        await _receive(call, replies)
-    except grpc.RpcError as error:
-        failure = error_of_rpc(error, asked=address)
-    except GalileoError as error:
-        failure = error
-    finally:
-        call.cancel()
+    with continue_request(group.origin):
+        stream = node.stream(PeerStorageStub, "Match", _request(query, group), timeout_s=timeout_s)
+    with stream:
+        try:
+            await _receive(stream, replies)
+        except GalileoError as error:
+            failure = error
     answer = replies.answer if failure is None else _failed(replies.answer, failure, query)
-    return NodeAnswer(query, _renumber(answer, query), address)
+    return NodeAnswer(query, _renumber(answer, query), node.address)
 
 
-async def _receive(call: grpc.aio.UnaryStreamCall, replies: MatchReplies) -> None:
+async def _receive(stream: Stream, replies: MatchReplies) -> None:
     received = 0
-    async for reply in call:
+    async for reply in stream:
         received += replies.take(reply)
         if received > ANSWER_BYTES_MAX:
             raise Overloaded(

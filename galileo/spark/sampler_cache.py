@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-
 from galileo.containment import ContainedSamplers
 from galileo.containment.leased_sampler import LeasedSampler
 from galileo.errors import GalileoError, InputError, SamplerRevoked
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import Sampler, SamplerSpec
-from galileo.wire.channel import open_blocking_channel
-from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
-from galileo.wire.status import error_of_rpc
+from galileo.wire.blocking_caller import BlockingCaller
+from galileo.wire.caller import CallOptions
+from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.internal.v1.peers_pb2_grpc import PeerSamplersStub
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
-FETCH_TIMEOUT_S = 5.0
+OPTIONS = CallOptions(call_s=5.0, patience_s=0.0)
 CHECK_INTERVAL_S = 2.0
 """The interval of checks; the processes of a revoked sampler end within it."""
 IDLE_S = 120.0
@@ -137,11 +136,6 @@ def get_over_grpc(
     address: str, request: peers_pb2.GetSamplerRequest, *, keys: TlsFiles = NO_TLS_FILES
 ) -> peers_pb2.GetSamplerReply:
     """Calls a node on a new channel, since calls are rare and threads share no channel."""
-    with open_blocking_channel(address, keys) as channel:
-        try:
-            reply: peers_pb2.GetSamplerReply = peers_pb2_grpc.PeerSamplersStub(channel).Get(
-                request, timeout=FETCH_TIMEOUT_S
-            )
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, asked=address) from error
-    return reply
+    with BlockingCaller([address], options=OPTIONS, keys=keys) as caller:
+        reply: peers_pb2.GetSamplerReply = caller.unary(PeerSamplersStub, "Get", request)
+        return reply

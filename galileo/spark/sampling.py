@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import grpc
 import pyarrow as pa
 
 from galileo import samplers
@@ -25,10 +24,11 @@ from galileo.errors import (
 from galileo.labels import LabelSet, from_ipc, to_ipc
 from galileo.samplers import Observe, Sampler, SamplerSpec, numbered_parts, observed_schema
 from galileo.spark.cpu_time_limit import WAITING_FACTOR, CpuTimeLimit, TimeLimitExceeded
-from galileo.wire.channel import open_blocking_channel
-from galileo.wire.status import error_of_rpc
+from galileo.wire.blocking_caller import BlockingCaller
+from galileo.wire.caller import CallOptions
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
-from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
+from galileo.wire.v1 import storage_pb2
+from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 RETRY_NEXT_CYCLE = (TransientError, NotOwner, Cancelled, DataExpired)
 """Errors of reading observations after which the query keeps its cursor until the next cycle."""
@@ -151,10 +151,8 @@ class ObservationReader:
             numbered=True,
             digest=self.digest,
         )
-        with open_blocking_channel(self.address, self.keys) as channel:
-            try:
-                parts = storage_pb2_grpc.StorageStub(channel).Read(request, timeout=self.timeout_s)
-                tables = [from_ipc(part.observations, columns) for part in parts]
-            except grpc.RpcError as error:
-                raise error_of_rpc(error, asked=self.address) from error
+        options = CallOptions(stream_s=self.timeout_s, patience_s=0.0)
+        with BlockingCaller([self.address], options=options, keys=self.keys) as caller:
+            parts = caller.stream(StorageStub, "Read", request)
+            tables = [from_ipc(part.observations, columns) for part in parts]
         return pa.concat_tables([columns.empty_table(), *tables])

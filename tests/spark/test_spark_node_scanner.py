@@ -10,7 +10,7 @@ from galileo.query.index.query_digest import digest
 from galileo.spark import node_scanner
 from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner, fetch
-from galileo.wire.channel import open_channel
+from galileo.wire.caller import Caller
 
 TIMEOUT_S = 60
 
@@ -22,17 +22,16 @@ def ask(make_request):
     async def run(node, items, *, timeout_s=TIMEOUT_S):
         job_request = request_from_pb(make_request({node.address: [0, 3]}, items).request)
         (share,) = job_request.node_requests()
-        channel = open_channel(share.address)
+        caller = Caller()
         try:
             delta = await fetch(
-                channel,
+                caller.connection(share.address),
                 share.queries[0],
                 job_request.groups[0],
-                address=share.address,
                 timeout_s=timeout_s,
             )
         finally:
-            await channel.close()
+            await caller.close()
         return delta.answer
 
     return run
@@ -119,5 +118,5 @@ def test_node_scanner_bounds_open_channels(monkeypatch, make_request):
     scanner = NodeScanner()
     found = scanner.fetch(job_request.node_requests(), job_request.groups, timeout_s=5.0)
     assert [delta.answer.parts for delta in found] == [()] * 4
-    assert len(scanner._channels) == 2
+    assert len(scanner._caller._channels) == 2
     scanner.close()

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from galileo.errors import InputError
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
+from galileo.wire.caller import CallOptions
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, stream_of
@@ -27,7 +28,7 @@ ROWS_SORTED_MAX = 8_000_000
 """Rows of a task that are sorted in memory."""
 BATCHES_PER_EPOCH_MAX = 1 << 20
 """Batches of one task of a micro-batch."""
-TIMEOUT_S = 60.0
+OPTIONS = CallOptions(patience_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
     replies: list[storage_pb2.IngestReply] = []
     running: deque[Future[storage_pb2.IngestReply]] = deque()
     with (
-        BlockingClient(addresses, timeout_s=TIMEOUT_S, keys=spec.keys) as client,
+        BlockingClient(addresses, options=OPTIONS, keys=spec.keys) as client,
         ThreadPoolExecutor(BATCHES_IN_FLIGHT_MAX) as pool,
     ):
         for number, table in enumerate(tables, numbers.first):
