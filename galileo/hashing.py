@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+DIGEST_BYTES = 16
+_DIGEST: np.dtype[Any] = np.dtype(f"V{DIGEST_BYTES}")
 
 
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -25,3 +29,14 @@ def text64(*parts: object) -> int:
     """64 bits of a BLAKE2b digest over the texts of `parts`, kept apart by a zero byte."""
     joined = "\0".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+
+
+def digest(text: str) -> bytes:
+    """Digest of a text, such as canonical CQL2 JSON; the chance of a collision is 2**-128."""
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def split_digests(data: bytes) -> list[bytes]:
+    """The digests of a multiple of `DIGEST_BYTES` bytes."""
+    digests: list[bytes] = np.frombuffer(data, dtype=_DIGEST).tolist()
+    return digests

@@ -14,11 +14,11 @@ from galileo.client.blocking import Client, connect
 from galileo.client.blocking_base import BlockingLabelBatches
 from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import Submission, Submitted
-from galileo.client.credentials import Credentials
 from galileo.client.descriptions import DatasetDescription, FeatureDescription
+from galileo.client.profiles import Credentials
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
-    Caller,
+    CallerIdentity,
     Ccq,
     CcqInfo,
     ClusterStatus,
@@ -41,7 +41,7 @@ __all__ = [
     "BlockingLabelBatches",
     "Ccq",
     "CcqInfo",
-    "Caller",
+    "CallerIdentity",
     "Children",
     "Client",
     "ClusterStatus",

@@ -10,9 +10,9 @@ from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
-from galileo.client.credentials import Credentials
 from galileo.client.fetching import Fetcher
 from galileo.client.partition_move import MoveProgress
+from galileo.client.profiles import Credentials
 from galileo.client.results import ClusterStatus
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema

@@ -7,7 +7,7 @@ from typing import Any
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
-from galileo.client.results import Caller, DroppedDataset, RetentionReport
+from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, unknown_dataset
@@ -187,7 +187,7 @@ class AsyncDatasets(AsyncAnalytics):
         if isinstance(error, UnknownDataset):
             self._schemas.pop(str(error.details.get("dropped")), None)
 
-    async def whoami(self) -> Caller:
+    async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.
 
         Example:
@@ -198,4 +198,4 @@ class AsyncDatasets(AsyncAnalytics):
         reply = await self._caller.unary(
             ClusterStub, "Status", cluster_pb2.StatusRequest(caller=True)
         )
-        return decode.caller(reply.caller)
+        return decode.caller_identity(reply.caller)

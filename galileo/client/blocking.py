@@ -9,8 +9,7 @@ from typing import Any
 from galileo.client.async_client import NOT_PICKLABLE, AsyncClient
 from galileo.client.blocking_calls import BlockingCalls
 from galileo.client.blocking_portal import BlockingPortal
-from galileo.client.credentials import Credentials
-from galileo.client.profiles import Profile, resolve
+from galileo.client.profiles import Credentials, Profile, resolve
 from galileo.errors import InputError
 from galileo.model.times import Duration
 

@@ -29,7 +29,7 @@ from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.partition_move import MoveProgress
 from galileo.client.results import (
-    Caller,
+    CallerIdentity,
     Ccq,
     CcqInfo,
     CcqLike,
@@ -884,7 +884,7 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(self._client.schema(dataset))
 
-    def whoami(self) -> Caller:
+    def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.
 
         Example:

@@ -25,7 +25,7 @@ from galileo.model.schema import Schema
 from galileo.packing import FORMAT_VERSION, unpack
 from galileo.wire import token as resume
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, kept_rows, stretches_from_pb
+from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb, kept_rows
 from galileo.wire.status import error_from_pb
 from galileo.wire.v1 import continuous_pb2
 from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
@@ -292,7 +292,7 @@ def _update(query_answer: _QueryAnswer) -> Update:
         age_s=value.age_s,
         interval_s=value.interval_s,
         more=value.more,
-        gone=stretches_from_pb(value.gone),
+        gone=commit_ranges_from_pb(value.gone),
         windows=windows,
         clock_us=clock_us,
     )

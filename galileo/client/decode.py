@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.client.results import (
-    Caller,
+    CallerIdentity,
     Ccq,
     CcqInfo,
     DroppedDataset,
@@ -30,9 +30,9 @@ from galileo.packing import unpack
 from galileo.samplers import SamplerSpec
 from galileo.wire.caller import Stream
 from galileo.wire.codec import (
+    commit_ranges_from_pb,
     cursor_from_pb,
     kept_rows,
-    stretches_from_pb,
     table_of,
     windows_from_pb,
 )
@@ -125,7 +125,7 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
         age_s=tail.age_s,
         interval_s=tail.interval_s,
         more=tail.more,
-        gone=stretches_from_pb(tail.gone),
+        gone=commit_ranges_from_pb(tail.gone),
         windows=windows,
         clock_us=clock_us,
     )
@@ -195,13 +195,13 @@ def ccq_info(value: continuous_pb2.Ccq) -> CcqInfo:
     )
 
 
-def caller(value: cluster_pb2.Caller) -> Caller:
+def caller_identity(value: cluster_pb2.Caller) -> CallerIdentity:
     quotas = {
         one.name: QuotaUse(one.bound, one.used if one.used >= 0 else None, one.counted)
         for one in value.quotas
     }
     expires_at = value.expires_at or None
-    return Caller(value.name, tuple(value.roles), tuple(value.datasets), expires_at, quotas)
+    return CallerIdentity(value.name, tuple(value.roles), tuple(value.datasets), expires_at, quotas)
 
 
 def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:

@@ -448,7 +448,7 @@ class QuotaUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class CallerIdentity:
     """Who a client is to the cluster.
 
     Attributes:

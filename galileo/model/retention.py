@@ -1,4 +1,4 @@
-"""Retention: limits of the age and size of the files of a dataset."""
+"""Retention: limits of the age and size of a dataset's files, and what nodes dropped for it."""
 
 from __future__ import annotations
 
@@ -148,3 +148,40 @@ class VersionedRetention:
 
 
 UNLIMITED = VersionedRetention()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What a retention policy demands to drop and readers hold back.
+
+    Attributes:
+        bytes: of the files.
+        ccq_ids: of the continuous queries that have not been fetched so far; none where it is
+            not certain yet which ones there are.
+    """
+
+    partition: int
+    bytes: int
+    ccq_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a node has dropped, what is held back, and what failed."""
+
+    files: int = 0
+    commits: int = 0
+    bytes: int = 0
+    held: tuple[HeldBack, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a node removed with a dropped dataset; sizes in bytes."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(self.rows + other.rows, self.bytes + other.bytes)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from galileo.dht.topology import Topology
 from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionReadOnly
 from galileo.hashing import text64
-from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
+from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
 from galileo.model.schema import (
     Schema,
     dropped_dataset,
@@ -28,7 +28,6 @@ from galileo.model.schema import (
     unknown_dataset,
 )
 from galileo.node.group_commit import GroupCommit
-from galileo.node.peers import Removed
 from galileo.node.shard import ALL_PARTITIONS, Shard
 from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, PartitionMoved
-from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
@@ -118,32 +118,6 @@ NUMBERED_PARTS_SCHEMA = PARTS_SCHEMA.append(pa.field(LABEL, pa.int32(), nullable
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
-    """What a retention policy demands to drop and readers hold back.
-
-    Attributes:
-        bytes: of the files.
-        ccq_ids: of the continuous queries that have not been fetched so far; none where it is
-            not certain yet which ones there are.
-    """
-
-    partition: int
-    bytes: int
-    ccq_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionReport:
-    """What a node has dropped, what is held back, and what failed."""
-
-    files: int = 0
-    commits: int = 0
-    bytes: int = 0
-    held: tuple[HeldBack, ...] = ()
-    failures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class UploadedSampler:
     """Metadata of a sampler that a user has sent.
 
@@ -164,17 +138,6 @@ class UploadedSampler:
     sent_by: str
     sent_at: float
     revoked_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What a node removed with a dropped dataset; sizes in bytes."""
-
-    rows: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: Removed) -> Removed:
-        return Removed(self.rows + other.rows, self.bytes + other.bytes)
 
 
 class Peers(Protocol):

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from galileo.cursor import Cursor
-from galileo.model.retention import Retention
+from galileo.model.retention import HeldBack, Retention
 from galileo.model.times import MICROS
-from galileo.node.peers import HeldBack
 from galileo.storage.retention import LogFile
 
 PIECES = 8

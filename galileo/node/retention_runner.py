@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError
-from galileo.model.retention import Retention
+from galileo.model.retention import HeldBack, Retention, RetentionReport
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
-from galileo.node.peers import HeldBack, RetentionReport
 from galileo.node.retention_plan import PIECES, Bounds, Plan, Readers, plan
 from galileo.node.shard import Shard
 

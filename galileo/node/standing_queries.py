@@ -21,12 +21,12 @@ from galileo.cursor import Cursor
 from galileo.errors import GalileoError, Unavailable
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
+from galileo.hashing import digest, split_digests
 from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.query import Query, parse
 from galileo.query.index import MatchRequests, StandingQueries
-from galileo.query.index.query_digest import digest, unpacked_digests
 
 QUERIES_MAX = 200_000
 """Queries that are kept for one dataset."""
@@ -207,7 +207,7 @@ class Matching:
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
         until = Cursor({p: published[p] for p in task.partitions.tolist()})
-        names = unpacked_digests(task.digests)
+        names = split_digests(task.digests)
         with registry.lock:
             slots = registry.slots(names)
             known = np.flatnonzero(slots >= 0).astype(np.int32)

@@ -14,7 +14,13 @@ from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
-from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.retention import (
+    HeldBack,
+    Removed,
+    Retention,
+    RetentionReport,
+    VersionedRetention,
+)
 from galileo.model.schema import Schema, split_key
 from galileo.node.catalog import Catalog, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
@@ -26,7 +32,7 @@ from galileo.node.migration.moves import Moves, stored_moves
 from galileo.node.migration.protocol import MigrationPeer
 from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
-from galileo.node.peers import HeldBack, Peers, Removed, RetentionReport
+from galileo.node.peers import Peers
 from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader

@@ -10,7 +10,7 @@ from galileo.ccq.packs import Piece
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InputError
 from galileo.model.windows import WindowChanges
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_to_pb, windows_to_pb
+from galileo.wire.codec import commit_ranges_to_pb, cursor_from_pb, cursor_to_pb, windows_to_pb
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import continuous_pb2
 
@@ -143,7 +143,7 @@ class ManyParts:
             starts, counts = piece.rows or ((), ())
             message.kept.add(pack=self._pack(piece.data), starts=starts, counts=counts)
         if answer.gone:
-            message.gone.extend(stretches_to_pb(answer.gone))
+            message.gone.extend(commit_ranges_to_pb(answer.gone))
         if content.windows is not None:
             message.windows.CopyFrom(windows_to_pb(content.windows))
         self._size += len(content.query_json)

@@ -11,10 +11,10 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.dataset_codec import removed_to_pb, report_to_pb
 from galileo.rpc.error_mapping import Context, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
+from galileo.wire.codec import removed_to_pb, report_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 

@@ -21,11 +21,11 @@ from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
 from galileo.wire.codec import (
+    commit_ranges_to_pb,
     cursor_from_pb,
     cursor_to_pb,
     kept_rows,
     label_chunks,
-    stretches_to_pb,
     windows_to_pb,
 )
 from galileo.wire.internal.v1 import peers_pb2
@@ -215,7 +215,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         for start in range(0, len(held.data), PART_BYTES):
             yield peers_pb2.HandedOffCachePart(data=held.data[start : start + PART_BYTES])
         tail = peers_pb2.HandedOffCacheTail(
-            is_held=True, reached=cursor_to_pb(held.reached), gone=stretches_to_pb(held.gone)
+            is_held=True, reached=cursor_to_pb(held.reached), gone=commit_ranges_to_pb(held.gone)
         )
         yield peers_pb2.HandedOffCachePart(tail=tail)
 
@@ -394,7 +394,7 @@ def _framed(
             more=answer.more,
             missing=answer.missing,
             cursor=cursor_to_pb(answer.cursor),
-            gone=stretches_to_pb(answer.gone),
+            gone=commit_ranges_to_pb(answer.gone),
             windows=_windows(update.windows),
             interval_s=answer.interval_s,
         )

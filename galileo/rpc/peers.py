@@ -30,11 +30,10 @@ from galileo.node.peers import (
     UploadedSampler,
 )
 from galileo.packing.arrow_streams import read_stream
-from galileo.rpc.dataset_codec import removed_from_pb, report_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stub
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, removed_from_pb, report_from_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.internal.v1.migration_pb2_grpc import MigrationStub
 from galileo.wire.internal.v1.peers_pb2_grpc import (

@@ -11,11 +11,10 @@ from galileo.errors import Overloaded
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
-from galileo.rpc.arrow_chunks import label_messages
 from galileo.rpc.error_mapping import Context, streaming
 from galileo.rpc.quotas import QuotaResolver
 from galileo.samplers import SamplerSpec
-from galileo.wire.codec import cursor_to_pb
+from galileo.wire.codec import cursor_to_pb, label_messages
 from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 ANSWERS_MAX = 256

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
 import grpc.aio
+import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
+from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc
 from galileo.model.rows import RowOptions
 from galileo.node.peers import (
@@ -21,18 +23,23 @@ from galileo.node.peers import (
     ScanLabels,
 )
 from galileo.node.select import CursorRange
+from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
-from galileo.rpc.arrow_chunks import label_messages, row_messages, row_streams
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
-from galileo.rpc.matching import match_task_from_pb
 from galileo.rpc.peers import scan_task_from_pb
 from galileo.rpc.quotas import QuotaResolver, check_vertices
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.codec import (
+    cursor_from_pb,
+    cursor_to_pb,
+    label_messages,
+    row_messages,
+    row_streams,
+)
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
-from galileo.wire.match_codec import replies_of
+from galileo.wire.match_codec import cursors_from_bytes, replies_of, sequences_from_bytes
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import storage_pb2, storage_pb2_grpc
 from galileo.wire.zero_copy import Bulk, add_bulk_handlers
@@ -231,3 +238,34 @@ async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.
         reached, gone = cursor_to_pb(answer.reached), cursor_to_pb(answer.gone)
         return [storage_pb2.ScanPart(item=item, reached=reached, gone=gone)]
     return [storage_pb2.ScanPart(item=item, error=error_to_pb(redact_for(answer.error, context)))]
+
+
+MATCH_ITEMS_MAX = 1_000_000
+PARTITION_MAX = 2**31 - 1
+
+
+def match_task_from_pb(request: peers_pb2.MatchRequest) -> MatchTask:
+    """The task of a request.
+
+    Raises:
+        InputError: its columns do not fit each other, or there are too many items.
+    """
+    named = list(request.partitions)
+    if not named or named != sorted(set(named)) or named[-1] > PARTITION_MAX:
+        raise InputError(
+            f"expected partitions from 0 to {PARTITION_MAX} in ascending order, at least one; "
+            f"got {named[:10]}"
+        )
+    partitions = np.array(named, dtype=np.int32)
+    after = sequences_from_bytes(request.after, partitions=len(partitions))
+    cursors = cursors_from_bytes(request.cursors, rows=len(after))
+    if len(cursors) > MATCH_ITEMS_MAX:
+        raise InputError(
+            f"expected at most {MATCH_ITEMS_MAX:,} items in a match, got {len(cursors):,}"
+        )
+    if len(request.digests) != DIGEST_BYTES * len(cursors):
+        raise InputError(
+            f"expected {DIGEST_BYTES} bytes of digest for each of {len(cursors):,} items, "
+            f"got {len(request.digests):,} bytes"
+        )
+    return MatchTask(request.dataset, partitions, after, cursors, request.digests)

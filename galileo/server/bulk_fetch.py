@@ -29,8 +29,7 @@ from galileo.packing import pack, unpack
 from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Update
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.driver import Driver
-from galileo.server.fetch_response import apply_windows
-from galileo.server.shared_updates import CursorInterner, SharedUpdates
+from galileo.server.fetch_response import CursorInterner, SharedUpdates, apply_windows
 from galileo.wire import token as tokens
 from galileo.wire.codec import KeptRows
 

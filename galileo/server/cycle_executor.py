@@ -25,11 +25,11 @@ from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import GalileoError
+from galileo.hashing import digest
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
-from galileo.query.index.query_digest import digest
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.wire.internal.v1 import evaluator_pb2
 from galileo.wire.match_codec import part_from_pb, sequences_to_bytes

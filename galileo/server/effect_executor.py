@@ -44,7 +44,7 @@ from galileo.samplers import (
 )
 from galileo.server.cycle_executor import CycleExecutor, Evaluate
 from galileo.server.spill_files import SpillFiles
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
+from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
 from galileo.wire.internal.v1 import peers_pb2
 
 QUERIES_KEPT = 4_096
@@ -255,7 +255,7 @@ class EffectExecutor:
             return ccq.CacheReadFailed(effect.request)
         if not tail.is_held:
             return ccq.CacheReadFailed(effect.request)
-        reached, gone = cursor_from_pb(tail.reached), tuple(stretches_from_pb(tail.gone))
+        reached, gone = cursor_from_pb(tail.reached), tuple(commit_ranges_from_pb(tail.gone))
         return ccq.CacheReadAnswered(effect.request, labels, reached, gone)
 
     # --- confirmations -----------------------------------------------------------------------

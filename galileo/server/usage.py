@@ -10,9 +10,8 @@ from galileo.ccq.machine import Continuous
 from galileo.clock import Clock
 from galileo.election.messages import UsageStatistics
 from galileo.node.storage_node import StorageNode
-from galileo.rpc.dataset_codec import held_to_pb
 from galileo.server.cgroup_memory import memory
-from galileo.wire.codec import cursor_to_pb
+from galileo.wire.codec import cursor_to_pb, held_to_pb
 from galileo.wire.v1 import cluster_pb2
 
 LOSSES_MAX = 20

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import InputError
+from galileo.hashing import DIGEST_BYTES
 from galileo.match_batch import Numbers, from_bytes, to_bytes
-from galileo.query.index.query_digest import DIGEST_BYTES
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.tracing import NO_TRACING, TracingOptions
 from galileo.wire.context_propagation import Origin

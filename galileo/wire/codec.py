@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import CommitRange, Cursor
-from galileo.errors import InputError
+from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
+from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.windows import STATES, ClockStep, WindowChanges
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import common_pb2, continuous_pb2
+from galileo.wire.v1 import cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.zero_copy import stream_of
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Starts and counts of row ranges, ascending and non-negative."""
@@ -37,14 +40,14 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
 
 
-def stretches_to_pb(stretches: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:
+def commit_ranges_to_pb(ranges: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:
     return [
         common_pb2.SequenceRange(partition=one.partition, first=one.first, last=one.last)
-        for one in stretches
+        for one in ranges
     ]
 
 
-def stretches_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[CommitRange, ...]:
+def commit_ranges_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[CommitRange, ...]:
     return tuple(CommitRange(one.partition, one.first, one.last) for one in values)
 
 
@@ -146,3 +149,82 @@ def table_of(chunks: Iterable[bytes], schema: pa.Schema) -> pa.Table:
     """
     tables = [from_ipc(chunk, schema) for chunk in chunks]
     return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+CHUNK_ROWS_MIN = 32_768
+"""Smaller chunks are combined, because readers handle many small batches slowly."""
+INLINE_ROWS_MAX = 2_048
+"""Rows up to which encoding is faster than a switch to a thread."""
+
+
+async def label_messages(table: pa.Table) -> list[bytes]:
+    """Labels as Arrow IPC streams, each for one message."""
+    return await _messages(table, LABELS_PER_MESSAGE)
+
+
+async def row_messages(table: pa.Table) -> list[bytes]:
+    """Observations as Arrow IPC streams, each for one message."""
+    return await _messages(table, ROWS_PER_MESSAGE)
+
+
+async def row_streams(table: pa.Table) -> list[pa.Buffer]:
+    """Observations as Arrow IPC streams, each for one `Bulk`; those of large chunks keep them."""
+    if table.num_rows <= INLINE_ROWS_MAX:
+        return _row_streams(table)
+    return await asyncio.to_thread(_row_streams, table)
+
+
+def _row_streams(table: pa.Table) -> list[pa.Buffer]:
+    if table.num_columns and table.num_rows < CHUNK_ROWS_MIN * table.column(0).num_chunks:
+        table = table.combine_chunks()
+    return [stream_of(piece) for piece in table_pieces(table, ROWS_PER_MESSAGE)]
+
+
+async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:
+    if table.num_rows <= INLINE_ROWS_MAX:
+        return list(table_chunks(table, rows_max))
+    return await asyncio.to_thread(lambda: list(table_chunks(table, rows_max)))
+
+
+def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.RetentionHold]:
+    return [
+        cluster_pb2.RetentionHold(partition=one.partition, bytes=one.bytes, ccq_ids=one.ccq_ids)
+        for one in held
+    ]
+
+
+def report_to_pb(node: str, report: RetentionReport) -> cluster_pb2.RetentionReport:
+    return cluster_pb2.RetentionReport(
+        node=node,
+        files=report.files,
+        commits=report.commits,
+        bytes=report.bytes,
+        held=held_to_pb(report.held),
+        failures=report.failures,
+    )
+
+
+def report_from_pb(value: cluster_pb2.RetentionReport) -> RetentionReport:
+    held = (HeldBack(one.partition, one.bytes, tuple(one.ccq_ids)) for one in value.held)
+    return RetentionReport(
+        value.files, value.commits, value.bytes, tuple(held), tuple(value.failures)
+    )
+
+
+def removed_to_pb(
+    removed: Mapping[str, Removed | GalileoError], *, ccqs: int = 0
+) -> cluster_pb2.DropDatasetReply:
+    nodes = [
+        cluster_pb2.DroppedAtNode(node=node, failure=one.message)
+        if isinstance(one, GalileoError)
+        else cluster_pb2.DroppedAtNode(node=node, rows=one.rows, bytes=one.bytes)
+        for node, one in sorted(removed.items())
+    ]
+    return cluster_pb2.DropDatasetReply(nodes=nodes, ccqs=ccqs)
+
+
+def removed_from_pb(reply: cluster_pb2.DropDatasetReply) -> dict[str, Removed | GalileoError]:
+    return {
+        one.node: Unavailable(one.failure) if one.failure else Removed(one.rows, one.bytes)
+        for one in reply.nodes
+    }

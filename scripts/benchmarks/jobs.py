@@ -19,10 +19,10 @@ from galileo.client import Client
 from galileo.cursor import Cursor
 from galileo.dht.placement import partitions_by_node
 from galileo.dht.topology import Topology
+from galileo.hashing import digest
 from galileo.match_batch import to_bytes
 from galileo.model.schema import Schema
 from galileo.query import parse
-from galileo.query.index.query_digest import digest
 from galileo.spark.job import JobRequest, request_from_pb
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.node_scanner import NodeScanner

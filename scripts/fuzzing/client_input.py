@@ -33,7 +33,7 @@ from galileo.rdf.protocol import (
     negotiate,
     parse_request,
 )
-from galileo.rpc.matching import match_task_from_pb
+from galileo.rpc.storage import match_task_from_pb
 from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels

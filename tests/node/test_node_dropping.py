@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 
 from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
-from galileo.model.retention import Retention
+from galileo.model.retention import Removed, Retention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.node.catalog import dataset_home
-from galileo.node.peers import Removed
 from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
 

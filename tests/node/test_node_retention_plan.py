@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.model.retention import BYTES_MIN, Retention
+from galileo.model.retention import BYTES_MIN, HeldBack, Retention
 from galileo.model.times import MICROS
-from galileo.node.peers import HeldBack
 from galileo.node.retention_plan import Bounds, ReaderProgress, demanded, plan
 from galileo.storage.retention import LogFile
 

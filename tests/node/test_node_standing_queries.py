@@ -10,10 +10,10 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import UnknownDataset, UnknownProperty
+from galileo.hashing import digest
 from galileo.labels import LabelSet
 from galileo.node.standing_queries import Matching, MatchTask, Registry
 from galileo.query import parse
-from galileo.query.index.query_digest import digest
 from galileo.query.index.requests import NOT_REQUESTED
 
 TEXTS = (

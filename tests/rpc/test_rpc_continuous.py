@@ -24,7 +24,7 @@ from galileo.rpc.bulk_codec import Update
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, stretches_from_pb
+from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb
 from galileo.wire.internal.v1 import peers_pb2, peers_pb2_grpc
 from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
@@ -225,7 +225,7 @@ async def test_read_handed_off_cache_streams_parts_or_reports_absence(
     assert len(parts) > 2
     tail = parts[-1].tail
     assert (tail.is_held, cursor_from_pb(tail.reached)) == (True, HELD.reached)
-    assert tuple(stretches_from_pb(tail.gone)) == HELD.gone
+    assert tuple(commit_ranges_from_pb(tail.gone)) == HELD.gone
     assert face.asked == ["q 7 Cursor({0: 1}) 9"]
     asked.term = 8
     (part,) = [part async for part in peers.ReadHandedOffCache(asked)]

@@ -8,10 +8,10 @@ import pytest
 
 from galileo.dht import placement
 from galileo.errors import InputError, UnknownDataset
+from galileo.hashing import digest
 from galileo.labels import to_ipc
 from galileo.match_batch import to_bytes
 from galileo.query import parse
-from galileo.query.index.query_digest import digest
 from galileo.rpc import matching
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes

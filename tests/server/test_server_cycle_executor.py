@@ -20,12 +20,12 @@ from galileo.ccq.model import Ccq, Failure
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.errors import SamplerFailed, Unavailable
+from galileo.hashing import digest, split_digests
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
-from galileo.query.index.query_digest import digest, unpacked_digests
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.server import cycle_executor as module
@@ -66,7 +66,7 @@ class Evaluator:
 
     def _answer(self, group, nodes) -> evaluator_pb2.EvaluateAnswer:
         answer = evaluator_pb2.EvaluateAnswer()
-        names = unpacked_digests(group.digests)
+        names = split_digests(group.digests)
         for node in nodes:
             columns = [i for i, p in enumerate(group.partitions) if p in node.partitions]
             if columns:

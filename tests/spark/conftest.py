@@ -23,11 +23,11 @@ import pytest
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import UnknownDataset
+from galileo.hashing import digest, split_digests
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions, MatchResponse, from_bytes, to_bytes
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.query.index.query_digest import digest, unpacked_digests
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.spark.job import ROW_SCHEMA, Group, JobLimits, JobRequest, Outcome, TaskRow, to_batches
@@ -152,7 +152,7 @@ class LabelNode(peers_pb2_grpc.PeerStorageServicer):
     def _answer(self, request: peers_pb2.MatchRequest) -> MatchResponse:
         labels = self.labels[request.dataset]
         after = sequences_from_bytes(request.after, partitions=len(request.partitions))
-        digests = unpacked_digests(request.digests)
+        digests = split_digests(request.digests)
         unknown = [item for item, name in enumerate(digests) if name in self.forgotten]
         pairs = [np.empty((0, 2), dtype=np.int64)]
         for item, cursor in enumerate(from_bytes(request.cursors).tolist()):
@@ -407,7 +407,7 @@ class ThreadEngine:
         while not self.free.wait(0.01):
             if tag in self.cancelled:
                 raise RuntimeError("the job was cancelled")
-        digests = [unpacked_digests(group.digests) for group in groups]
+        digests = [split_digests(group.digests) for group in groups]
         if (
             not self.living
             or tag in self.failing

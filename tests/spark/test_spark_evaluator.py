@@ -12,7 +12,7 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, Overloaded
-from galileo.query.index.query_digest import digest
+from galileo.hashing import digest
 from galileo.spark.launcher import EvaluatorClient
 from galileo.spark.runtime_dir import RuntimeDir
 from galileo.spark.session import INLINE_BYTES_MAX

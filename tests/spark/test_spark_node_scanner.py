@@ -5,8 +5,8 @@ import pytest
 
 from galileo.cursor import Cursor
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
+from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.query.index.query_digest import digest
 from galileo.spark import node_scanner
 from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner, fetch
