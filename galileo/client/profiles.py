@@ -15,6 +15,13 @@ from galileo.model.schema import nearest_name
 from galileo.wire.tls_credentials import TOKEN_VARIABLE, TlsFiles
 
 TOKEN, TOKEN_FILE, TLS = TOKEN_VARIABLE, "GALILEO_TOKEN_FILE", "GALILEO_TLS"
+NODE, PROFILE = "GALILEO_NODE", "GALILEO_PROFILE"
+DEFAULT_PROFILE = "default"
+DEFAULT_NODE = "127.0.0.1"
+OUTPUTS = ("table", "json")
+_KEYS = ("node", "token_file", "tls", "insecure", "timeout", "output")
+_CREDENTIALS = frozenset({"token", "token_file", "tls", "insecure"})
+_TOKENS = frozenset({"token", "token_file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +61,6 @@ class Credentials:
             token = "" if token_file else known.get(TOKEN, "")
         tls = str(self.tls) or known.get(TLS, "")
         return TlsFiles.of(tls=tls, token_file=token_file, token=token, insecure=self.insecure)
-
-
-NODE, PROFILE = "GALILEO_NODE", "GALILEO_PROFILE"
-DEFAULT_PROFILE = "default"
-DEFAULT_NODE = "127.0.0.1"
-OUTPUTS = ("table", "json")
-_KEYS = ("node", "token_file", "tls", "insecure", "timeout", "output")
-_CREDENTIALS = frozenset({"token", "token_file", "tls", "insecure"})
-_TOKENS = frozenset({"token", "token_file"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,12 @@ from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
 from galileo.labels import from_ipc, to_ipc
-from galileo.model.retention import Retention, VersionedRetention
+from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.peers import (
     CommitAnswer,
     CommitTask,
     ReadTask,
-    Removed,
-    RetentionReport,
     ScanAnswer,
     ScanDone,
     ScanFailed,

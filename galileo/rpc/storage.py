@@ -48,6 +48,8 @@ _NOTHING = pa.py_buffer(b"")
 SCAN_ITEMS_MAX = 100_000
 SCAN_REPLY_PARTS_MAX = 256
 SCAN_REPLY_BYTES = 64 << 10
+MATCH_ITEMS_MAX = 1_000_000
+PARTITION_MAX = 2**31 - 1
 
 
 def add_storage(servicer: StorageServicer, server: grpc.aio.Server) -> None:
@@ -240,11 +242,9 @@ async def _scan_parts(answer: ScanAnswer, context: Context) -> list[storage_pb2.
     return [storage_pb2.ScanPart(item=item, error=error_to_pb(redact_for(answer.error, context)))]
 
 
-MATCH_ITEMS_MAX = 1_000_000
-PARTITION_MAX = 2**31 - 1
-
-
-def match_task_from_pb(request: peers_pb2.MatchRequest) -> MatchTask:
+def match_task_from_pb(
+    request: peers_pb2.MatchRequest, *, items_max: int = MATCH_ITEMS_MAX
+) -> MatchTask:
     """The task of a request.
 
     Raises:
@@ -259,10 +259,8 @@ def match_task_from_pb(request: peers_pb2.MatchRequest) -> MatchTask:
     partitions = np.array(named, dtype=np.int32)
     after = sequences_from_bytes(request.after, partitions=len(partitions))
     cursors = cursors_from_bytes(request.cursors, rows=len(after))
-    if len(cursors) > MATCH_ITEMS_MAX:
-        raise InputError(
-            f"expected at most {MATCH_ITEMS_MAX:,} items in a match, got {len(cursors):,}"
-        )
+    if len(cursors) > items_max:
+        raise InputError(f"expected at most {items_max:,} items in a match, got {len(cursors):,}")
     if len(request.digests) != DIGEST_BYTES * len(cursors):
         raise InputError(
             f"expected {DIGEST_BYTES} bytes of digest for each of {len(cursors):,} items, "

@@ -1,4 +1,4 @@
-"""Labels and windows of a response to a fetch."""
+"""Labels, windows and shared updates of a response to a fetch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.rpc.bulk_codec import Sheet
+
+CURSORS_KEPT = 1_024
+"""Interned cursors."""
 
 
 async def pieces_of(labels: PackedLabels | None, *, compressed: bool) -> list[Piece]:
@@ -48,10 +51,6 @@ def apply_windows(
     return advance_windows(
         made.window, progress, buckets=buckets, clock_us=answer.clock_us, more=answer.more
     )
-
-
-CURSORS_KEPT = 1_024
-"""Interned cursors."""
 
 
 class SharedUpdates:

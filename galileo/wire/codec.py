@@ -24,6 +24,10 @@ KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
 LABELS_PER_MESSAGE = 32_768
 ROWS_PER_MESSAGE = 65_536
 CHUNK_BYTES_MAX = 16 << 20
+CHUNK_ROWS_MIN = 32_768
+"""Smaller chunks are combined, because readers handle many small batches slowly."""
+INLINE_ROWS_MAX = 2_048
+"""Rows up to which encoding is faster than a switch to a thread."""
 
 
 def cursor_to_pb(cursor: Cursor) -> common_pb2.Cursor:
@@ -149,12 +153,6 @@ def table_of(chunks: Iterable[bytes], schema: pa.Schema) -> pa.Table:
     """
     tables = [from_ipc(chunk, schema) for chunk in chunks]
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-CHUNK_ROWS_MIN = 32_768
-"""Smaller chunks are combined, because readers handle many small batches slowly."""
-INLINE_ROWS_MAX = 2_048
-"""Rows up to which encoding is faster than a switch to a thread."""
 
 
 async def label_messages(table: pa.Table) -> list[bytes]:

@@ -12,7 +12,7 @@ from galileo.hashing import digest
 from galileo.labels import to_ipc
 from galileo.match_batch import to_bytes
 from galileo.query import parse
-from galileo.rpc import matching
+from galileo.rpc.storage import match_task_from_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import MatchReplies, sequences_to_bytes
 from galileo.wire.status import error_of_rpc
@@ -102,11 +102,11 @@ async def test_damaged_requests_are_refused(filled, changes):
     assert isinstance(await refusal(matched(filled, request)), InputError)
 
 
-async def test_a_match_has_a_limit_of_items(filled, monkeypatch):
-    monkeypatch.setattr(matching, "MATCH_ITEMS_MAX", 3)
-    refused = await refusal(matched(filled, request_of(filled, TEXTS)))
-    assert isinstance(refused, InputError)
-    assert "at most 3 items in a match, got 4" in refused.message
+async def test_a_match_has_a_limit_of_items(filled):
+    request = request_of(filled, TEXTS)
+    match_task_from_pb(request, items_max=4)
+    with pytest.raises(InputError, match="at most 3 items in a match, got 4"):
+        match_task_from_pb(request, items_max=3)
 
 
 async def test_an_unknown_dataset_is_refused(filled):
