@@ -33,24 +33,27 @@ _NUMBERS = itertools.count(1)
 JAVA_OPTIONS = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 TOGETHER = {
-    "tests/spark": ("tests/spark",),
+    "tests/integration/spark": ("tests/integration/spark",),
     "the cluster": (
-        "tests/client",
-        "tests/cli",
-        "tests/docs",
-        "tests/cluster",
-        "tests/test_cluster",
-        "tests/server/test_server_metrics_truth",
-        "tests/server/test_server_monitoring",
-        "tests/server/test_server_process",
+        "tests/e2e/client",
+        "tests/e2e/cli",
+        "tests/e2e/docs",
+        "tests/e2e/cluster",
+        "tests/e2e/test_cluster",
+        "tests/integration/server/test_server_metrics_truth",
+        "tests/integration/server/test_server_monitoring",
+        "tests/integration/server/test_server_process",
     ),
 }
 """Directories and files whose tests share a session of Spark, or `cluster` and its evaluator."""
-LONG = ("the cluster", "tests/spark", "tests/simulation", "tests/server")
+LONG = ("the cluster", "tests/integration/spark", "tests/simulation", "tests/integration/server")
 """What takes longest, longest first."""
 
 
-APART = ("bench", "evaluation", "faults", "fuzzing", "testing")
+APART = {
+    Path(__file__).parent / name
+    for name in ("unit/bench", "unit/evaluation", "unit/kit", "property/fuzzing", "e2e/faults")
+}
 """Directories of long tests, which run with --all and where a call names them or other marks."""
 
 
@@ -67,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out the directories of `APART` where no slow tests run and no argument names them."""
-    if collection_path.parent != Path(__file__).parent or collection_path.name not in APART:
+    if collection_path not in APART:
         return None
     named = (Path(argument.partition("::")[0]).resolve() for argument in config.args)
     quick = config.option.markexpr == "not slow"

@@ -1,7 +1,7 @@
 """SPARQL over results, compared with rdflib's own engine and oxigraph called directly.
 
-The suite is that of `tests/rdf/queries.rq`, where the tests compare all answers; here their sizes
-are compared once more, and the time of each query: of this engine with its process, pipes and
+The suite is that of `tests/unit/rdf/queries.rq`, where the tests compare all answers; here their
+sizes are compared once more, and the time of each query: of this engine with its process, pipes and
 checks, against rdflib over the same triples in its own store.
 """
 
@@ -27,7 +27,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 
-QUERIES = Path(__file__).parents[2] / "tests" / "rdf" / "queries.rq"
+QUERIES = Path(__file__).parents[2] / "tests" / "unit" / "rdf" / "queries.rq"
 TRIPLES_MIN_PER_S = 200_000
 PATH_MAX_S = 0.005
 RATIO_MIN = 20

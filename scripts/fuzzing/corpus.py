@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fuzzing.targets import Target
 
-INPUTS = Path(__file__).parents[2] / "tests" / "fuzzing" / "corpora"
+INPUTS = Path(__file__).parents[2] / "tests" / "property" / "fuzzing" / "corpora"
 FINDINGS = INPUTS.with_name("findings")
 
 
@@ -47,9 +47,9 @@ def _write(path: Path, inputs: Iterable[bytes]) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "tests" / "fuzzing" / "records.json"
+FILE = ROOT / "tests" / "property" / "fuzzing" / "records.json"
 PAGE = ROOT / "docs" / "dev" / "fuzzing.md"
-BEGIN = "<!-- Written by scripts/fuzz from tests/fuzzing/records.json. -->\n"
+BEGIN = "<!-- Written by scripts/fuzz from tests/property/fuzzing/records.json. -->\n"
 END = "<!-- End of what is written. -->\n"
 
 

@@ -100,7 +100,7 @@ NETWORK_ATTEMPTS = (
     ),
     Attempt(
         "connect to an abstract socket of the host",
-        "socket.socket(socket.AF_UNIX).connect(chr(0) + 'galileo-canary')",
+        "socket.socket(socket.AF_UNIX).connect(chr(0) + f'galileo-canary-{open_port()}')",
         FILTER,
         REFUSED,
     ),

@@ -1,0 +1,129 @@
+"""The container file and the unit name what there is, and run what the command line takes."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo import config
+from galileo.cli.main import main
+from galileo.cluster import LocalCluster
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+INSTRUCTIONS = {
+    "FROM",
+    "WORKDIR",
+    "COPY",
+    "RUN",
+    "ENV",
+    "USER",
+    "VOLUME",
+    "EXPOSE",
+    "STOPSIGNAL",
+    "HEALTHCHECK",
+    "ENTRYPOINT",
+    "CMD",
+}
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string((DEPLOY / "galileo.service").read_text())
+    return parser
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Those of the container file in order, continued lines joined."""
+    text = (DEPLOY / "Containerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(w[0], w[2]) for line in joined.splitlines() if line for w in [line.partition(" ")]]
+
+
+def of(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
+def parses(words: list[str]) -> None:
+    """Whether the command line takes these words."""
+    command: Any = main
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    context = main.make_context("galileo", [], resilient_parsing=True)
+    _, rest, _ = command.make_parser(context).parse_args(words)
+    assert all(one.startswith("/etc/") for one in rest)
+
+
+def test_the_unit_of_the_page_is_the_file(page: Callable[[str], Any]) -> None:
+    [(_, shown)] = page("docs/cluster.md").blocks("ini")
+    assert shown == (DEPLOY / "galileo.service").read_text()
+
+
+def test_what_the_unit_runs_is_taken() -> None:
+    service = unit()["Service"]
+    for key in ("ExecStartPre", "ExecStart"):
+        program, *words = service[key].split()
+        assert program == "/opt/galileo/bin/galileo"
+        parses(words)
+    directory = f"/var/lib/{service['StateDirectory']}"
+    assert f'directory = "{directory}"' in (ROOT / "docs" / "cluster.md").read_text()
+
+
+def test_systemd_knows_every_key_of_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "galileo.service").read_text()
+    text = text.replace("/opt/galileo/bin/galileo", "/bin/true")
+    path = tmp_path / "galileo.service"
+    path.write_text(text.replace("User=galileo", "User=root"))
+    done = subprocess.run([analyze, "verify", str(path)], capture_output=True, text=True)
+    if "galileo.service" not in done.stderr + done.stdout and done.returncode:
+        pytest.skip(f"systemd-analyze does not run here: {done.stderr}")
+    messages = [line for line in done.stderr.splitlines() if "galileo.service" in line]
+    assert (done.returncode, messages) == (0, [])
+
+
+def test_the_container_file_is_made_of_known_instructions() -> None:
+    names = [name for name, _ in instructions()]
+    assert names[0] == "FROM"
+    assert set(names) == INSTRUCTIONS
+    assert names.count("ENTRYPOINT") == names.count("CMD") == 1
+
+
+def test_what_the_container_file_copies_is_there() -> None:
+    for line in of("COPY"):
+        *sources, _ = line.split()
+        assert all((ROOT / source).exists() for source in sources), line
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    samplers = tomllib.loads((ROOT / "plugins" / "samplers" / "pyproject.toml").read_text())
+    [install] = [line for line in of("RUN") if "--no-index" in line]
+    assert f"{built['name']}[formats,otel,rdf,server,spark]" in install
+    assert samplers["project"]["name"] in install
+    assert {"readme", "license-files"} <= set(built), "the files that a build needs are copied"
+
+
+def test_what_the_container_runs_is_taken() -> None:
+    [entry], [words] = of("ENTRYPOINT"), of("CMD")
+    assert json.loads(entry) == ["galileo"]
+    parses(json.loads(words))
+
+
+def test_the_environment_of_the_container_is_a_configuration(cluster: LocalCluster) -> None:
+    made = dict(pair.split("=", 1) for line in of("ENV") for pair in line.split())
+    loaded = config.load(cluster.directory / "node-1.toml", environment=made)
+    assert loaded.logging.format == "json"
+    [health] = of("HEALTHCHECK")
+    assert f"http://{loaded.metrics.address}/live" in health
+    assert set(config.NODE_ENVIRONMENT.items()) <= set(made.items())

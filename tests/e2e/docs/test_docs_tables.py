@@ -1,0 +1,199 @@
+"""The tables of the pages say what the code says, no more and no less."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+import re
+import tomllib
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo import config, errors
+from galileo.cli.output import exit_status
+from galileo.client import Ccq, Client, ClusterStatus, Receipt, Update
+from galileo.client.analytics_results import (
+    Children,
+    Estimate,
+    FeatureSummary,
+    NearestResult,
+    QueryExplanation,
+    Vertex,
+)
+from galileo.dht.topology import Group, NodeInfo, Topology
+
+ROOT = Path(__file__).parents[3]
+TYPES = {"text": str, "integer": int, "number": float, "true or false": bool}
+UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
+RESULTS = {"Receipt": Receipt, "Ccq": Ccq, "Update": Update, "ClusterStatus": ClusterStatus}
+FINDINGS = (Children, Estimate, FeatureSummary, NearestResult, QueryExplanation, Vertex)
+RESULTS |= {cls.__name__: cls for cls in FINDINGS}
+
+Row = list[str]
+
+
+def code(cell: str) -> str:
+    """What stands between backticks."""
+    assert cell.startswith("`"), cell
+    assert cell.endswith("`"), cell
+    return cell[1:-1]
+
+
+def documented(rows: list[Row]) -> dict[str, tuple[type, Any]]:
+    """Type and default of each key."""
+    return {
+        code(key): (TYPES[kind], tomllib.loads(f"value = {code(default)}")["value"])
+        for key, kind, default, _, _ in rows
+    }
+
+
+def coded(section: type) -> dict[str, tuple[type, Any]]:
+    kinds = typing.get_type_hints(section)
+    return {one.name: (kinds[one.name], one.default) for one in dataclasses.fields(section)}
+
+
+@pytest.mark.parametrize("section", config.SECTIONS)
+def test_every_key_of_a_section_is_documented(section: str, page: Callable[[str], Any]) -> None:
+    [rows] = page("docs/configuration.md").tables(f"[{section}]")
+    assert documented(rows) == coded(config.SECTIONS[section])
+    assert all(meaning for *_, meaning in rows)
+
+
+def test_every_section_is_documented(page: Callable[[str], Any]) -> None:
+    named = [h for h in page("docs/configuration.md").headings if h.startswith("[")]
+    assert named == [f"[{section}]" for section in (*config.SECTIONS, "cluster")]
+
+
+def test_the_keys_with_a_unit_say_so(page: Callable[[str], Any]) -> None:
+    units = {
+        "calls_per_s": "calls a second",
+        "_per_s": "bytes a second",
+        "_s": "seconds",
+        "_bytes_max": "bytes",
+        "_mb": "MB",
+    }
+    for section in config.SECTIONS:
+        [rows] = page("docs/configuration.md").tables(f"[{section}]")
+        for key, _, _, unit, _ in rows:
+            suffix = next((suffix for suffix in units if code(key).endswith(suffix)), None)
+            assert suffix is None or unit == units[suffix], key
+
+
+def test_the_keys_of_the_cluster_are_documented(page: Callable[[str], Any]) -> None:
+    cluster, node = page("docs/configuration.md").tables("[cluster]")
+    with pytest.raises(errors.ConfigError, match="Known: ") as refused:
+        config.from_dict({"cluster": {"no such key": 1}})
+    known = refused.value.message.rpartition("Known: ")[2].split(", ")
+    assert sorted(code(row[0]) for row in cluster) == known
+    assert {code(row[0]) for row in node} == {one.name for one in dataclasses.fields(NodeInfo)}
+    assert {one.name for one in dataclasses.fields(Group)} == {"name", "nodes"}
+    made = Topology("c", (Group("g", (NodeInfo("n", "127.0.0.1:1"),)),), (("", 0),))
+    defaults = {code(row[0]): row[2] for row in cluster}
+    assert code(defaults["partitions_per_group"]) == str(made.partitions_per_group)
+    assert code(defaults["version"]) == str(made.version)
+    for one in dataclasses.fields(NodeInfo):
+        default = str(one.default).lower() if isinstance(one.default, bool) else one.default
+        wanted = "" if default is dataclasses.MISSING else f"`{default}`"
+        assert {code(row[0]): row[2] for row in node}[one.name] == wanted
+
+
+def test_the_environment_and_flags_work_as_documented(
+    page: Callable[[str], Any], tmp_path: Path
+) -> None:
+    text = page("docs/configuration.md").text
+    _, least = next(page("docs/configuration.md").blocks("toml"))
+    file = tmp_path / "node-1.toml"
+    file.write_text(least)
+    name, value = re.findall(r"`(GALILEO_\w+)=(\w+)`", text)[0]
+    assert config.load(file, environment={name: value}).limits.ccqs_max == 500
+    [flag] = re.findall(r"`--set ([^`]+)`", text)
+    assert config.load(file, environment={}, overrides=[flag]).limits.ccqs_max == 500
+    assert config.load(file, environment={}).limits.ccqs_max != 500
+
+
+def error_rows(page: Any) -> list[tuple[str, Row]]:
+    """Every row with its section's text."""
+    found = []
+    for heading in page.headings:
+        for rows in page.tables(heading):
+            found += [(page.section(heading), row) for row in rows]
+    return found
+
+
+def test_every_error_is_documented_once(page: Callable[[str], Any]) -> None:
+    rows = [row for _, row in error_rows(page("docs/errors.md"))]
+    kinds = [code(row[0]) for row in rows]
+    assert sorted(kinds) == sorted(errors.by_kind())
+    for kind, name, meaning, advice in rows:
+        assert errors.by_kind()[code(kind)].__name__ == code(name)
+        assert meaning
+        assert advice
+
+
+def test_every_error_stands_in_its_branch(page: Callable[[str], Any]) -> None:
+    for text, row in error_rows(page("docs/errors.md")):
+        cls = errors.by_kind()[code(row[0])]
+        stated = re.search(r"Branch `(\w+)`, exit status (\d+)", text)
+        if stated is None:
+            assert cls is errors.GalileoError
+            continue
+        assert issubclass(cls, getattr(errors, stated[1]))
+        own = re.search(r"with exit status (\d+)", row[2])
+        assert exit_status(cls("")) == int(own[1] if own else stated[2])
+
+
+def call(name: str) -> str:
+    """A call of the client as the page writes it."""
+    signature = inspect.signature(getattr(Client, name))
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in list(signature.parameters.values())[1:]
+    ]
+    text = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    return f"{name}{text}".replace("'", '"')
+
+
+def test_every_call_of_the_client_is_documented(page: Callable[[str], Any]) -> None:
+    [rows] = page("docs/calls.md").tables("All calls")
+    calls = [name for name in dir(Client) if not name.startswith("_")]
+    assert sorted(code(row[0]) for row in rows) == sorted(map(call, calls))
+
+
+def test_every_field_of_a_result_is_documented(page: Callable[[str], Any]) -> None:
+    [rows] = page("docs/calls.md").tables("All calls")
+    described: dict[str, set[str]] = {}
+    for name, *parts in (re.findall(r"`(\w+)`", gives) for _, gives in rows if "`" in gives):
+        described.setdefault(name, set()).update(parts)
+    for name, cls in RESULTS.items():
+        assert {one.name for one in dataclasses.fields(cls)} <= described[name], name
+        assert all(hasattr(cls, part) or part == "SamplerSpec" for part in described[name]), name
+
+
+def test_the_layers_are_those_of_the_contract(page: Callable[[str], Any]) -> None:
+    [rows] = page("ARCHITECTURE.md").tables("Layers")
+    shown: dict[int, list[str]] = {}
+    for number, package, _ in rows:
+        shown.setdefault(int(number), []).append(code(package))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    [contract] = [one for one in contracts if one["type"] == "layers"]
+    layers = [sorted(layer.split(" | ")) for layer in contract["layers"]]
+    assert [sorted(packages) for _, packages in sorted(shown.items())] == layers
+
+
+def quantity(text: str) -> float:
+    """`64 MiB` or `1,024`, as a number."""
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * UNITS.get(unit, 1)
+
+
+def test_the_limits_are_those_of_the_code(page: Callable[[str], Any]) -> None:
+    [rows] = page("docs/dev/limits.md").tables("Constants")
+    assert len(rows) > 10
+    for what, limit, where in rows:
+        assert pkgutil.resolve_name(code(where)) == quantity(limit), what

@@ -1,0 +1,527 @@
+"""The data source in an embedded session, against the client."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from spark_line import behind_a_line
+
+import galileo
+import galileo.spark
+from galileo.cursor import EMPTY_CURSOR
+from galileo.model.times import times_from_micros
+from galileo.spark.source.columns import requested_columns, spark_columns
+from galileo.spark.source.options import FAIL, LABELS
+from galileo.spark.source.plan import splits
+from galileo.spark.source.reading import ReadSpec, batches
+from galileo.spark.source.source import discover
+from galileo.spark.source.spark_to_cql import conjunction
+from galileo.wire.tls_credentials import NO_TLS_FILES
+
+ROOT = Path(__file__).parents[3]
+ROWS = 20_000
+COMMITS = 8
+BOX = "S_INTERSECTS(geometry, BBOX(-100, -40, 60, 50))"
+START_US = 1_330_560_000_000_000
+
+Make = Callable[[str], str]
+
+
+def made(rows: int, *, first: int = 0) -> pa.Table:
+    """Observations, each with a number of its own."""
+    random = np.random.default_rng(first + 1)
+    numbers = np.arange(first, first + rows)
+    return pa.table(
+        {
+            "latitude": random.uniform(-80, 80, rows),
+            "longitude": random.uniform(-180, 180, rows),
+            "time": times_from_micros(START_US + random.integers(0, 36_000_000_000, rows)),
+            "temperature": pa.array(random.uniform(250, 310, rows), mask=numbers % 10 == 0),
+            "station": pa.array([f"K{number % 50}" for number in numbers]),
+            "number": pa.array(numbers),
+        }
+    )
+
+
+def schema(name: str) -> galileo.Schema:
+    features = [
+        galileo.Feature("temperature", "K"),
+        galileo.Feature("station", "1", type="text"),
+        galileo.Feature("number", "1", type="int", indexed=False),
+    ]
+    return galileo.Schema(name, features)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        # The second compiler and the parallel collector cost more than such short jobs take.
+        given = os.environ["JDK_JAVA_OPTIONS"]
+        options = f"{given} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        patch.setenv("JDK_JAVA_OPTIONS", options)
+        session = galileo.spark.start_session(
+            "local[2, 3]", heap_mb=1_024, settings={"spark.sql.shuffle.partitions": "2"}
+        )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def air(client: galileo.Client, fresh_name: Make) -> str:
+    name = fresh_name("air")
+    client.create_dataset(schema(name))
+    client.ingest(name, made(ROWS), batch_rows=ROWS // COMMITS)
+    return name
+
+
+@pytest.fixture
+def empty(client: galileo.Client, fresh_name: Make) -> str:
+    name = fresh_name("copy")
+    client.create_dataset(schema(name))
+    return name
+
+
+@pytest.fixture(scope="module")
+def load(spark: SparkSession, cluster: galileo.LocalCluster) -> Callable[..., DataFrame]:
+    """`load(dataset, option=...)`: by the format's name alone."""
+
+    def read(dataset: str, **options: Any) -> DataFrame:
+        reader = spark.read.format("galileo").option("address", cluster.addresses[0])
+        return reader.options(dataset=dataset, **options).load()
+
+    return read
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(frame.select("number").toArrow().column("number").to_pylist())
+
+
+def tasks(frame: DataFrame) -> int:
+    return frame.rdd.getNumPartitions()
+
+
+def plan(frame: DataFrame, capsys: pytest.CaptureFixture[str]) -> str:
+    frame.explain("formatted")
+    return capsys.readouterr().out
+
+
+def same(found: pa.Table, expected: pa.Table) -> bool:
+    ordered = [table.sort_by("number").combine_chunks() for table in (found, expected)]
+    return ordered[0].to_pydict() == ordered[1].to_pydict()
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_everything_is_read_as_it_is_stored(
+    load: Any, air: str, client: galileo.Client, spark: SparkSession
+) -> None:
+    frame = load(air)
+    assert [f.simpleString() for f in frame.schema] == [
+        *("latitude:double", "longitude:double", "time:timestamp"),
+        *("temperature:double", "station:string", "number:bigint"),
+    ]
+    assert [f.name for f in frame.schema if not f.nullable] == ["latitude", "longitude", "time"]
+    assert same(frame.toArrow(), client.select(air))
+
+    # Within the test, so that it travels as code: workers do not find this module.
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"count": [gc.get_freeze_count()]})
+
+    counts = spark.range(0, 2, 1, 2).mapInArrow(frozen, "count long").toArrow().column("count")
+    assert max(counts.to_pylist()) > 10_000, "PySpark's collections look at every loaded module"
+    many = load(air, rows_per_task=1_000)
+    assert tasks(many) > tasks(frame) > 1
+    assert numbers(many) == list(range(ROWS))
+
+
+def test_columns_and_schema(load: Any, air: str, cluster: Any, spark: SparkSession) -> None:
+    frame = load(air, columns="number, time")
+    assert frame.columns == ["number", "time"]
+    assert numbers(frame) == list(range(ROWS))
+    reader = spark.read.format("galileo").options(address=cluster.addresses[0], dataset=air)
+    assert numbers(reader.schema("number long, station string").load()) == list(range(ROWS))
+    with pytest.raises(PySparkException, match="expected column 'number' of dataset"):
+        reader.schema("number double").load().count()
+
+
+def test_a_query_is_answered_by_nodes_and_seen_in_the_plan(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    air: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query = f"temperature > 300 AND station LIKE 'K1%' AND {BOX}"
+    frame = galileo.spark.read(spark, cluster.addresses[0], air, query=query)
+    assert same(frame.toArrow(), client.select(air, query))
+    shown = plan(frame, capsys)
+    assert "GreaterThan(temperature,300.0), StringStartsWith(station,K1)]" in shown
+    assert "Filter" not in shown.replace("PushedFilters", "")
+    by_expression = galileo.spark.read(
+        spark, cluster.addresses[0], air, query=galileo.f.temperature > 300, columns=["number"]
+    )
+    assert len(numbers(by_expression)) == client.count(air, "temperature > 300")
+
+
+@pytest.mark.slow
+def test_filters_of_one_query_do_not_narrow_another(
+    load: Any, air: str, client: galileo.Client
+) -> None:
+    frame = load(air)
+    warm, cold = frame.where("temperature > 300"), frame.where("temperature < 260")
+    warm.explain()
+    count = client.count(air, "temperature > 300")
+    assert warm.count() == count
+    assert frame.count() == ROWS
+    assert warm.union(cold).count() == count + client.count(air, "temperature < 260")
+
+
+@pytest.mark.slow
+def test_pushdown_all_pushes_all_filters(
+    load: Any, air: str, client: galileo.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    condition = "temperature > 300 AND latitude > 10 AND number > 5 AND station IN ('K1', 'K2')"
+    frame = load(air, pushdown="all").where(condition)
+    shown = plan(frame, capsys)
+    assert "GreaterThan(temperature,300.0), In(station, [K1,K2])" in shown
+    assert "(latitude#" in shown.partition("Condition")[2]
+    plain = load(air, pushdown="none").where(condition)
+    assert "PushedFilters" not in plan(plain, capsys)
+    assert numbers(frame) == numbers(plain) != []
+
+
+def test_labels(load: Any, air: str, client: galileo.Client) -> None:
+    query = f"temperature > 300 AND {BOX}"
+    found = load(air, what="labels", query=query).toPandas()
+    expected = client.query(air, query)
+    assert len(found) == len(expected) > 0
+    assert sorted(found["temperature"]) == sorted(expected.table.column("temperature").to_pylist())
+    assert set(found["geohash"].str.len()) == {5}
+    assert list(load(air, what="labels", columns="rows,geohash").columns) == ["rows", "geohash"]
+
+
+@pytest.mark.slow
+def test_labels_are_read_where_they_are_now(
+    air: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
+    known = discover(cluster.addresses, air, keys=NO_TLS_FILES)
+    whole = spark_columns(known.schema, LABELS, ())
+    asked = ReadSpec(
+        known.schema.to_json(),
+        LABELS,
+        conjunction("", (), known.schema),
+        requested_columns(known.schema, LABELS, whole),
+        FAIL,
+    )
+    found = splits(
+        known.topology, after=EMPTY_CURSOR, until=known.stored.published, weights={}, weight_max=1e9
+    )
+    assert len(found) > 1, "several nodes keep some"
+    elsewhere = [replace(split, addresses=split.addresses[::-1]) for split in found]
+    rows = sum(batch.num_rows for split in elsewhere for batch in batches(asked, split))
+    assert rows == len(client.query(air))
+
+
+@pytest.mark.slow
+def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: galileo.Client) -> None:
+    client.ingest(empty, made(100))
+    frame = load(empty)
+    client.ingest(empty, made(100, first=100))
+    assert numbers(frame) == list(range(100))
+    assert numbers(load(empty)) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
+        ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
+        pytest.param(
+            {"query": "temprature > 1"}, "no property 'temprature'", marks=pytest.mark.slow
+        ),
+        ({"what": "blocks"}, "expected the option 'what' to be one of"),
+        pytest.param(
+            {"rows_per_task": "many"},
+            "expected the option 'rows_per_task' to be a number",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_wrong_options_are_named(
+    load: Any, air: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(AnalysisException, match=message):
+        load(air, **options).count()
+
+
+def test_a_wrong_dataset_is_named(load: Any) -> None:
+    with pytest.raises(AnalysisException, match="does not exist"):
+        load("nowhere")
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_columns_and_conditions_spare_bytes(spark: SparkSession) -> None:
+    with behind_a_line() as (running, line):
+        client = running.client()
+        client.create_dataset(schema("air"))
+        client.ingest("air", made(ROWS))
+
+        def moved(**options: Any) -> tuple[int, int]:
+            frame = galileo.spark.read(spark, running.addresses[0], "air", **options)
+            before = line.bytes
+            return len(frame.toArrow()), line.bytes - before
+
+        rows, whole = moved()
+        assert rows == ROWS
+        assert whole > 8 * 5 * ROWS
+        assert moved(columns=["number"])[1] < whole / 4
+        rows, filtered = moved(query="temperature > 300")
+        assert rows == client.count("air", "temperature > 300")
+        assert filtered < whole * 2 * rows / ROWS
+        frame = spark.read.format("galileo").options(address=running.addresses[0], dataset="air")
+        warm = frame.option("pushdown", "all").load().where("temperature > 300")
+        before = line.bytes
+        assert len(warm.toArrow()) == rows
+        assert line.bytes - before < whole * 2 * rows / ROWS
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def save(frame: DataFrame, cluster: galileo.LocalCluster, dataset: str, **options: Any) -> None:
+    writer = frame.write.format("galileo").mode("append").options(**options)
+    writer.options(address=cluster.addresses[0], dataset=dataset).save()
+
+
+@pytest.mark.slow
+def test_what_is_written_is_stored_once(
+    load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
+    frame = load(air, rows_per_task=2_000)
+    save(frame, cluster, empty, job="first", batch_rows=700)
+    assert same(client.select(empty), client.select(air))
+    # The same rows of each task in another order, as a shuffle may give them.
+    turned = frame.sortWithinPartitions("number", ascending=False)
+    save(turned, cluster, empty, job="first", batch_rows=700)
+    assert client.count(empty) == ROWS
+    save(frame.where("number < 10"), cluster, empty)
+    assert client.count(empty) == ROWS + 10
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_after_it_has_written(
+    load: Any,
+    air: str,
+    empty: str,
+    client: galileo.Client,
+    cluster: galileo.LocalCluster,
+    tmp_path: Path,
+) -> None:
+    mark = tmp_path / "failed"
+
+    def failing_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("the task fails behind its last row")
+
+    frame = load(air).coalesce(1)
+    broken = frame.mapInArrow(failing_once, frame.schema)
+    save(broken, cluster, empty, order="as_given", batch_rows=1_000)
+    assert mark.exists()
+    assert numbers(load(empty)) == list(range(ROWS))
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_before_anything_is_sent(
+    load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
+    with pytest.raises(PySparkException, match="missing: number; unknown: n"):
+        save(load(air).withColumnRenamed("number", "n"), cluster, empty)
+    assert client.count(empty) == 0
+
+
+@pytest.mark.slow
+def test_a_dataset_is_not_overwritten(
+    load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
+) -> None:
+    with pytest.raises(PySparkException, match="expected mode 'append'"):
+        load(air).write.format("galileo").mode("overwrite").options(
+            address=cluster.addresses[0], dataset=empty
+        ).save()
+    assert client.count(empty) == 0
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def copy(spark: SparkSession, address: str, source: str, target: str, **options: Any) -> list[int]:
+    """Copies by a stream what there is by now; the rows of each micro-batch."""
+    stream = spark.readStream.format("galileo").options(address=address, dataset=source)
+    checkpoint = options.pop("checkpoint")
+    query = (
+        stream.options(**options)
+        .load()
+        .writeStream.format("galileo")
+        .options(address=address, dataset=target, checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return [one.numInputRows for one in query.recentProgress]
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_from_its_checkpoint(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    empty: str,
+    fresh_name: Make,
+    tmp_path: Path,
+) -> None:
+    source, address = fresh_name("source"), cluster.addresses[0]
+    client.create_dataset(schema(source))
+    client.ingest(source, made(1_000), batch_rows=100)
+    place = tmp_path / "checkpoint"
+    batches = copy(spark, address, source, empty, checkpoint=place, commits_per_batch=40)
+    assert sum(batches) == 1_000
+    assert len([rows for rows in batches if rows]) > 1
+    assert same(client.select(empty), client.select(source))
+    client.ingest(source, made(500, first=1_000))
+    assert sum(copy(spark, address, source, empty, checkpoint=place)) == 500
+    assert numbers_of(client, empty) == list(range(1_500))
+    # A crash between the sink and the log of what it has: the last micro-batch comes again.
+    last = max((place / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    assert sum(copy(spark, address, source, empty, checkpoint=place)) == 500
+    assert numbers_of(client, empty) == list(range(1_500))
+    offset = json.loads((place / "offsets" / last.name).read_text().splitlines()[-1])
+    assert all(partition.isdigit() for partition in offset)
+
+
+def numbers_of(client: galileo.Client, dataset: str) -> list[int]:
+    return sorted(client.select(dataset, columns=["number"]).column("number").to_pylist())
+
+
+@pytest.mark.slow
+def test_stream_starts_at_option_starting(
+    spark: SparkSession,
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    empty: str,
+    air: str,
+    tmp_path: Path,
+) -> None:
+    address = cluster.addresses[0]
+    assert sum(copy(spark, address, air, empty, checkpoint=tmp_path / "a", starting="latest")) == 0
+    cursor = json.dumps({str(p): s - 1 for p, s in published(client, air).items()})
+    rows = sum(copy(spark, address, air, empty, checkpoint=tmp_path / "b", starting=cursor))
+    assert 0 < rows < ROWS
+    assert client.count(empty) == rows
+    rows = sum(
+        copy(
+            spark,
+            address,
+            air,
+            empty,
+            checkpoint=tmp_path / "c",
+            query="temperature > 308",
+        )
+    )
+    assert rows == client.count(air, "temperature > 308")
+
+
+@pytest.mark.slow
+def test_a_gap_ends_a_stream_or_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    settings = {"storage": {"segment_bytes_max": 4_096, "compaction": False}}
+    with galileo.LocalCluster(1, 1, settings=settings) as running:
+        address, client = running.addresses[0], running.client()
+        for name in ("source", "copy"):
+            client.create_dataset(schema(name))
+        client.ingest("source", made(ROWS), batch_rows=ROWS // COMMITS)
+        client.set_retention("source", galileo.Retention("30d", past_readers=True))
+        assert sum(report.commits for report in client.apply_retention("source")) > 0
+        client.set_retention("source", None)
+        client.ingest("source", made(300, first=ROWS))
+        left = numbers_of(client, "source")
+        assert 300 <= len(left) < ROWS
+        beginning = json.dumps(dict.fromkeys(map(str, published(client, "source")), 0))
+        wanted = {"starting": beginning, "checkpoint": tmp_path / "checkpoint"}
+        with pytest.raises(StreamingQueryException, match="on_gap=skip"):
+            copy(spark, address, "source", "copy", **wanted)
+        assert sum(copy(spark, address, "source", "copy", on_gap="skip", **wanted)) == len(left)
+        assert numbers_of(client, "copy") == left
+
+
+def published(client: galileo.Client, dataset: str) -> dict[int, int]:
+    """The last commit of each partition."""
+    every: dict[int, int] = {}
+    for node in client.status().nodes:
+        for one in node.datasets:
+            if one["dataset"] == dataset:
+                every |= one["sequences"]
+    return every
+
+
+# --- what is documented --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_page_runs(
+    spark: SparkSession, cluster: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "spark-data-source.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "documented"}
+    try:
+        for code in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+            exec(
+                compile(code.replace("127.0.0.1:7701", cluster.addresses[0]), "page", "exec"), names
+            )
+        assert names["spark"] is spark
+        assert names["warm"].count() == 1
+        assert "GreaterThan(temperature,290.0)" in capsys.readouterr().out
+        assert names["client"].count("heat-warm") == 2
+        assert names["client"].count("heat-copy") == 3
+    finally:
+        names["client"].close()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(
+    spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client
+) -> None:
+    place = ROOT / "docs" / "notebooks" / "spark" / "data_source.ipynb"
+    cells = [
+        cell
+        for cell in json.loads(place.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    names: dict[str, Any] = {
+        **{"__name__": "__main__", "galileo": galileo, "spark": spark, "client": client},
+        "address": cluster.addresses[0],
+    }
+    for cell in cells:
+        if "cluster" not in cell["metadata"].get("tags", ()):
+            exec(compile("".join(cell["source"]), place.name, "exec"), names)
+    assert client.count("spark-copy") == client.count("spark-stations") == 2 * 200 * 144
+    assert cells[-2]["outputs"][0]["data"]["text/plain"] == "(28800, 0, True)"

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo import config
+from galileo.dht.topology import even_ranges
+from galileo.errors import ConfigError
+
+BASE: dict[str, dict[str, Any]] = {
+    "node": {"name": "node-1", "directory": "/data"},
+    "cluster": {
+        "groups": [
+            {
+                "name": "g",
+                "nodes": [
+                    {"name": "node-1", "address": "127.0.0.1:7701"},
+                    {"name": "node-2", "address": "127.0.0.1:7702"},
+                ],
+            }
+        ]
+    },
+}
+PROVING = {**BASE, "tls": {"certificate": "/c", "key": "/k", "authority": "/a"}}
+"""Some keys want others beside them."""
+TEXTS = {
+    "node.name": "node-2",
+    "node.listen": "127.0.0.1:7999",
+    "storage.durability": "none",
+    "samplers.uploads": "sandboxed",
+    "metrics.address": "127.0.0.1:9701",
+    "tracing.endpoint": "http://127.0.0.1:4317",
+    "logging.format": "json",
+    "logging.level": "debug",
+}
+KEYS = [
+    f"{section}.{field.name}"
+    for section, cls in config.SECTIONS.items()
+    for field in dataclasses.fields(cls)
+]
+
+Write = Callable[[Mapping[str, Any]], Path]
+
+
+def other_value(key: str) -> Any:
+    """A value of the key's type that is not its default."""
+    section, name = key.split(".")
+    default = getattr(config.SECTIONS[section](), name)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default * 2
+    return TEXTS.get(key, f"other {name}")
+
+
+def value_of(loaded: config.Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(loaded, section), name)
+
+
+def with_key(
+    key: str, value: Any, *, base: dict[str, dict[str, Any]] = BASE
+) -> dict[str, dict[str, Any]]:
+    section, name = key.split(".")
+    return {**base, section: {**base.get(section, {}), name: value}}
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(raw: Mapping[str, Any]) -> Path:
+        path = tmp_path / "node.toml"
+        path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in raw.items()))
+        return path
+
+    return written
+
+
+# --- every key, every way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    loaded = config.load(write(with_key(key, wanted, base=PROVING)), environment={})
+    assert value_of(loaded, key) == wanted
+    assert type(value_of(loaded, key)) is type(wanted)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    name = "GALILEO_" + key.upper().replace(".", "__")
+    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    variables = {name: text, "HOME": "/", "GALILEO_NODES": "h:1"}
+    loaded = config.load(write(PROVING), environment=variables)
+    assert value_of(loaded, key) == wanted
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_can_be_set_by_a_flag(key: str, write: Write) -> None:
+    wanted = other_value(key)
+    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    loaded = config.load(write(PROVING), environment={}, overrides=[f"{key}={text}"])
+    assert value_of(loaded, key) == wanted
+
+
+def test_flags_are_stronger_than_the_environment_and_that_than_the_file(write: Write) -> None:
+    path = write(with_key("limits.ccqs_max", 1))
+    environment = {"GALILEO_LIMITS__CCQS_MAX": "2"}
+    assert config.load(path, environment={}).limits.ccqs_max == 1
+    assert config.load(path, environment=environment).limits.ccqs_max == 2
+    flags = ["limits.ccqs_max=3", "limits.ccqs_max=4"]
+    assert config.load(path, environment=environment, overrides=flags).limits.ccqs_max == 4
+
+
+def test_the_environment_of_the_process_is_looked_at(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GALILEO_EVALUATOR__HEAP_MB", "777")
+    assert config.load(write(BASE)).evaluator.heap_mb == 777
+
+
+def test_what_is_not_set_has_its_default(write: Write) -> None:
+    loaded = config.load(write(BASE), environment={})
+    for key in KEYS:
+        if key not in ("node.name", "node.directory"):
+            section, name = key.split(".")
+            assert value_of(loaded, key) == getattr(config.SECTIONS[section](), name)
+
+
+def test_a_whole_number_is_a_number_of_seconds(write: Write) -> None:
+    loaded = config.load(write(with_key("membership.failure_timeout_s", 3)), environment={})
+    assert loaded.membership.failure_timeout_s == 3.0
+    assert isinstance(loaded.membership.failure_timeout_s, float)
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+def test_the_cluster_table_is_the_topology(write: Write) -> None:
+    raw = {**BASE, "cluster": {**BASE["cluster"], "name": "weather", "partitions_per_group": 7}}
+    loaded = config.load(write(raw), environment={})
+    assert loaded.topology.cluster == "weather"
+    assert loaded.topology.partitions_per_group == 7
+    assert loaded.topology.ranges == even_ranges(1)
+    assert list(loaded.topology.by_name) == ["node-1", "node-2"]
+
+
+def test_a_node_listens_at_its_address_by_default(write: Write) -> None:
+    assert config.load(write(BASE), environment={}).listen == "127.0.0.1:7701"
+    loaded = config.load(write(with_key("node.listen", "[::1]:7999")), environment={})
+    assert loaded.listen == "[::1]:7999"
+
+
+def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
+    one = config.from_dict(BASE)
+    two = config.from_dict(with_key("node.name", "node-2"))
+    other = config.from_dict({**BASE, "cluster": {**BASE["cluster"], "name": "other"}})
+    assert one.evaluator_directory == two.evaluator_directory != other.evaluator_directory
+    loaded = config.from_dict(with_key("evaluator.directory", "/run/galileo"))
+    assert loaded.evaluator_directory == Path("/run/galileo")
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
+    "nothing known": (
+        {**BASE, "qqq": {}},
+        r"unknown section: 'qqq'\. Known: audit, auth, cluster, evaluator",
+    ),
+    "an unknown key": (
+        with_key("storage.segment_bytes", 1),
+        r"unknown key in \[storage\]: 'segment_bytes'; did you mean 'segment_bytes_max'\? Known:",
+    ),
+    "an unknown cluster key": (
+        {**BASE, "cluster": {**BASE["cluster"], "partitions": 3}},
+        r"unknown key in \[cluster\]: 'partitions'; did you mean 'partitions_per_group'",
+    ),
+    "no cluster": ({"node": BASE["node"]}, r"expected a \[cluster\] table"),
+    "a cluster that is no table": ({**BASE, "cluster": 3}, r"\[cluster\] to be a table, got 3"),
+    "a section that is no table": ({**BASE, "limits": [1]}, r"\[limits\] to be a table, got"),
+    "a text for a number": (
+        with_key("limits.ccqs_max", "many"),
+        "expected int for limits.ccqs_max, got 'many'",
+    ),
+    "a fraction for a count": (with_key("limits.ccqs_max", 1.5), "expected int .* got 1.5"),
+    "a truth for a count": (with_key("limits.ccqs_max", True), "expected int .* got True"),
+    "a truth for seconds": (
+        with_key("membership.failure_timeout_s", True),
+        "expected float for membership.failure_timeout_s, got True",
+    ),
+    "a number for a truth": (with_key("security.insecure", 1), "expected bool .* got 1"),
+    "a number for a text": (with_key("node.directory", 1), "expected str for node.directory"),
+    "zero": (with_key("limits.ccqs_max", 0), "expected limits.ccqs_max above zero, got 0"),
+    "a negative time": (
+        with_key("membership.failure_timeout_s", -1.0),
+        "failure_timeout_s above zero",
+    ),
+    "a time that is no number": (
+        with_key("membership.failure_timeout_s", float("nan")),
+        "failure_timeout_s above zero, got nan",
+    ),
+    "a heartbeat that is too rare": (
+        with_key("membership.heartbeat_interval_s", 2.0),
+        "heartbeat_interval_s below membership.failure_timeout_s, got 2.0 and 2.0",
+    ),
+    "a foreign node": (
+        with_key("node.name", "node-3"),
+        r"one of the topology's nodes \(node-1, node-2\), got 'node-3'",
+    ),
+    "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
+    "another place for sent samplers": (
+        with_key("samplers.uploads", "trusted"),
+        "samplers.uploads to be one of disabled, sandboxed, got",
+    ),
+    "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
+    "merges that never begin": (
+        with_key("storage.compaction_bytes_min", 2 << 30),
+        "compaction_bytes_min up to storage.compaction_bytes_max, got 2147483648 and 1073741824",
+    ),
+    "half an address": (with_key("node.listen", "127.0.0.1"), "host:port .* got '127.0.0.1'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused_with_a_hint(case: str) -> None:
+    raw, complaint = REFUSED[case]
+    with pytest.raises(ConfigError, match=complaint):
+        config.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    "assignment", ["limits", "limits.ccqs_max", "ccqs_max=3", "cluster.name=x", "other.key=1", "=1"]
+)
+def test_a_flag_names_section_key_and_value(assignment: str, write: Write) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected section\.key=value with a section of audit, auth"
+    ):
+        config.load(write(BASE), environment={}, overrides=[assignment])
+
+
+def test_a_flag_for_a_section_that_is_no_table_is_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"\[limits\] to be a table"):
+        config.load(write({**BASE, "limits": 3}), environment={}, overrides=["limits.ccqs_max=3"])
+
+
+def test_an_unknown_key_of_the_environment_is_refused_too(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key in \[limits\]: 'ccq_max'.*'ccqs_max'"):
+        config.load(write(BASE), environment={"GALILEO_LIMITS__CCQ_MAX": "3"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot read the configuration file .*absent\.toml: No such file"
+    ):
+        config.load(tmp_path / "absent.toml", environment={})
+
+
+@pytest.mark.parametrize("content", [b"[node", b"a = ", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"expected TOML in .*node\.toml"):
+        config.load(tmp_path / "node.toml", environment={})
+
+
+@given(
+    st.sampled_from([*config.SECTIONS, "cluster"]),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner),
+        max_leaves=4,
+    ),
+)
+def test_any_section_is_taken_or_refused(section: str, value: Any) -> None:
+    try:
+        config.from_dict({**BASE, section: value})
+    except ConfigError as error:
+        assert error.message.startswith(("expected", "unknown"))  # noqa: PT017
+
+
+# --- strangers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:7701", "10.0.0.1:7701", "[::]:7701", "galileo.example:7701", "127.1:7701"]
+)
+def test_other_than_loopback_needs_a_word(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"loopback address .* security\.insecure = true"):
+        config.from_dict(with_key("node.listen", address))
+    loaded = config.from_dict({**with_key("node.listen", address), "security": {"insecure": True}})
+    assert loaded.listen == address
+
+
+def test_with_tls_it_needs_none() -> None:
+    tls = {"certificate": "c.pem", "key": "k.pem", "authority": "a.pem"}
+    loaded = config.from_dict({**with_key("node.listen", "10.0.0.1:7701"), "tls": tls})
+    assert loaded.keys.is_tls
+    assert not loaded.security.insecure
+
+
+def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        '[node]\nname = "glt_planted-here"\n'
+        '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "127.0.0.1:1"}]}]\n'
+    )
+    with pytest.raises(ConfigError) as loaded:
+        config.load(path, environment={}, overrides=["node.listen=glt_planted-there"])
+    assert "planted" not in str(loaded.value)
+
+
+def test_the_address_of_the_topology_is_no_way_around() -> None:
+    nodes = [{"name": "node-1", "address": "10.0.0.1:7701"}]
+    raw = {**BASE, "cluster": {"groups": [{"name": "g", "nodes": nodes}]}}
+    with pytest.raises(ConfigError, match=r"loopback address to listen on, got '10\.0\.0\.1:7701'"):
+        config.from_dict(raw)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
+def test_loopback_is_fine(address: str) -> None:
+    assert config.is_loopback(address)
+    assert config.from_dict(with_key("node.listen", address)).listen == address
+
+
+# --- the documentation ---------------------------------------------------------------------------
+
+
+def test_every_key_is_documented() -> None:
+    path = Path(__file__).parents[2] / "docs" / "configuration.md"
+    if not path.exists():
+        pytest.skip("docs/configuration.md is not written yet")
+    text = path.read_text(encoding="utf-8")
+    parts = re.split(r"^#+ \W*(\w+)\W*$", text, flags=re.MULTILINE)
+    about = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(config.SECTIONS) <= set(about), "each section has a heading of its own"
+    missing = []
+    for key in KEYS:
+        section, name = key.split(".")
+        if f"`{name}`" not in about[section]:
+            missing.append(key)
+    assert not missing, f"docs/configuration.md lacks {', '.join(missing)}"
+
+
+# --- metrics and logs ------------------------------------------------------------------------
+
+
+def test_metrics_are_served_to_others_only_where_that_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"loopback address as metrics\.address"):
+        config.from_dict(with_key("metrics.address", "10.0.0.1:9701"))
+    said = {**BASE, "metrics": {"address": "10.0.0.1:9701", "insecure": True}}
+    assert config.from_dict(said).metrics.address == "10.0.0.1:9701"
+    with pytest.raises(ConfigError, match=r"metrics\.address as host:port"):
+        config.from_dict(with_key("metrics.address", "9701"))
+
+
+def test_queries_are_named_with_commas_between() -> None:
+    assert config.from_dict(BASE).metrics.ccq_id_list == ()
+    assert config.from_dict(with_key("metrics.ccq_ids", "a, b,,c ")).metrics.ccq_id_list == (
+        "a",
+        "b",
+        "c",
+    )
+
+
+@pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
+def test_logs_have_these_formats_and_levels(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"logging\.{key} to be one of"):
+        config.from_dict(with_key(f"logging.{key}", value))
+
+
+# --- all problems at once --------------------------------------------------------------------
+
+
+def test_a_sound_configuration_has_no_problems() -> None:
+    assert config.problems(BASE) == []
+
+
+def test_every_problem_is_reported_where_the_first_would_be_raised() -> None:
+    raw = {
+        **BASE,
+        "node": {"name": "unknown"},
+        "storge": {},
+        "limits": {"ccqs_max": 0, "ccq_max": 5, "batch_rows_max": "many"},
+        "logging": {"format": "xml", "level": "loud"},
+        "storage": 7,
+    }
+    found = config.problems(raw)
+    for said in (
+        "'storge'; did you mean 'storage'?",
+        "'ccq_max'; did you mean 'ccqs_max'?",
+        "expected int for limits.batch_rows_max, got 'many'",
+        "[storage] to be a table, got 7",
+        "node.name to be one of",
+        "expected node.directory",
+        "expected limits.ccqs_max above zero",
+        "logging.format",
+        "logging.level",
+    ):
+        assert sum(said in one for one in found) == 1, (said, found)
+    assert len(found) == 9
+
+
+def test_missing_credentials_of_a_node_are_reported_from_the_file_alone() -> None:
+    alone = config.problems({**BASE, "tls": {"certificate": "/a", "key": "/b"}})
+    assert alone == [
+        "expected tls.certificate, tls.key and tls.authority together, got no tls.authority"
+    ]
+    several = {**BASE, "auth": {"token_file": "/p"}}
+    assert "expected auth.node_token_file" in "".join(config.problems(several))
+    named = {**BASE, "auth": {"token_file": "/p", "node_token_file": "/t"}}
+    assert config.problems(named) == []
+
+
+def test_without_a_cluster_the_other_problems_are_reported_all_the_same() -> None:
+    found = config.problems({"node": {"nam": "a"}})
+    assert "'nam'; did you mean 'name'?" in found[0]
+    assert "[cluster]" in found[1]
+    assert "expected node.directory" in found[2]
+    assert len(found) == 3
+
+
+def test_a_wrong_address_of_a_node_hides_no_other_problem() -> None:
+    nodes = [{"name": "a", "address": "h:78110"}, {"name": "b", "address": "h"}]
+    raw = {
+        **BASE,
+        "storge": {},
+        "node": {**BASE["node"], "lisen": "h:1"},
+        "metrics": {"address": "127.0.0.1:78110"},
+        "cluster": {"groups": [{"name": "g", "nodes": nodes}]},
+    }
+    found = config.problems(raw)
+    for said in ("'storge'", "'lisen'", "'h:78110'", "node 'b', got 'h'", "metrics.address"):
+        assert sum(said in one for one in found) == 1, (said, found)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_is_refused_has_a_problem_and_what_is_not_has_none(key: str) -> None:
+    for value in (other_value(key), "", -1, [], True):
+        raw = with_key(key, value)
+        refused = False
+        try:
+            config.from_dict(raw)
+        except ConfigError:
+            refused = True
+        assert bool(config.problems(raw)) is refused
