@@ -6,8 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +15,11 @@ import grpc.aio
 
 from galileo import spans
 from galileo.errors import Forbidden, NotPermitted, QuotaExceeded, Throttled, Unauthenticated
-from galileo.rpc.access import ANONYMOUS
 from galileo.rpc.policy import HEARTBEATS
-from galileo.rpc.rate_limit import Metering, PrincipalUsage, metered, metered_stream
 from galileo.wire.channel import short_name
 from galileo.wire.context_propagation import begin_request
 from galileo.wire.status import METADATA_KEY
 from galileo.wire.v1 import common_pb2
-
-Handler = Any
-"""A `grpc.RpcMethodHandler`: a named tuple whose type grpc keeps to itself."""
-
 
 OWN_SERVICES = "/galileo."
 REFUSALS = frozenset(
@@ -72,82 +65,28 @@ class CallRecord:
     reply: Any = None
 
 
-class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class CallTracker:
     """Counts calls from their arrival until their handler has ended, whatever ended it.
 
     Args:
-        metering: counts usage if there is no authentication.
         on_end: called with each finished call.
 
     Attributes:
         refused: how many calls were refused, by kind of the error.
     """
 
-    def __init__(
-        self,
-        *,
-        metering: Metering | None = None,
-        on_end: Callable[[CallRecord], None] | None = None,
-    ) -> None:
+    def __init__(self, *, on_end: Callable[[CallRecord], None] | None = None) -> None:
         self._counts: Counter[str] = Counter()
-        self._metering = metering
         self._on_end = on_end
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
         self.refused: Counter[str] = Counter()
 
     def counts(self) -> dict[str, int]:
         """Calls under way by service and method, such as "Query/Run"; none that are 0."""
         return dict(+self._counts)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler, method = await continuation(handler_call_details), handler_call_details.method
-        # Health checks and reflection write their streams in another way and are not counted.
-        if handler is None or not method.startswith(OWN_SERVICES):
-            return handler
-        known = self._wrapped.get(method)
-        if known is None or known[0] is not handler:
-            known = self._wrapped[method] = (handler, self._wrap(handler, short_name(method)))
-        return known[1]
-
-    def _wrap(self, handler: Handler, name: str) -> Handler:
-        if handler.response_streaming:
-            kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            wrapped = self._streaming(getattr(handler, kind), name)
-        else:
-            kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            wrapped = self._unary(getattr(handler, kind), name)
-        return handler._replace(**{kind: wrapped})
-
-    def _unary(self, handler: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Any]:
-        async def counted(request: Any, context: Any) -> Any:
-            with _Call(self, name, request, context) as call:
-                meter = self._meter(name, request)
-                call.reply = await metered(meter, handler, request, context=context)
-                return call.reply
-
-        return counted
-
-    def _streaming(
-        self, handler: Callable[..., AsyncIterator[Any]], name: str
-    ) -> Callable[..., Any]:
-        async def counted(request: Any, context: Any) -> AsyncIterator[Any]:
-            with _Call(self, name, request, context):
-                meter = self._meter(name, request)
-                answered = metered_stream(meter, handler, request, context=context)
-                async with aclosing(answered) as replies:
-                    async for reply in replies:
-                        yield reply
-
-        return counted
-
-    def _meter(self, name: str, request: Any) -> PrincipalUsage | None:
-        if self._metering is None:
-            return None
-        return self._metering.meter_of(ANONYMOUS, name, request)
+    def record(self, name: str, request: Any, context: Any) -> _Call:
+        """A block in which a call is served; set its `reply`, where it has one."""
+        return _Call(self, name, request, context)
 
     def begin(self, name: str, context: Any) -> str:
         """Counts a call; it serves the request that the caller names, or a new one, and returns
@@ -163,7 +102,7 @@ class CallTracker(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self.refused[error.kind] += 1
         if self._on_end is not None:
             self._on_end(ended)
-        _tell(ended, took_s=took_s, failure=failure)
+        _log_call(ended, took_s=took_s, failure=failure)
 
 
 @contextlib.contextmanager
@@ -221,7 +160,7 @@ def _refusal(context: Any) -> common_pb2.Error | None:
     return None
 
 
-def _tell(ended: CallRecord, *, took_s: float, failure: str) -> None:
+def _log_call(ended: CallRecord, *, took_s: float, failure: str) -> None:
     level = _level(ended.code, failure)
     if ended.name in _HEARTBEATS or not log.isEnabledFor(level):
         return

@@ -258,7 +258,7 @@ class NodeProcess:
 
         Calls that are denied count as refused; calls that admission rejects do not.
         """
-        return [_bounds(), *self._security.interceptors()]
+        return [_bounds(), self._security.interceptor()]
 
     def _owner_of(self, ccq_id: str) -> str | None:
         record = self.machine.state.record_table.get(ccq_id)

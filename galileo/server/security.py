@@ -11,9 +11,9 @@ import grpc.aio
 from galileo.clock import Clock
 from galileo.config import Config
 from galileo.errors import ConfigError
-from galileo.rpc.authorisation import Authorisation
 from galileo.rpc.call_log import CallTracker
 from galileo.rpc.identity import Identify, Identity, anonymous
+from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import Metering
 from galileo.rpc.token_store import TokenStore
@@ -51,16 +51,12 @@ class Security:
         self.allowances = QuotaResolver(config.quotas, self.identify)
         self.metering = Metering(self.allowances, monotonic=clock.monotonic)
         self.audit = _audit(config, owner_of=owner_of, clock=clock)
-        self.calls = CallTracker(
-            metering=self.metering if self.identify is anonymous else None,
-            on_end=self.audit.call_ended if self.audit is not None else None,
-        )
+        on_end = self.audit.call_ended if self.audit is not None else None
+        self.calls = CallTracker(on_end=on_end)
 
-    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """The interceptors of the server; refused calls are counted, too."""
-        if self.identify is anonymous:
-            return [self.calls]
-        return [self.calls, Authorisation(self.identify, self.metering)]
+    def interceptor(self) -> CallInterceptor:
+        """The interceptor of the server; refused calls are recorded, too."""
+        return CallInterceptor(self.calls, self.identify, self.metering)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Raises ConfigError as `server_credentials`."""

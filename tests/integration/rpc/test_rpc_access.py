@@ -26,8 +26,9 @@ from galileo.rpc.access import (
     check_request,
     datasets_of,
 )
-from galileo.rpc.authorisation import Authorisation
+from galileo.rpc.call_log import CallTracker
 from galileo.rpc.identity import CLIENT_URI, Identity
+from galileo.rpc.interceptor import CallInterceptor
 from galileo.rpc.policy import nodes_only_fields
 from galileo.rpc.token_store import TokenStore
 from galileo.wire.channel import TOKEN_KEY, TOKEN_SCHEME, open_channel, server_options
@@ -75,7 +76,8 @@ def _anything(method: Any) -> Any:
 @asynccontextmanager
 async def serving(identity: Identity, keys: TlsFiles) -> AsyncIterator[str]:
     """A server of every method that there is."""
-    server = grpc.aio.server(options=server_options(), interceptors=[Authorisation(identity)])
+    interceptor = CallInterceptor(CallTracker(), identity)
+    server = grpc.aio.server(options=server_options(), interceptors=[interceptor])
     for service in SERVICES:
         handlers = {method.name: _anything(method) for method in service.methods}
         server.add_registered_method_handlers(service.full_name, handlers)

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from galileo.rpc.call_log import CallTracker
+from galileo.rpc.interceptor import CallInterceptor
 
 PREFIX = "/galileo.v1.Query/"
 
@@ -49,7 +50,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[CallTracker, Handlers, grpc.aio.Channel]]:
     calls, handlers = CallTracker(), Handlers()
-    server = grpc.aio.server(interceptors=[calls], options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(calls)], options=[("grpc.so_reuseport", 0)]
+    )
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
