@@ -52,7 +52,7 @@ LONG = ("the cluster", "tests/integration/spark", "tests/simulation", "tests/int
 
 APART = {
     Path(__file__).parent / name
-    for name in ("unit/bench", "unit/evaluation", "unit/kit", "property/fuzzing", "e2e/faults")
+    for name in ("unit/benchmarks", "unit/kit", "property/fuzzing", "e2e/faults")
 }
 """Directories of long tests, which run with --all and where a call names them or other marks."""
 

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 import shapely
-from benchmarks import postgis
 
 import galileo
+from benchmarks import postgis
 from galileo.client import Ccq, Client
 from galileo.geo.circles import Circle, metres
 from galileo.model.schema import Feature, Schema

@@ -59,7 +59,7 @@ class Flood:
     """One flood.
 
     Attributes:
-        kind: of `scripts/faults/flooding.py`.
+        kind: of `tests/kit/fault_injection/flooding.py`.
         count: of connections or calls at a time.
         does: in words.
         over_mib_max: that the server may take for it.

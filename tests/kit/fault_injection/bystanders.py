@@ -34,7 +34,7 @@ END_S = 240.0
 SERVED_WITHIN_S = 120.0
 RETRIED = (0, http.HTTPStatus.SERVICE_UNAVAILABLE, http.HTTPStatus.GATEWAY_TIMEOUT)
 """HTTP statuses after which a bystander repeats a request; 0: the connection was cut."""
-FLOODING = Path(__file__).parents[3] / "scripts" / "faults" / "flooding.py"
+FLOODING = Path(__file__).parent / "flooding.py"
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def weighed(pid: int | None) -> Iterator[Memory]:
 
 @contextlib.contextmanager
 def flooding(trial: Trial, kind: str, address: str, count: int) -> Iterator[subprocess.Popen[str]]:
-    """A running flood, by `scripts/faults/flooding.py`; counts its work at the end.
+    """A running flood, by `tests/kit/fault_injection/flooding.py`; counts its work at the end.
 
     Raises:
         RuntimeError: it ended by itself.

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 import shapely
-from benchmarks import postgis
 from shapes import drawn, points_about
 
+from benchmarks import postgis
 from galileo.geo import geohash
 from galileo.geo.circles import HALFWAY_M, Circle, metres
 from galileo.model.schema import Feature, Schema

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import made_up_machine
 import pytest
+
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.report import Report, Section
 

@@ -8,10 +8,11 @@ import threading
 import time
 
 import pytest
-from benchmarks.figures import CALLS_MAX, Figure, Peer, Spread, calls_for, digits, in_turn, quantity
-from benchmarks.processes import processor_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+
+from benchmarks.figures import CALLS_MAX, Figure, Peer, Spread, calls_for, digits, in_turn, quantity
+from benchmarks.processes import processor_seconds
 
 SCALES = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 runs_of = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=9)

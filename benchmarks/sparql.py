@@ -27,7 +27,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 
-QUERIES = Path(__file__).parents[2] / "tests" / "unit" / "rdf" / "queries.rq"
+QUERIES = Path(__file__).parents[1] / "tests" / "unit" / "rdf" / "queries.rq"
 TRIPLES_MIN_PER_S = 200_000
 PATH_MAX_S = 0.005
 RATIO_MIN = 20

@@ -11,13 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from benchmarks import ccq_memory
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, percent, picture, table
+from benchmarks.evaluation.plots import Axes
+from benchmarks.evaluation.sizes import Sizes
 from benchmarks.figures import digits, quantity
 from benchmarks.sizes import Bench
-
-from evaluation import plots
-from evaluation.page import Block, percent, picture, table
-from evaluation.plots import Axes
-from evaluation.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from benchmarks import contained
 from benchmarks.figures import Figure, Spread
 from benchmarks.report import Section
@@ -26,11 +27,11 @@ del test_area  # It is no test of this file.
 
 
 def started(scratch: Path, *options: str) -> subprocess.Popen[str]:
-    command = ["-m", "pytest", "scripts/benchmarks", "-s", "--quick", *options]
+    command = ["-m", "pytest", "benchmarks", "-s", "--quick", *options]
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "TMPDIR": str(scratch)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

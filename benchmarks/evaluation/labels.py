@@ -7,13 +7,12 @@ import zlib
 from dataclasses import dataclass
 
 from benchmarks import label_size
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, picture, table, times
+from benchmarks.evaluation.plots import Axes
+from benchmarks.evaluation.sizes import Sizes
 from benchmarks.figures import digits, in_turn, quantity
 from benchmarks.sizes import Bench
-
-from evaluation import plots
-from evaluation.page import Block, picture, table, times
-from evaluation.plots import Axes
-from evaluation.sizes import Sizes
 from galileo.labels import LabelSet
 
 RUN_S = 0.02

@@ -137,7 +137,7 @@ def end(process: psutil.Process) -> None:
 
 @contextlib.contextmanager
 def child(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """A program of `scripts` in a process of its own, which has printed `READY`."""
+    """A benchmark program in a process of its own, which has printed `READY`."""
     with subprocess.Popen(
         [sys.executable, "-m", module, *map(str, words)],
         stdin=subprocess.PIPE,

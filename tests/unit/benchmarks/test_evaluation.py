@@ -16,27 +16,35 @@ from typing import Any
 
 import interrupts
 import pytest
-from benchmarks.sizes import Bench
-from evaluation import __main__ as program
-from evaluation import labels, plots
-from evaluation.__main__ import PARTS, Part
-from evaluation.ccqs import Failover, Fresh, Freshness
-from evaluation.labels import AllSizes, Form, LabelSizes
-from evaluation.memory import ClusterMemory, NodeMemory
-from evaluation.page import Taken, extent, percent, renewed, table, times
-from evaluation.plots import Axes, Line
-from evaluation.retrieval import Grown, History, Retrieval, Retrieved
-from evaluation.scaling import WORKS, Cluster, Scaling, Work
-from evaluation.simulated import BUSY_SHARE, INTERVAL_S, Quiet, Simulated, Times, simulate
-from evaluation.sizes import QUICK, Sizes
-from evaluation.streaming import Retrieval as Came
-from evaluation.streaming import Standing, Stream, Streaming
 from made_up_machine import MACHINE
+
+from benchmarks.evaluation import __main__ as program
+from benchmarks.evaluation import labels, plots
+from benchmarks.evaluation.__main__ import PARTS, Part
+from benchmarks.evaluation.ccqs import Failover, Fresh, Freshness
+from benchmarks.evaluation.labels import AllSizes, Form, LabelSizes
+from benchmarks.evaluation.memory import ClusterMemory, NodeMemory
+from benchmarks.evaluation.page import Taken, extent, percent, renewed, table, times
+from benchmarks.evaluation.plots import Axes, Line
+from benchmarks.evaluation.retrieval import Grown, History, Retrieval, Retrieved
+from benchmarks.evaluation.scaling import WORKS, Cluster, Scaling, Work
+from benchmarks.evaluation.simulated import (
+    BUSY_SHARE,
+    INTERVAL_S,
+    Quiet,
+    Simulated,
+    Times,
+    simulate,
+)
+from benchmarks.evaluation.sizes import QUICK, Sizes
+from benchmarks.evaluation.streaming import Retrieval as Came
+from benchmarks.evaluation.streaming import Standing, Stream, Streaming
+from benchmarks.sizes import Bench
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "dev" / "paper.md"
 PICTURES_BYTES_MAX = 300_000
-PROGRAM_PATH = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests" / "kit")])
+PROGRAM_PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "kit")])
 
 FORMS = (
     "path labels as text",
@@ -252,7 +260,16 @@ def test_paper_with_small_sizes_stores_and_shows_a_part(tmp_path: Path) -> None:
     results, scratch = tmp_path / "results", tmp_path / "scratch"
     scratch.mkdir()
     run = subprocess.run(
-        [sys.executable, "-m", "evaluation", "--quick", "--only", "labels", "--results", results],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.evaluation",
+            "--quick",
+            "--only",
+            "labels",
+            "--results",
+            results,
+        ],
         env={**os.environ, "PYTHONPATH": PROGRAM_PATH, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,

@@ -11,15 +11,15 @@ import statistics
 from dataclasses import dataclass
 
 import numpy as np
+
 from benchmarks import fetch_growth, jobs
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, extent, picture, seconds, table, times
+from benchmarks.evaluation.plots import Axes, Line
+from benchmarks.evaluation.sizes import Sizes
 from benchmarks.figures import Figure, digits
 from benchmarks.sizes import Bench
 from benchmarks.weather import SCHEMA
-
-from evaluation import plots
-from evaluation.page import Block, extent, picture, seconds, table, times
-from evaluation.plots import Axes, Line
-from evaluation.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)

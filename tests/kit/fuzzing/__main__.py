@@ -16,7 +16,7 @@ from fuzzing.running import campaign, fuzz, keep
 from fuzzing.table import TARGETS
 from fuzzing.targets import Target
 
-INPUTS = Path(__file__).parents[2] / "build" / "fuzzing"
+INPUTS = Path(__file__).parents[3] / "build" / "fuzzing"
 """Everything that reached new code on this machine; the corpora have the fewest that do."""
 FOUND = 1
 

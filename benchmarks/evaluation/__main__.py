@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import interrupts
+
+from benchmarks.evaluation import ccqs, labels, memory, retrieval, scaling, streaming
+from benchmarks.evaluation.page import Block, Taken, renewed
+from benchmarks.evaluation.sizes import FULL, QUICK, Sizes
 from benchmarks.machine import Machine
 from benchmarks.sizes import Bench
-
-from evaluation import ccqs, labels, memory, retrieval, scaling, streaming
-from evaluation.page import Block, Taken, renewed
-from evaluation.sizes import FULL, QUICK, Sizes
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "dev" / "paper.md"

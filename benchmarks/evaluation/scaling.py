@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+
+import galileo
 from benchmarks import clusters, jobs
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, picture, seconds, table
+from benchmarks.evaluation.plots import Axes, Line
+from benchmarks.evaluation.simulated import Simulated, simulate
+from benchmarks.evaluation.sizes import Sizes
 from benchmarks.figures import digits, quantity
 from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
-
-import galileo
-from evaluation import plots
-from evaluation.page import Block, picture, seconds, table
-from evaluation.plots import Axes, Line
-from evaluation.simulated import Simulated, simulate
-from evaluation.sizes import Sizes
 from galileo.client import Client
 from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner

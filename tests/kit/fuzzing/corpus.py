@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fuzzing.targets import Target
 
-INPUTS = Path(__file__).parents[2] / "tests" / "property" / "fuzzing" / "corpora"
+INPUTS = Path(__file__).parents[3] / "tests" / "property" / "fuzzing" / "corpora"
 FINDINGS = INPUTS.with_name("findings")
 
 
@@ -46,7 +46,7 @@ def _write(path: Path, inputs: Iterable[bytes]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines if line))
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = ROOT / "tests" / "property" / "fuzzing" / "records.json"
 PAGE = ROOT / "docs" / "dev" / "fuzzing.md"
 BEGIN = "<!-- Written by scripts/fuzz from tests/property/fuzzing/records.json. -->\n"

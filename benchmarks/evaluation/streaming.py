@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from benchmarks import clusters
-from benchmarks.figures import quantity
-from benchmarks.sizes import Bench
 
 import galileo
-from evaluation import plots
-from evaluation.page import Block, extent, picture, seconds, table
-from evaluation.plots import Axes, Line
-from evaluation.sizes import Sizes
+from benchmarks import clusters
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, extent, picture, seconds, table
+from benchmarks.evaluation.plots import Axes, Line
+from benchmarks.evaluation.sizes import Sizes
+from benchmarks.figures import quantity
+from benchmarks.sizes import Bench
 from galileo.client import Ccq, Client
 from galileo.cursor import Cursor
 
@@ -96,7 +96,7 @@ def _stream(sizes: Sizes, bench: Bench, *, running: galileo.LocalCluster, blocks
     ]
     threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
     words = (running.addresses[0], dataset, blocks, sizes.stream_s, bench.sizes.stride)
-    with clusters.child("evaluation.streaming", *words) as process:
+    with clusters.child("benchmarks.evaluation.streaming", *words) as process:
         for thread in threads:
             thread.start()
         output, _ = process.communicate("go\n")

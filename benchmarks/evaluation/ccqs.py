@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from benchmarks import clusters, failover, freshness
+from benchmarks.evaluation import plots
+from benchmarks.evaluation.page import Block, extent, picture, seconds, table
+from benchmarks.evaluation.plots import Axes, Line
+from benchmarks.evaluation.sizes import Sizes
 from benchmarks.figures import digits, quantity
 from benchmarks.sizes import Bench
-
-from evaluation import plots
-from evaluation.page import Block, extent, picture, seconds, table
-from evaluation.plots import Axes, Line
-from evaluation.sizes import Sizes
 from galileo.model import times
 
 

@@ -114,7 +114,7 @@ def _arrows() -> Iterator[bytes]:
 
 
 def _netcdfs() -> Iterator[bytes]:
-    netCDF4 = library("netCDF4", purpose="fuzzing NetCDF")  # noqa: N806
+    netCDF4 = library("netCDF4", purpose="fuzzing NetCDF")
     for kind in ("NETCDF3_CLASSIC", "NETCDF4"):
         path = scratch() / f"seed-{kind}"
         with netCDF4.Dataset(path, "w", format=kind) as file:

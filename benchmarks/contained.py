@@ -21,7 +21,7 @@ from galileo.containment import ContainedSampler, unavailable_reason
 from galileo.labels import LabelSet
 from galileo.sampler_package import sampler_archive
 
-SAMPLERS = Path(__file__).resolve().parents[2] / "plugins" / "samplers"
+SAMPLERS = Path(__file__).resolve().parents[1] / "plugins" / "samplers"
 SPEC = samplers.sampler("uniform", fraction=0.1, seed=7)
 PLAIN = ["-c", "import galileo.samplers"]
 RUN_S = 0.05

@@ -1,1 +1,0 @@
-"""Programs of fault scenarios that run in processes of their own."""
