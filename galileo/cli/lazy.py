@@ -91,6 +91,7 @@ class LazyGroup(Group):
         try:
             return super().invoke(context)
         except click.UsageError as error:
+            _explain_negative_number(error)
             if has_json or "json" in given(context):
                 given(context)["json"] = True
                 FAIL.load()(InputError(error.format_message()))
@@ -119,3 +120,16 @@ class LazyGroup(Group):
     def summary(self, name: str) -> str:
         lazy = self.commands.lazy if isinstance(self.commands, LazyCommands) else {}
         return lazy[name].help if name in lazy else super().summary(name)
+
+
+def _explain_negative_number(error: click.UsageError) -> None:
+    """Names the options that take numbers where one begins with "-" and was taken for an option."""
+    if not isinstance(error, click.NoSuchOption) or not error.option_name[1:2].isdigit():
+        return
+    parameters = error.ctx.command.params if error.ctx else []
+    numeric = [one.opts[0] for one in parameters if one.type in (click.FLOAT, click.INT)]
+    if numeric:
+        error.message = (
+            f"expected an option, got the negative number {error.option_name}…; "
+            f"options that take a number: {', '.join(numeric)}"
+        )

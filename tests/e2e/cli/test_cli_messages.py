@@ -126,6 +126,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "of latitude, .*; got temp",
     ),
     "nearest {air} --latitude 95 --longitude 0": ("invalid_input", "from -90 to 90 .*got 95"),
+    "nearest {air} -114 32": ("usage", "the negative number -1….*--latitude, --longitude"),
     "stats {air} --feature station": ("invalid_input", "numbers .temperature., got 'station'"),
     "estimate {air} --quantiles 2": ("invalid_input", "quantiles from 0 to 1, got 2$"),
     "graph children {air} zz": ("invalid_input", "a geohash of 5 characters .*got 'zz'"),
