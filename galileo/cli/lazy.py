@@ -91,11 +91,11 @@ class LazyGroup(Group):
         try:
             return super().invoke(context)
         except click.UsageError as error:
-            _explain_negative_number(error)
+            explained = _explain_negative_number(error)
             if has_json or "json" in given(context):
                 given(context)["json"] = True
-                FAIL.load()(InputError(error.format_message()))
-            raise
+                FAIL.load()(InputError(explained.format_message()))
+            raise explained from None
         except KeyboardInterrupt:
             context.exit(EXIT_INTERRUPTED)
         except MissingExtra as error:  # Raised before the command's own `handle_errors` is loaded.
@@ -122,14 +122,16 @@ class LazyGroup(Group):
         return lazy[name].help if name in lazy else super().summary(name)
 
 
-def _explain_negative_number(error: click.UsageError) -> None:
+def _explain_negative_number(error: click.UsageError) -> click.UsageError:
     """Names the options that take numbers where one begins with "-" and was taken for an option."""
     if not isinstance(error, click.NoSuchOption) or not error.option_name[1:2].isdigit():
-        return
+        return error
     parameters = error.ctx.command.params if error.ctx else []
     numeric = [one.opts[0] for one in parameters if one.type in (click.FLOAT, click.INT)]
-    if numeric:
-        error.message = (
-            f"expected an option, got the negative number {error.option_name}…; "
-            f"options that take a number: {', '.join(numeric)}"
-        )
+    if not numeric:
+        return error
+    return click.UsageError(
+        f"expected an option, got the negative number {error.option_name}…; "
+        f"options that take a number: {', '.join(numeric)}",
+        error.ctx,
+    )
