@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from galileo_sandbox.sampler import SandboxedSampler
 
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.label_size import nam_result
 from benchmarks.sizes import Bench, NotInstalled
 from galileo import samplers
-from galileo.containment import ContainedSampler, unavailable_reason
 from galileo.labels import LabelSet
 from galileo.sampler_package import sampler_archive
+from galileo.sampler_runtime import unavailable_reason
 
 SAMPLERS = Path(__file__).resolve().parents[1] / "plugins" / "samplers"
 SPEC = samplers.sampler("uniform", fraction=0.1, seed=7)
@@ -45,8 +46,8 @@ def measure(bench: Bench) -> Iterator[Figure]:
         contained.close()
 
 
-def _started() -> ContainedSampler:
-    return ContainedSampler(sampler_archive(SAMPLERS, name="uniform"), SPEC)
+def _started() -> SandboxedSampler:
+    return SandboxedSampler(sampler_archive(SAMPLERS, name="uniform"), SPEC)
 
 
 def _start(*, runs: int) -> Figure:
@@ -60,7 +61,7 @@ def _start(*, runs: int) -> Figure:
     return Figure("start and end a contained sampler", "s", started, (peer,))
 
 
-def _call(contained: ContainedSampler, labels: LabelSet, *, runs: int) -> Figure:
+def _call(contained: SandboxedSampler, labels: LabelSet, *, runs: int) -> Figure:
     plain = samplers.load(SPEC)
     expected = plain.sample(labels, seed=SPEC.seed)
     if not np.array_equal(contained.sample(labels, seed=SPEC.seed), expected):
@@ -81,7 +82,7 @@ def _call(contained: ContainedSampler, labels: LabelSet, *, runs: int) -> Figure
     )
 
 
-def _work(contained: ContainedSampler, labels: LabelSet, *, runs: int) -> Figure:
+def _work(contained: SandboxedSampler, labels: LabelSet, *, runs: int) -> Figure:
     """Processor time of both processes, which a busy machine changes little."""
     plain = samplers.load(SPEC)
     taken: tuple[list[float], list[float]] = ([], [])

@@ -53,7 +53,7 @@ _ENCRYPTED = 0x1 | 0x40
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\x03\x04"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_OTHERS = frozenset({"galileo", "numpy", "pandas", "pyarrow"})
+_OTHERS = frozenset({"galileo", "galileo_sandbox", "numpy", "pandas", "pyarrow"})
 _SKIPPED = frozenset({"__pycache__", "tests"})
 _ENTRY_POINTS = "galileo.samplers"
 

@@ -288,7 +288,8 @@ def _containment(node: str, wrong: str) -> Iterator[Finding]:
             node,
             f'samplers.uploads is "sandboxed", and they cannot be: {wrong}',
             "uploaded samplers are rejected, and queries that use one fail",
-            'install bubblewrap, allow user namespaces, or set samplers.uploads = "disabled"',
+            "install galileo-sandbox and bubblewrap, allow user namespaces, or set "
+            'samplers.uploads = "disabled"',
         )
 
 

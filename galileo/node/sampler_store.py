@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from galileo import samplers
-from galileo.containment import ContainedSamplers, unavailable_reason
-from galileo.containment.leased_sampler import LeasedSampler
 from galileo.dht.topology import Topology
 from galileo.errors import (
     GalileoError,
@@ -31,6 +29,12 @@ from galileo.errors import (
 )
 from galileo.node.peers import Peers, UploadedSampler
 from galileo.sampler_package import SamplerArchive
+from galileo.sampler_runtime import (
+    DEFAULT_LIMITS,
+    SandboxLimits,
+    open_runtime,
+    unavailable_reason,
+)
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.storage.store import Store
 
@@ -52,16 +56,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UploadOptions:
-    """Whether users may send samplers to this node, and where those run.
+    """Whether users may send samplers to this node, and with which limits those run.
 
     Attributes:
         is_allowed: an administrator says so.
-        pool: of contained processes; None for one with the usual limits.
+        limits: of the runtime.
         wall: seconds since 1970.
     """
 
     is_allowed: bool = False
-    pool: ContainedSamplers | None = None
+    limits: SandboxLimits = DEFAULT_LIMITS
     wall: Callable[[], float] = time.time
 
 
@@ -95,7 +99,7 @@ class SamplerStore:
         self._peers = peers
         self._wall = options.wall
         self._is_allowed = options.is_allowed
-        self._pool = options.pool or ContainedSamplers()
+        self._runtime = open_runtime(options.limits)
         self._changing = threading.Lock()
         self._loaded: dict[str, SamplerArchive] = {}
         # Both are replaced and never changed, since the event loop goes through them meanwhile.
@@ -106,7 +110,7 @@ class SamplerStore:
             self._delete(digest)  # A crash came in between.
 
     def close(self) -> None:
-        self._pool.close()
+        self._runtime.close()
 
     # --- what there is -----------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class SamplerStore:
 
         Raises:
             NotPermitted: the administrator does not allow it.
-            SandboxUnavailable: this machine cannot contain it.
+            SandboxUnavailable: this machine has no sandbox.
         """
         if not self._is_allowed:
             raise NotPermitted(
@@ -153,7 +157,7 @@ class SamplerStore:
             )
         reason = await asyncio.to_thread(unavailable_reason)
         if reason is not None:
-            raise SandboxUnavailable(f"node {self._name} cannot contain sent samplers: {reason}")
+            raise SandboxUnavailable(f"node {self._name} cannot run uploaded samplers: {reason}")
 
     # --- using them --------------------------------------------------------------------------
 
@@ -185,13 +189,7 @@ class SamplerStore:
         """
         if not spec.archive:
             return samplers.load(spec)
-        return LeasedSampler(
-            self._pool,
-            self._load_archive(spec.archive),
-            spec,
-            owner=owner,
-            check=lambda: self.check_not_revoked(spec.archive),
-        )
+        return self._runtime.load(self._load_archive(spec.archive), spec, owner=owner)
 
     async def archive(self, digest: str, *, only_here: bool = False) -> SamplerArchive:
         """The code of a digest, of this node or another, which this one then keeps, too.
@@ -221,7 +219,6 @@ class SamplerStore:
 
     async def _fetch(self, digest: str, nodes: Iterable[str]) -> None:
         for node in nodes:
-            self.check_not_revoked(digest)
             try:
                 facts, data = await self._peers.get_sampler(node, digest)
             except (UnknownSampler, TransientError) as error:
@@ -344,7 +341,7 @@ class SamplerStore:
             self._store.save_record(_REVOKED, digest, _record(gone))
             self._revoked = {**self._revoked, digest: gone}
             self._kept = {name: sampler for name, sampler in self._kept.items() if name != digest}
-        self._pool.remove(digest)
+        self._runtime.revoke(digest)
         self._delete(digest)
 
     def _delete(self, digest: str) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from galileo.containment.probe import unavailable_reason
 from galileo.errors import ConfigError
+from galileo.sampler_runtime import unavailable_reason
 from galileo.spark.java import find_java
 
 SYNCED_BYTES = 4096

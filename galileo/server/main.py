@@ -21,7 +21,6 @@ from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
-from galileo.containment import ContainedSamplers, ContainmentLimits
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
@@ -50,6 +49,7 @@ from galileo.rpc.query import QueryServicer
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.rpc.whoami import Callers
+from galileo.sampler_runtime import SandboxLimits
 from galileo.server.cgroup_memory import memory
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
@@ -81,7 +81,7 @@ from galileo.wire.v1 import (
 USAGE_INTERVAL_S = 1.0
 NO_CYCLE = 0
 """Cycles are numbered from 1 on."""
-SENT_SAMPLER_LIMITS = ContainmentLimits(cpu_s=10.0, wall_s=10.0)
+UPLOADED_SAMPLER_LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
 """Of one call, where a query is asked once or evaluated anew."""
 GRACE_S = 2.0
 PARENT_CHECK_S = 1.0
@@ -428,7 +428,7 @@ def _node_options(config: Config, clock: Clock) -> NodeOptions:
         merging=_merging(config.storage),
         sending=UploadOptions(
             is_allowed=config.samplers.uploads == "sandboxed",
-            pool=ContainedSamplers(limits=SENT_SAMPLER_LIMITS),
+            limits=UPLOADED_SAMPLER_LIMITS,
             wall=clock.wall,
         ),
     )

@@ -1,4 +1,4 @@
-"""A cache of uploaded samplers in a Python worker: fetches code by digest and runs it contained.
+"""A cache of uploaded samplers in a Python worker: fetches code by digest and runs it sandboxed.
 
 A worker can run on another machine than any node. It fetches the archive from the node whose labels
 it samples, and checks it there again while the archive is in the cache: archives that were revoked,
@@ -7,16 +7,14 @@ or not used for `IDLE_S`, are dropped, and their processes end.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from galileo.containment import ContainedSamplers
-from galileo.containment.leased_sampler import LeasedSampler
 from galileo.errors import GalileoError, InputError, SamplerRevoked
 from galileo.sampler_package import SamplerArchive
+from galileo.sampler_runtime import SamplerRuntime
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
@@ -43,23 +41,22 @@ class SamplerCache:
     """The archives of one worker; thread-safe. A thread of its own drops archives.
 
     Args:
-        pool: runs the samplers.
+        runtime: runs the samplers.
         get: calls the node at an address.
         monotonic: clock, in seconds.
     """
 
     def __init__(
         self,
-        pool: ContainedSamplers,
+        runtime: SamplerRuntime,
         *,
         get: Get,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pool = pool
+        self._runtime = runtime
         self._get = get
         self._monotonic = monotonic
         self._cached: dict[str, _CachedArchive] = {}
-        self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._checker: threading.Thread | None = None
 
@@ -74,25 +71,23 @@ class SamplerCache:
         Raises:
             TransientError: the node cannot be reached.
             UnknownSampler, SamplerRevoked: the archive does not exist, or was revoked.
-            SandboxUnavailable, InputError, SamplerFailed: as `LeasedSampler`.
+            SandboxUnavailable, InputError, SamplerFailed, Overloaded: as `SamplerRuntime.load`.
         """
         archive = self._archive(spec.archive, address)
-        check = functools.partial(self._check, spec)
-        return LeasedSampler(self._pool, archive, spec, owner=owner, check=check)
-
-    def _check(self, spec: SamplerSpec) -> None:
-        if spec.archive in self._revoked:
-            raise SamplerRevoked(f"the sampler {spec.name!r} was revoked", digest=spec.archive)
+        return self._runtime.load(archive, spec, owner=owner)
 
     def drop_unused(self) -> bool:
         """Drops archives that were revoked or not used for `IDLE_S`; whether any is left."""
         for digest, cached in list(self._cached.items()):
-            if self._monotonic() - cached.used_at > IDLE_S or self._is_revoked(
-                digest, cached.address
-            ):
-                with self._lock:
-                    self._cached.pop(digest, None)
-                self._pool.remove(digest)
+            if self._monotonic() - cached.used_at > IDLE_S:
+                drop = self._runtime.evict
+            elif self._is_revoked(digest, cached.address):
+                drop = self._runtime.revoke
+            else:
+                continue
+            with self._lock:
+                self._cached.pop(digest, None)
+            drop(digest)
         with self._lock:
             if not self._cached:
                 self._checker = None
@@ -119,7 +114,6 @@ class SamplerCache:
         try:
             self._get(address, request)
         except SamplerRevoked:
-            self._revoked.add(digest)
             return True
         except GalileoError:
             return False  # The node cannot be reached, or does not know the archive.

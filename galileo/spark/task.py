@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from galileo import spans
-from galileo.containment import ContainedSamplers, ContainmentLimits
 from galileo.errors import GalileoError, InternalError, MessageTooLarge, Overloaded
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, joined, to_bytes
 from galileo.model.schema import Schema
+from galileo.sampler_runtime import SandboxLimits, open_runtime
 from galileo.samplers import SamplerSpec
 from galileo.spark.cpu_time_limit import WAITING_FACTOR
 from galileo.spark.job import Job, Outcome, TaskRow, to_batches
@@ -280,10 +280,8 @@ def _scanner(keys: TlsFiles) -> NodeScanner:
 @functools.cache
 def _sampler_cache(timeout_s: float, keys: TlsFiles) -> SamplerCache:
     """Once per worker."""
-    limits = ContainmentLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
-    return SamplerCache(
-        ContainedSamplers(limits=limits), get=functools.partial(get_over_grpc, keys=keys)
-    )
+    limits = SandboxLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
+    return SamplerCache(open_runtime(limits), get=functools.partial(get_over_grpc, keys=keys))
 
 
 @functools.lru_cache(_SCHEMAS_MAX)

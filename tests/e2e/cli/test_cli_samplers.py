@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 import galileo
 from galileo import samplers
 from galileo.cli.main import main
-from galileo.containment import unavailable_reason
 from galileo.model.schema import Feature, Schema
+from galileo.sampler_runtime import unavailable_reason
 
 ROWS = 400
 BROKEN = """

@@ -14,8 +14,8 @@ import pytest
 
 import galileo
 from galileo import samplers
-from galileo.containment import unavailable_reason
 from galileo.errors import NotPermitted, SamplerFailed, SamplerRevoked
+from galileo.sampler_runtime import unavailable_reason
 from galileo.testing.conformance import identities
 
 Fresh = Callable[[str], str]

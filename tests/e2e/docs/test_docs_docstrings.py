@@ -24,8 +24,8 @@ from matplotlib import pyplot
 
 import galileo
 import galileo.client
-from galileo.containment import unavailable_reason
 from galileo.query.builder import Properties, Property
+from galileo.sampler_runtime import unavailable_reason
 
 DATASET = "weather"
 FRAME = pd.DataFrame(

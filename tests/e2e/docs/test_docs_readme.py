@@ -20,7 +20,7 @@ import galileo
 from galileo import config
 from galileo.cli.main import main
 from galileo.cli.session import Session
-from galileo.containment import unavailable_reason
+from galileo.sampler_runtime import unavailable_reason
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(

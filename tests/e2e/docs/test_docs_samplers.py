@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import galileo
 from galileo.cli.main import main
-from galileo.containment import unavailable_reason
+from galileo.sampler_runtime import unavailable_reason
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,6 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from galileo.containment import unavailable_reason
 from galileo.errors import (
     CorruptData,
     InputError,
@@ -31,6 +31,7 @@ from galileo.node.sampler_store import UploadOptions
 from galileo.node.storage_node import NodeOptions
 from galileo.query import parse
 from galileo.sampler_package import SamplerArchive, sampler_archive
+from galileo.sampler_runtime import unavailable_reason
 from galileo.samplers import SamplerSpec, sampler
 from galileo.testing.conformance import identities
 
@@ -285,9 +286,17 @@ async def test_a_query_that_runs_when_it_is_revoked_gets_no_answer(
     chosen = await asyncio.to_thread(node.load, sampler(share), owner="nam")
     labels = await open_cluster.ask()
     assert len(chosen.sample(labels, seed=1)) == len(labels)
-    with node._pool.lease(share, sampler(share), owner="nam") as lent:
-        process = psutil.Process(lent.pid)
-        await node.revoke(share.digest)
+
+    async def revoke_during_a_call() -> None:
+        with lease() as leased:
+            assert leased.pid == process.pid
+            await node.revoke(share.digest)
+
+    lease = functools.partial(node._runtime.lease, share, sampler(share), owner="nam")
+    with lease() as leased:
+        process = psutil.Process(leased.pid)
+    with pytest.raises(SamplerRevoked, match=r"'share'.* was revoked"):
+        await revoke_during_a_call()
     await asyncio.to_thread(process.wait, 20)
     with pytest.raises(SamplerRevoked, match=r"'share'.* was revoked"):
         chosen.sample(labels, seed=1)

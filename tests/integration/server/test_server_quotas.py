@@ -20,12 +20,12 @@ from proving import Certified, Tokens, keys_in, tls_section, token_file
 import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Submission
-from galileo.containment import unavailable_reason
 from galileo.errors import Forbidden, QuotaExceeded, Throttled, Unauthenticated
 from galileo.labels import to_ipc
 from galileo.model.retention import Retention
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.rpc.access import Role
+from galileo.sampler_runtime import unavailable_reason
 from galileo.server.audit import TOGETHER_S
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.status import PUSHBACK_KEY

@@ -24,10 +24,10 @@ import galileo
 from galileo.cli.main import main
 from galileo.client import Client, Credentials
 from galileo.cluster import free_ports
-from galileo.containment import unavailable_reason
 from galileo.errors import GalileoError, InternalError
 from galileo.rpc.access import Role
 from galileo.rpc.token_store import TOKEN_PREFIX
+from galileo.sampler_runtime import unavailable_reason
 from galileo.spark.options import EvaluatorOptions
 from galileo.wire.tls_credentials import TlsFiles
 

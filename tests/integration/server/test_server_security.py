@@ -38,7 +38,6 @@ from galileo.client import Client, Credentials
 from galileo.client.node_diagnostics import NodeReport, conditions
 from galileo.clock import SystemClock
 from galileo.config import load
-from galileo.containment import unavailable_reason
 from galileo.errors import (
     BatchConflict,
     ConfigError,
@@ -54,6 +53,7 @@ from galileo.rpc import token_store
 from galileo.rpc.access import Role
 from galileo.rpc.policy import FILES, POLICIES
 from galileo.rpc.token_store import TOKEN_PREFIX
+from galileo.sampler_runtime import unavailable_reason
 from galileo.server.main import NodeProcess
 from galileo.version import VERSION
 from galileo.wire.channel import open_blocking_channel

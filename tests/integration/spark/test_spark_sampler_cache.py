@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from galileo.containment import ContainedSamplers, unavailable_reason
 from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampler
 from galileo.sampler_package import sampler_archive
+from galileo.sampler_runtime import open_runtime, unavailable_reason
 from galileo.samplers import apply, sampler
 from galileo.spark import sampler_cache
 from galileo.spark.sampler_cache import IDLE_S, SamplerCache
@@ -63,15 +63,15 @@ def now(monkeypatch):
 
 
 @pytest.fixture
-def pool():
-    pool = ContainedSamplers()
-    yield pool
-    pool.close()
+def runtime():
+    runtime = open_runtime()
+    yield runtime
+    runtime.close()
 
 
 @pytest.fixture
-def code(node, now, pool):
-    return SamplerCache(pool, get=node.get, monotonic=lambda: now[0])
+def code(node, now, runtime):
+    return SamplerCache(runtime, get=node.get, monotonic=lambda: now[0])
 
 
 @pytest.mark.skipif(
@@ -92,15 +92,15 @@ def load(code, archive):
     return code._archive(archive.digest, "a:1")
 
 
-def test_drop_unused_revoked_archive_is_dropped(code, node, archive, pool, monkeypatch):
-    forgotten = []
-    monkeypatch.setattr(pool, "remove", forgotten.append)
+def test_drop_unused_revoked_archive_is_dropped(code, node, archive, runtime, monkeypatch):
+    revoked = []
+    monkeypatch.setattr(runtime, "revoke", revoked.append)
     load(code, archive)
     node.error = Unavailable("the node is away")
     assert code.drop_unused(), "an unreachable node revokes nothing"
     node.error = SamplerRevoked("gone")
     assert not code.drop_unused()
-    assert forgotten == [archive.digest]
+    assert revoked == [archive.digest]
     with pytest.raises(SamplerRevoked, match="gone"):
         load(code, archive)
 

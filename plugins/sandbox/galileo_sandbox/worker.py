@@ -1,4 +1,4 @@
-"""The program in the sandbox: imports the uploaded code and calls it for each request.
+"""The program in the sandbox: imports uploaded code and calls it for each request.
 
 The uploaded code runs in the same process and can change everything here. So this module protects
 nothing: `confinement` has done that before, and the parent checks each response.
@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc  # noqa: F401  # before the filter, as samplers use it
 
 from galileo import samplers
-from galileo.containment import confinement, frames
-from galileo.containment.frames import Request
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
+from galileo_sandbox import confinement, protocol
+from galileo_sandbox.protocol import Request
 
 REQUESTS = 0
 SCHEMAS_MAX = 64
+LAZY = "pandas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,16 @@ class Worker:
         self._sampler: Any = None
 
     def serve(self) -> None:
-        self._answer(frames.READY, b"")
+        self._answer(protocol.READY, b"")
         while True:
-            data = os.read(REQUESTS, frames.REQUEST_BYTES)
-            if len(data) < frames.REQUEST_BYTES:
+            data = os.read(REQUESTS, protocol.REQUEST_BYTES)
+            if len(data) < protocol.REQUEST_BYTES:
                 return
             status, payload = self._run(Request.from_bytes(data))
             self._answer(status, payload)
 
     def _answer(self, status: int, payload: bytes) -> None:
-        data = memoryview(frames.ANSWER.pack(status, len(payload)) + payload)
+        data = memoryview(protocol.ANSWER.pack(status, len(payload)) + payload)
         while data:
             data = data[os.write(self._config.answers, data) :]
 
@@ -78,11 +80,11 @@ class Worker:
                 return self._load(self._head(request))
             return self._sample(request)
         except BaseException as error:
-            status = frames.REFUSED if isinstance(error, InputError) else frames.FAILED
+            status = protocol.REFUSED if isinstance(error, InputError) else protocol.FAILED
             try:
                 return status, _encode_error(error)
             except BaseException:
-                return frames.FAILED, b"an error that cannot be shown"
+                return protocol.FAILED, b"an error that cannot be shown"
 
     def _load(self, head: dict[str, Any]) -> tuple[int, bytes]:
         sys.path.append(self._config.archive)
@@ -91,19 +93,19 @@ class Worker:
         spec = samplers.SamplerSpec(head["name"], head["options"])
         self._sampler = samplers.construct(sampler_class, spec)
         columns = samplers.needed_columns(self._sampler)
-        traits = frames.TRAITS.pack(
-            frames.SCOPES.index(samplers.scope_of(self._sampler)),
+        traits = protocol.TRAITS.pack(
+            protocol.SCOPES.index(samplers.scope_of(self._sampler)),
             bool(getattr(self._sampler, "regroups", False)),
             samplers.needs_observations(self._sampler),
             columns is not None,
         )
-        names = frames.SEPARATOR.join(columns or ()).encode()
-        if len(names) > frames.COLUMNS_BYTES_MAX:
+        names = protocol.SEPARATOR.join(columns or ()).encode()
+        if len(names) > protocol.COLUMNS_BYTES_MAX:
             raise InputError(
-                f"expected needs_columns of at most {frames.COLUMNS_BYTES_MAX:,} bytes together, "
+                f"expected needs_columns of at most {protocol.COLUMNS_BYTES_MAX:,} bytes together, "
                 f"got {len(names):,}"
             )
-        return frames.LOADED, traits + names
+        return protocol.LOADED, traits + names
 
     def _sample(self, request: Request) -> tuple[int, bytes]:
         head = self._head(request)
@@ -117,7 +119,7 @@ class Worker:
                 f"expected the sampler to return {len(labels)} booleans, "
                 f"got {mask.dtype} of shape {mask.shape}"
             )
-        return frames.MASK, np.packbits(mask, bitorder="little").tobytes()
+        return protocol.MASK, np.packbits(mask, bitorder="little").tobytes()
 
     def _head(self, request: Request) -> dict[str, Any]:
         head: dict[str, Any] = json.loads(self._piece(0, request.head).to_pybytes())
@@ -150,11 +152,25 @@ def _encode_error(error: BaseException) -> bytes:
     kind = type(error).__name__
     message = str(error) if isinstance(error, InputError) else f"{kind}: {error}"
     lines = traceback.format_exception(type(error), error, inner)
-    text = message + frames.SEPARATOR + "".join(lines)
-    return text.encode(errors="replace")[: frames.TEXT_BYTES_MAX]
+    text = message + protocol.SEPARATOR + "".join(lines)
+    return text.encode(errors="replace")[: protocol.TEXT_BYTES_MAX]
+
+
+class LazyModule(ModuleType):
+    """A module that is imported at the first access to an attribute.
+
+    Few samplers need pandas, which takes as long to import as all other modules together.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def main(config_json: str) -> None:
+    """Confines this process, then serves requests until their pipe is closed."""
+    sys.modules[LAZY] = LazyModule(LAZY)
     config = WorkerConfig(**json.loads(config_json))
     if config.user is not None:
         confinement.drop_privileges(config.user)

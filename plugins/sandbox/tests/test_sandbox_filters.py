@@ -8,11 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from galileo_sandbox import confinement
+from galileo_sandbox.confinement import ALLOWED, FORBIDDEN, MACHINES, Machine
 from hypothesis import given
 from hypothesis import strategies as st
-
-from galileo.containment import filters
-from galileo.containment.system_calls import ALLOWED, FORBIDDEN, MACHINES, Machine
 
 WORDS = st.integers(0, 2**64 - 1)
 HEADERS = {
@@ -20,7 +19,7 @@ HEADERS = {
     "aarch64": "/usr/include/asm-generic/unistd.h",
 }
 WITH_ARGUMENTS = {"clone", "prctl", "ioctl", "prlimit64", "clone3"}
-DENIED = filters.FAIL | errno.EPERM
+DENIED = confinement.FAIL | errno.EPERM
 
 
 def run(program: bytes, number: int, *arguments: int, audit: int) -> int:
@@ -33,15 +32,15 @@ def run(program: bytes, number: int, *arguments: int, audit: int) -> int:
         code, if_true, if_false, operand = instructions[at]
         at += 1
         match code:
-            case filters.LOAD:
+            case confinement.LOAD:
                 (accumulator,) = struct.unpack_from("<I", data, operand)
-            case filters.AND:
+            case confinement.AND:
                 accumulator &= operand
-            case filters.JUMP_EQUAL:
+            case confinement.JUMP_EQUAL:
                 at += if_true if accumulator == operand else if_false
-            case filters.JUMP_AT_LEAST:
+            case confinement.JUMP_AT_LEAST:
                 at += if_true if accumulator >= operand else if_false
-            case filters.RETURN:
+            case confinement.RETURN:
                 return int(operand)
             case _:
                 raise AssertionError(f"unknown instruction {code}")
@@ -53,22 +52,22 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def test_sent_code_may_call_what_is_named_and_nothing_else(machine: Machine) -> None:
-    program = filters.strict(machine)
+    program = confinement.strict_filter(machine)
     allowed = {machine.numbers[name] for name in ALLOWED if name in machine.numbers}
     conditional = {machine.numbers[name] for name in WITH_ARGUMENTS}
     for number in set(range(1024)) - conditional:
-        expected = filters.ALLOW if number in allowed else DENIED
+        expected = confinement.ALLOW if number in allowed else DENIED
         assert run(program, number, audit=machine.audit) == expected, number
     assert run(program, machine.numbers["clone3"], audit=machine.audit) == (
-        filters.FAIL | errno.ENOSYS
+        confinement.FAIL | errno.ENOSYS
     )
 
 
 def test_the_interpreter_may_start_and_not_more(machine: Machine) -> None:
-    program = filters.base(machine)
+    program = confinement.base_filter(machine)
     forbidden = {machine.numbers[name] for name in FORBIDDEN}
     for number in range(1024):
-        expected = DENIED if number in forbidden else filters.ALLOW
+        expected = DENIED if number in forbidden else confinement.ALLOW
         assert run(program, number, audit=machine.audit) == expected, number
 
 
@@ -82,9 +81,9 @@ def test_nothing_is_both_allowed_and_forbidden() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.sampled_from(sorted(MACHINES)))
 def test_other_machines_are_killed(number: int, audit: int, name: str) -> None:
     machine = MACHINES[name]
-    for program in (filters.strict(machine), filters.base(machine)):
+    for program in (confinement.strict_filter(machine), confinement.base_filter(machine)):
         answer = run(program, number, audit=audit)
-        assert (answer == filters.KILL) == (
+        assert (answer == confinement.KILL) == (
             audit != machine.audit or number >= machine.foreign_from
         )
 
@@ -93,41 +92,43 @@ def test_other_machines_are_killed(number: int, audit: int, name: str) -> None:
 def test_only_threads_may_be_cloned(flags: int, other: int, name: str) -> None:
     machine, thread = MACHINES[name], 0x10000 | 0x100
     clone = machine.numbers["clone"]
-    program = filters.strict(machine)
+    program = confinement.strict_filter(machine)
     is_thread = flags & thread == thread
-    assert (run(program, clone, flags, other, audit=machine.audit) == filters.ALLOW) == is_thread
+    assert (
+        run(program, clone, flags, other, audit=machine.audit) == confinement.ALLOW
+    ) == is_thread
     both = flags | thread
-    assert run(program, clone, both, other, audit=machine.audit) == filters.ALLOW
+    assert run(program, clone, both, other, audit=machine.audit) == confinement.ALLOW
 
 
 @given(WORDS, st.sampled_from(sorted(MACHINES)))
 def test_limits_may_be_read_and_not_set(pointer: int, name: str) -> None:
     machine = MACHINES[name]
-    program = filters.strict(machine)
+    program = confinement.strict_filter(machine)
     prlimit = machine.numbers["prlimit64"]
     answer = run(program, prlimit, 0, 9, pointer, audit=machine.audit)
-    assert (answer == filters.ALLOW) == (pointer == 0)
+    assert (answer == confinement.ALLOW) == (pointer == 0)
     for half in (pointer & 0xFFFFFFFF, pointer >> 32 << 32):
         answer = run(program, prlimit, 0, 9, half, audit=machine.audit)
-        assert (answer == filters.ALLOW) == (half == 0)
+        assert (answer == confinement.ALLOW) == (half == 0)
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_only_harmless_requests_reach_descriptors_and_the_process(request: int) -> None:
     machine = MACHINES["x86_64"]
-    program = filters.strict(machine)
+    program = confinement.strict_filter(machine)
     ioctl, prctl = machine.numbers["ioctl"], machine.numbers["prctl"]
     for value in (request, 0x5401, 0x5412, 15, 22, 1):
         answer = run(program, ioctl, 0, value, audit=machine.audit)
-        assert (answer == filters.ALLOW) == (value in {0x5401, 0x541B, 0x5450, 0x5451})
+        assert (answer == confinement.ALLOW) == (value in {0x5401, 0x541B, 0x5450, 0x5451})
         answer = run(program, prctl, value, audit=machine.audit)
-        assert (answer == filters.ALLOW) == (value in {15, 0x53564D41})
+        assert (answer == confinement.ALLOW) == (value in {15, 0x53564D41})
 
 
 def test_programs_fit_the_kernel(machine: Machine) -> None:
-    for program in (filters.strict(machine), filters.base(machine)):
-        assert len(program) % filters.INSTRUCTION_BYTES == 0
-        assert len(program) // filters.INSTRUCTION_BYTES < 4096
+    for program in (confinement.strict_filter(machine), confinement.base_filter(machine)):
+        assert len(program) % confinement.INSTRUCTION_BYTES == 0
+        assert len(program) // confinement.INSTRUCTION_BYTES < 4096
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from galileo_sandbox import bubblewrap, channel, protocol
+from galileo_sandbox.probe import unavailable_reason
+from galileo_sandbox.sampler import SandboxedSampler
 
 from galileo import samplers
-from galileo.containment import (
-    ContainedSampler,
-    ContainmentLimits,
-    child,
-    frames,
-    response_pipe,
-    unavailable_reason,
-)
 from galileo.errors import SamplerFailed
 from galileo.sampler_package import archive_of
+from galileo.sampler_runtime import SandboxLimits
 from galileo.testing.conformance import sample_labels
 
 SLEEPY = b"""
@@ -37,12 +33,12 @@ LABELS = sample_labels()
 
 
 @pytest.fixture
-def sleepy() -> Iterator[ContainedSampler]:
+def sleepy() -> Iterator[SandboxedSampler]:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     archive = archive_of({"kind.py": SLEEPY}, name="sleepy", entry="kind:Sleepy")
-    limits = ContainmentLimits(wall_s=0.5)
-    made = ContainedSampler(archive, samplers.sampler("sleepy", seed=1), limits=limits)
+    limits = SandboxLimits(wall_s=0.5)
+    made = SandboxedSampler(archive, samplers.sampler("sleepy", seed=1), limits=limits)
     yield made
     made.close()
 
@@ -51,11 +47,11 @@ def test_response_that_arrived_during_a_stop_is_in_time() -> None:
     answered, answers = os.pipe()
     printed, prints = os.pipe()
     try:
-        answer = frames.ANSWER.pack(frames.MASK, 2)
+        answer = protocol.ANSWER.pack(protocol.MASK, 2)
         os.write(answers, answer + b"\1\0" + answer + b"\1")
-        found = response_pipe.ResponseReader(answered, printed, printed_max=10)
-        over = {"sizes": {frames.MASK: range(2, 3)}, "until": lambda: 0.0, "look": lambda: None}
-        assert found.next(**over) == (frames.MASK, b"\1\0")
+        found = channel.ResponseReader(answered, printed, printed_max=10)
+        over = {"sizes": {protocol.MASK: range(2, 3)}, "until": lambda: 0.0, "look": lambda: None}
+        assert found.next(**over) == (protocol.MASK, b"\1\0")
         with pytest.raises(TimeoutError):
             found.next(**over)
     finally:
@@ -65,17 +61,17 @@ def test_response_that_arrived_during_a_stop_is_in_time() -> None:
 
 @pytest.mark.slow
 def test_waiting_for_a_processor_does_not_count(
-    sleepy: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+    sleepy: SandboxedSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         # As a machine would say that has something else to do all the time.
-        patched.setattr(child.Child, "run_queue_wait_s", lambda _: time.monotonic())
+        patched.setattr(bubblewrap.Child, "run_queue_wait_s", lambda _: time.monotonic())
         assert sleepy.sample(LABELS, seed=1).all()
     with pytest.raises(SamplerFailed, match="took longer than"):
         sleepy.sample(LABELS, seed=1)
 
 
-def test_what_a_process_waited_for_is_known(sleepy: ContainedSampler) -> None:
+def test_what_a_process_waited_for_is_known(sleepy: SandboxedSampler) -> None:
     assert sleepy._process is not None
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not say how long a process waited")

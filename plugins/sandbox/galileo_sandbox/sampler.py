@@ -9,17 +9,15 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from galileo.containment.frames import Operation
-from galileo.containment.limits import ContainmentLimits
-from galileo.containment.probe import unavailable_reason
-from galileo.containment.process import ContainedProcess, Traits, UserCodeError
-from galileo.containment.response_pipe import SandboxTerminated
 from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
 from galileo.sampler_package import SamplerArchive
+from galileo.sampler_runtime import DEFAULT_LIMITS, SandboxLimits
 from galileo.samplers import Mask, SamplerSpec, Scope, shown
-
-DEFAULT_LIMITS = ContainmentLimits()
+from galileo_sandbox.channel import SandboxTerminated
+from galileo_sandbox.probe import unavailable_reason
+from galileo_sandbox.process import SandboxedProcess, Traits, UserCodeError
+from galileo_sandbox.protocol import Operation
 
 _DETAIL_CHARS_MAX = 900
 """Bound on the traceback and on the output in error details."""
@@ -27,7 +25,7 @@ _DETAIL_CHARS_MAX = 900
 Response = TypeVar("Response")
 
 
-class ContainedSampler:
+class SandboxedSampler:
     """Satisfies `Sampler` and `MergingSampler`; the code of the archive runs in another process.
 
     The process starts with the constructor, serves one call at a time, and is restarted after it
@@ -52,7 +50,7 @@ class ContainedSampler:
         archive: SamplerArchive,
         spec: SamplerSpec,
         *,
-        limits: ContainmentLimits = DEFAULT_LIMITS,
+        limits: SandboxLimits = DEFAULT_LIMITS,
     ) -> None:
         """Starts the process, imports the code and constructs the sampler with its options.
 
@@ -63,14 +61,11 @@ class ContainedSampler:
                 is no sampler.
         """
         if (reason := unavailable_reason()) is not None:
-            raise SandboxUnavailable(
-                f"sampler {spec.name!r} was sent, and is not run where it cannot be contained: "
-                f"{reason}"
-            )
+            raise SandboxUnavailable(f"uploaded sampler {spec.name!r} cannot run here: {reason}")
         self.name = spec.name
         self._archive, self._spec, self._limits = archive, spec, limits
         self._lock = threading.Lock()
-        self._process: ContainedProcess | None = None
+        self._process: SandboxedProcess | None = None
         self._closed = False
         traits = self._start()
         self.scope, self.regroups = traits.scope, traits.regroups
@@ -132,7 +127,7 @@ class ContainedSampler:
 
     def _start(self) -> Traits:
         try:
-            self._process = ContainedProcess(self._archive, limits=self._limits)
+            self._process = SandboxedProcess(self._archive, limits=self._limits)
         except SandboxTerminated as error:
             raise SamplerFailed(
                 f"the process of sampler {self.name!r} did not start: {error}"
@@ -150,7 +145,7 @@ class ContainedSampler:
                 raise InputError(words) from None
             raise self._failure("when it was loaded", error) from None
 
-    def _read_response(self, ask: Callable[[ContainedProcess], Response], *, what: str) -> Response:
+    def _read_response(self, ask: Callable[[SandboxedProcess], Response], *, what: str) -> Response:
         """The response of the process; ends the process unless the response is valid."""
         process = self._process
         assert process is not None

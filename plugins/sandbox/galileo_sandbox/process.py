@@ -17,28 +17,28 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from galileo.containment import frames
-from galileo.containment.child import spawn
-from galileo.containment.frames import Operation, Request
-from galileo.containment.limits import ContainmentLimits
-from galileo.containment.response_pipe import (
+from galileo.labels import LabelSet
+from galileo.sampler_package import SamplerArchive
+from galileo.sampler_runtime import SandboxLimits
+from galileo.samplers import Mask, SamplerSpec, Scope
+from galileo_sandbox import protocol
+from galileo_sandbox.bubblewrap import spawn
+from galileo_sandbox.channel import (
     DIED,
     INVALID_RESPONSE,
     ResponseReader,
     SandboxTerminated,
+    SharedMemory,
     readable,
 )
-from galileo.containment.shared_memory import SharedMemory
-from galileo.labels import LabelSet
-from galileo.sampler_package import SamplerArchive
-from galileo.samplers import Mask, SamplerSpec, Scope
+from galileo_sandbox.protocol import Operation, Request
 
 START_S = 60.0
-"""From the command to a process that listens, and again until it has loaded the sent code."""
+"""From the command to a process that listens, and again until it has loaded the uploaded code."""
 
-_TEXT = range(frames.TEXT_BYTES_MAX + 1)
-_TRAITS = range(frames.TRAITS.size, frames.TRAITS.size + frames.COLUMNS_BYTES_MAX + 1)
-_ERRORS = {frames.REFUSED: _TEXT, frames.FAILED: _TEXT}
+_TEXT = range(protocol.TEXT_BYTES_MAX + 1)
+_TRAITS = range(protocol.TRAITS.size, protocol.TRAITS.size + protocol.COLUMNS_BYTES_MAX + 1)
+_ERRORS = {protocol.REFUSED: _TEXT, protocol.FAILED: _TEXT}
 
 
 class UserCodeError(Exception):
@@ -51,7 +51,7 @@ class UserCodeError(Exception):
     """
 
     def __init__(self, text: str, *, refused: bool) -> None:
-        self.message, _, self.traceback = text.partition(frames.SEPARATOR)
+        self.message, _, self.traceback = text.partition(protocol.SEPARATOR)
         self.refused = refused
         super().__init__(self.message)
 
@@ -68,23 +68,23 @@ class Traits:
     @staticmethod
     def from_bytes(data: bytes) -> Traits:
         """Raises `SandboxTerminated` for bytes that no worker of Galileo sends."""
-        size = frames.TRAITS.size
-        scope, regroups, observes, names_columns = frames.TRAITS.unpack(data[:size])
+        size = protocol.TRAITS.size
+        scope, regroups, observes, names_columns = protocol.TRAITS.unpack(data[:size])
         try:
             names = data[size:].decode()
         except UnicodeDecodeError as error:
             raise SandboxTerminated(INVALID_RESPONSE) from error
-        if scope >= len(frames.SCOPES):
+        if scope >= len(protocol.SCOPES):
             raise SandboxTerminated(INVALID_RESPONSE)
-        columns = tuple(names.split(frames.SEPARATOR)) if names_columns else None
-        return Traits(frames.SCOPES[scope], bool(regroups), bool(observes), columns)
+        columns = tuple(names.split(protocol.SEPARATOR)) if names_columns else None
+        return Traits(protocol.SCOPES[scope], bool(regroups), bool(observes), columns)
 
 
-class ContainedProcess:
+class SandboxedProcess:
     """One process with the code of one archive; not thread-safe."""
 
     def __init__(
-        self, archive: SamplerArchive, *, limits: ContainmentLimits, as_root: bool | None = None
+        self, archive: SamplerArchive, *, limits: SandboxLimits, as_root: bool | None = None
     ) -> None:
         """Starts it.
 
@@ -102,7 +102,7 @@ class ContainedProcess:
             self._child.answers, self._child.printed, printed_max=limits.output_bytes
         )
         try:
-            self._next({frames.READY: range(1)}, seconds=START_S, look=_no_check)
+            self._next({protocol.READY: range(1)}, seconds=START_S, look=_no_check)
             self._child.find()
         except BaseException as error:
             reason = f"{error}: {self.printed()}".strip(": \n")
@@ -123,7 +123,7 @@ class ContainedProcess:
         return self._child.cpu_s()
 
     def load(self, spec: SamplerSpec) -> Traits:
-        """Imports the sent code and constructs the sampler.
+        """Imports the uploaded code and constructs the sampler.
 
         Raises:
             UserCodeError: the uploaded code raised, or has no such sampler class.
@@ -131,7 +131,7 @@ class ContainedProcess:
         """
         head = {"entry": self._entry, "name": spec.name, "options": dict(spec.options)}
         request = self._memory.write("load", json.dumps(head).encode())
-        payload = self._call(request, {frames.LOADED: _TRAITS}, seconds=START_S)
+        payload = self._call(request, {protocol.LOADED: _TRAITS}, seconds=START_S)
         return Traits.from_bytes(payload)
 
     def mask(
@@ -158,7 +158,7 @@ class ContainedProcess:
             )
         request = self._memory.write(operation, head, *tables)
         size = -(-len(labels) // 8)
-        sizes = {frames.MASK: range(size, size + 1)}
+        sizes = {protocol.MASK: range(size, size + 1)}
         try:
             bits = self._call(request, sizes, seconds=self._limits.wall_s)
         finally:
@@ -194,7 +194,7 @@ class ContainedProcess:
         self._child.signal(signal.SIGSTOP)
         if status in _ERRORS:
             raise UserCodeError(
-                readable(payload, keep=frames.SEPARATOR), refused=status == frames.REFUSED
+                readable(payload, keep=protocol.SEPARATOR), refused=status == protocol.REFUSED
             )
         return payload
 

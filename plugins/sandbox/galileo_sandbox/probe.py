@@ -1,4 +1,4 @@
-"""Checks whether code can be contained on this machine."""
+"""Tries whether uploaded code can be sandboxed on this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from galileo.containment.filters import this_machine
-from galileo.containment.limits import ContainmentLimits
-from galileo.containment.process import ContainedProcess, UserCodeError
-from galileo.containment.response_pipe import SandboxTerminated
-from galileo.containment.sandbox import PROGRAM, program
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.sampler_package import archive_of
+from galileo.sampler_runtime import DEFAULT_LIMITS
 from galileo.samplers import SamplerSpec
+from galileo_sandbox.bubblewrap import PROGRAM, program
+from galileo_sandbox.channel import SandboxTerminated
+from galileo_sandbox.confinement import this_machine
+from galileo_sandbox.process import SandboxedProcess, UserCodeError
 
 _LABELS = 9
 
@@ -51,19 +51,19 @@ class Probe:
 """
 
 
-class _NotContained(Exception):
-    """The reason why code cannot be contained."""
+class _NotSandboxed(Exception):
+    """The reason why code cannot be sandboxed."""
 
 
 def unavailable_reason() -> str | None:
-    """Why code cannot be contained on this machine, or None; tries it.
+    """Why code cannot be sandboxed on this machine, or None; tries it.
 
     A success is remembered. A failure is tried again, since it may be over: a package was
     installed, or the machine was only too busy.
     """
     try:
         _check_once()
-    except _NotContained as error:
+    except _NotSandboxed as error:
         return str(error)
     return None
 
@@ -71,30 +71,30 @@ def unavailable_reason() -> str | None:
 @functools.cache
 def _check_once() -> None:
     """Cached: a success is remembered, an exception is not."""
-    if (reason := probe_containment()) is not None:
-        raise _NotContained(reason)
+    if (reason := probe_sandbox()) is not None:
+        raise _NotSandboxed(reason)
 
 
-def probe_containment(*, as_root: bool | None = None) -> str | None:
+def probe_sandbox(*, as_root: bool | None = None) -> str | None:
     """As `unavailable_reason`, without the cache.
 
     Args:
-        as_root: see `sandbox.command`.
+        as_root: see `bubblewrap.command`.
     """
     if this_machine() is None:
         return "its processors are not among those whose system calls are known"
     if program() is None:
         return f"{PROGRAM!r} is not installed; install bubblewrap"
     try:
-        return None if _escape_fails(as_root) else "sent code could do there what it must not"
+        return None if _escape_fails(as_root) else "code in it could do what it must not"
     except (SandboxTerminated, UserCodeError) as error:
-        return f"bubblewrap does not contain here: {error}"
+        return f"bubblewrap fails here: {error}"
 
 
 def _escape_fails(as_root: bool | None) -> bool:
     """Whether code that tries to escape fails to do so."""
     archive = archive_of({"probe.py": _SAMPLER}, name="probe", entry="probe:Probe")
-    process = ContainedProcess(archive, limits=ContainmentLimits(), as_root=as_root)
+    process = SandboxedProcess(archive, limits=DEFAULT_LIMITS, as_root=as_root)
     try:
         process.load(SamplerSpec("probe"))
         mask = process.mask("sample", _labels(), seed=0)

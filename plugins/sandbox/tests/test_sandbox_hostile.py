@@ -1,4 +1,4 @@
-"""Sent code that tries to get out, and what becomes of it."""
+"""Uploaded code that tries to get out, and what stops it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from galileo_sandbox.confinement import this_machine
+from galileo_sandbox.probe import unavailable_reason
+from galileo_sandbox.sampler import SandboxedSampler
 from hostile import ATTEMPTS, Attempt, listing
 from hostile_sampler import hostile_archive
 
-from galileo.containment import ContainedSampler, ContainmentLimits, unavailable_reason
-from galileo.containment.filters import this_machine
 from galileo.errors import SamplerFailed
 from galileo.labels import LabelSet
+from galileo.sampler_runtime import SandboxLimits
 from galileo.samplers import sampler
 from galileo.testing.conformance import sample_labels
 
-LIMITS = ContainmentLimits(
-    memory_bytes=1 << 30, cpu_s=30.0, wall_s=60.0, output_bytes=100_000, open_files=32, processes=8
+LIMITS = SandboxLimits(
+    memory_bytes=1 << 30, cpu_s=0.5, wall_s=30.0, output_bytes=100_000, open_files=32, threads=8
 )
 SHORT_CPU = replace(LIMITS, cpu_s=0.5)
 """For what computes for ever; on a busy machine 1 GiB takes as much time."""
@@ -66,7 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def start(
     server: socket.socket, abstract_server: socket.socket, place: Path
-) -> Iterator[Callable[[ContainmentLimits], ContainedSampler]]:
+) -> Iterator[Callable[[SandboxLimits], SandboxedSampler]]:
     """A contained sampler for each limits, kept for all attempts."""
     if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
@@ -74,12 +76,12 @@ def start(
     assert machine is not None
     archive = hostile_archive(dict(machine.numbers))
     options = {"parent": os.getpid(), "port": server.getsockname()[1], "place": str(place)}
-    started: dict[ContainmentLimits, ContainedSampler] = {}
+    started: dict[SandboxLimits, SandboxedSampler] = {}
 
-    def one(limits: ContainmentLimits) -> ContainedSampler:
+    def one(limits: SandboxLimits) -> SandboxedSampler:
         if limits not in started:
             spec = sampler("hostile", seed=0, **options)
-            started[limits] = ContainedSampler(archive, spec, limits=limits)
+            started[limits] = SandboxedSampler(archive, spec, limits=limits)
         return started[limits]
 
     os.environ["GALILEO_TEST_SECRET"] = "secret"
@@ -104,7 +106,7 @@ def start(
 def test_what_was_tried_fails_alone(
     number: int,
     attempt: Attempt,
-    start: Callable[[ContainmentLimits], ContainedSampler],
+    start: Callable[[SandboxLimits], SandboxedSampler],
     labels: LabelSet,
 ) -> None:
     hostile = start(LIMITS_OF.get(attempt.error, LIMITS))
@@ -123,7 +125,7 @@ def test_the_page_lists_what_was_tried() -> None:
 def test_servers_of_the_host_hear_nothing(
     server: socket.socket,
     abstract_server: socket.socket,
-    start: Callable[[ContainmentLimits], ContainedSampler],
+    start: Callable[[SandboxLimits], SandboxedSampler],
     place: Path,
 ) -> None:
     start(LIMITS)

@@ -1,4 +1,4 @@
-"""Sent samplers that mean well: they answer as they would uncontained, whatever befalls them."""
+"""Uploaded samplers that mean well: they answer as they would outside, whatever happens."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+from galileo_sandbox import channel, probe, process
+from galileo_sandbox.probe import unavailable_reason
+from galileo_sandbox.sampler import SandboxedSampler
 
 from galileo import samplers
-from galileo.containment import (
-    ContainedSampler,
-    ContainmentLimits,
-    probe,
-    process,
-    response_pipe,
-    unavailable_reason,
-)
 from galileo.errors import InputError, InternalError, SamplerFailed, SandboxUnavailable
 from galileo.labels import LabelSet
 from galileo.sampler_package import SamplerArchive, archive_of
+from galileo.sampler_runtime import SandboxLimits
 from galileo.samplers import MergingSampler, SamplerSpec
 from galileo.testing.conformance import SamplerConformance, sample_labels
 
@@ -141,14 +137,14 @@ def archive(name: str, source: str = SOURCE) -> SamplerArchive:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., ContainedSampler]]:
-    made: list[ContainedSampler] = []
+def make() -> Iterator[Callable[..., SandboxedSampler]]:
+    made: list[SandboxedSampler] = []
 
     def start(
-        name: str, *, limits: ContainmentLimits | None = None, **options: Any
-    ) -> ContainedSampler:
+        name: str, *, limits: SandboxLimits | None = None, **options: Any
+    ) -> SandboxedSampler:
         spec = samplers.sampler(name.lower(), seed=1, **options)
-        one = ContainedSampler(archive(name), spec, limits=limits or ContainmentLimits())
+        one = SandboxedSampler(archive(name), spec, limits=limits or SandboxLimits())
         made.append(one)
         return one
 
@@ -158,9 +154,9 @@ def make() -> Iterator[Callable[..., ContainedSampler]]:
 
 
 @pytest.fixture(scope="module")
-def tenth() -> Iterator[ContainedSampler]:
+def tenth() -> Iterator[SandboxedSampler]:
     spec = samplers.sampler("tenth", seed=1, fraction=0.3)
-    contained = ContainedSampler(archive("Tenth"), spec)
+    contained = SandboxedSampler(archive("Tenth"), spec)
     yield contained
     contained.close()
 
@@ -174,12 +170,12 @@ def uncontained(name: str, **options: Any) -> Any:
 class TestContainedTenth(SamplerConformance):
     """The rule that every sampler keeps, in there too."""
 
-    contained: ContainedSampler
+    contained: SandboxedSampler
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _started(cls) -> Iterator[None]:
-        cls.contained = ContainedSampler(archive("Lottery"), samplers.sampler("lottery", seed=1))
+        cls.contained = SandboxedSampler(archive("Lottery"), samplers.sampler("lottery", seed=1))
         yield
         cls.contained.close()
 
@@ -187,7 +183,7 @@ class TestContainedTenth(SamplerConformance):
         return self.contained
 
 
-def test_contained_and_uncontained_keep_the_same(tenth: ContainedSampler) -> None:
+def test_contained_and_uncontained_keep_the_same(tenth: SandboxedSampler) -> None:
     contained, plain = tenth, uncontained("Tenth", fraction=0.3)
     for seed in (0, 7, 2**63 - 1, 2**64 - 1, -5, 10**30):
         kept = contained.sample(LABELS, seed=seed)
@@ -202,7 +198,7 @@ def test_contained_and_uncontained_keep_the_same(tenth: ContainedSampler) -> Non
 
 @pytest.mark.slow
 def test_what_a_class_says_of_itself_is_known(
-    tenth: ContainedSampler, make: Callable[..., ContainedSampler]
+    tenth: SandboxedSampler, make: Callable[..., SandboxedSampler]
 ) -> None:
     lottery = make("Lottery")
     assert (tenth.scope, tenth.regroups, tenth.needs_observations) == ("commit", False, False)
@@ -212,7 +208,7 @@ def test_what_a_class_says_of_itself_is_known(
     assert len(samplers.merge(lottery, kept, seed=9)) == 1
 
 
-def test_observations_go_along(make: Callable[..., ContainedSampler]) -> None:
+def test_observations_go_along(make: Callable[..., SandboxedSampler]) -> None:
     observing = make("Observing")
     assert samplers.needs_observations(observing)
     observations = pa.table({"label": pa.array([0, 2, 2, 5], pa.int32()), "t": [1.0, 2, 3, 4]})
@@ -220,7 +216,7 @@ def test_observations_go_along(make: Callable[..., ContainedSampler]) -> None:
     assert kept.texts().to_pylist() == LABELS.texts().take([0, 2, 5]).to_pylist()
 
 
-def test_only_the_columns_that_it_names_go_there(make: Callable[..., ContainedSampler]) -> None:
+def test_only_the_columns_that_it_names_go_there(make: Callable[..., SandboxedSampler]) -> None:
     narrow = make("Narrow", columns=["cell", "absent", "station"])
     assert narrow.needs_columns == ("cell", "absent", "station")
     kept = narrow.sample(LABELS, seed=1)
@@ -233,8 +229,8 @@ def test_only_the_columns_that_it_names_go_there(make: Callable[..., ContainedSa
 
 
 @pytest.mark.slow
-def test_what_it_is_not_shown_does_not_count(make: Callable[..., ContainedSampler]) -> None:
-    limits = ContainmentLimits(input_bytes=LABELS.table.nbytes - 1)
+def test_what_it_is_not_shown_does_not_count(make: Callable[..., SandboxedSampler]) -> None:
+    limits = SandboxLimits(input_bytes=LABELS.table.nbytes - 1)
     with pytest.raises(SamplerFailed, match="bytes of labels"):
         make("Tenth", fraction=0.3, limits=limits).sample(LABELS, seed=1)
     assert make("Narrow", limits=limits).sample(LABELS, seed=1).any()
@@ -242,16 +238,16 @@ def test_what_it_is_not_shown_does_not_count(make: Callable[..., ContainedSample
 
 @pytest.mark.parametrize("columns", ["cell", [1], ["x"] * 1_025, ["x" * 70_000]])
 def test_names_that_are_none_are_refused(
-    make: Callable[..., ContainedSampler], columns: Any
+    make: Callable[..., SandboxedSampler], columns: Any
 ) -> None:
     with pytest.raises(InputError, match="expected needs_columns"):
         make("Narrow", columns=columns)
 
 
 def test_larger_calls_follow_smaller_ones_and_the_other_way(
-    tenth: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+    tenth: SandboxedSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("galileo.containment.shared_memory.KEPT_BYTES", 2**20)
+    monkeypatch.setattr("galileo_sandbox.channel.KEPT_BYTES", 2**20)
     contained, plain = tenth, uncontained("Tenth", fraction=0.3)
     large = LabelSet.concat(LABELS.schema, [LABELS] * 60)
     for labels in (LABELS, large, LABELS, large.slice(0, 20_000), large):
@@ -259,11 +255,11 @@ def test_larger_calls_follow_smaller_ones_and_the_other_way(
 
 
 @pytest.mark.slow
-def test_pandas_is_there_for_those_who_look(make: Callable[..., ContainedSampler]) -> None:
+def test_pandas_is_there_for_those_who_look(make: Callable[..., SandboxedSampler]) -> None:
     assert np.array_equal(make("Pandas").sample(LABELS, seed=1), LABELS.partitions % 2 == 0)
 
 
-def test_start_with_wrong_options_is_an_input_error(make: Callable[..., ContainedSampler]) -> None:
+def test_start_with_wrong_options_is_an_input_error(make: Callable[..., SandboxedSampler]) -> None:
     with pytest.raises(InputError, match="sampler 'tenth': expected a fraction, got 3"):
         make("Tenth", fraction=3)
     with pytest.raises(
@@ -272,7 +268,7 @@ def test_start_with_wrong_options_is_an_input_error(make: Callable[..., Containe
         make("Tenth", part=3)
 
 
-def test_code_that_fails_says_where(make: Callable[..., ContainedSampler]) -> None:
+def test_code_that_fails_says_where(make: Callable[..., SandboxedSampler]) -> None:
     with pytest.raises(
         SamplerFailed, match="failed when it was loaded: KeyError: 'gone'"
     ) as failed:
@@ -288,7 +284,7 @@ def test_code_that_fails_says_where(make: Callable[..., ContainedSampler]) -> No
     assert failed.value.details["printed"] == f"looking at {len(LABELS)}\n"
 
 
-def test_a_process_that_was_killed_is_replaced(tenth: ContainedSampler) -> None:
+def test_a_process_that_was_killed_is_replaced(tenth: SandboxedSampler) -> None:
     contained = tenth
     before = contained.sample(LABELS, seed=2)
     first = contained.pid
@@ -302,7 +298,7 @@ def test_a_process_that_was_killed_is_replaced(tenth: ContainedSampler) -> None:
 
 
 def test_an_interrupted_call_leaves_no_answer_behind(
-    tenth: ContainedSampler, monkeypatch: pytest.MonkeyPatch
+    tenth: SandboxedSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contained, plain = tenth, uncontained("Tenth", fraction=0.3)
 
@@ -313,7 +309,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(
         raise TookTooLong
 
     with monkeypatch.context() as patched:
-        patched.setattr(process.ContainedProcess, "_next", interrupted)
+        patched.setattr(process.SandboxedProcess, "_next", interrupted)
         with pytest.raises(TookTooLong):
             contained.sample(LABELS, seed=1)
     assert contained.pid is None
@@ -328,7 +324,7 @@ def thread_states(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
-def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> None:
+def test_nothing_runs_between_calls(make: Callable[..., SandboxedSampler]) -> None:
     busy = make("Busy")
     busy.sample(LABELS, seed=1)
     assert busy.pid is not None
@@ -344,7 +340,7 @@ def test_nothing_runs_between_calls(make: Callable[..., ContainedSampler]) -> No
     assert busy.sample(LABELS, seed=1).all()
 
 
-def test_threads_share_a_sampler(tenth: ContainedSampler) -> None:
+def test_threads_share_a_sampler(tenth: SandboxedSampler) -> None:
     contained, plain = tenth, uncontained("Tenth", fraction=0.3)
     wrong: list[int] = []
 
@@ -365,15 +361,15 @@ def test_threads_share_a_sampler(tenth: ContainedSampler) -> None:
 
 @pytest.mark.slow
 def test_too_many_labels_are_refused_and_the_next_call_is_served(
-    make: Callable[..., ContainedSampler],
+    make: Callable[..., SandboxedSampler],
 ) -> None:
-    contained = make("Tenth", fraction=0.3, limits=ContainmentLimits(input_bytes=10_000))
+    contained = make("Tenth", fraction=0.3, limits=SandboxLimits(input_bytes=10_000))
     with pytest.raises(SamplerFailed, match="at most 10,000 bytes"):
         contained.sample(LABELS, seed=1)
     assert len(contained.sample(LABELS.slice(0, 50), seed=1)) == 50
 
 
-def test_a_closed_sampler_is_not_asked_again(make: Callable[..., ContainedSampler]) -> None:
+def test_a_closed_sampler_is_not_asked_again(make: Callable[..., SandboxedSampler]) -> None:
     contained = make("Tenth", fraction=0.3)
     pid = contained.pid
     contained.close()
@@ -385,7 +381,7 @@ def test_a_closed_sampler_is_not_asked_again(make: Callable[..., ContainedSample
 
 
 @pytest.mark.slow
-def test_descriptors_and_threads_are_given_back(make: Callable[..., ContainedSampler]) -> None:
+def test_descriptors_and_threads_are_given_back(make: Callable[..., SandboxedSampler]) -> None:
     def held() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
@@ -400,13 +396,13 @@ def test_descriptors_and_threads_are_given_back(make: Callable[..., ContainedSam
 
 
 def test_where_it_cannot_be_contained_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("galileo.containment.sandbox.PROGRAM", "no-such-bubblewrap")
-    monkeypatch.setattr("galileo.containment.probe.PROGRAM", "no-such-bubblewrap")
-    reason = probe.probe_containment()
+    monkeypatch.setattr("galileo_sandbox.bubblewrap.PROGRAM", "no-such-bubblewrap")
+    monkeypatch.setattr("galileo_sandbox.probe.PROGRAM", "no-such-bubblewrap")
+    reason = probe.probe_sandbox()
     assert reason == "'no-such-bubblewrap' is not installed; install bubblewrap"
-    monkeypatch.setattr("galileo.containment.sampler.unavailable_reason", lambda: reason)
+    monkeypatch.setattr("galileo_sandbox.sampler.unavailable_reason", lambda: reason)
     with pytest.raises(SandboxUnavailable, match="no-such-bubblewrap"):
-        ContainedSampler(archive("Tenth"), SamplerSpec("tenth", {"fraction": 0.5}))
+        SandboxedSampler(archive("Tenth"), SamplerSpec("tenth", {"fraction": 0.5}))
 
 
 def test_unavailable_reason_is_probed_again_after_a_failure_and_not_after_a_success(
@@ -414,7 +410,7 @@ def test_unavailable_reason_is_probed_again_after_a_failure_and_not_after_a_succ
 ) -> None:
     probe._check_once.cache_clear()
     answers = iter(["the machine is busy", None])
-    monkeypatch.setattr(probe, "probe_containment", lambda: next(answers))
+    monkeypatch.setattr(probe, "probe_sandbox", lambda: next(answers))
     assert [unavailable_reason(), unavailable_reason(), unavailable_reason()] == [
         "the machine is busy",
         None,
@@ -431,7 +427,7 @@ def test_unavailable_reason_of_a_broken_bubblewrap(
     )
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    reason = probe.probe_containment()
+    reason = probe.probe_sandbox()
     assert reason is not None
     assert "No permissions to create new namespace" in reason
 
@@ -440,18 +436,18 @@ def test_unavailable_reason_of_a_broken_bubblewrap(
 def test_both_ways_contain(as_root: bool) -> None:
     if as_root and os.geteuid() != 0:
         pytest.skip("this is not root")
-    assert probe.probe_containment(as_root=as_root) is None
+    assert probe.probe_sandbox(as_root=as_root) is None
 
 
 PARENT = """
 import sys
-from galileo.containment import ContainedSampler
 from galileo.sampler_package import SamplerArchive
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import sample_labels
+from galileo_sandbox.sampler import SandboxedSampler
 
 archive = SamplerArchive.from_bytes(open(sys.argv[1], "rb").read())
-contained = ContainedSampler(archive, SamplerSpec("slow"))
+contained = SandboxedSampler(archive, SamplerSpec("slow"))
 print(contained.pid, flush=True)
 contained.sample(sample_labels(), seed=1)
 """
@@ -479,7 +475,7 @@ def test_it_dies_with_its_node(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_what_it_is_as_the_host_sees_it(tenth: ContainedSampler) -> None:
+def test_what_it_is_as_the_host_sees_it(tenth: SandboxedSampler) -> None:
     home = Path(f"/proc/{tenth.pid}")
     lines = (home / "status").read_text().splitlines()
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -501,7 +497,7 @@ def test_what_it_is_as_the_host_sees_it(tenth: ContainedSampler) -> None:
     "data", [b"\x03\0\0\0", b"\0\0\0\1\xff", b"\xff\1\1\1cell"], ids=["scope", "text", "both"]
 )
 def test_traits_that_no_worker_sends_are_forged(data: bytes) -> None:
-    with pytest.raises(response_pipe.SandboxTerminated, match=response_pipe.INVALID_RESPONSE):
+    with pytest.raises(channel.SandboxTerminated, match=channel.INVALID_RESPONSE):
         process.Traits.from_bytes(data)
 
 

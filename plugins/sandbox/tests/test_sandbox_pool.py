@@ -1,4 +1,4 @@
-"""Contained samplers that are kept: how many, for whom, and until when."""
+"""Sandboxed samplers that are kept: how many, for whom, and until when."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from galileo_sandbox.pool import SandboxPool
+from galileo_sandbox.probe import unavailable_reason
 
-from galileo.containment import ContainedSamplers, unavailable_reason
-from galileo.errors import InputError, Overloaded
+from galileo.errors import InputError, Overloaded, SamplerRevoked
 from galileo.sampler_package import archive_of
-from galileo.samplers import SamplerSpec
+from galileo.sampler_runtime import SandboxLimits
+from galileo.samplers import SamplerSpec, apply
 from galileo.testing.conformance import sample_labels
 
 SOURCE = b"""
@@ -37,23 +39,23 @@ def spec(n: int, *, seed: int = 0) -> SamplerSpec:
 
 
 @pytest.fixture
-def pool() -> Iterator[ContainedSamplers]:
+def pool() -> Iterator[SandboxPool]:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
-    made = ContainedSamplers(samplers_max=2)
+    made = SandboxPool(SandboxLimits(processes=2))
     yield made
     made.close()
     assert len(made) == 0
 
 
-def pid_of(pool: ContainedSamplers, n: int, *, owner: str = "", seed: int = 0) -> int:
+def pid_of(pool: SandboxPool, n: int, *, owner: str = "", seed: int = 0) -> int:
     with pool.lease(EVERY, spec(n, seed=seed), owner=owner) as sampler:
         assert sampler.sample(LABELS, seed=1).sum() == (LABELS.rows % n == 0).sum()
         assert sampler.pid is not None
         return sampler.pid
 
 
-def test_a_process_serves_many_calls_of_one_owner(pool: ContainedSamplers) -> None:
+def test_a_process_serves_many_calls_of_one_owner(pool: SandboxPool) -> None:
     first = pid_of(pool, 2)
     assert pid_of(pool, 2, seed=9) == first
     assert pid_of(pool, 2, owner="other") != first
@@ -62,7 +64,7 @@ def test_a_process_serves_many_calls_of_one_owner(pool: ContainedSamplers) -> No
 
 
 @pytest.mark.slow
-def test_the_longest_unused_is_ended_for_a_new_one(pool: ContainedSamplers) -> None:
+def test_the_longest_unused_is_ended_for_a_new_one(pool: SandboxPool) -> None:
     first, second = pid_of(pool, 1), pid_of(pool, 2)
     assert pid_of(pool, 1) == first
     third = pid_of(pool, 3)
@@ -72,10 +74,10 @@ def test_the_longest_unused_is_ended_for_a_new_one(pool: ContainedSamplers) -> N
 
 
 @pytest.mark.slow
-def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: ContainedSamplers) -> None:
+def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: SandboxPool) -> None:
     with pool.lease(EVERY, spec(1)) as one, pool.lease(EVERY, spec(2)):
         with (
-            pytest.raises(Overloaded, match="at most 2 sent samplers") as refused,
+            pytest.raises(Overloaded, match="at most 2 uploaded samplers") as refused,
             pool.lease(EVERY, spec(3)),
         ):
             pass
@@ -84,29 +86,53 @@ def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: ContainedSample
     assert pid_of(pool, 3)
 
 
-def test_what_is_revoked_is_ended_when_it_comes_back(pool: ContainedSamplers) -> None:
+def test_evict_ends_idle_processes_at_once_and_others_after_their_calls(pool: SandboxPool) -> None:
     idle = pid_of(pool, 1)
     with pool.lease(EVERY, spec(2)) as lent:
-        pool.remove(OTHER.digest)
+        pool.evict(OTHER.digest)
         assert len(pool) == 2
-        pool.remove(EVERY.digest)
+        pool.evict(EVERY.digest)
         assert len(pool) == 0
         assert not psutil.pid_exists(idle)
         assert len(lent.sample(LABELS, seed=1)) == len(LABELS)
         pid = lent.pid
     assert pid is not None
     assert not psutil.pid_exists(pid)
+    assert pid_of(pool, 2) != pid
+
+
+def test_revoke_refuses_further_calls_and_results_of_running_ones(pool: SandboxPool) -> None:
+    chosen = pool.load(EVERY, spec(2), owner="")
+    other = pool.load(OTHER, spec(2), owner="")
+    assert len(apply(chosen, LABELS, seed=1)) == (LABELS.rows % 2 == 0).sum()
+    pid = pid_of(pool, 2)
+
+    def revoke_during_a_call() -> None:
+        with pool.lease(EVERY, spec(2)) as leased:
+            pool.revoke(EVERY.digest)
+            assert leased.sample(LABELS, seed=1).any()
+
+    with pytest.raises(SamplerRevoked) as revoked:
+        revoke_during_a_call()
+    assert revoked.value.details["digest"] == EVERY.digest
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(SamplerRevoked):
+        chosen.sample(LABELS, seed=1)
+    with pytest.raises(SamplerRevoked):
+        pool.load(EVERY, spec(3), owner="another")
+    assert other.sample(LABELS, seed=1).any()
+    assert len(pool) == 1
 
 
 @pytest.mark.slow
-def test_what_did_not_start_takes_no_room(pool: ContainedSamplers) -> None:
+def test_what_did_not_start_takes_no_room(pool: SandboxPool) -> None:
     for _ in range(3):
         with pytest.raises(InputError, match="expected n from 1"), pool.lease(EVERY, spec(0)):
             pass
     assert len(pool) == 0
 
 
-def test_threads_that_ask_at_once_start_one_process(pool: ContainedSamplers) -> None:
+def test_threads_that_ask_at_once_start_one_process(pool: SandboxPool) -> None:
     pids: list[int] = []
     threads = [threading.Thread(target=lambda: pids.append(pid_of(pool, 2))) for _ in range(4)]
     for thread in threads:
