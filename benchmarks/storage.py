@@ -18,7 +18,7 @@ from benchmarks import weather
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn
 from benchmarks.sizes import Bench
 from galileo.errors import GalileoError
-from galileo.node.catalog import Catalog
+from galileo.node.catalog import Catalog, CatalogOptions
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import Commit
 from galileo.storage.store import Store
@@ -213,7 +213,7 @@ def _read_s(directory: Path) -> float:
 def _recovery_s(directory: Path, paths: int) -> float:
     started = time.perf_counter()
     with Store.open(directory, wall=time.time) as store, ThreadPoolExecutor(1) as executor:
-        catalog = Catalog(store, executor=executor, commit_queue_max=1)
+        catalog = Catalog(store, executor=executor, options=CatalogOptions(1))
         taken = time.perf_counter() - started
         found = catalog.shard(weather.SCHEMA.name).graph.count()
     if found != paths:

@@ -362,7 +362,7 @@ def apply(
     return _where(labels, observing.sample(seen, observations=observations, seed=seed))
 
 
-def observed_parts(labels: LabelSet) -> Iterator[LabelSet]:
+def observed_parts(labels: LabelSet, rows_max: int = OBSERVED_ROWS_MAX) -> Iterator[LabelSet]:
     """Whole commits in their order, as many at a time as are shown to a sampler together."""
     labels = labels.in_commit_order()
     partitions, sequences = labels.partitions, labels.sequences
@@ -372,7 +372,7 @@ def observed_parts(labels: LabelSet) -> Iterator[LabelSet]:
     ends = np.concatenate(([0], np.cumsum(labels.table.column("rows").to_numpy(), dtype=np.int64)))
     first = 0
     while first < len(starts):
-        fitting = np.searchsorted(ends[stops], ends[starts[first]] + OBSERVED_ROWS_MAX, "right")
+        fitting = np.searchsorted(ends[stops], ends[starts[first]] + rows_max, "right")
         last = max(int(fitting), first + 1)
         yield labels.slice(int(starts[first]), int(stops[last - 1]))
         first = last

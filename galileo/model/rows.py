@@ -19,8 +19,6 @@ ORDERS = ("", TIME, f"-{TIME}")
 """Orders of observations: none, earliest first, latest first."""
 ORDERED_ROWS_MAX = 1_000_000
 """Largest limit with an order; a node buffers so many observations."""
-HELD_MIN = 65_536
-"""Rows that are buffered before the first of them are selected."""
 
 Times = npt.NDArray[np.int64]
 
@@ -108,11 +106,12 @@ def check_limit(limit: int | None) -> None:
 class FirstRows:
     """Selects the first rows from tables that come in any order.
 
-    With a limit and an order it buffers up to twice the limit of rows, at least `HELD_MIN`; else
+    With a limit and an order it buffers up to twice the limit of rows, at least `held_min`; else
     none.
     """
 
-    def __init__(self, options: RowOptions) -> None:
+    def __init__(self, options: RowOptions, *, held_min: int = 65_536) -> None:
+        self._held_min = held_min
         self._options = options
         self._left = options.limit
         self._held: list[pa.Table] = []
@@ -141,7 +140,7 @@ class FirstRows:
         if self._left and table.num_rows:
             self._held.append(table)
             self._rows += table.num_rows
-            if self._rows >= 2 * self._left + HELD_MIN:
+            if self._rows >= 2 * self._left + self._held_min:
                 self._compact(self._left)
         return None
 

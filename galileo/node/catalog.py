@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from galileo.dht.topology import Topology
@@ -33,7 +34,6 @@ from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 
-DATASETS_MAX = 10_000
 RETENTION_KIND = "retention"
 FENCED_S = 0.1
 """Seconds after which a producer repeats a commit for a partition that is being moved."""
@@ -50,6 +50,21 @@ def _ignore(name: str, generations: int, keys: Sequence[str]) -> None:
     """The default of `Catalog.on_dropped`: nothing else depends on the dataset."""
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogOptions:
+    """Limits of a catalog.
+
+    Attributes:
+        commit_queue_max: commits that wait for the disk of one partition.
+        datasets_max: datasets of the cluster, dropped ones included.
+        unsummarised_paths_max: paths of a partition that wait for its synopsis.
+    """
+
+    commit_queue_max: int = 1_024
+    datasets_max: int = 10_000
+    unsummarised_paths_max: int = 65_536
+
+
 class Catalog:
     """Every dataset's schema and shard; opens the journals that the store already has."""
 
@@ -58,7 +73,7 @@ class Catalog:
         store: Store,
         *,
         executor: Executor,
-        commit_queue_max: int,
+        options: CatalogOptions,
         moves_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
     ) -> None:
@@ -67,7 +82,7 @@ class Catalog:
         self._owned = owned
         self._fenced: set[int] = set()
         self._executor = executor
-        self._waiting_max = commit_queue_max
+        self._options = options
         self._shards: dict[str, Shard] = {}
         self._keys: dict[str, str] = {}
         self._writers: dict[tuple[str, int], GroupCommit] = {}
@@ -89,7 +104,12 @@ class Catalog:
             self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
 
     def _new_shard(self, schema: Schema) -> Shard:
-        return Shard(schema, epoch=self._store.epoch, owned=self._owned)
+        return Shard(
+            schema,
+            epoch=self._store.epoch,
+            owned=self._owned,
+            unsummarised_paths_max=self._options.unsummarised_paths_max,
+        )
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)
@@ -152,9 +172,10 @@ class Catalog:
             existing = self._shards[key].schema
             same = existing.of_generation(schema.generation) == schema
             raise _already_exists(existing, same=same)
-        if schema.name not in generations and len({*self.names, *generations}) >= DATASETS_MAX:
+        most = self._options.datasets_max
+        if schema.name not in generations and len({*self.names, *generations}) >= most:
             raise InputError(
-                f"expected at most {DATASETS_MAX} datasets in a cluster, dropped ones included, "
+                f"expected at most {most} datasets in a cluster, dropped ones included, "
                 "got another one; keep what belongs together in one dataset, or use the name of a "
                 "dropped one again"
             )
@@ -291,7 +312,7 @@ class Catalog:
                     self.shard(dataset),
                     partition,
                     executor=self._executor,
-                    waiting_max=self._waiting_max,
+                    waiting_max=self._options.commit_queue_max,
                 )
             return self._writers[key]
 

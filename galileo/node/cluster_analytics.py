@@ -125,7 +125,12 @@ class ClusterAnalytics:
         self._node = node
         self._peers = peers
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="exploration")
-        self.local = LocalAnalytics(node.catalog, reading=node.reading, executor=self._executor)
+        self.local = LocalAnalytics(
+            node.catalog,
+            reading=node.reading,
+            executor=self._executor,
+            options=node.options.queries,
+        )
 
     async def close(self) -> None:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)

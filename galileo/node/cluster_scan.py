@@ -21,12 +21,10 @@ from galileo.node import sampling
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
 from galileo.node.peers import Peers, RetryWhileMoving, ScanDone, ScanLabels, ScanTask
+from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
 from galileo.query import Query
 from galileo.samplers import SamplerSpec
-
-PARTS_WAITING_MAX = 4
-"""Parts of one answer that wait for its reader; the scans behind them wait, too."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +63,9 @@ class ClusterScans:
         peers: Peers,
         view: ClusterView,
         samplers: SamplerStore,
+        options: QueryOptions,
     ) -> None:
+        self._options = options
         self._name = name
         self._topology = topology
         self._local = local
@@ -89,14 +89,14 @@ class ClusterScans:
         """
         await self._samplers.ready(spec)
         chosen = await asyncio.to_thread(self._samplers.load, spec, owner=query.schema.key)
-        last = sampling.merging_at_last(query.schema, chosen, spec)
+        last = sampling.merging_at_last(query.schema, chosen, spec, self._options)
         async with aclosing(self.run(query, sampler=spec)) as parts:
             async for part in parts:
                 if last is None:
                     yield part
                 elif isinstance(part, ScanEnd):
                     labels = await asyncio.to_thread(last.result, until=part.frontier)
-                    for table in split_table(labels.table):
+                    for table in split_table(labels.table, self._options.labels_per_part):
                         yield table
                     yield part
                 else:
@@ -179,7 +179,7 @@ class ClusterScans:
                 yield part
                 if isinstance(part, ScanEnd):
                     return
-        async with aclosing(_merge_parts(answers)) as parts:
+        async with aclosing(_merge_parts(answers, self._options.parts_waiting_max)) as parts:
             async for part in parts:
                 yield part
 
@@ -198,7 +198,8 @@ class ClusterScans:
 
         Partitions that have moved meanwhile are scanned at their new nodes.
         """
-        retry, tasks, ends = RetryWhileMoving(), [(node, task)], list[ScanEnd]()
+        retry = RetryWhileMoving(self._options.moved_retry_timeout_s)
+        tasks, ends = [(node, task)], list[ScanEnd]()
         while tasks:
             node, share = tasks.pop()
             try:
@@ -242,9 +243,9 @@ class ClusterScans:
         yield end
 
 
-async def _merge_parts(answers: Sequence[_Answer]) -> _Answer:
+async def _merge_parts(answers: Sequence[_Answer], waiting_max: int) -> _Answer:
     """The labels of several nodes as they arrive, then one `ScanEnd` for all."""
-    queue: asyncio.Queue[_Part] = asyncio.Queue(PARTS_WAITING_MAX)
+    queue: asyncio.Queue[_Part] = asyncio.Queue(waiting_max)
     running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
     ends: list[ScanEnd] = []
     span = spans.begun("merge", nodes=len(answers))

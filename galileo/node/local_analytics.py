@@ -28,6 +28,7 @@ from galileo.node.analytics_protocol import (
 )
 from galileo.node.catalog import Catalog
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
+from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader
 from galileo.node.shard import Shard
 from galileo.query import Query
@@ -41,10 +42,6 @@ from galileo.query.nearest import (
     search,
 )
 
-WORK_WAITING_MAX = 64
-"""Pieces of exploration that a node works at or that wait for a thread."""
-ROWS_HELD = 65_536
-"""Observations beyond those wanted that a search for the nearest holds at a time."""
 SEARCHES_MAX = 3
 """Times that a search is begun anew because retention took away what it had found."""
 
@@ -57,7 +54,15 @@ class LocalAnalytics:
     Cancelling a call stops its work between two pieces, of which each takes milliseconds.
     """
 
-    def __init__(self, catalog: Catalog, *, reading: RowReader, executor: Executor) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        reading: RowReader,
+        executor: Executor,
+        options: QueryOptions,
+    ) -> None:
+        self._options = options
         self._catalog = catalog
         self._reading = reading
         self._executor = executor
@@ -159,11 +164,12 @@ class LocalAnalytics:
         task = ReadTask(
             query.schema.key, labels.select(PARTS_SCHEMA.names), query_json=query.to_json()
         )
+        rows_max = sought.count + self._options.rows_held_min
         held = [query.schema.observation_schema.empty_table()]
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:
             async for table in tables:
                 held.append(table)
-                if sum(table.num_rows for table in held) > sought.count + ROWS_HELD:
+                if sum(table.num_rows for table in held) > rows_max:
                     held = [await self._nearest_of(held, sought)]
         return await self._nearest_of(held, sought)
 
@@ -181,7 +187,7 @@ class LocalAnalytics:
 
     async def _run(self, work: Callable[[Check], Answer]) -> Answer:
         """Does a piece of work in a thread; when this is cancelled the work's check raises."""
-        if self._working >= WORK_WAITING_MAX:
+        if self._working >= self._options.analytics_waiting_max:
             raise Overloaded(
                 f"{self._working} analytics requests are running at this node; try again later",
                 after_s=0.5,

@@ -20,17 +20,13 @@ from galileo.model.schema import Schema
 from galileo.node import sampling
 from galileo.node.catalog import Catalog
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
 from galileo.node.shard import Shard
 from galileo.query import Query, parse
 from galileo.samplers import Sampler, SamplerSpec
 
-LABELS_PER_PART = 32_768
-STEP_BYTES_MAX = 4 << 20
-"""Bytes of labels that one step of a scan makes; an answer in flight takes a few times this."""
-STEP_S = 0.025
-"""Seconds after which a step returns what it has, so that other scans can run."""
 _TEXT_BYTES = 32
 _PATH_BYTES = 36
 
@@ -43,8 +39,16 @@ class LocalScans:
     one pass over the new commits.
     """
 
-    def __init__(self, catalog: Catalog, *, executor: Executor, samplers: SamplerStore) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        executor: Executor,
+        samplers: SamplerStore,
+        options: QueryOptions,
+    ) -> None:
         self._catalog = catalog
+        self._options = options
         self._executor = executor
         self._samplers = samplers
 
@@ -65,9 +69,8 @@ class LocalScans:
         for task in tasks:
             if is_alone or task.sampler_json:
                 try:
-                    stepwise = _IncrementalScan(
-                        self._catalog, task, sampler=await self._sampler(task)
-                    )
+                    sampler = await self._sampler(task)
+                    stepwise = _IncrementalScan(self._catalog, task, self._options, sampler=sampler)
                 except GalileoError as error:
                     yield ScanFailed(task.item, error)
                     continue
@@ -110,7 +113,35 @@ class LocalScans:
         answers = failures
         for (until, partitions), group in groups.items():
             reached = _frontier(published, until=until, partitions=partitions)
-            answers += _scan_alike(shard, group, partitions=partitions, reached=reached)
+            answers += self._scan_alike(shard, group, partitions=partitions, reached=reached)
+        return answers
+
+    def _scan_alike(
+        self,
+        shard: Shard,
+        tasks: Sequence[ScanTask],
+        *,
+        partitions: frozenset[int],
+        reached: Cursor,
+    ) -> list[ScanAnswer]:
+        """Answers tasks that differ only in query and cursor, by one pass over the new commits."""
+        answers: list[ScanAnswer] = []
+        parsed: list[tuple[ScanTask, Query]] = []
+        for task in tasks:
+            try:
+                parsed.append((task, parse(task.query_json, shard.schema)))
+            except GalileoError as error:
+                answers.append(ScanFailed(task.item, error))
+        tables = shard.graph.scan_many(
+            [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
+        )
+        for (task, _), table in zip(parsed, tables, strict=True):
+            labels, until = LabelSet(shard.schema, table), reached
+            if task.labels_max:
+                labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
+            parts = split_table(labels.table, self._options.labels_per_part)
+            answers += [ScanLabels(task.item, part) for part in parts]
+            answers.append(_done(shard, task, reached=until))
         return answers
 
 
@@ -121,12 +152,14 @@ class _IncrementalScan:
         self,
         catalog: Catalog,
         task: ScanTask,
+        options: QueryOptions,
         *,
         sampler: tuple[Sampler, SamplerSpec] | None,
     ) -> None:
         self.done = False
         self._catalog = catalog
         self._task = task
+        self._options = options
         self._sampler = sampler
         self._started: _RunningScan | None = None
 
@@ -134,18 +167,62 @@ class _IncrementalScan:
         """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
         try:
             if self._started is None:
-                self._started = _start(self._catalog, self._task, self._sampler)
-            batches, self.done = _next_batches(self._started)
+                self._started = self._start()
+            batches, self.done = self._next_batches(self._started)
         except GalileoError as error:
             self.done = True
             return [ScanFailed(self._task.item, error)]
         answers: list[ScanAnswer] = []
         if batches:
             table = pa.Table.from_batches(batches)
-            answers += [ScanLabels(self._task.item, part) for part in split_table(table)]
+            parts = split_table(table, self._options.labels_per_part)
+            answers += [ScanLabels(self._task.item, part) for part in parts]
         if self.done:
             answers.append(self._started.end(self._task))
         return answers
+
+    def _start(self) -> _RunningScan:
+        task, options = self._task, self._options
+        shard = self._catalog.shard(task.dataset)
+        shard.check_own(task.partitions)
+        query = parse(task.query_json, shard.schema)
+        # Published before the graph is read, as above.
+        published = shard.published()
+        reached = _frontier(published, until=task.until, partitions=task.partitions)
+        labels_max = _labels_per_step(shard.schema, options.step_bytes_max)
+
+        def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
+            return shard.graph.scan_pieces(
+                query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
+            )
+
+        if self._sampler is not None:
+            pieces = sampling.sampled_pieces(
+                scan,
+                shard.schema,
+                after=task.after,
+                until=reached,
+                sampler=self._sampler,
+                observe=functools.partial(
+                    observed, shard, query=query, rows_per_piece=options.rows_per_piece
+                ),
+                options=options,
+            )
+        else:
+            pieces = scan(task.after, reached)
+        return _RunningScan(shard, pieces, reached, labels_max)
+
+    def _next_batches(self, started: _RunningScan) -> tuple[list[pa.RecordBatch], bool]:
+        """The labels of one step, and whether they are the last."""
+        batches: list[pa.RecordBatch] = []
+        labels, deadline = 0, time.monotonic() + self._options.step_s
+        for piece in started.pieces:
+            if piece is not None:
+                batches.append(piece)
+                labels += piece.num_rows
+            if 2 * labels > started.labels_max or time.monotonic() > deadline:
+                return batches, False
+        return batches, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,83 +236,17 @@ class _RunningScan:
         return _done(self.shard, task, reached=self.reached)
 
 
-def _start(
-    catalog: Catalog, task: ScanTask, sampler: tuple[Sampler, SamplerSpec] | None
-) -> _RunningScan:
-    shard = catalog.shard(task.dataset)
-    shard.check_own(task.partitions)
-    query = parse(task.query_json, shard.schema)
-    # Published before the graph is read, as above.
-    published = shard.published()
-    reached = _frontier(published, until=task.until, partitions=task.partitions)
-    labels_max = _labels_per_step(shard.schema)
-
-    def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
-        return shard.graph.scan_pieces(
-            query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
-        )
-
-    if sampler is not None:
-        pieces = sampling.sampled_pieces(
-            scan,
-            shard.schema,
-            after=task.after,
-            until=reached,
-            sampler=sampler,
-            observe=functools.partial(observed, shard, query=query),
-        )
-    else:
-        pieces = scan(task.after, reached)
-    return _RunningScan(shard, pieces, reached, labels_max)
-
-
-def _next_batches(started: _RunningScan) -> tuple[list[pa.RecordBatch], bool]:
-    """The labels of one step, and whether they are the last."""
-    batches: list[pa.RecordBatch] = []
-    labels, deadline = 0, time.monotonic() + STEP_S
-    for piece in started.pieces:
-        if piece is not None:
-            batches.append(piece)
-            labels += piece.num_rows
-        if 2 * labels > started.labels_max or time.monotonic() > deadline:
-            return batches, False
-    return batches, True
-
-
-def _labels_per_step(schema: Schema) -> int:
-    """How many labels `STEP_BYTES_MAX` holds; texts count as short ones."""
+def _labels_per_step(schema: Schema, bytes_max: int) -> int:
+    """How many labels fit into `bytes_max`; texts count as short ones."""
     texts = sum(feature.type == "text" for feature in schema.indexed)
     width = _PATH_BYTES + 8 * len(schema.indexed) + (_TEXT_BYTES - 8) * texts
-    return max(1, STEP_BYTES_MAX // width)
+    return max(1, bytes_max // width)
 
 
 def _frontier(published: Cursor, *, until: Cursor | None, partitions: frozenset[int]) -> Cursor:
     """The frontier of an answer that begins now."""
     bound = published if until is None else published.meet(until)
     return Cursor({partition: bound[partition] for partition in partitions})
-
-
-def _scan_alike(
-    shard: Shard, tasks: Sequence[ScanTask], *, partitions: frozenset[int], reached: Cursor
-) -> list[ScanAnswer]:
-    """Answers tasks that differ only in query and cursor, by one pass over the new commits."""
-    answers: list[ScanAnswer] = []
-    parsed: list[tuple[ScanTask, Query]] = []
-    for task in tasks:
-        try:
-            parsed.append((task, parse(task.query_json, shard.schema)))
-        except GalileoError as error:
-            answers.append(ScanFailed(task.item, error))
-    tables = shard.graph.scan_many(
-        [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
-    )
-    for (task, _), table in zip(parsed, tables, strict=True):
-        labels, until = LabelSet(shard.schema, table), reached
-        if task.labels_max:
-            labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
-        answers += [ScanLabels(task.item, part) for part in split_table(labels.table)]
-        answers.append(_done(shard, task, reached=until))
-    return answers
 
 
 def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
@@ -245,8 +256,6 @@ def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
     return ScanDone(task.item, reached, Cursor(gone))
 
 
-def split_table(table: pa.Table) -> list[pa.Table]:
-    """The table in slices of up to `LABELS_PER_PART` labels."""
-    return [
-        table.slice(start, LABELS_PER_PART) for start in range(0, table.num_rows, LABELS_PER_PART)
-    ]
+def split_table(table: pa.Table, labels_max: int) -> list[pa.Table]:
+    """The table in slices of up to `labels_max` labels."""
+    return [table.slice(start, labels_max) for start in range(0, table.num_rows, labels_max)]

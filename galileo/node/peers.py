@@ -17,7 +17,6 @@ from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
 
-MOVED_RETRY_TIMEOUT_S = 5.0
 MOVED_PAUSE_S = 0.05
 
 
@@ -178,18 +177,19 @@ class Peers(Protocol):
 class RetryWhileMoving:
     """Retries one call while a partition move propagates to all nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._deadline: float | None = None
 
     async def after(self, error: PartitionMoved) -> None:
         """Waits for `MOVED_PAUSE_S`.
 
         Raises:
-            PartitionMoved: the error, `MOVED_RETRY_TIMEOUT_S` after the first one.
+            PartitionMoved: the error, `timeout_s` after the first one.
         """
         now = time.monotonic()
         if self._deadline is None:
-            self._deadline = now + MOVED_RETRY_TIMEOUT_S
+            self._deadline = now + self._timeout_s
         if now > self._deadline:
             raise error
         await asyncio.sleep(MOVED_PAUSE_S)

@@ -18,7 +18,7 @@ from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, InputError, PartitionMoved, Unavailable
 from galileo.labels import LabelSet
-from galileo.model.rows import FirstRows
+from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
@@ -28,13 +28,11 @@ from galileo.node.peers import (
     ReadTask,
     RetryWhileMoving,
 )
+from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.node.shard import Shard
 from galileo.query import Query, parse_async
 from galileo.samplers import LABEL, numbered_parts, observed_schema
 from galileo.storage.commits import RowRanges
-
-ROWS_PER_PIECE = 65_536
-"""Observations that are read together; a piece has less than twice as many."""
 
 
 class RowReader:
@@ -53,7 +51,9 @@ class RowReader:
         catalog: Catalog,
         peers: Peers,
         executor: Executor,
+        options: QueryOptions,
     ) -> None:
+        self._options = options
         self._name = name
         self._topology = topology
         self._catalog = catalog
@@ -75,14 +75,13 @@ class RowReader:
         options.check(schema)
         needed = dataclasses.replace(options, columns=options.needed(schema))
         tables = self._read_all(dataclasses.replace(task, options=needed), schema)
-        async with aclosing(
-            first_rows(tables, FirstRows(options), executor=self._executor)
-        ) as firsts:
+        async with aclosing(self._first_rows(tables, options)) as firsts:
             async for table in firsts:
                 yield table if task.is_numbered else table.select(options.names(schema))
 
     async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
-        loop, patience = asyncio.get_running_loop(), RetryWhileMoving()
+        loop, timeout_s = asyncio.get_running_loop(), self._options.moved_retry_timeout_s
+        patience = RetryWhileMoving(timeout_s)
         shares = await loop.run_in_executor(self._executor, self._shares, task)
         while shares:
             node, share = shares.pop(0)
@@ -100,7 +99,7 @@ class RowReader:
                 again = await loop.run_in_executor(self._executor, self._shares, share)
                 shares = [*again, *shares]
             else:
-                patience = RetryWhileMoving()
+                patience = RetryWhileMoving(timeout_s)
 
     async def read_local(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
         """The observations of parts that this node keeps, a bounded piece at a time.
@@ -117,9 +116,7 @@ class RowReader:
         _check_not_dropped(shard, task.parts)
         query = await parse_async(task.query_json, shard.schema) if task.query_json else None
         tables = self._read_pieces(shard, task, query)
-        async with aclosing(
-            first_rows(tables, FirstRows(task.options), executor=self._executor)
-        ) as firsts:
+        async with aclosing(self._first_rows(tables, task.options)) as firsts:
             async for table in firsts:
                 yield table
 
@@ -128,10 +125,17 @@ class RowReader:
     ) -> AsyncGenerator[pa.Table, None]:
         loop = asyncio.get_running_loop()
         names = None if task.is_numbered else task.options.names(shard.schema)
-        for piece in await loop.run_in_executor(self._executor, _pieces, task.parts):
+        rows_max = self._options.rows_per_piece
+        for piece in await loop.run_in_executor(self._executor, _pieces, task.parts, rows_max):
             table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
             if table.num_rows:
                 yield table if names is None else table.select(names)
+
+    def _first_rows(
+        self, tables: AsyncGenerator[pa.Table, None], options: RowOptions
+    ) -> AsyncGenerator[pa.Table, None]:
+        wanted = FirstRows(options, held_min=self._options.rows_held_min)
+        return first_rows(tables, wanted, executor=self._executor)
 
     def _check_of_cluster(self, partitions: list[int]) -> None:
         if not set(partitions) <= set(self._topology.current.partitions):
@@ -172,7 +176,9 @@ async def first_rows(
         yield rest
 
 
-def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
+def observed(
+    shard: Shard, labels: LabelSet, *, query: Query, rows_per_piece: int = DEFAULTS.rows_per_piece
+) -> pa.Table:
     """The observations of labels of this node that match exactly, as a sampler gets them.
 
     Raises:
@@ -182,7 +188,7 @@ def observed(shard: Shard, labels: LabelSet, *, query: Query) -> pa.Table:
     parts = numbered_parts(labels)
     with translate_dropped_to_retry():
         _check_not_dropped(shard, parts)
-        tables = [_read(shard, piece, query) for piece in _pieces(parts)]
+        tables = [_read(shard, piece, query) for piece in _pieces(parts, rows_per_piece)]
     return pa.concat_tables([observed_schema(shard.schema).empty_table(), *tables])
 
 
@@ -243,28 +249,28 @@ def _in_order(parts: pa.Table) -> pa.Table:
     return parts.take(pa.array(np.lexsort(columns)))
 
 
-def _pieces(parts: pa.Table) -> list[pa.Table]:
+def _pieces(parts: pa.Table, rows_max: int) -> list[pa.Table]:
     """The parts in order, some at a time, so that their rows are bounded."""
-    parts = _split(_in_order(parts))
+    parts = _split(_in_order(parts), rows_max)
     ends = np.cumsum(parts.column("rows").to_numpy().astype(np.int64))
-    pieces = np.maximum(ends - 1, 0) // ROWS_PER_PIECE
+    pieces = np.maximum(ends - 1, 0) // rows_max
     starts = np.flatnonzero(np.diff(pieces, prepend=-1))
     places = itertools.pairwise([*starts.tolist(), len(ends)])
     return [parts.slice(start, stop - start) for start, stop in places]
 
 
-def _split(parts: pa.Table) -> pa.Table:
-    """The same rows, at most `ROWS_PER_PIECE` in a part."""
+def _split(parts: pa.Table, rows_max: int) -> pa.Table:
+    """The same rows, at most `rows_max` in a part."""
     rows = parts.column("rows").to_numpy().astype(np.int64)
-    times: npt.NDArray[np.int64] = np.maximum(-(-rows // ROWS_PER_PIECE), 1)
+    times: npt.NDArray[np.int64] = np.maximum(-(-rows // rows_max), 1)
     if (times == 1).all():
         return parts
     number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
     parts = parts.take(pa.array(np.repeat(np.arange(len(times)), times)))
-    skipped = number * ROWS_PER_PIECE
+    skipped = number * rows_max
     # As 64 bits, so that rows which cannot be there are refused and do not wrap around.
     first = parts.column("row").to_numpy() + skipped
-    count = np.minimum(np.repeat(rows, times) - skipped, ROWS_PER_PIECE)
+    count = np.minimum(np.repeat(rows, times) - skipped, rows_max)
     columns = [parts.column("partition"), parts.column("sequence"), first, count]
     columns += [parts.column(name) for name in parts.column_names[len(PARTS_SCHEMA) :]]
     return pa.table(columns, names=parts.column_names)

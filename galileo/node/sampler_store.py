@@ -38,12 +38,6 @@ from galileo.sampler_runtime import (
 from galileo.samplers import Sampler, SamplerSpec
 from galileo.storage.store import Store
 
-SENT_MAX = 256
-"""Archives that a node keeps."""
-SENT_BYTES_MAX = 64 << 20
-"""Of their bytes."""
-REVOKED_MAX = 100_000
-"""Revocations, which are kept for ever."""
 SENDER_CHARACTERS_MAX = 128
 ARCHIVES_LOADED_MAX = 16
 """Archives whose bytes stay in memory."""
@@ -62,11 +56,17 @@ class UploadOptions:
         is_allowed: an administrator says so.
         limits: of the runtime.
         wall: seconds since 1970.
+        archives_max: archives that the node keeps.
+        bytes_max: bytes of all of them.
+        revoked_max: revocations, which are kept for ever.
     """
 
     is_allowed: bool = False
     limits: SandboxLimits = DEFAULT_LIMITS
     wall: Callable[[], float] = time.time
+    archives_max: int = 256
+    bytes_max: int = 64 << 20
+    revoked_max: int = 100_000
 
 
 class SamplerStore:
@@ -97,6 +97,7 @@ class SamplerStore:
         self._others = [node.name for node in topology.nodes if node.name != name]
         self._store = store
         self._peers = peers
+        self._options = options
         self._wall = options.wall
         self._is_allowed = options.is_allowed
         self._runtime = open_runtime(options.limits)
@@ -287,9 +288,10 @@ class SamplerStore:
         if facts.digest in self._kept:
             return
         size = facts.bytes + sum(sampler.bytes for sampler in self._kept.values())
-        if len(self._kept) >= SENT_MAX or size > SENT_BYTES_MAX:
+        archives_max, bytes_max = self._options.archives_max, self._options.bytes_max
+        if len(self._kept) >= archives_max or size > bytes_max:
             raise InputError(
-                f"node {self._name} keeps at most {SENT_MAX} sent samplers of {SENT_BYTES_MAX:,} "
+                f"node {self._name} keeps at most {archives_max} sent samplers of {bytes_max:,} "
                 f"bytes together, and has {len(self._kept)} already; revoke some"
             )
 
@@ -334,8 +336,9 @@ class SamplerStore:
         with self._changing:
             if digest in self._revoked:
                 return  # A concurrent call has revoked it.
-            if len(self._revoked) >= REVOKED_MAX:
-                raise InputError(f"node {self._name} keeps at most {REVOKED_MAX} revocations")
+            most = self._options.revoked_max
+            if len(self._revoked) >= most:
+                raise InputError(f"node {self._name} keeps at most {most} revocations")
             nothing = UploadedSampler(digest, name="", entry="", bytes=0, sent_by="", sent_at=0.0)
             gone = replace(self._kept.get(digest, nothing), revoked_at=revoked_at)
             self._store.save_record(_REVOKED, digest, _record(gone))

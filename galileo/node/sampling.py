@@ -18,6 +18,7 @@ from galileo.cursor import Cursor
 from galileo.errors import GalileoError, MessageTooLarge
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
+from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.samplers import (
     MergingSampler,
     Observe,
@@ -27,11 +28,6 @@ from galileo.samplers import (
     observed_parts,
     scope_of,
 )
-
-WINDOW_LABELS_MAX = 524_288
-"""Labels of commits that are sampled together; one commit may have more."""
-MERGED_LABELS_MAX = 4_194_304
-"""Sampled labels that one node holds to merge them."""
 
 Pieces: TypeAlias = Iterator[pa.RecordBatch | None]
 Scan: TypeAlias = Callable[[Cursor, Cursor], Pieces]
@@ -45,14 +41,16 @@ def merges_here(chosen: Sampler) -> bool:
     return scope == "node" or chosen.regroups
 
 
-def merging_at_last(schema: Schema, chosen: Sampler, spec: SamplerSpec) -> SampleMerger | None:
+def merging_at_last(
+    schema: Schema, chosen: Sampler, spec: SamplerSpec, options: QueryOptions = DEFAULTS
+) -> SampleMerger | None:
     """What takes the samples of all nodes and merges them; None where samples are not merged.
 
     Nothing is merged before everything is there: labels of a node that fails midway do not count.
     """
     if scope_of(chosen) != "global":
         return None
-    return SampleMerger(schema, chosen, spec, again=False)
+    return SampleMerger(schema, chosen, spec, options, again=False)
 
 
 def sampled_pieces(
@@ -63,6 +61,7 @@ def sampled_pieces(
     until: Cursor,
     sampler: tuple[Sampler, SamplerSpec],
     observe: Observe,
+    options: QueryOptions = DEFAULTS,
 ) -> Pieces:
     """What a sampler keeps of the commits (after, until], as pieces like those of the scan.
 
@@ -73,6 +72,7 @@ def sampled_pieces(
         until: inclusive; names every partition of the query.
         sampler: and what names it.
         observe: reads the observations of labels, for a sampler that looks at them.
+        options: limits.
 
     Raises:
         InputError: its options do not fit the dataset.
@@ -80,12 +80,13 @@ def sampled_pieces(
         MessageTooLarge: there is too much to merge.
     """
     chosen, spec = sampler
-    kept = _per_commit(scan, schema, after=after, until=until, sampler=sampler, observe=observe)
+    windows = _windows(scan, schema, options, after=after, until=until)
+    kept = _per_commit(windows, options, sampler=sampler, observe=observe)
     if not merges_here(chosen):
         yield from kept
         return
     regroups = bool(getattr(chosen, "regroups", False))
-    merging = SampleMerger(schema, chosen, spec, again=regroups)
+    merging = SampleMerger(schema, chosen, spec, options, again=regroups)
     for piece in kept:
         if piece is not None:
             merging.add(pa.Table.from_batches([piece]))
@@ -100,10 +101,20 @@ class SampleMerger:
         schema: of the dataset.
         chosen: the sampler.
         spec: that names it.
+        options: limits.
         again: whether what is held may be merged whenever there is much of it.
     """
 
-    def __init__(self, schema: Schema, chosen: Sampler, spec: SamplerSpec, *, again: bool) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        chosen: Sampler,
+        spec: SamplerSpec,
+        options: QueryOptions,
+        *,
+        again: bool,
+    ) -> None:
+        self._options = options
         self._schema = schema
         self._spec = spec
         self._chosen = chosen
@@ -115,13 +126,14 @@ class SampleMerger:
         """Takes labels; raises `MessageTooLarge` where they are too many to hold."""
         self._held.append(LabelSet(self._schema, table))
         self._count += table.num_rows
-        if self._again and self._count > WINDOW_LABELS_MAX:
+        if self._again and self._count > self._options.window_labels_max:
             self._held = [self.result()]
             self._count = len(self._held[0])
-        if self._count > MERGED_LABELS_MAX:
+        merged_max = self._options.merged_labels_max
+        if self._count > merged_max:
             raise MessageTooLarge(
-                f"expected at most {MERGED_LABELS_MAX} sampled labels to merge, got more; ask a "
-                "narrower query, or take a smaller sample or one of each commit"
+                f"expected at most {merged_max} sampled labels to merge, got more; ask a narrower "
+                "query, or take a smaller sample or one of each commit"
             )
 
     def result(self, *, until: Cursor | None = None) -> LabelSet:
@@ -134,24 +146,21 @@ class SampleMerger:
 
 
 def _per_commit(
-    scan: Scan,
-    schema: Schema,
+    windows: Iterator[LabelSet | None],
+    options: QueryOptions,
     *,
-    after: Cursor,
-    until: Cursor,
     sampler: tuple[Sampler, SamplerSpec],
     observe: Observe,
 ) -> Pieces:
     """What `sample` keeps."""
     chosen, spec = sampler
-    windows = _windows(scan, schema, after=after, until=until)
     for labels in windows:
         if labels is None:
             yield None
         elif not needs_observations(chosen):
             yield from _sample_batches(chosen, labels, spec)
         else:
-            for part in observed_parts(labels):
+            for part in observed_parts(labels, options.observed_rows_max):
                 observations = observe(part)
                 yield None
                 yield from _sample_batches(chosen, part, spec, observations)
@@ -167,23 +176,23 @@ def _sample_batches(
 
 
 def _windows(
-    scan: Scan, schema: Schema, *, after: Cursor, until: Cursor
+    scan: Scan, schema: Schema, options: QueryOptions, *, after: Cursor, until: Cursor
 ) -> Iterator[LabelSet | None]:
     """All labels, whole commits at a time, and None after every piece of work."""
-    counted = _CommitCounts()
+    counted, labels_max = _CommitCounts(), options.window_labels_max
     held: list[pa.RecordBatch] = []
     for piece in scan(after, until):
         if piece is not None:
             counted.add(piece)
             held.append(piece)
-            if counted.total > WINDOW_LABELS_MAX:
+            if counted.total > labels_max:
                 held.clear()
         yield None
-    if counted.total <= WINDOW_LABELS_MAX:
+    if counted.total <= labels_max:
         yield _labels(schema, held)
         return
     begin = after
-    for end in counted.cuts(until):
+    for end in counted.cuts(until, labels_max):
         batches = yield from _collect(scan(begin, end))
         yield _labels(schema, batches)
         begin = end
@@ -219,12 +228,12 @@ class _CommitCounts:
         sizes = np.bincount(inverse.reshape(-1), weights=weights)
         self._sizes = sizes.astype(np.int64)
 
-    def cuts(self, until: Cursor) -> Iterator[Cursor]:
-        """Where windows end; the last one at `until`."""
+    def cuts(self, until: Cursor, labels_max: int) -> Iterator[Cursor]:
+        """Where windows of up to `labels_max` labels end; the last one at `until`."""
         partitions, sequences, sizes = self._keys[0].astype(np.int32), self._keys[1], self._sizes
-        while int(sizes.sum()) > WINDOW_LABELS_MAX and len(sizes) > 1:
+        while int(sizes.sum()) > labels_max and len(sizes) > 1:
             cut = cut_between_commits(
-                partitions, sequences, sizes, reached=until, labels_max=WINDOW_LABELS_MAX
+                partitions, sequences, sizes, reached=until, labels_max=labels_max
             )
             yield cut
             left = cut.past(partitions, sequences)

@@ -30,15 +30,10 @@ from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
+from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
 from galileo.node.shard import Shard
 from galileo.query import Query
-
-LABELS_PER_PIECE = 32_768
-ROWS_PER_TABLE = 65_536
-"""Rows that are read together, unless one commit alone has more."""
-STEP_S = 0.025
-"""Seconds after which a step returns what it has, so that others can run."""
 
 _PLACE_AND_TIME = ("latitude", "longitude", "time")
 ALL_ROWS = RowOptions()
@@ -68,7 +63,9 @@ class Selection:
         scans: ClusterScans,
         reading: RowReader,
         executor: Executor,
+        options: QueryOptions,
     ) -> None:
+        self._options = options
         self._name = name
         self._topology = topology
         self._catalog = catalog
@@ -104,7 +101,8 @@ class Selection:
             DataExpired: retention has dropped some of the commits that were named.
         """
         options.check(query.schema)
-        wanted, names = FirstRows(options), options.names(query.schema)
+        wanted = FirstRows(options, held_min=self._options.rows_held_min)
+        names = options.names(query.schema)
         work = _Work(query, options, wanted, commits, on_missing)
         async with aclosing(
             first_rows(self._select_all(work), wanted, executor=self._executor)
@@ -123,7 +121,7 @@ class Selection:
         if own:
             shard = self._catalog.shard(query.schema.key)
             _check_stored(shard, own, commits)
-            pieces = _Pieces(shard, work, own).tables()
+            pieces = _Pieces(shard, work, own, self._options).tables()
             async for table in self._in_steps(pieces):
                 yield table
             # Retention may have dropped commits before the scan reached them.
@@ -140,7 +138,8 @@ class Selection:
         work = _Work(query, options, FirstRows(options))
         rows = 0
         if own:
-            pieces = _Pieces(self._catalog.shard(query.schema.key), work, own).counts()
+            shard = self._catalog.shard(query.schema.key)
+            pieces = _Pieces(shard, work, own, self._options).counts()
             async for count in self._in_steps(pieces):
                 rows += count
         async with aclosing(self._select_from_others(work, others)) as tables:
@@ -159,10 +158,10 @@ class Selection:
         return own, wanted - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
-        """The items of an iterator, which a thread advances in steps of `STEP_S`."""
+        """The items of an iterator, which a thread advances in steps of `step_s`."""
         loop, done = asyncio.get_running_loop(), False
         while not done:
-            step = functools.partial(_step, pieces)
+            step = functools.partial(_step, pieces, self._options.step_s)
             items, done = await loop.run_in_executor(self._executor, step)
             for item in items:
                 yield item
@@ -260,10 +259,10 @@ def _check_range(
         )
 
 
-def _step(pieces: Iterator[_T | None]) -> tuple[list[_T], bool]:
+def _step(pieces: Iterator[_T | None], step_s: float) -> tuple[list[_T], bool]:
     """What comes within a while, and whether it was the last; at least one where there is one."""
     items: list[_T] = []
-    deadline = time.monotonic() + STEP_S
+    deadline = time.monotonic() + step_s
     for piece in pieces:
         if piece is not None:
             items.append(piece)
@@ -279,6 +278,7 @@ class _Pieces:
     shard: Shard
     work: _Work
     partitions: frozenset[int]
+    options: QueryOptions
 
     @property
     def query(self) -> Query:
@@ -330,7 +330,7 @@ class _Pieces:
                     whole = self.shard.journal(partition).read(sequence)
                 waiting.append(whole.select(self.columns))
                 rows += whole.num_rows
-                if rows >= ROWS_PER_TABLE:
+                if rows >= self.options.rows_per_piece:
                     yield pa.concat_tables(waiting)
                     waiting, rows = [], 0
                 else:
@@ -339,11 +339,11 @@ class _Pieces:
             yield pa.concat_tables(waiting)
 
     def _match_labels(self) -> Iterator[_MatchingLabels | None]:
-        """Labels that match, as many together as have `ROWS_PER_TABLE` rows or more."""
+        """Labels that match, as many together as have `rows_per_piece` rows or more."""
         after, until = self._bounds()
         pieces = self.shard.graph.scan_pieces(
             self.query,
-            labels_max=LABELS_PER_PIECE,
+            labels_max=self.options.labels_per_part,
             after=after,
             until=until,
             partitions=self.partitions,
@@ -355,13 +355,13 @@ class _Pieces:
             if labels is not None and labels.num_rows:
                 waiting.append(_MatchingLabels.of(labels, self.query))
                 rows += waiting[-1].size
-            if rows >= ROWS_PER_TABLE:
-                yield from _MatchingLabels.joined(waiting).groups()
+            if rows >= self.options.rows_per_piece:
+                yield from _MatchingLabels.joined(waiting).groups(self.options.rows_per_piece)
                 waiting, rows = [], 0
             else:
                 yield None
         if waiting:
-            yield from _MatchingLabels.joined(waiting).groups()
+            yield from _MatchingLabels.joined(waiting).groups(self.options.rows_per_piece)
 
     def _read(self, batch: _MatchingLabels) -> pa.Table:
         """The observations behind labels that match exactly."""
@@ -454,14 +454,14 @@ class _MatchingLabels:
     def take(self, at: npt.NDArray[np.intp]) -> _MatchingLabels:
         return _MatchingLabels(*(array.take(at) for array in _arrays(self)))
 
-    def groups(self) -> Iterator[_MatchingLabels]:
-        """Whole commits together, as many as `ROWS_PER_TABLE` allows; none is empty."""
+    def groups(self, rows_max: int) -> Iterator[_MatchingLabels]:
+        """Whole commits together, as many as `rows_max` allows; none is empty."""
         starts = self._starts()
-        if len(starts) == 1 or self.size <= ROWS_PER_TABLE:
+        if len(starts) == 1 or self.size <= rows_max:
             yield self
             return
         before = np.append(0, np.cumsum(self.rows, dtype=np.int64))[starts]
-        firsts = starts[np.diff(before // ROWS_PER_TABLE, prepend=-1) > 0]
+        firsts = starts[np.diff(before // rows_max, prepend=-1) > 0]
         for start, stop in zip(firsts, [*firsts[1:], len(self.row)], strict=True):
             yield self.take(np.arange(start, stop))
 

@@ -27,7 +27,6 @@ from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
-UNSUMMARISED_PATHS_MAX = 65_536
 NARROWED_PATHS_MAX = 262_144
 """Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
 _REMADE = 1 << 40
@@ -67,8 +66,10 @@ class Shard:
         *,
         epoch: int,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
+        unsummarised_paths_max: int = 65_536,
     ) -> None:
         self.schema = schema
+        self._unsummarised_paths_max = unsummarised_paths_max
         self._owned = owned
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
@@ -248,7 +249,7 @@ class Shard:
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
             self._unsummarised_paths[partition] = waiting
-            if waiting >= UNSUMMARISED_PATHS_MAX:
+            if waiting >= self._unsummarised_paths_max:
                 self._summarise(partition)
         self._wind(partition, commits)
         self._published[partition] = commits.last_sequence

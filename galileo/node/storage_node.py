@@ -22,7 +22,7 @@ from galileo.model.retention import (
     VersionedRetention,
 )
 from galileo.model.schema import Schema, split_key
-from galileo.node.catalog import Catalog, OnDropped, dataset_home
+from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
@@ -33,6 +33,7 @@ from galileo.node.migration.protocol import MigrationPeer
 from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
 from galileo.node.peers import Peers
+from galileo.node.query_options import QueryOptions
 from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader
@@ -53,9 +54,10 @@ class NodeOptions:
     """Limits of one node; see `config.LimitsSection`. `merging`: None for none."""
 
     batch_rows_max: int = 1_000_000
-    commit_queue_max: int = 1_024
+    catalog: CatalogOptions = field(default_factory=CatalogOptions)
     merging: CompactionRunnerOptions | None = None
     sending: UploadOptions = field(default_factory=UploadOptions)
+    queries: QueryOptions = field(default_factory=QueryOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class StorageNode:
         options: NodeOptions,
     ) -> None:
         self.name = name
+        self.options = options
         self.live = topology = TopologyState.of(topology)
         topology.restore(stored_moves(store))
         self.store = store
@@ -110,7 +113,7 @@ class StorageNode:
         self.catalog = Catalog(
             store,
             executor=self._executor,
-            commit_queue_max=options.commit_queue_max,
+            options=options.catalog,
             moves_of=self._moves_of,
             owned=partial(topology.partitions, name),
         )
@@ -125,7 +128,10 @@ class StorageNode:
         self.samplers = SamplerStore(
             name, topology.current, store=store, peers=peers, options=options.sending
         )
-        self.local_scans = LocalScans(self.catalog, executor=self._scanning, samplers=self.samplers)
+        queries = options.queries
+        self.local_scans = LocalScans(
+            self.catalog, executor=self._scanning, samplers=self.samplers, options=queries
+        )
         self.matching = Matching(self.catalog, executor=self._scanning)
         self.on_dropped: OnDropped = self.catalog.on_dropped
         self.catalog.on_dropped = self._forget
@@ -136,9 +142,15 @@ class StorageNode:
             peers=peers,
             view=self.view,
             samplers=self.samplers,
+            options=queries,
         )
         self.reading = RowReader(
-            name, topology, catalog=self.catalog, peers=peers, executor=self._executor
+            name,
+            topology,
+            catalog=self.catalog,
+            peers=peers,
+            executor=self._executor,
+            options=queries,
         )
         self.selection = Selection(
             name,
@@ -147,6 +159,7 @@ class StorageNode:
             scans=self.scans,
             reading=self.reading,
             executor=self._scanning,
+            options=queries,
         )
         self._merging = (
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)

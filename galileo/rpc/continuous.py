@@ -157,7 +157,10 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         face: CcqApi,
         ownership: Ownership | None = None,
         allowances: QuotaResolver | None = None,
+        *,
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        self._part_bytes = part_bytes
         self._face = face
         self._ownership = ownership or Ownership()
         self._allowances = allowances or QuotaResolver()
@@ -212,8 +215,8 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         if held is None:
             yield peers_pb2.HandedOffCachePart(tail=peers_pb2.HandedOffCacheTail(is_held=False))
             return
-        for start in range(0, len(held.data), PART_BYTES):
-            yield peers_pb2.HandedOffCachePart(data=held.data[start : start + PART_BYTES])
+        for start in range(0, len(held.data), self._part_bytes):
+            yield peers_pb2.HandedOffCachePart(data=held.data[start : start + self._part_bytes])
         tail = peers_pb2.HandedOffCacheTail(
             is_held=True, reached=cursor_to_pb(held.reached), gone=commit_ranges_to_pb(held.gone)
         )
@@ -285,7 +288,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         if isinstance(update, list):
             return update
         if request.packing >= FORMAT_VERSION:
-            parts = list(_packed_parts(update.pieces))
+            parts = list(_packed_parts(update.pieces, self._part_bytes))
         else:
             parts = await asyncio.to_thread(_arrow_parts, update)
         return _framed(parts or [continuous_pb2.FetchPart()], update)
@@ -353,7 +356,7 @@ def _head(labels: LabelSet) -> continuous_pb2.SubmitHead:
     return continuous_pb2.SubmitHead(schema_json=labels.schema.to_json(), query_json=labels.query)
 
 
-def _packed_parts(pieces: Sequence[Piece]) -> Iterator[continuous_pb2.FetchPart]:
+def _packed_parts(pieces: Sequence[Piece], part_bytes: int) -> Iterator[continuous_pb2.FetchPart]:
     """Combines small packs into one message."""
     part, size = continuous_pb2.FetchPart(), 0
     for piece in pieces:
@@ -362,7 +365,7 @@ def _packed_parts(pieces: Sequence[Piece]) -> Iterator[continuous_pb2.FetchPart]
             part.kept.add(pack=len(part.packed), starts=starts, counts=counts)
         part.packed.append(piece.data)
         size += len(piece.data)
-        if size >= PART_BYTES:
+        if size >= part_bytes:
             yield part
             part, size = continuous_pb2.FetchPart(), 0
     if part.packed:

@@ -43,6 +43,8 @@ def unary(
 
 def streaming(
     handler: Callable[[Servicer, Request, Context], AsyncIterator[Reply]],
+    *,
+    stalled_max_s: float = STALLED_MAX_S,
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Reply]]:
     """The same for a handler that yields its replies.
 
@@ -57,7 +59,7 @@ def streaming(
             made = cast(AsyncGenerator[Reply, None], handler(self, request, context))
             async with aclosing(made) as replies:
                 async for reply in replies:
-                    stalled = loop.call_later(STALLED_MAX_S, _end, task)
+                    stalled = loop.call_later(stalled_max_s, _end, task, stalled_max_s)
                     try:
                         yield reply
                     finally:
@@ -68,8 +70,8 @@ def streaming(
     return guarded
 
 
-def _end(task: asyncio.Task[Any] | None) -> None:
-    log.warning("cancelled a stream whose reader received nothing for %g s", STALLED_MAX_S)
+def _end(task: asyncio.Task[Any] | None, stalled_s: float) -> None:
+    log.warning("cancelled a stream whose reader received nothing for %g s", stalled_s)
     if task is not None:
         task.cancel()
 

@@ -17,8 +17,6 @@ from galileo.samplers import SamplerSpec
 from galileo.wire.codec import cursor_to_pb, label_messages
 from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
-ANSWERS_MAX = 256
-"""Concurrent streams of a node; each holds a few chunks while its reader is slow."""
 RETRY_AFTER_S = 0.5
 HELD_BYTES_MAX = 64 << 10
 """Labels up to this size are combined with the tail into one message."""
@@ -65,9 +63,10 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        if self._streaming >= ANSWERS_MAX:
+        answers_max = self._node.options.queries.answers_max
+        if self._streaming >= answers_max:
             raise Overloaded(
-                f"this node already answers {ANSWERS_MAX} queries; try again shortly",
+                f"this node already answers {answers_max} queries; try again shortly",
                 after_s=RETRY_AFTER_S,
             )
         self._streaming += 1

@@ -29,7 +29,6 @@ BURST_S = 1.0
 """Unused capacity is kept for this long."""
 CALLS_RETRY_S = 0.5
 METERS_MAX = 20_000
-"""Beyond it, the least recently used idle meters are dropped."""
 
 
 class TokenBucket:
@@ -156,9 +155,17 @@ class Metering:
     Args:
         allowances: resolves quotas.
         monotonic: clock in seconds.
+        meters_max: beyond it, the least recently used idle meters are dropped.
     """
 
-    def __init__(self, allowances: QuotaResolver, *, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        allowances: QuotaResolver,
+        *,
+        monotonic: Callable[[], float],
+        meters_max: int = METERS_MAX,
+    ) -> None:
+        self._meters_max = meters_max
         self._allowances = allowances
         self._monotonic = monotonic
         self._meters: OrderedDict[str, PrincipalUsage] = OrderedDict()
@@ -189,11 +196,11 @@ class Metering:
         return None if is_nodes else self.meter(principal)
 
     def _forget_some(self) -> None:
-        if len(self._meters) < METERS_MAX:
+        if len(self._meters) < self._meters_max:
             return
         for name in [name for name, one in self._meters.items() if not one.calls]:
             del self._meters[name]
-            if len(self._meters) <= METERS_MAX // 2:
+            if len(self._meters) <= self._meters_max // 2:
                 return
 
 

@@ -33,7 +33,6 @@ from galileo.server.fetch_response import CursorInterner, SharedUpdates, apply_w
 from galileo.wire import token as tokens
 from galileo.wire.codec import KeptRows
 
-FETCHES_PER_STEP = 1_000
 CCQS_MAX = 100_000
 """CCQs of one call."""
 TOKENS_KEPT = 200_000
@@ -75,6 +74,7 @@ class BulkFetches:
 
     Args:
         check: raises an error if a CCQ cannot be fetched now.
+        fetches_per_step: CCQs that the machine is asked about in one event.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class BulkFetches:
         clock: Clock,
         limits: LimitsSection,
         check: Callable[[str], None],
+        fetches_per_step: int = 1_000,
     ) -> None:
         self._check = check
         self._node = node
@@ -93,6 +94,7 @@ class BulkFetches:
         self._peers = peers
         self._clock = clock
         self._limits = limits
+        self._fetches_per_step = fetches_per_step
         self._issued: dict[str, _Said] = {}
         self._cursors = CursorInterner()
 
@@ -176,10 +178,10 @@ class BulkFetches:
         """Fetches as many as fit; returns whether some were left out."""
         answers: list[_Answer] = []
         labels = 0
-        for start in range(0, len(asks), FETCHES_PER_STEP):
+        for start in range(0, len(asks), self._fetches_per_step):
             if labels >= labels_max:
                 return answers, True
-            some = asks[start : start + FETCHES_PER_STEP]
+            some = asks[start : start + self._fetches_per_step]
             for answer in await self._asked(some, labels_max - labels):
                 answers.append(answer)
                 effect = answer.effect

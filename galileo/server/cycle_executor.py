@@ -36,10 +36,6 @@ from galileo.wire.match_codec import part_from_pb, sequences_to_bytes
 from galileo.wire.status import error_from_pb
 
 QUERIES_KEPT = 200_000
-SPARED_ITEMS_MAX = 256
-"""Size of a cycle up to which the feature graph is used."""
-STAND_BYTES_MAX = 4 << 20
-"""Texts of queries in one message to a node."""
 STOOD_MAX = 1_000_000
 """Cached digests of queries that nodes know."""
 
@@ -96,6 +92,19 @@ class _Group:
         return sorted(frozenset[int]().union(*(row.asked for row in self.rows)))
 
 
+@dataclass(frozen=True, slots=True)
+class CycleOptions:
+    """Limits of a cycle.
+
+    Attributes:
+        pruned_items_max: size of a cycle up to which the feature graph is used.
+        texts_bytes_max: texts of queries that are registered with one call.
+    """
+
+    pruned_items_max: int = 256
+    texts_bytes_max: int = 4 << 20
+
+
 class CycleExecutor:
     """Runs processing cycles for the continuous machine.
 
@@ -105,6 +114,7 @@ class CycleExecutor:
         register_queries: registers the texts of queries at a node.
         is_dead: whether a node counts as dead, so that a cycle does not wait for it.
         failure_of: converts an error for the machine.
+        options: limits.
     """
 
     def __init__(
@@ -115,7 +125,9 @@ class CycleExecutor:
         register_queries: RegisterQueries,
         is_dead: Callable[[str], bool],
         failure_of: FailureOf,
+        options: CycleOptions | None = None,
     ) -> None:
+        self._options = options or CycleOptions()
         self._node = node
         self._evaluate = evaluate
         self._register_queries = register_queries
@@ -156,7 +168,7 @@ class CycleExecutor:
         groups: dict[str, _Group] = {}
         # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
-        is_pruned = len(items) <= SPARED_ITEMS_MAX
+        is_pruned = len(items) <= self._options.pruned_items_max
         shards = self._node.catalog.shards
         for item in items:
             name = item.ccq.dataset
@@ -247,7 +259,7 @@ class CycleExecutor:
             if asked[row] and (node, dataset, known.digest) not in self._stood
         }
         try:
-            for texts in _in_messages(new.values()):
+            for texts in _in_messages(new.values(), self._options.texts_bytes_max):
                 await self._register_queries(node, dataset, texts)
         except GalileoError:
             return
@@ -392,13 +404,13 @@ def _in_commit_order(matches: MatchBatch) -> tuple[pa.Table, Numbers]:
     return matches.rows.take(places).combine_chunks(), matches.items[order]
 
 
-def _in_messages(texts: Iterable[str]) -> Iterable[list[str]]:
+def _in_messages(texts: Iterable[str], bytes_max: int) -> Iterable[list[str]]:
     held: list[str] = []
     size = 0
     for text in texts:
         held.append(text)
         size += len(text)
-        if size >= STAND_BYTES_MAX:
+        if size >= bytes_max:
             yield held
             held, size = [], 0
     if held:

@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from galileo import request_id, spans
@@ -29,13 +30,7 @@ from galileo.storage.metadata_files import is_full
 from galileo.storage.store import Store
 from galileo.wire.context_propagation import Origin, continue_request, outgoing_metadata
 
-TICK_S = 0.05
-ANNOUNCE_INTERVAL_S = 0.25
-"""New commits are announced to peers at once, but at most at this interval."""
-EVENTS_WAITING_MAX = 50_000
 RECORD_KIND = "ccq"
-RECORDS_RETRY_S = 1.0
-"""Interval at which a durable record is retried while the disk is full."""
 
 Answer: TypeAlias = Any
 Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
@@ -69,6 +64,24 @@ _REPEATED = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
 """Events that may be lost, because they are sent again."""
 
 
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """Intervals and limits of a driver.
+
+    Attributes:
+        tick_s: pause between two ticks.
+        announce_interval_s: new commits are announced to peers at once, but at most at this
+            interval.
+        events_waiting_max: events that wait; beyond it requests are refused.
+        records_retry_s: interval at which a durable record is retried while the disk is full.
+    """
+
+    tick_s: float = 0.05
+    announce_interval_s: float = 0.25
+    events_waiting_max: int = 50_000
+    records_retry_s: float = 1.0
+
+
 class Driver:
     """Feeds events to the machines of one node and executes their effects.
 
@@ -81,6 +94,7 @@ class Driver:
             GalileoError.
         drop_spills: deletes spill files in the background.
         new_commits: called before each tick; returns CommitsObserved events of this node.
+        options: intervals and limits.
     """
 
     def __init__(
@@ -93,7 +107,9 @@ class Driver:
         work: Work,
         new_commits: Callable[[], list[ccq.ContinuousEvent]],
         drop_spills: Callable[[Sequence[int]], None],
+        options: DriverOptions | None = None,
     ) -> None:
+        self._options = options or DriverOptions()
         self.machine = machine
         self.members = members
         self.mail: PeerMessenger | None = None
@@ -147,7 +163,7 @@ class Driver:
             TimeoutError: there was no answer in time.
             Overloaded: too many events are queued.
         """
-        if self._events.qsize() > EVENTS_WAITING_MAX:
+        if self._events.qsize() > self._options.events_waiting_max:
             raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
         request = next(self._requests)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -170,7 +186,7 @@ class Driver:
         Raises:
             TimeoutError, Overloaded: as `ask`.
         """
-        if self._events.qsize() > EVENTS_WAITING_MAX:
+        if self._events.qsize() > self._options.events_waiting_max:
             raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
         first = next(self._requests)
         self._requests = itertools.count(first + count)
@@ -245,8 +261,9 @@ class Driver:
     def _pause_s(self, now: float) -> float:
         """Seconds until the next tick, which is earlier if a cycle is due before it."""
         due_at = self.machine.cycle_due_at
-        is_soon = due_at is not None and now < due_at < now + TICK_S
-        return due_at - now if due_at is not None and is_soon else TICK_S
+        tick_s = self._options.tick_s
+        is_soon = due_at is not None and now < due_at < now + tick_s
+        return due_at - now if due_at is not None and is_soon else tick_s
 
     def announce_commits(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
         """Feeds events of this node's own commits, and announces them by an extra heartbeat."""
@@ -255,7 +272,7 @@ class Driver:
             self.feed(event)
         if (
             not self._has_news
-            or now < self._announced_at + ANNOUNCE_INTERVAL_S
+            or now < self._announced_at + self._options.announce_interval_s
             or self.mail is None
         ):
             return
@@ -339,7 +356,7 @@ class Driver:
                         raise
                     log.error("continuous queries are paused: %s", error)
                 self._awaits_disk = True
-                await asyncio.sleep(RECORDS_RETRY_S)
+                await asyncio.sleep(self._options.records_retry_s)
         finally:
             self._awaits_disk = False
 

@@ -28,6 +28,7 @@ from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
+from galileo.node.catalog import CatalogOptions
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
@@ -424,7 +425,7 @@ def _keep_placement(store: Store, topology: Topology) -> None:
 def _node_options(config: Config, clock: Clock) -> NodeOptions:
     return NodeOptions(
         batch_rows_max=config.limits.batch_rows_max,
-        commit_queue_max=config.limits.commit_queue_max,
+        catalog=CatalogOptions(commit_queue_max=config.limits.commit_queue_max),
         merging=_merging(config.storage),
         sending=UploadOptions(
             is_allowed=config.samplers.uploads == "sandboxed",

@@ -23,8 +23,6 @@ from galileo.http_server import (
 from galileo.server.metrics import Measured, exposed
 from galileo.server.readiness import Readiness
 
-ANSWER_WITHIN_S = 5.0
-"""Time after which an event loop that does not answer counts as hung."""
 CONNECTIONS_MAX = 64
 IDLE_S = 10.0
 """Timeout of a request, of its answer, and between two requests."""
@@ -40,6 +38,7 @@ class Monitoring:
         address: host:port to listen on.
         measure: all measurements; called on the event loop.
         look: the readiness of the node; called on the event loop.
+        answer_within_s: a loop that takes longer is not alive.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -51,7 +50,9 @@ class Monitoring:
         *,
         measure: Callable[[], list[Measured]],
         look: Callable[[], Readiness],
+        answer_within_s: float = 5.0,
     ) -> None:
+        self.answer_within_s = answer_within_s
         self._loop = asyncio.get_running_loop()
         self.measure = measure
         self.look = look
@@ -80,7 +81,7 @@ class Monitoring:
 
         future = asyncio.run_coroutine_threadsafe(called(), self._loop)
         try:
-            return future.result(ANSWER_WITHIN_S)
+            return future.result(self.answer_within_s)
         except TimeoutError:
             future.cancel()
             raise
@@ -128,7 +129,8 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         try:
             answer()
         except TimeoutError:
-            text = f"the event loop has not answered for {ANSWER_WITHIN_S:g} s\n"
+            waited_s = self.server.monitoring.answer_within_s
+            text = f"the event loop has not answered for {waited_s:g} s\n"
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, text.encode(), _TEXT)
 
     def _is_for_this_machine(self) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from galileo.ccq import messages, model
@@ -32,15 +33,6 @@ from galileo.wire.codec import (
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-OUTBOX_MAX = 10_000
-MESSAGES_TOGETHER_MAX = 1_000
-MESSAGES_BYTES_MAX = 2 << 20
-"""Size of one request; a single message may exceed it."""
-SYNOPSIS_BYTES_MAX = 4 << 20
-SAMPLERS_TOGETHER_MAX = 16
-"""Uploaded samplers announced in one heartbeat; the receiver may have to fetch their code."""
-DROPPED_TOGETHER_MAX = 1_000
-"""Names of dropped datasets in one heartbeat."""
 PROTOCOL = 3
 """Version of the messages; raised when older versions would misinterpret a message."""
 PROTOCOLS_UNDERSTOOD = (3,)
@@ -63,13 +55,35 @@ TAGGED = TaggedJson(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class MessagingOptions:
+    """Limits of what goes to one peer.
+
+    Attributes:
+        outbox_max: messages that wait; beyond it the oldest are lost.
+        messages_together_max: messages of one request.
+        messages_bytes_max: their size; a single message may exceed it.
+        synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
+        samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
+            to fetch their code.
+        dropped_together_max: names of dropped datasets in one heartbeat.
+    """
+
+    outbox_max: int = 10_000
+    messages_together_max: int = 1_000
+    messages_bytes_max: int = 2 << 20
+    synopsis_bytes_max: int = 4 << 20
+    samplers_together_max: int = 16
+    dropped_together_max: int = 1_000
+
+
 class _Peer:
     """The outbox of one peer, and the state that it has acknowledged."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, outbox_max: int) -> None:
         self.name = name
         self.heartbeat_due = False
-        self.outbox: deque[bytes] = deque(maxlen=OUTBOX_MAX)
+        self.outbox: deque[bytes] = deque(maxlen=outbox_max)
         self.wake = asyncio.Event()
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.up_to_date: dict[str, PublishedCommits] = {}
@@ -115,6 +129,7 @@ class PeerMessenger:
         on_heartbeat: called with (node, epoch).
         on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
+        options: limits.
     """
 
     def __init__(
@@ -125,14 +140,16 @@ class PeerMessenger:
         on_heartbeat: Callable[[str, int], None],
         on_message: Callable[[str, Any], None],
         on_news: Callable[[Iterable[str]], None],
+        options: MessagingOptions | None = None,
     ) -> None:
+        self._options = options = options or MessagingOptions()
         self._node = node
         self._peers = peers
         self._on_heartbeat = on_heartbeat
         self._on_message = on_message
         self._on_news = on_news
         others = [other.name for other in node.topology.nodes if other.name != node.name]
-        self._boxes = {name: _Peer(name) for name in others}
+        self._boxes = {name: _Peer(name, outbox_max=options.outbox_max) for name in others}
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._sent: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
@@ -190,7 +207,7 @@ class PeerMessenger:
             epoch=self._node.store.epoch,
             topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
-            messages=_take_batch(box.outbox),
+            messages=_take_batch(box.outbox, self._options),
             protocol=PROTOCOL,
             address=self._node.topology.by_name[self._node.name].address,
         )
@@ -233,14 +250,14 @@ class PeerMessenger:
             for name, generations in reversed(self._node.catalog.generations.items())
             if generations > box.dropped.get(name, 0)
         ]
-        return unheard[:DROPPED_TOGETHER_MAX]
+        return unheard[: self._options.dropped_together_max]
 
     def _sampler_news(self, box: _Peer) -> list[peers_pb2.SamplerNotice]:
         news = self._node.samplers.news()
         unheard = [(d, at) for d, at in news.items() if box.samplers.get(d, -1.0) != at]
         return [
             peers_pb2.SamplerNotice(digest=digest, revoked_at=at)
-            for digest, at in unheard[:SAMPLERS_TOGETHER_MAX]
+            for digest, at in unheard[: self._options.samplers_together_max]
         ]
 
     def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
@@ -255,7 +272,7 @@ class PeerMessenger:
                 if known == synopsis.version:
                     continue
                 is_up_to_date = False
-                if size > SYNOPSIS_BYTES_MAX:
+                if size > self._options.synopsis_bytes_max:
                     continue
                 delta = synopsis.changes_since(known).to_bytes(shard.schema)
                 size += len(delta)
@@ -401,11 +418,11 @@ def _check_protocol(request: peers_pb2.GossipRequest) -> None:
         )
 
 
-def _take_batch(outbox: deque[bytes]) -> list[bytes]:
+def _take_batch(outbox: deque[bytes], options: MessagingOptions) -> list[bytes]:
     """Removes the oldest messages of an outbox, up to the limits of one request."""
     batch: list[bytes] = []
-    size = 0
-    while outbox and len(batch) < MESSAGES_TOGETHER_MAX and size < MESSAGES_BYTES_MAX:
+    size, count_max, bytes_max = 0, options.messages_together_max, options.messages_bytes_max
+    while outbox and len(batch) < count_max and size < bytes_max:
         batch.append(outbox.popleft())
         size += len(batch[-1])
     return batch

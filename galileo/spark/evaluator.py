@@ -31,7 +31,7 @@ from galileo.clock import Clock, SystemClock
 from galileo.errors import ConfigError, GalileoError
 from galileo.logging_setup import start_logging
 from galileo.spark.job import JobLimits, request_from_pb
-from galileo.spark.job_queue import JobQueue
+from galileo.spark.job_queue import JobQueue, QueueOptions
 from galileo.spark.job_runner import Engine, EngineLost, JobRunner
 from galileo.spark.options import EvaluatorOptions
 from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
@@ -176,9 +176,8 @@ async def _serve(
     )
     jobs = JobRunner(engine, limits)
     await asyncio.get_running_loop().run_in_executor(threads, jobs.warm_up)
-    queue = JobQueue(
-        jobs, threads=threads, requests_max=options.queue_max, keep_warm_s=options.keep_warm_s
-    )
+    limits_of_queue = QueueOptions(options.queue_max, keep_warm_s=options.keep_warm_s)
+    queue = JobQueue(jobs, threads=threads, options=limits_of_queue)
     lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
     server, record = await _open_server(EvaluatorService(queue, lease, jobs))
     runtime.publish(record)

@@ -15,11 +15,26 @@ from galileo.errors import GalileoError, Overloaded, Unavailable
 from galileo.spark.job import EMPTY_REQUEST, JobRequest, Outcome
 from galileo.spark.job_runner import EngineLost, JobRunner, Run
 
-ITEMS_MAX = 200_000
-CANCEL_AGAIN_S = 1.0
-CANCEL_TIMEOUT_S = 20.0
-
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Limits of a queue.
+
+    Attributes:
+        requests_max: waiting requests.
+        items_max: queries of one job.
+        keep_warm_s: seconds without a job after which an empty one runs; 0: never.
+        cancel_again_s: seconds between two attempts to cancel a job.
+        cancel_timeout_s: seconds after which a cancelled job that runs ends the session.
+    """
+
+    requests_max: int
+    items_max: int = 200_000
+    keep_warm_s: float = 0.0
+    cancel_again_s: float = 1.0
+    cancel_timeout_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +55,11 @@ class JobQueue:
     """Waiting requests, and the run in progress."""
 
     def __init__(
-        self, jobs: JobRunner, *, threads: ThreadPoolExecutor, requests_max: int, keep_warm_s: float
+        self, jobs: JobRunner, *, threads: ThreadPoolExecutor, options: QueueOptions
     ) -> None:
         self._jobs = jobs
         self._threads = threads
-        self._requests_max = requests_max
-        self._keep_warm_s = keep_warm_s or None
+        self._options = options
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._tags = itertools.count()
@@ -62,9 +76,10 @@ class JobQueue:
             Overloaded: too many requests wait, or this one has too many items.
             Unavailable: the session ended.
         """
-        if len(self._waiting) >= self._requests_max or len(request) > ITEMS_MAX:
+        requests_max, items_max = self._options.requests_max, self._options.items_max
+        if len(self._waiting) >= requests_max or len(request) > items_max:
             raise Overloaded(
-                f"expected at most {self._requests_max} waiting requests of {ITEMS_MAX} queries, "
+                f"expected at most {requests_max} waiting requests of {items_max} queries, "
                 f"got one of {len(request)} behind {len(self._waiting)}; try again later",
                 after_s=1.0,
             )
@@ -88,7 +103,7 @@ class JobQueue:
 
     async def _serve_next(self) -> None:
         try:
-            await asyncio.wait_for(self._arrived.wait(), self._keep_warm_s)
+            await asyncio.wait_for(self._arrived.wait(), self._options.keep_warm_s or None)
         except TimeoutError:
             await self._in_thread(self._jobs.keep_warm)
             return
@@ -98,7 +113,7 @@ class JobQueue:
     def _next_batch(self) -> list[_Waiting]:
         """Removes the oldest requests, as many as fit one job; skips those that were cancelled."""
         batch: list[_Waiting] = []
-        room = ITEMS_MAX
+        room = self._options.items_max
         while self._waiting and len(self._waiting[0].request) <= room:
             waiting = self._waiting.popleft()
             if not waiting.done.done():
@@ -141,7 +156,7 @@ class JobQueue:
 
     async def _end(self, job: asyncio.Future[list[Outcome]], run: Run) -> None:
         """Cancels the job until it has ended. Raises EngineLost if it does not end."""
-        deadline = time.monotonic() + CANCEL_TIMEOUT_S
+        deadline = time.monotonic() + self._options.cancel_timeout_s
         cancelling: asyncio.Future[None] | None = None
         while not job.done():
             if time.monotonic() > deadline:
@@ -149,7 +164,7 @@ class JobQueue:
             # Not awaited: a JVM that hangs does not answer this call either.
             if cancelling is None or cancelling.done():
                 cancelling = asyncio.ensure_future(self._in_thread(lambda: self._jobs.cancel(run)))
-            await asyncio.wait({job}, timeout=CANCEL_AGAIN_S)
+            await asyncio.wait({job}, timeout=self._options.cancel_again_s)
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)

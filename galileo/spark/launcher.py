@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -32,12 +33,23 @@ START_TIMEOUT_S = 120.0
 PING_TIMEOUT_S = 2.0
 PINGS_PER_LEASE = 4
 FRESH_S = 1.0
-HUNG_S = 15.0
-RETRY_S = 10.0
 _POLL_S = 0.1
 _LOG_TAIL_BYTES = 2_000
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """When an evaluator is replaced.
+
+    Attributes:
+        hung_s: seconds without an answer after which its process is killed.
+        retry_s: seconds after a failed start for which none is started.
+    """
+
+    hung_s: float = 15.0
+    retry_s: float = 10.0
 
 
 class EvaluatorClient:
@@ -47,8 +59,15 @@ class EvaluatorClient:
     without calls its lease expires.
     """
 
-    def __init__(self, options: EvaluatorOptions, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        options: EvaluatorOptions,
+        *,
+        clock: Clock | None = None,
+        launching: LaunchOptions | None = None,
+    ) -> None:
         self._options = options
+        self._launching = launching or LaunchOptions()
         self._clock = clock or SystemClock()
         self._runtime = RuntimeDir(options.runtime_dir)
         self._lock = asyncio.Lock()
@@ -82,7 +101,8 @@ class EvaluatorClient:
                 await self._await_answer(timeout_s)
             except OSError as error:  # A full disk, or too many processes.
                 raise Unavailable(
-                    f"the evaluator cannot be found or started: {error}", after_s=RETRY_S
+                    f"the evaluator cannot be found or started: {error}",
+                    after_s=self._launching.retry_s,
                 ) from error
 
     async def evaluate(
@@ -178,11 +198,11 @@ class EvaluatorClient:
         return reply
 
     def _replace_if_hung(self, record: EvaluatorRecord) -> None:
-        """Kills an evaluator that has not answered for `HUNG_S`; the next check starts another."""
+        """Kills an evaluator that has not answered for `hung_s`; the next check starts another."""
         now = self._clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         process = record.process()
-        if process is not None and now - self._silent_since > HUNG_S:
+        if process is not None and now - self._silent_since > self._launching.hung_s:
             log.warning("the evaluator (process %s) does not answer and is killed", record.pid)
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -200,7 +220,7 @@ class EvaluatorClient:
 
     def _check_child(self) -> None:
         """Raises Unavailable if the process that we started ended before it was warm, and for
-        `RETRY_S` after, so that not every cycle starts one in vain.
+        `retry_s` after, so that not every cycle starts one in vain.
         """
         child = self._child
         if child is not None and child.returncode is not None:
@@ -211,8 +231,8 @@ class EvaluatorClient:
                     f"the evaluator did not start (exit code {child.returncode}); "
                     f"the end of {self._runtime.log}:\n{_tail(self._runtime)}"
                 )
-        if self._clock.monotonic() - self._failed_at < RETRY_S:
-            raise Unavailable(self._failure, after_s=RETRY_S)
+        if self._clock.monotonic() - self._failed_at < self._launching.retry_s:
+            raise Unavailable(self._failure, after_s=self._launching.retry_s)
 
 
 def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subprocess.Popen[bytes]:

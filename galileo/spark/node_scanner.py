@@ -40,7 +40,8 @@ class NodeAnswer:
 class NodeScanner:
     """The open channels of one worker and the event loop that they belong to."""
 
-    def __init__(self, keys: TlsFiles = NO_TLS_FILES) -> None:
+    def __init__(self, keys: TlsFiles = NO_TLS_FILES, *, channels_max: int = CHANNELS_MAX) -> None:
+        self._channels_max = channels_max
         self._loop = asyncio.new_event_loop()
         self._caller = Caller(keys=keys)
 
@@ -75,11 +76,16 @@ class NodeScanner:
             return list(await asyncio.gather(*calls))
         finally:
             # Not earlier: all channels of a task are in use together.
-            await self._caller.close_oldest(CHANNELS_MAX)
+            await self._caller.close_oldest(self._channels_max)
 
 
 async def fetch(
-    node: Connection, query: NodeQuery, group: Group, *, timeout_s: float
+    node: Connection,
+    query: NodeQuery,
+    group: Group,
+    *,
+    timeout_s: float,
+    bytes_max: int = ANSWER_BYTES_MAX,
 ) -> NodeAnswer:
     """The answer of one node for one group; the complete parts of it where the stream fails."""
     schema = Schema.from_json(group.schema_json)
@@ -89,20 +95,20 @@ async def fetch(
         stream = node.stream(PeerStorageStub, "Match", _request(query, group), timeout_s=timeout_s)
     with stream:
         try:
-            await _receive(stream, replies)
+            await _receive(stream, replies, bytes_max)
         except GalileoError as error:
             failure = error
     answer = replies.answer if failure is None else _failed(replies.answer, failure, query)
     return NodeAnswer(query, _renumber(answer, query), node.address)
 
 
-async def _receive(stream: Stream, replies: MatchReplies) -> None:
+async def _receive(stream: Stream, replies: MatchReplies, bytes_max: int) -> None:
     received = 0
     async for reply in stream:
         received += replies.take(reply)
-        if received > ANSWER_BYTES_MAX:
+        if received > bytes_max:
             raise Overloaded(
-                f"expected at most {ANSWER_BYTES_MAX} bytes of labels from one node in one "
+                f"expected at most {bytes_max} bytes of labels from one node in one "
                 "cycle; use a sampler, a narrower query or a shorter update interval"
             )
 

@@ -17,9 +17,6 @@ from galileo.labels import LabelSet, first_commits
 from galileo.match_batch import PAIR_BYTES, MatchBatch, MatchedPartitions
 from galileo.model.schema import Schema
 
-CUTS_MAX = 64
-"""Items of one part that are cut; others that do not fit are left for the next job."""
-
 
 def fair_share(sizes: npt.ArrayLike, *, room: int) -> int:
     """The largest bound such that the sizes, each cut to it, fit the room (max-min fairness)."""
@@ -34,7 +31,11 @@ def fair_share(sizes: npt.ArrayLike, *, room: int) -> int:
 
 
 def fit_to_budget(
-    parts: Sequence[tuple[MatchedPartitions, Schema]], *, bytes_max: int, turn: int
+    parts: Sequence[tuple[MatchedPartitions, Schema]],
+    *,
+    bytes_max: int,
+    turn: int,
+    cuts_max: int = 64,
 ) -> Iterator[list[MatchedPartitions]]:
     """For each part, the parts of it that fit the budget.
 
@@ -42,6 +43,7 @@ def fit_to_budget(
         parts: with the schemas of their datasets.
         bytes_max: of all results together, approximately; one commit can exceed it.
         turn: number of the job; rotates which items are cut.
+        cuts_max: items of one part that are cut; others that do not fit are left for the next job.
     """
     if sum(part.matches.nbytes for part, _ in parts) <= bytes_max:
         yield from ([part] for part, _ in parts)
@@ -57,7 +59,7 @@ def fit_to_budget(
             _without(part, heavy),
             *(
                 _cut(part, item, schema=schema, labels_max=max(1, share // cost))
-                for item in np.roll(heavy, -turn * CUTS_MAX)[:CUTS_MAX].tolist()
+                for item in np.roll(heavy, -turn * cuts_max)[:cuts_max].tolist()
             ),
         ]
 

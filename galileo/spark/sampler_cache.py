@@ -23,8 +23,6 @@ from galileo.wire.internal.v1.peers_pb2_grpc import PeerSamplersStub
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 OPTIONS = CallOptions(call_s=5.0, patience_s=0.0)
-CHECK_INTERVAL_S = 2.0
-"""The interval of checks; the processes of a revoked sampler end within it."""
 IDLE_S = 120.0
 
 Get = Callable[[str, peers_pb2.GetSamplerRequest], peers_pb2.GetSamplerReply]
@@ -44,6 +42,7 @@ class SamplerCache:
         runtime: runs the samplers.
         get: calls the node at an address.
         monotonic: clock, in seconds.
+        check_interval_s: of checks; the processes of a revoked sampler end within it.
     """
 
     def __init__(
@@ -52,7 +51,9 @@ class SamplerCache:
         *,
         get: Get,
         monotonic: Callable[[], float] = time.monotonic,
+        check_interval_s: float = 2.0,
     ) -> None:
+        self._check_interval_s = check_interval_s
         self._runtime = runtime
         self._get = get
         self._monotonic = monotonic
@@ -121,7 +122,7 @@ class SamplerCache:
 
     def _check_regularly(self) -> None:
         while True:
-            time.sleep(CHECK_INTERVAL_S)
+            time.sleep(self._check_interval_s)
             if not self.drop_unused():
                 return
 

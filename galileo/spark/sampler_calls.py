@@ -27,8 +27,6 @@ WAIT_S = 0.25
 """How long a task waits for all of its calls together."""
 THREADS = 8
 CALLS_MAX = 128
-"""Calls that wait, run, or have a result. Results are evicted: first those that were delivered,
-the oldest first."""
 ARCHIVE_SHARE = 0.5
 """Of the threads, and of the calls that are not done, for one archive."""
 
@@ -87,9 +85,15 @@ class Call:
 
 
 class BackgroundCalls:
-    """The calls of one worker. The threads never end: the processes that they start need them."""
+    """The calls of one worker. The threads never end: the processes that they start need them.
 
-    def __init__(self, *, threads: int = THREADS) -> None:
+    Attributes:
+        calls_max: calls that wait, run, or have a result. Results are evicted: first those that
+            were delivered, the oldest first.
+    """
+
+    def __init__(self, *, threads: int = THREADS, calls_max: int = CALLS_MAX) -> None:
+        self.calls_max = calls_max
         self._calls: OrderedDict[Key, Call] = OrderedDict()
         self._archive_max = max(1, int(ARCHIVE_SHARE * threads))
         self._changed = threading.Condition()
@@ -136,13 +140,13 @@ class BackgroundCalls:
         """
         calls = self._calls
         active = sum(not call.done.is_set() for call in calls.values() if call.archive == archive)
-        if active >= max(1, int(ARCHIVE_SHARE * CALLS_MAX)):
+        if active >= max(1, int(ARCHIVE_SHARE * self.calls_max)):
             raise Overloaded(f"{active} calls of this uploaded sampler run; it is called later")
-        if len(calls) < CALLS_MAX:
+        if len(calls) < self.calls_max:
             return
         done = [key for key, call in calls.items() if call.done.is_set()]
         if not done:
-            raise Overloaded(f"{CALLS_MAX} uploaded samplers run; this one is called later")
+            raise Overloaded(f"{self.calls_max} uploaded samplers run; this one is called later")
         del calls[next((key for key in done if calls[key].delivered), done[0])]
 
     def _serve(self) -> None:

@@ -29,7 +29,7 @@ from galileo.spark.job import Job, Outcome, TaskRow, to_batches
 from galileo.spark.node_scanner import NodeAnswer, NodeScanner, filter_untrusted
 from galileo.spark.result_budget import fit_to_budget, single_query_part
 from galileo.spark.sampler_cache import SamplerCache, get_over_grpc
-from galileo.spark.sampler_calls import CALLS_MAX, BackgroundCalls, Call, Key
+from galileo.spark.sampler_calls import BackgroundCalls, Call, Key
 from galileo.spark.sampling import RETRY_NEXT_CYCLE, ObservationReader, sample
 from galileo.tracing import Tracing, TracingOptions, start_tracing
 from galileo.wire.context_propagation import continue_request
@@ -228,7 +228,7 @@ def _run_calls(calls: Sequence[_UploadedCall], *, turn: int) -> Iterator[_Result
     Each result has the cursor up to which its call went. The first call differs from job to job,
     so that all are started at some time even if there are too many.
     """
-    first = turn * CALLS_MAX % max(1, len(calls))
+    first = turn * _background_calls().calls_max % max(1, len(calls))
     started: list[tuple[_UploadedCall, Call]] = []
     for uploaded in (*calls[first:], *calls[:first]):
         with suppress(Overloaded):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo import samplers
 from galileo.labels import LabelSet
 from galileo.samplers import apply, needs_observations, observed_parts
 from galileo.testing.conformance import identities, sample_labels, sample_observations
@@ -35,9 +33,7 @@ def test_parts_are_whole_commits_in_order_and_small_or_one(chosen: list[bool], m
             held = 0
         expected[-1].append(commit)
         held += rows
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samplers, "OBSERVED_ROWS_MAX", most)
-        parts = list(observed_parts(labels))
+    parts = list(observed_parts(labels, most))
     assert [sorted(commits_of(part)) for part in parts] == expected
     together = [place for part in parts for place in identities(part)]
     assert together == sorted(identities(labels))

@@ -109,17 +109,19 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
     )
 
 
-def _tables(rows: Iterable[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.Table]:
+def _tables(
+    rows: Iterable[pa.RecordBatch], spec: WriteSpec, *, rows_sorted_max: int = ROWS_SORTED_MAX
+) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer."""
     buffer: list[pa.RecordBatch] = []
     count = 0
-    limit = ROWS_SORTED_MAX if spec.order == SORTED else spec.batch_rows
+    limit = rows_sorted_max if spec.order == SORTED else spec.batch_rows
     for batch in rows:
         buffer.append(batch.select(spec.columns))
         count += batch.num_rows
         if count >= limit and spec.order == SORTED:
             raise InputError(
-                f"expected fewer than {ROWS_SORTED_MAX:,} rows in one task, which sorts them in "
+                f"expected fewer than {rows_sorted_max:,} rows in one task, which sorts them in "
                 "memory; repartition, or, where rows come in the same order each time, set the "
                 "option order=as_given"
             )

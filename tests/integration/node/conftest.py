@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -177,6 +178,12 @@ class Cluster:
     async def restart(self, name: str) -> StorageNode:
         await self.network.nodes.pop(name).close()
         return self.start(name)
+
+    async def reconfigure(self, **changes: Any) -> None:
+        """Restarts all nodes with other options; what they store stays."""
+        self.options = replace(self.options, **changes)
+        for name in list(self.network.nodes):
+            await self.restart(name)
 
     async def close(self) -> None:
         for node in self.network.nodes.values():

@@ -10,8 +10,7 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import DatasetExists, InputError, Unavailable, UnknownDataset
 from galileo.model.schema import Feature, Schema
-from galileo.node import catalog as catalog_module
-from galileo.node.catalog import dataset_home
+from galileo.node.catalog import CatalogOptions, dataset_home
 
 Make = Callable[..., pa.Table]
 
@@ -127,10 +126,8 @@ async def test_shard_of_an_unknown_dataset_names_the_existing_ones(cluster: Any)
         cluster["a"].catalog.schema("radar")
 
 
-async def test_the_number_of_datasets_is_bounded(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalog_module, "DATASETS_MAX", 2)
+async def test_the_number_of_datasets_is_bounded(cluster: Any) -> None:
+    await cluster.reconfigure(catalog=CatalogOptions(datasets_max=2))
     await cluster["a"].create_dataset(schema_at(cluster, "a"))
     with pytest.raises(InputError, match="at most 2 datasets"):
         await cluster["a"].create_dataset(schema_at(cluster, "b"))

@@ -32,7 +32,7 @@ from galileo.node.analytics_protocol import (
     SummaryResult,
 )
 from galileo.node.cluster_analytics import ClusterAnalytics
-from galileo.node.local_analytics import WORK_WAITING_MAX
+from galileo.node.query_options import QueryOptions
 from galileo.query import Query, parse
 from galileo.query.nearest import NearestTo
 
@@ -321,12 +321,10 @@ async def test_cancelled_analytics_stop_their_work(
     assert [type(error) for error in outcome] == [Cancelled]
 
 
-async def test_too_much_at_a_time_is_refused(
-    cluster: Any, direct: Direct, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert WORK_WAITING_MAX == 64
-    monkeypatch.setattr(local_analytics, "WORK_WAITING_MAX", 2)
-    local, go_on = direct.explorations["a"].local, threading.Event()
+async def test_too_much_at_a_time_is_refused(cluster: Any) -> None:
+    await cluster.reconfigure(queries=QueryOptions(analytics_waiting_max=2))
+    exploration, go_on = ClusterAnalytics(cluster["a"], peers=Direct()), threading.Event()
+    local = exploration.local
     tasks = [asyncio.create_task(local._run(lambda check: go_on.wait())) for _ in range(2)]
     await asyncio.sleep(0)
     try:
@@ -337,13 +335,15 @@ async def test_too_much_at_a_time_is_refused(
         go_on.set()
     assert await asyncio.gather(*tasks) == [True, True]
     assert await local._run(lambda check: 7) == 7
+    await exploration.close()
 
 
 async def test_reading_holds_few_observations_more_than_wanted(
-    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(cluster, make_observations, batches=6)
-    monkeypatch.setattr(local_analytics, "ROWS_HELD", 10)
+    await cluster.reconfigure(queries=QueryOptions(rows_held_min=10))
+    exploration = ClusterAnalytics(cluster["b"], peers=Direct())
     sizes: list[int] = []
     plain = local_analytics.first
 
@@ -354,7 +354,8 @@ async def test_reading_holds_few_observations_more_than_wanted(
     monkeypatch.setattr(local_analytics, "first", measured)
     sought = NearestTo(0.0, 0.0, 5, parse("", cluster.schema), first_m=3e7)
     share = PartitionScope(frozenset(held_by(cluster, "b")))
-    found = await direct.explorations["b"].local.nearest(sought, share)
+    found = await exploration.local.nearest(sought, share)
+    await exploration.close()
     assert found.observations.num_rows == 5
     assert len(sizes) >= 1
     frame = (await cluster.read(await cluster.ask("", at="b"))).to_pandas()

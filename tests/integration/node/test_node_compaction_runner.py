@@ -15,7 +15,7 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.generate import NamLike
 from galileo.model import paths
-from galileo.node.catalog import Catalog
+from galileo.node.catalog import Catalog, CatalogOptions
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.shard import Shard
 from galileo.query import parse
@@ -51,10 +51,15 @@ class BrokenDisk(RealDisk):
         raise OSError(errno.EIO, "EIO")
 
 
-def opened(directory: Path, options: JournalOptions) -> tuple[Store, Catalog]:
+LIMITS = CatalogOptions()
+
+
+def opened(
+    directory: Path, options: JournalOptions, limits: CatalogOptions = LIMITS
+) -> tuple[Store, Catalog]:
     store = Store.open(directory, options, wall=lambda: 1.5e9)
     executor = ThreadPoolExecutor(1)
-    return store, Catalog(store, executor=executor, commit_queue_max=9)
+    return store, Catalog(store, executor=executor, options=limits)
 
 
 @pytest.fixture
@@ -169,9 +174,7 @@ def test_a_partition_that_failed_is_left_alone_and_the_others_go_on(
     store.close()
 
 
-def test_what_is_replayed_is_what_was_written(
-    directory: Path, options: JournalOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_replayed_is_what_was_written(directory: Path, options: JournalOptions) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
     written = Shard(SCHEMA, epoch=2)
     for partition in (0, 5):
@@ -180,8 +183,8 @@ def test_what_is_replayed_is_what_was_written(
             written.replay(partition, Replayed(sequence, counts, commit.paths))
             written.synopses()
     for paths_max in (1, 400, 10**9):
-        monkeypatch.setattr("galileo.node.shard.UNSUMMARISED_PATHS_MAX", paths_max)
-        store, catalog = opened(directory, options)
+        limits = CatalogOptions(unsummarised_paths_max=paths_max)
+        store, catalog = opened(directory, options, limits)
         replayed = catalog.shard("nam")
         assert replayed.graph.count() == written.graph.count()
         for partition in (0, 5):

@@ -21,6 +21,7 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model import paths
+from galileo.node.catalog import CatalogOptions
 from galileo.node.peers import CommitTask
 from galileo.node.storage_node import NodeOptions
 
@@ -124,7 +125,7 @@ async def test_what_a_full_partition_refused_is_completed_by_a_retry(
 ) -> None:
     """Each partition takes its part or refuses it by itself; one that refuses fails the batch."""
     table = make_observations(400)
-    cluster.options = NodeOptions(commit_queue_max=0)
+    cluster.options = NodeOptions(catalog=CatalogOptions(commit_queue_max=0))
     await cluster.restart("a")
     with pytest.raises(Overloaded, match="0 commits wait for partition"):
         await cluster.ingest(table)

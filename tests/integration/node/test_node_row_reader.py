@@ -16,8 +16,8 @@ from galileo.errors import (
     Unavailable,
     UnknownDataset,
 )
-from galileo.node import peers
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
+from galileo.node.query_options import QueryOptions
 
 Make = Callable[..., pa.Table]
 
@@ -68,9 +68,9 @@ async def test_partitions_that_move_while_a_reader_takes_its_time_are_found_agai
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago it began, and however often it happens."""
+    await cluster.reconfigure(queries=QueryOptions(moved_retry_timeout_s=0.0))
     table = make_observations(500)
     await cluster.ingest(table)
-    monkeypatch.setattr(peers, "MOVED_RETRY_TIMEOUT_S", 0.0)
     labels, moved = await cluster.ask(), list[str]()
     for name in "abc":
         there = cluster[name].reading

@@ -96,9 +96,7 @@ def share(made: Callable[..., SamplerArchive]) -> SamplerArchive:
 async def open_cluster(cluster: Any) -> Any:
     """The three nodes, which take what is sent."""
     clock = cluster.clock
-    cluster.options = NodeOptions(sending=UploadOptions(is_allowed=True, wall=clock.wall))
-    for name in "abc":
-        await cluster.restart(name)
+    await cluster.reconfigure(sending=UploadOptions(is_allowed=True, wall=clock.wall))
     return cluster
 
 
@@ -170,10 +168,11 @@ async def test_what_is_no_archive_is_refused(open_cluster: Any, share: Any) -> N
 
 
 async def test_a_node_keeps_a_bounded_number_of_bytes(
-    open_cluster: Any, made: Callable[..., SamplerArchive], monkeypatch: pytest.MonkeyPatch
+    open_cluster: Any, made: Callable[..., SamplerArchive]
 ) -> None:
     first, second = made(CODE), made(CODE + "# other\n")
-    monkeypatch.setattr(sampler_store, "SENT_BYTES_MAX", len(first.data) + 10)
+    bounded = UploadOptions(is_allowed=True, bytes_max=len(first.data) + 10)
+    await open_cluster.reconfigure(sending=bounded)
     await open_cluster["a"].samplers.send(first.data, sent_by="")
     with pytest.raises(InputError, match=r"at most 256 sent samplers .* revoke some"):
         await open_cluster["a"].samplers.send(second.data, sent_by="")

@@ -17,6 +17,7 @@ from galileo.errors import InputError, MessageTooLarge, SamplerFailed, UnknownSa
 from galileo.labels import LabelSet
 from galileo.node import sampling
 from galileo.node.cluster_scan import ScanEnd
+from galileo.node.query_options import QueryOptions
 from galileo.query import parse
 from galileo.samplers import SamplerSpec
 from galileo.testing.conformance import identities, sample_labels
@@ -135,11 +136,9 @@ async def test_a_sample_is_that_of_what_the_query_finds(filled: Any, spec: Sampl
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.name}-{spec.options}")
-async def test_windows_of_few_commits_give_the_same(
-    filled: Any, spec: SamplerSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_windows_of_few_commits_give_the_same(filled: Any, spec: SamplerSpec) -> None:
     expected = set(identities(await sampled(filled, spec)))
-    monkeypatch.setattr(sampling, "WINDOW_LABELS_MAX", 40)
+    await filled.reconfigure(queries=QueryOptions(window_labels_max=40))
     assert set(identities(await sampled(filled, spec))) == expected
 
 
@@ -201,10 +200,8 @@ async def test_missing_or_refusing_sampler_is_an_error(filled: Any) -> None:
         await sampled(filled, SamplerSpec("weighted", {"feature": "station", "n": 5}))
 
 
-async def test_what_is_too_much_to_merge_is_refused(
-    filled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "MERGED_LABELS_MAX", 20)
+async def test_what_is_too_much_to_merge_is_refused(filled: Any) -> None:
+    await filled.reconfigure(queries=QueryOptions(merged_labels_max=20))
     with pytest.raises(MessageTooLarge, match="expected at most 20 sampled labels to merge"):
         await sampled(filled, RESERVOIR)
     assert len(await sampled(filled, SamplerSpec("reservoir", {"n": 1}, 7))) == 1
@@ -224,7 +221,7 @@ async def test_sampled_tasks_among_others_are_answered_alone(filled: Any) -> Non
     assert counts[0] == counts[1] + counts[2]
 
 
-def test_windows_end_between_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_end_between_commits() -> None:
     """Each window is small or one commit, and together they are everything."""
     labels = sample_labels()
     until = Cursor({0: 3, 1: 3, 2: 2})
@@ -236,7 +233,6 @@ def test_windows_end_between_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         yield None
         yield from found.to_batches(max_chunksize=13)
 
-    monkeypatch.setattr(sampling, "WINDOW_LABELS_MAX", 150)
     sizes = []
 
     class Watched:
@@ -251,6 +247,7 @@ def test_windows_end_between_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         until=until,
         sampler=(Watched(), SamplerSpec("watched")),
         observe=lambda part: pytest.fail("it looks at labels alone"),
+        options=QueryOptions(window_labels_max=150),
     )
     tables = [piece for piece in pieces if piece is not None]
     assert sorted(identities(LabelSet(labels.schema, pa.Table.from_batches(tables)))) == sorted(

@@ -16,9 +16,10 @@ from galileo.errors import InputError, PartitionMoved
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
-from galileo.node import cluster_scan, local_scan
+from galileo.node import local_scan
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
+from galileo.node.query_options import QueryOptions
 from galileo.query import parse
 
 Make = Callable[..., pa.Table]
@@ -188,10 +189,10 @@ async def test_nodes_that_need_not_be_asked_are_not_missed(
 
 
 async def test_labels_of_a_stream_that_broke_are_dropped(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Make
 ) -> None:
     """The node had sent some labels; whether they are all is not known, so none count."""
-    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 20)
+    await cluster.reconfigure(queries=QueryOptions(labels_per_part=20))
     await fill(cluster, make_observations)
     whole = await cluster.ask()
     cluster.network.cut_after = {"b": 2}
@@ -239,9 +240,9 @@ async def test_our_own_mistake_is_no_missing_partition(
 
 
 async def test_abandoned_answer_leaves_nothing_behind(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Make
 ) -> None:
-    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 1)
+    await cluster.reconfigure(queries=QueryOptions(labels_per_part=1))
     await fill(cluster, make_observations, batches=1)
     before = asyncio.all_tasks()
     parts = cluster["a"].scans.between(
@@ -411,8 +412,8 @@ async def test_an_answer_is_made_as_it_is_taken(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ahead of its reader a scan makes only what the queue and one step hold."""
-    monkeypatch.setattr(local_scan, "LABELS_PER_PART", 1)
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 50)
+    options = QueryOptions(labels_per_part=1, step_bytes_max=50)
+    await cluster.reconfigure(queries=options)
     await fill(cluster, make_observations, batches=1)
     made: list[int] = []
     gathered = MetadataGraph._labels
@@ -425,7 +426,7 @@ async def test_an_answer_is_made_as_it_is_taken(
     monkeypatch.setattr(MetadataGraph, "_labels", counted)
     parts = cluster["a"].scans.run(parse("", cluster.schema))
     assert (await anext(parts)).num_rows == 1
-    waiting = cluster_scan.PARTS_WAITING_MAX
+    waiting = options.parts_waiting_max
     async with asyncio.timeout(60):
         while sum(made) <= waiting:  # noqa: ASYNC110 - threads count
             await asyncio.sleep(0.001)
@@ -439,7 +440,7 @@ async def test_an_answer_is_made_as_it_is_taken(
 async def test_abandoned_scan_ends(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 50)
+    await cluster.reconfigure(queries=QueryOptions(step_bytes_max=50))
     await fill(cluster, make_observations, batches=1)
     steps: list[int] = []
     step = local_scan._IncrementalScan.step
@@ -462,12 +463,12 @@ async def test_abandoned_scan_ends(
 
 
 async def test_a_step_ends_in_time_however_little_matches(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Make
 ) -> None:
     """With no time at all each look at a chunk is a step, and the answer is the same."""
     await fill(cluster, make_observations)
     whole = await cluster.ask("temperature > 300")
-    monkeypatch.setattr(local_scan, "STEP_S", -1.0)
+    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
     assert identities(await cluster.ask("temperature > 300")) == identities(whole)
     assert len(await cluster.ask("temperature > 1000")) == 0
 

@@ -10,10 +10,10 @@ import pytest
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
-from galileo.model import rows as rows_module
 from galileo.model.rows import RowOptions, sorted_by_time
-from galileo.node import select as select_module
 from galileo.node.peers import ReadTask
+from galileo.node.query_options import QueryOptions
+from galileo.node.select import CursorRange
 from galileo.query import parse
 from galileo.storage.journal import PartitionJournal
 
@@ -65,10 +65,9 @@ async def test_the_same_as_labels_and_an_exact_read(
 
 
 async def test_large_answers_come_in_tables_of_whole_commits(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Make
 ) -> None:
-    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", 70)
-    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", 50)
+    await cluster.reconfigure(queries=QueryOptions(rows_per_piece=70, labels_per_part=50))
     whole = make_observations(2000)
     for number in range(20):
         await cluster.ingest(whole.slice(100 * number, 100), batch=number)
@@ -80,10 +79,8 @@ async def test_large_answers_come_in_tables_of_whole_commits(
     assert await cluster["a"].selection.count(query) == expected.num_rows
 
 
-async def test_a_long_search_gives_others_their_turn(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(select_module, "STEP_S", -1.0)
+async def test_a_long_search_gives_others_their_turn(cluster: Any, make_observations: Make) -> None:
+    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
     whole = make_observations(1000)
     await cluster.ingest(whole)
     assert stations(await select(cluster, BOX)) == stations(
@@ -149,13 +146,13 @@ async def test_a_partial_selection_names_the_partitions_that_are_missing(
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_limits_and_orders_are_those_of_a_dumb_model(
-    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+    cluster: Any, make_observations: Make, seed: int
 ) -> None:
     """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
     random = np.random.default_rng(seed)
-    monkeypatch.setattr(rows_module, "HELD_MIN", int(random.integers(1, 300)))
-    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", int(random.integers(20, 500)))
-    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", int(random.integers(20, 300)))
+    held, piece, part = (int(random.integers(*span)) for span in ((1, 300), (20, 500), (20, 300)))
+    options = QueryOptions(rows_held_min=held, rows_per_piece=piece, labels_per_part=part)
+    await cluster.reconfigure(queries=options)
     whole = make_observations(600, seed)
     for number in range(3):
         await cluster.ingest(whole.slice(200 * number, 200), batch=number)
@@ -204,10 +201,8 @@ async def test_orders_and_limits_that_are_not_offered(
 async def test_an_order_skips_time_buckets_behind_what_was_found(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "HELD_MIN", 0)
-    monkeypatch.setattr(select_module, "ROWS_PER_TABLE", 1)
-    monkeypatch.setattr(select_module, "LABELS_PER_PIECE", 10)
-    monkeypatch.setattr(select_module, "STEP_S", -1.0)
+    small = QueryOptions(rows_held_min=0, rows_per_piece=1, labels_per_part=10, step_s=-1.0)
+    await cluster.reconfigure(queries=small)
     whole = sorted_by_time(make_observations(600), "time")
     for number in range(20):
         await cluster.ingest(whole.slice(30 * number, 30), batch=number)
@@ -245,7 +240,7 @@ async def between(
     found = cluster[at].selection.select(
         parse(query, cluster.schema),
         RowOptions(("station",)),
-        commits=select_module.CursorRange(every, after, until),
+        commits=CursorRange(every, after, until),
     )
     return sorted([name async for table in found for name in table.column(0).to_pylist()])
 

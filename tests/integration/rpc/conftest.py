@@ -93,6 +93,8 @@ class Company:
 
     topology: Topology
     schema: Schema = SCHEMA
+    options: NodeOptions = field(default_factory=NodeOptions)
+    query_servicer: type[QueryServicer] = QueryServicer
     dead: set[str] = field(default_factory=set)
     members: dict[str, Served] = field(default_factory=dict)
 
@@ -107,10 +109,10 @@ class Company:
             self.topology,
             store=store,
             peers=peers,
-            options=NodeOptions(),
+            options=self.options,
         )
         add_storage(StorageServicer(node), server)
-        query_pb2_grpc.add_QueryServicer_to_server(QueryServicer(node), server)
+        query_pb2_grpc.add_QueryServicer_to_server(self.query_servicer(node), server)
         exploration = ClusterAnalytics(node, peers=GrpcAnalyticsPeer(peers))
         explore = AnalyticsServicer(node, exploration)
         analytics_pb2_grpc.add_AnalyticsServicer_to_server(explore, server)
@@ -135,11 +137,26 @@ def _status_of(node: StorageNode) -> Callable[[], Awaitable[cluster_pb2.NodeStat
 
 
 @pytest.fixture
-async def company(tmp_path: Path) -> AsyncIterator[Company]:
+def node_options() -> NodeOptions:
+    """The options of the company's nodes; tests override it."""
+    return NodeOptions()
+
+
+@pytest.fixture
+def query_servicer() -> type[QueryServicer]:
+    """The query service of the company's nodes; tests override it."""
+    return QueryServicer
+
+
+@pytest.fixture
+async def company(
+    tmp_path: Path, node_options: NodeOptions, query_servicer: type[QueryServicer]
+) -> AsyncIterator[Company]:
     servers = {name: grpc.aio.server(options=server_options()) for name in "abc"}
     ports = {name: server.add_insecure_port("127.0.0.1:0") for name, server in servers.items()}
     a, b, c = (NodeInfo(name, f"127.0.0.1:{port}") for name, port in ports.items())
-    made = Company(Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2)))
+    topology = Topology("test", (Group("west", (a, c)), Group("east", (b,))), even_ranges(2))
+    made = Company(topology, options=node_options, query_servicer=query_servicer)
     for name, server in servers.items():
         await made.start(name, server, tmp_path / name)
     yield made

@@ -25,7 +25,7 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CcqExpired, InputError, Unavailable
 from galileo.packing import FORMAT_VERSION
 from galileo.rpc import bulk_codec as module
-from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Sheet, Update
+from galileo.rpc.bulk_codec import UPDATES_PER_PART, ManyFetched, ManyUpdate, Sheet, Update
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.wire import token
 from galileo.wire.caller import CallOptions
@@ -128,16 +128,16 @@ async def test_a_shared_pack_crosses_once_and_each_has_its_rows(served: Served) 
     assert served.face.asked[0][:2] == (["q0", "q1", "q2"], ["", "b", "c"])
 
 
-async def test_a_large_answer_comes_in_parts(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "UPDATES_PER_PART", 1)
-    pieces = shared()
-    answer = ManyFetched([update(0, pieces[0]), update(1, pieces[1]), update(2, ())], True)
-    assert len(list(module.ManyParts().parts(answer))) == 4
-    updates = await fetched(served, answer, tokens=TOKENS)
+async def test_a_large_answer_comes_in_parts(served: Served) -> None:
+    pieces, count = shared(), 2 * UPDATES_PER_PART + 1
+    last = [update(count - 1, pieces[1])]
+    empty = [update(place, ()) for place in range(1, count - 1)]
+    answer = ManyFetched([update(0, pieces[0]), *empty, *last], True)
+    assert len(list(module.ManyParts().parts(answer))) == 3
+    updates = await fetched(served, answer, tokens={f"q{place}": "" for place in range(count)})
     assert updates.to_arrow("sim").num_rows == 4
-    assert (list(updates), updates.more, updates.tokens["q2"]) == (["q0", "q1"], True, "t2")
+    ends = ["q0", f"q{count - 1}"]
+    assert (list(updates), updates.more, updates.tokens["q2"]) == (ends, True, "t2")
 
 
 async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) -> None:

@@ -19,7 +19,6 @@ from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION
-from galileo.rpc import continuous as module
 from galileo.rpc.bulk_codec import Update
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.wire.caller import Stream
@@ -79,9 +78,15 @@ async def face() -> Face:
 
 
 @pytest.fixture
-async def channel(face: Face) -> AsyncIterator[Any]:
+def part_bytes() -> int:
+    """The size of messages; tests override it."""
+    return 1 << 20
+
+
+@pytest.fixture
+async def channel(face: Face, part_bytes: int) -> AsyncIterator[Any]:
     server = grpc.aio.server(options=server_options())
-    servicer = ContinuousServicer(face)  # type: ignore[arg-type]
+    servicer = ContinuousServicer(face, part_bytes=part_bytes)  # type: ignore[arg-type]
     continuous_pb2_grpc.add_ContinuousServicer_to_server(servicer, server)
     peers_pb2_grpc.add_PeerContinuousServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -130,8 +135,8 @@ async def test_a_client_gets_the_packed_labels_in_one_message(stub, face: Face) 
     assert face.asked == ["ccq-1", "ccq-1"]
 
 
+@pytest.mark.parametrize("part_bytes", [1])
 async def test_large_answers_are_several_messages(stub, monkeypatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 1)
     monkeypatch.setattr(decode, "_DECODE_IN_THREAD_BYTES", 0)
     parts = [part async for part in stub.Fetch(request())]
     assert [len(part.packed) for part in parts] == [1, 1]
@@ -152,11 +157,8 @@ async def test_who_does_not_know_the_packing_gets_arrow(stub) -> None:
 
 @pytest.mark.parametrize("packing", [0, FORMAT_VERSION])
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
-async def test_rows_that_do_not_count_are_left_out(
-    stub, face: Face, packing: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_that_do_not_count_are_left_out(stub, face: Face, packing: int) -> None:
     """By the client, or by the node for who cannot; numbered within each message."""
-    monkeypatch.setattr(module, "PART_BYTES", part_bytes)
     face.keep(([0, 60], [10, 80]))
     update = await next_update(stub.Fetch(request(packing=packing)))
     table = expected().table

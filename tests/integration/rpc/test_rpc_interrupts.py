@@ -14,6 +14,8 @@ import pytest
 
 from galileo.labels import to_ipc
 from galileo.node import local_scan, row_reader, select
+from galileo.node.query_options import QueryOptions
+from galileo.node.storage_node import NodeOptions
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 ROWS = 5_000
@@ -88,11 +90,14 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
         (select, "_step"),
     ):
         monkeypatch.setattr(place, name, made.slowed(getattr(place, name)))
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 12)
-    monkeypatch.setattr(row_reader, "ROWS_PER_PIECE", 64)
-    monkeypatch.setattr(select, "STEP_S", 0.0)
-    monkeypatch.setattr(select, "LABELS_PER_PIECE", 64)
     return made
+
+
+@pytest.fixture
+def node_options() -> NodeOptions:
+    """Queries run in many small steps."""
+    limits = QueryOptions(step_bytes_max=1 << 12, rows_per_piece=64, step_s=0.0, labels_per_part=64)
+    return NodeOptions(queries=limits)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from galileo.errors import Throttled
 from galileo.model.quotas import NO_RATE, Quotas
-from galileo.rpc import rate_limit
 from galileo.rpc.access import ANONYMOUS, ANY_CLIENT, Principal, Role
 from galileo.rpc.quotas import QuotaResolver
 from galileo.rpc.rate_limit import WAIT_MAX_S, Metering, TokenBucket, size_of
@@ -31,9 +30,9 @@ class Clock:
         return self.now
 
 
-def metering_of(quotas: Quotas) -> tuple[Metering, Clock]:
+def metering_of(quotas: Quotas, **limits: int) -> tuple[Metering, Clock]:
     clock = Clock()
-    return Metering(QuotaResolver(quotas), monotonic=clock), clock
+    return Metering(QuotaResolver(quotas), monotonic=clock, **limits), clock
 
 
 @given(
@@ -152,9 +151,8 @@ def test_changed_quotas_count_from_the_next_call_on() -> None:
         meter.begin(None)
 
 
-def test_those_who_use_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "METERS_MAX", 4)
-    found, _ = metering_of(Quotas(calls_max=1))
+def test_those_who_use_nothing_are_forgotten() -> None:
+    found, _ = metering_of(Quotas(calls_max=1), meters_max=4)
     busy = found.meter(ANN)
     busy.begin(None)
     for number in range(20):
@@ -163,10 +161,9 @@ def test_those_who_use_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     assert len(found._meters) <= 4
 
 
-def test_whoever_came_last_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_came_last_is_forgotten_last() -> None:
     """Else one who calls all the time would get a full bucket whenever there are many others."""
-    monkeypatch.setattr(rate_limit, "METERS_MAX", 4)
-    found, _ = metering_of(Quotas(calls_max=1))
+    found, _ = metering_of(Quotas(calls_max=1), meters_max=4)
     known = [found.meter(replace(ANN, name=name)) for name in ("a", "b", "c", "d")]
     assert found.meter(replace(ANN, name="a")) is known[0]
     found.meter(replace(ANN, name="e"))

@@ -18,8 +18,11 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.labels import to_ipc
 from galileo.node import cluster_scan, local_scan
 from galileo.node.peers import ScanAnswer, ScanDone
-from galileo.rpc import error_mapping, query
+from galileo.node.query_options import QueryOptions
+from galileo.node.storage_node import NodeOptions
+from galileo.rpc.error_mapping import streaming
 from galileo.rpc.peers import GrpcPeers, PeerOptions
+from galileo.rpc.query import QueryServicer
 from galileo.wire import codec
 from galileo.wire.status import error_of_rpc
 from galileo.wire.v1 import cluster_pb2, query_pb2, storage_pb2
@@ -29,6 +32,22 @@ Make = Callable[..., pa.Table]
 ROWS = 60_000
 TIMEOUT_S = 60.0
 SMALL = "temperature > 309.9"
+
+
+class ImpatientQueries(QueryServicer):
+    """Ends a stream whose reader takes nothing for two seconds."""
+
+    Run = streaming(QueryServicer.Run.__wrapped__, stalled_max_s=2.0)
+
+
+def in_steps(step_bytes_max: int = 1 << 17, **limits: int) -> NodeOptions:
+    return NodeOptions(queries=QueryOptions(step_bytes_max=step_bytes_max, **limits))
+
+
+@pytest.fixture
+def node_options() -> NodeOptions:
+    """Scans in steps of few labels."""
+    return in_steps()
 
 
 async def fill(company: Any, observations: pa.Table) -> None:
@@ -91,9 +110,8 @@ def scanning() -> list[str]:
 
 
 async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
-    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Any, steps: list[int]
 ) -> None:
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     slow = ask(filled)
     first = await slow.read()
     assert first.HasField("head")
@@ -109,11 +127,8 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
 
 
 @pytest.mark.slow
-async def test_a_reader_that_goes_away_ends_the_scans(
-    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 14)
-    monkeypatch.setattr(cluster_scan, "PARTS_WAITING_MAX", 1)
+@pytest.mark.parametrize("node_options", [in_steps(1 << 14, parts_waiting_max=1)], ids=[""])
+async def test_a_reader_that_goes_away_ends_the_scans(filled: Any, steps: list[int]) -> None:
     call = ask(filled)
     await call.read()
     await call.read()
@@ -127,28 +142,23 @@ async def test_a_reader_that_goes_away_ends_the_scans(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("query_servicer", [ImpatientQueries])
 async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
-    filled: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    filled: Any, steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(error_mapping, "STALLED_MAX_S", 0.2)
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     call = ask(filled)
     await call.read()
     deadline = time.monotonic() + TIMEOUT_S
-    while "whose reader received nothing for 0.2 s" not in caplog.text or scanning():
+    while "whose reader received nothing for 2 s" not in caplog.text or scanning():
         assert time.monotonic() < deadline, caplog.text
         await asyncio.sleep(0.02)
-    monkeypatch.undo()
     assert await count(filled, ask(filled, SMALL)) > 0, "the node goes on"
     call.cancel()
 
 
 @pytest.mark.slow
-async def test_so_many_answers_at_a_time_and_no_more(
-    filled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(query, "ANSWERS_MAX", 2)
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
+@pytest.mark.parametrize("node_options", [in_steps(answers_max=2)], ids=[""])
+async def test_so_many_answers_at_a_time_and_no_more(filled: Any) -> None:
     slow = [ask(filled) for _ in range(2)]
     for call in slow:
         await call.read()
@@ -198,12 +208,9 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
 
 
 @pytest.mark.slow
-async def test_a_reader_slower_than_a_peer_may_be_gets_everything(
-    filled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reader_slower_than_a_peer_may_be_gets_everything(filled: Any) -> None:
     """The time that a peer has for its next part is not used up by our own reader."""
     limit_parts_of_peers(filled, 3.0)
-    monkeypatch.setattr(local_scan, "STEP_BYTES_MAX", 1 << 17)
     assert isinstance(filled["a"].peers, GrpcPeers)
     call = ask(filled)
     part = await call.read()

@@ -25,7 +25,6 @@ from galileo.election.messages import UsageStatistics
 from galileo.errors import InputError, SamplerRevoked
 from galileo.packing import unpack
 from galileo.rpc.bulk_codec import ManyFetched
-from galileo.server import bulk_fetch as module
 from galileo.server.bulk_fetch import BulkFetches
 
 COUNT = 40
@@ -104,7 +103,13 @@ class Many:
 
 
 @pytest.fixture
-def many() -> Many:
+def fetches_per_step() -> int:
+    """Tests override it."""
+    return 1_000
+
+
+@pytest.fixture
+def many(fetches_per_step: int) -> Many:
     stage, revoked, dropped = Stage(), set[str](), set[str]()
 
     def check(ccq_id: str) -> None:
@@ -123,6 +128,7 @@ def many() -> Many:
         clock=SystemClock(),
         limits=LimitsSection(),
         check=check,
+        fetches_per_step=fetches_per_step,
     )
     return Many(stage, fetches, revoked, dropped)
 
@@ -195,10 +201,8 @@ async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many
     assert [one.outcome.kind for one in swapped.updates] == ["invalid_token"]
 
 
-async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(
-    many: Many, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FETCHES_PER_STEP", 5)
+@pytest.mark.parametrize("fetches_per_step", [5])
+async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(many: Many) -> None:
     many.stage.cycle(1)
     tokens, got = dict.fromkeys(IDS, ""), dict[str, int]()
     for _ in range(COUNT):

@@ -28,8 +28,7 @@ from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
-from galileo.server import cycle_executor as module
-from galileo.server.cycle_executor import CycleExecutor
+from galileo.server.cycle_executor import CycleExecutor, CycleOptions
 from galileo.storage.store import Store
 from galileo.wire.internal.v1 import evaluator_pb2, peers_pb2
 from galileo.wire.match_codec import part_to_pb, sequences_from_bytes
@@ -136,13 +135,14 @@ def node(tmp_path_factory):
     return node
 
 
-def cycling(node, evaluator, *, dead=()) -> CycleExecutor:
+def cycling(node, evaluator, *, dead=(), **limits) -> CycleExecutor:
     return CycleExecutor(
         node,
         evaluate=evaluator.evaluate,
         register_queries=evaluator.register_queries,
         is_dead=lambda name: name in dead,
         failure_of=lambda error: Failure(error.kind, error.message),
+        options=CycleOptions(**limits),
     )
 
 
@@ -182,27 +182,25 @@ CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 3), st.integers(0, 10
         min_size=1,
         max_size=12,
     ),
-    spared_max=st.sampled_from([0, 1_000]),
+    pruned_items_max=st.sampled_from([0, 1_000]),
 )
-def test_each_gets_what_is_new_for_it(node, asked, spared_max):
+def test_each_gets_what_is_new_for_it(node, asked, pruned_items_max):
     owned = {EVERYWHERE: range(4), WEST: range(2), EAST: range(2, 4)}
     items = [
         item(n, query, after, compression="lz4" if lz4 else "")
         for n, (query, after, lz4) in enumerate(asked)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SPARED_ITEMS_MAX", spared_max)
-        results = asyncio.run(cycle(cycling(node, Evaluator()), *items))
+    made = cycling(node, Evaluator(), pruned_items_max=pruned_items_max)
+    results = asyncio.run(cycle(made, *items))
     for (query, after, _), result in zip(asked, results, strict=True):
         assert found(result) == commits(after, owned[query])
         assert after.join(result.reached) == KNOWN
         assert (result.failure, result.gone) == (None, EMPTY_CURSOR)
 
 
-async def test_queries_travel_once_and_cursors_are_shared(node, monkeypatch):
-    monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
+async def test_queries_travel_once_and_cursors_are_shared(node):
     evaluator = Evaluator()
-    made = cycling(node, evaluator)
+    made = cycling(node, evaluator, pruned_items_max=0)
     after = Cursor(dict.fromkeys(range(4), 9))
     items = [item(n, (WEST, EAST, EVERYWHERE)[n % 3], after) for n in range(30)]
     results = await cycle(made, *items)
@@ -240,11 +238,11 @@ async def test_a_node_that_cannot_be_told_is_told_later(node):
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
-async def test_texts_travel_in_messages_of_bounded_size(node, monkeypatch):
-    monkeypatch.setattr(module, "STAND_BYTES_MAX", 150)
+async def test_texts_travel_in_messages_of_bounded_size(node):
     evaluator = Evaluator()
     queries = [WEST.replace("9%", f"9{letter}%") for letter in "bcdefgh"]
-    await cycle(cycling(node, evaluator), *(item(n, query) for n, query in enumerate(queries)))
+    made = cycling(node, evaluator, texts_bytes_max=150)
+    await cycle(made, *(item(n, query) for n, query in enumerate(queries)))
     assert [len(texts) for _, _, texts in evaluator.stood] == [3, 3, 1]
 
 
@@ -294,14 +292,13 @@ async def test_samplers_are_named_once(node):
     assert from_bytes(group.samplers).tolist() == [0, 1, 2, 1]
 
 
-async def test_items_of_two_datasets_share_no_row(node, monkeypatch):
-    monkeypatch.setattr(module, "SPARED_ITEMS_MAX", 0)
+async def test_items_of_two_datasets_share_no_row(node):
     sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
     node.catalog.adopt(sea)
     node.view.update_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
     air = item(0, WEST)
     other = replace(air, ccq=replace(air.ccq, id="c1", dataset="sea"), term=2)
-    results = await cycle(cycling(node, Evaluator()), air, other)
+    results = await cycle(cycling(node, Evaluator(), pruned_items_max=0), air, other)
     assert [one.reached[3] for one in results] == [10, 20], "what placement rules out is certain"
 
 

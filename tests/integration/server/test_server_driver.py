@@ -26,8 +26,8 @@ from galileo.dht.membership import Membership, MembershipOptions
 from galileo.election.messages import Poll
 from galileo.errors import Overloaded
 from galileo.samplers import SamplerSpec
-from galileo.server import driver as driver_module
-from galileo.server.driver import RECORD_KIND, Driver
+from galileo.server.driver import RECORD_KIND, Driver, DriverOptions
+from galileo.server.peer_messaging import TAGGED
 from galileo.storage.disk import RealDisk
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
@@ -68,6 +68,22 @@ class Script:
                 self.news.clear()
                 await self.news.wait()
         return next(event for event in self.fed if isinstance(event, kind))
+
+
+@dataclass
+class Due(Script):
+    """A cycle is due at each tenth of a second; notes when it ticks."""
+
+    ticks: list[float] = field(default_factory=list)
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+
+    cycle_due_at = property(lambda self: math.floor(time.monotonic() / 0.1 + 1) * 0.1)
+
+    def step(self, event: Any, now: float) -> list[Any]:
+        self.ticks.append(now)
+        if len(self.ticks) == 4:
+            self.enough.set()
+        return super().step(event, now)
 
 
 @dataclass
@@ -128,7 +144,21 @@ def disk() -> FullDisk:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, disk: FullDisk) -> AsyncIterator[Bench]:
+def driver_options() -> DriverOptions:
+    """The options of the driver; tests override it."""
+    return DriverOptions()
+
+
+@pytest.fixture
+def script() -> Script:
+    """The machine; tests override it."""
+    return Script()
+
+
+@pytest.fixture
+async def bench(
+    tmp_path: Path, disk: FullDisk, script: Script, driver_options: DriverOptions
+) -> AsyncIterator[Bench]:
     work: dict[type, Callable[[Any], Any]] = {}
 
     async def worker(effect: Any) -> Any:
@@ -137,7 +167,6 @@ async def bench(tmp_path: Path, disk: FullDisk) -> AsyncIterator[Bench]:
     options = JournalOptions(durability="none", disk=disk)
     with Store.open(tmp_path, options, wall=lambda: 0.0) as store:
         store.recover(lambda *_: None)
-        script = Script()
         driver = Driver(
             script,  # type: ignore[arg-type]
             Membership("a", []),
@@ -146,6 +175,7 @@ async def bench(tmp_path: Path, disk: FullDisk) -> AsyncIterator[Bench]:
             work=worker,
             new_commits=lambda: [],
             drop_spills=lambda numbers: None,
+            options=driver_options,
         )
         mail = Mail(store)
         driver.mail = mail  # type: ignore[assignment]
@@ -163,11 +193,11 @@ def on(kind: type, *effects: Any) -> Answer:
 WAKE = ccq.CommitsObserved("nam", EMPTY_CURSOR)
 
 
+@pytest.mark.parametrize("driver_options", [DriverOptions(records_retry_s=0.01)], ids=[""])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 async def test_a_durable_record_waits_for_room_on_the_disk_and_the_rest_with_it(
-    bench: Bench, disk: FullDisk, number: int, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, disk: FullDisk, number: int
 ) -> None:
-    monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
     save = ccq.SaveRecord(record(3), durable=True)
     bench.script.answer = on(ccq.CommitsObserved, save, ccq.Send("b", "taken"))
     disk.number = number
@@ -182,12 +212,13 @@ async def test_a_durable_record_waits_for_room_on_the_disk_and_the_rest_with_it(
     assert (to, message, list(stored)) == ("b", "taken", ["ccq-1"])
 
 
+@pytest.mark.parametrize(
+    "driver_options", [DriverOptions(records_retry_s=0.01, tick_s=0.001)], ids=[""]
+)
 async def test_what_comes_again_is_not_kept_while_the_machine_waits_for_the_disk(
-    bench: Bench, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, disk: FullDisk
 ) -> None:
     """A disk may be full for days, and peers announce thousands of records a second."""
-    monkeypatch.setattr(driver_module, "RECORDS_RETRY_S", 0.01)
-    monkeypatch.setattr(driver_module, "TICK_S", 0.001)
     bench.script.answer = on(ccq.CommitsObserved, ccq.SaveRecord(record(3), durable=True))
     disk.fill()
     bench.driver.feed(WAKE)
@@ -217,26 +248,13 @@ async def test_a_disk_that_fails_ends_the_node(bench: Bench, disk: FullDisk) -> 
     assert bench.mail.sent == []
 
 
-async def test_ticks_come_when_cycles_are_due_and_not_up_to_a_pause_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks: list[float] = []
-    enough = asyncio.Event()
-
-    class Due(Script):
-        cycle_due_at = property(lambda self: math.floor(time.monotonic() / 0.1 + 1) * 0.1)
-
-        def step(self, event: Any, now: float) -> list[Any]:
-            ticks.append(now)
-            if len(ticks) == 4:
-                enough.set()
-            return super().step(event, now)
-
-    monkeypatch.setattr(driver_module, "TICK_S", 10.0)
-    monkeypatch.setattr(bench.driver, "machine", Due())
+@pytest.mark.usefixtures("bench")
+@pytest.mark.parametrize("script", [Due()], ids=[""])
+@pytest.mark.parametrize("driver_options", [DriverOptions(tick_s=10.0)], ids=[""])
+async def test_ticks_come_when_cycles_are_due_and_not_up_to_a_pause_later(script: Due) -> None:
     async with asyncio.timeout(TIMEOUT_S):
-        await enough.wait()
-    assert ticks[-1] - ticks[0] > 0.15
+        await script.enough.wait()
+    assert script.ticks[3] - script.ticks[0] > 0.15
 
 
 async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench) -> None:
@@ -250,7 +268,7 @@ async def test_a_durable_record_is_on_disk_before_anything_is_sent(bench: Bench)
     await bench.script.until(ccq.FetchAbandoned)
     ((to, message, stored),) = bench.mail.sent
     assert (to, message) == ("b", Poll("after"))
-    assert driver_module.TAGGED.decode(stored["ccq-1"]) == record(3)
+    assert TAGGED.decode(stored["ccq-1"]) == record(3)
 
 
 async def test_one_durable_record_among_others_is_waited_for(
@@ -298,12 +316,12 @@ async def test_records_are_written_in_order_whether_they_are_waited_for_or_not(
     await bench.script.until(ccq.FetchAbandoned)
     stored = bench.mail.sent[0][2]
     assert set(stored) == {"ccq-1"}
-    assert driver_module.TAGGED.decode(stored["ccq-1"]) == record(20)
+    assert TAGGED.decode(stored["ccq-1"]) == record(20)
 
 
 async def test_the_records_of_an_earlier_life_are_the_first_event(bench: Bench) -> None:
     for name in ("ccq-2", "ccq-1"):
-        data = driver_module.TAGGED.encode(record(3, name))
+        data = TAGGED.encode(record(3, name))
         bench.store.save_batch(RECORD_KIND, {name: data})
     await bench.driver.restore()
     restored = await bench.script.until(ccq.RecordsLoaded)
@@ -364,10 +382,8 @@ async def test_it_is_told_when_the_caller_went_away(bench: Bench) -> None:
     assert (await bench.script.until(ccq.FetchAbandoned)).request == asked.request
 
 
-async def test_too_many_events_refuse_requests(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "EVENTS_WAITING_MAX", 3)
+@pytest.mark.parametrize("driver_options", [DriverOptions(events_waiting_max=3)], ids=[""])
+async def test_too_many_events_refuse_requests(bench: Bench) -> None:
     for _ in range(5):
         bench.driver.feed(WAKE)
     with pytest.raises(Overloaded) as refused:
@@ -484,7 +500,7 @@ async def test_new_commits_are_announced_at_once_and_then_not_too_often(bench: B
         new_commits=lambda: [],
         drop_spills=lambda numbers: None,
     )
-    now = 0.0
+    now, tick_s = 0.0, DriverOptions().tick_s
 
     class Heartbeats(Mail):
         def send_heartbeat(self, to: str) -> None:
@@ -492,9 +508,9 @@ async def test_new_commits_are_announced_at_once_and_then_not_too_often(bench: B
 
     driver.mail = Heartbeats(bench.store)  # type: ignore[assignment]
     for tick in range(20):
-        now = tick * driver_module.TICK_S
+        now = tick * tick_s
         driver.announce_commits(([WAKE] if tick in (4, 5, 6, 15) else []), now)
-    at = [round(moment / driver_module.TICK_S) for to, moment in announced if to == "b"]
+    at = [round(moment / tick_s) for to, moment in announced if to == "b"]
     assert at == [4, 9, 15]
     assert [to for to, _ in announced] == ["b", "c"] * 3
 

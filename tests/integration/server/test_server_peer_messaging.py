@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,12 @@ from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
 from galileo.query import parse
-from galileo.server import peer_messaging as mail_module
-from galileo.server.peer_messaging import PROTOCOL, PeerMessenger
+from galileo.server.peer_messaging import (
+    PROTOCOL,
+    MessagingOptions,
+    PeerMessenger,
+    _take_batch,
+)
 from galileo.wire.internal.v1 import peers_pb2
 
 TIMEOUT_S = 60
@@ -26,6 +31,7 @@ class Post:
     """The mail rooms of a and b, and what came out of them."""
 
     wire: Any
+    options: MessagingOptions = field(default_factory=MessagingOptions)
     heartbeats: list[tuple[str, str, int]] = field(default_factory=list)
     messages: list[tuple[str, str, Any]] = field(default_factory=list)
     news: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -46,6 +52,7 @@ class Post:
             on_heartbeat=heard,
             on_message=received,
             on_news=lambda datasets: self.news.append((name, list(datasets))),
+            options=self.options,
         )
 
     def __getitem__(self, name: str) -> PeerMessenger:
@@ -72,8 +79,14 @@ class Post:
 
 
 @pytest.fixture
-async def post(wire: Any, schema: Any) -> AsyncIterator[Post]:
-    made = Post(wire)
+def messaging_options() -> MessagingOptions:
+    """The options of both mail rooms; tests override it."""
+    return MessagingOptions()
+
+
+@pytest.fixture
+async def post(wire: Any, schema: Any, messaging_options: MessagingOptions) -> AsyncIterator[Post]:
+    made = Post(wire, messaging_options)
     for name in "ab":
         made.open(name)
         wire.nodes[name].catalog.adopt(schema)
@@ -100,10 +113,10 @@ async def test_messages_arrive_once_and_in_order(post: Post) -> None:
     assert post.heartbeats == []
 
 
-async def test_many_messages_travel_in_few_requests(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mail_module, "MESSAGES_TOGETHER_MAX", 20)
+@pytest.mark.parametrize(
+    "messaging_options", [MessagingOptions(messages_together_max=20)], ids=[""]
+)
+async def test_many_messages_travel_in_few_requests(post: Post) -> None:
     for number in range(50):
         post["a"].send("b", Poll(str(number)))
     await post.until(lambda: len(post.messages) == 50)
@@ -120,11 +133,8 @@ async def test_a_message_to_a_peer_that_is_away_is_lost_and_delays_nothing(post:
     assert post.messages == [("b", "a", Poll("found"))]
 
 
-async def test_the_outbox_is_bounded_and_drops_the_oldest(
-    wire: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mail_module, "OUTBOX_MAX", 5)
-    post = Post(wire)
+async def test_the_outbox_is_bounded_and_drops_the_oldest(wire: Any) -> None:
+    post = Post(wire, MessagingOptions(outbox_max=5))
     post.open("a")
     post.open("b")
     for number in range(12):
@@ -241,10 +251,8 @@ async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
     assert a.catalog.retention("nam") == second
 
 
-async def test_a_revocation_is_told_until_the_peer_has_it(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mail_module, "SAMPLERS_TOGETHER_MAX", 2)
+@pytest.mark.parametrize("messaging_options", [MessagingOptions(samplers_together_max=2)], ids=[""])
+async def test_a_revocation_is_told_until_the_peer_has_it(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     digests = [f"{number:064x}" for number in range(3)]
     for digest in digests:
@@ -317,12 +325,10 @@ async def test_synopses_travel_again_to_a_peer_that_was_restarted(
     assert counts == [0, len(mine), 0], "the first reply of a life says that it is another one"
 
 
+@pytest.mark.parametrize("messaging_options", [MessagingOptions(synopsis_bytes_max=1)], ids=[""])
 async def test_synopses_of_one_heartbeat_are_bounded(
-    post: Post,
-    make_observations: Callable[[int], pa.Table],
-    monkeypatch: pytest.MonkeyPatch,
+    post: Post, make_observations: Callable[[int], pa.Table]
 ) -> None:
-    monkeypatch.setattr(mail_module, "SYNOPSIS_BYTES_MAX", 1)
     a = post.wire.nodes["a"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     count = len(a.catalog.shard("nam").journals)
@@ -409,11 +415,9 @@ async def test_a_digest_waits_for_the_next_heartbeat(post: Post) -> None:
     await post.until(lambda: len(post.messages) == 3)
 
 
-def test_messages_that_go_together_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_module, "MESSAGES_BYTES_MAX", 10)
-    outbox = mail_module.deque([b"12345", b"123456", b"1", b"2"])
-    assert mail_module._take_batch(outbox) == [b"12345", b"123456"]
-    assert mail_module._take_batch(outbox) == [b"1", b"2"]
-    assert mail_module._take_batch(mail_module.deque([b"more than the bound"])) == [
-        b"more than the bound"
-    ]
+def test_messages_that_go_together_are_bounded_in_bytes() -> None:
+    options = MessagingOptions(messages_bytes_max=10)
+    outbox = deque([b"12345", b"123456", b"1", b"2"])
+    assert _take_batch(outbox, options) == [b"12345", b"123456"]
+    assert _take_batch(outbox, options) == [b"1", b"2"]
+    assert _take_batch(deque([b"more than the bound"]), options) == [b"more than the bound"]

@@ -11,7 +11,6 @@ import pytest
 
 from galileo.dht.membership import HeartbeatArrived, Membership, Ticked
 from galileo.errors import ConfigError
-from galileo.server import monitoring
 from galileo.server.monitoring import Monitoring
 from galileo.server.readiness import Readiness, ReadinessChecks
 
@@ -125,9 +124,10 @@ async def test_a_node_that_is_not_ready_is_alive(tmp_path: Path) -> None:
         await asyncio.to_thread(served.close)
 
 
-async def test_a_loop_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitoring, "ANSWER_WITHIN_S", 0.1)
-    served = Monitoring("127.0.0.1:0", measure=lambda: [], look=lambda: Readiness({}))
+async def test_a_loop_that_hangs_is_not_alive() -> None:
+    served = Monitoring(
+        "127.0.0.1:0", measure=lambda: [], look=lambda: Readiness({}), answer_within_s=0.1
+    )
     url = f"http://127.0.0.1:{served.port}"
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(status_of, url + "/live")

@@ -11,6 +11,7 @@ from galileo.errors import InputError, SamplerFailed
 from galileo.match_batch import from_bytes, to_bytes
 from galileo.spark import job as jobs_module
 from galileo.spark.job import (
+    BATCH_BYTES_MAX,
     EMPTY_REQUEST,
     ROW_SCHEMA,
     Job,
@@ -165,9 +166,10 @@ def test_shift_items_renumbers_parts_unknown_and_failures():
     assert shift_items(outcome, 0) == outcome
 
 
-def test_to_batches_bounds_rows_and_bytes(monkeypatch):
-    monkeypatch.setattr(jobs_module, "BATCH_BYTES_MAX", 1_000)
-    rows = [TaskRow(i, b"x" * 300) for i in range(8)] + [TaskRow(8, b"") for _ in range(600)]
+def test_to_batches_bounds_rows_and_bytes():
+    rows = [TaskRow(i, bytes(BATCH_BYTES_MAX // 3 - 1)) for i in range(8)] + [
+        TaskRow(8, b"") for _ in range(600)
+    ]
     batches = list(to_batches(rows))
     assert [batch.num_rows for batch in batches] == [4, 4, 256, 256, 88]
     groups = [group for batch in batches for group in batch.column(0).to_pylist()]

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from galileo.errors import Overloaded, Unavailable
-from galileo.spark import job_queue
-from galileo.spark.job_queue import JobQueue
+from galileo.spark.job_queue import JobQueue, QueueOptions
 from galileo.spark.job_runner import EngineLost
 
 NAMES = ["first", "second", "a", "b", "c", "d", "e", "gone", "stays"]
@@ -25,9 +24,9 @@ def labels(echoed):
 
 @asynccontextmanager
 async def serving(jobs, **options):
-    chosen = {"requests_max": 3, "keep_warm_s": 0.0, **options}
+    chosen = QueueOptions(**{"requests_max": 3, **options})
     with ThreadPoolExecutor(2) as threads:
-        queue = JobQueue(jobs, threads=threads, **chosen)
+        queue = JobQueue(jobs, threads=threads, options=chosen)
         task = asyncio.create_task(queue.serve())
         try:
             yield queue, task
@@ -64,22 +63,20 @@ async def test_submit_waiting_requests_share_one_job(engine, jobs, job_request, 
     assert queue.idle
 
 
-async def test_submit_full_queue_refuses(engine, jobs, job_request, monkeypatch):
-    async with serving(jobs) as (queue, _):
+async def test_submit_full_queue_refuses(engine, jobs, job_request):
+    async with serving(jobs, items_max=2) as (queue, _):
         first = await first_job(engine, queue, job_request)
         waiting = await submitted(queue, *(job_request(str(n)) for n in range(3)))
         with pytest.raises(Overloaded, match="at most 3"):
             await queue.submit(job_request("x"))
         engine.free.set()
         await asyncio.gather(first, *waiting)
-        monkeypatch.setattr(job_queue, "ITEMS_MAX", 2)
         with pytest.raises(Overloaded):
             await queue.submit(job_request("a", "b", "c"))
 
 
-async def test_submit_job_size_is_bounded(engine, jobs, job_request, labels, monkeypatch):
-    monkeypatch.setattr(job_queue, "ITEMS_MAX", 3)
-    async with serving(jobs) as (queue, _):
+async def test_submit_job_size_is_bounded(engine, jobs, job_request, labels):
+    async with serving(jobs, items_max=3) as (queue, _):
         first = await first_job(engine, queue, job_request)
         waiting = await submitted(
             queue, job_request("a", "b"), job_request("c", "d"), job_request("e")
@@ -130,10 +127,8 @@ async def test_submit_lost_engine_fails_all_requests(engine, jobs, job_request):
 async def test_serve_job_that_cannot_be_cancelled_raises_engine_lost(
     engine, jobs, job_request, monkeypatch
 ):
-    monkeypatch.setattr(job_queue, "CANCEL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(job_queue, "CANCEL_AGAIN_S", 0.02)
     monkeypatch.setattr(engine, "cancel", lambda tag: None)
-    async with serving(jobs) as (queue, task):
+    async with serving(jobs, cancel_timeout_s=0.05, cancel_again_s=0.02) as (queue, task):
         first = await first_job(engine, queue, job_request)
         first.cancel()
         with pytest.raises(EngineLost, match="does not end"):

@@ -19,7 +19,7 @@ import pytest
 
 from galileo.errors import ConfigError, GalileoError, Unavailable
 from galileo.spark import launcher
-from galileo.spark.launcher import EvaluatorClient
+from galileo.spark.launcher import EvaluatorClient, LaunchOptions
 from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.spark.runtime_dir import EvaluatorRecord, RuntimeDir
 
@@ -85,12 +85,12 @@ async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its
 @pytest.mark.slow
 async def test_ensure_failed_start_is_reported_and_not_repeated_at_once(runtime_dir, monkeypatch):
     """Settings that Spark refuses."""
-    monkeypatch.setattr(launcher, "RETRY_S", 3_600.0)
+    launching = LaunchOptions(retry_s=3_600.0)
     spark = SparkOptions(settings={"spark.serializer": "no.such.Serializer"})
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir, spark)) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir, spark), launching=launching) as handle:
         with pytest.raises(Unavailable, match=r"no\.such\.Serializer") as caught:
             await handle.ensure(timeout_s=START_S)
-        assert caught.value.details["after_s"] == launcher.RETRY_S
+        assert caught.value.details["after_s"] == launching.retry_s
         monkeypatch.delattr(launcher, "_start")
         with pytest.raises(Unavailable, match="exit code 2"):
             await handle.ensure(timeout_s=START_S)
@@ -105,14 +105,14 @@ def idle_process():
 
 
 @pytest.mark.slow
-async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process, monkeypatch):
+async def test_ensure_hung_evaluator_is_killed(runtime_dir, idle_process):
     """A process that holds the lock, has published itself, and hangs."""
-    monkeypatch.setattr(launcher, "HUNG_S", 0.2)
+    launching = LaunchOptions(hung_s=0.2)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
     started = psutil.Process(idle_process.pid).create_time()
     runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
         for _ in range(40):  # one is enough where there is time for a second look at it
             with pytest.raises(Unavailable, match="not warm"):
                 await handle.ensure(timeout_s=1.5)
@@ -143,15 +143,13 @@ async def test_ensure_deleted_directory_is_created_again(runtime_dir, monkeypatc
             await handle.ensure(timeout_s=START_S)
 
 
-async def test_ensure_record_of_another_process_kills_no_process(
-    runtime_dir, idle_process, monkeypatch
-):
-    monkeypatch.setattr(launcher, "HUNG_S", 0.1)
+async def test_ensure_record_of_another_process_kills_no_process(runtime_dir, idle_process):
+    launching = LaunchOptions(hung_s=0.1)
     runtime = RuntimeDir(runtime_dir)
     lock = runtime.try_lock()
     started = psutil.Process(idle_process.pid).create_time() - 100
     runtime.publish(EvaluatorRecord("127.0.0.1:1", idle_process.pid, started, "token"))
-    async with EvaluatorClient(EvaluatorOptions(runtime_dir)) as handle:
+    async with EvaluatorClient(EvaluatorOptions(runtime_dir), launching=launching) as handle:
         with pytest.raises(Unavailable):
             await handle.ensure(timeout_s=0.8)
     assert idle_process.poll() is None

@@ -7,7 +7,6 @@ from galileo.cursor import Cursor
 from galileo.errors import NotPermitted, Overloaded, UnknownDataset
 from galileo.hashing import digest
 from galileo.labels import LabelSet
-from galileo.spark import node_scanner
 from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner, fetch
 from galileo.wire.caller import Caller
@@ -19,7 +18,7 @@ TIMEOUT_S = 60
 def ask(make_request):
     """`await ask(node, items)`: the answer of one node to the first group, asked about 0 and 3."""
 
-    async def run(node, items, *, timeout_s=TIMEOUT_S):
+    async def run(node, items, *, timeout_s=TIMEOUT_S, **limits):
         job_request = request_from_pb(make_request({node.address: [0, 3]}, items).request)
         (share,) = job_request.node_requests()
         caller = Caller()
@@ -29,6 +28,7 @@ def ask(make_request):
                 share.queries[0],
                 job_request.groups[0],
                 timeout_s=timeout_s,
+                **limits,
             )
         finally:
             await caller.close()
@@ -100,22 +100,20 @@ async def test_fetch_refused_call_fails_its_items(serve_labels, both, ask, datas
     assert isinstance(error, kind)
 
 
-async def test_fetch_too_large_answer_is_an_error(serve_labels, both, ask, monkeypatch):
-    monkeypatch.setattr(node_scanner, "ANSWER_BYTES_MAX", 1_000)
+async def test_fetch_too_large_answer_is_an_error(serve_labels, both, ask):
     async with serve_labels({"air": both}) as node:
-        answer = await ask(node, [{}])
+        answer = await ask(node, [{}], bytes_max=1_000)
     assert answer.parts == ()
     ((items, error),) = answer.errors
     assert items.tolist() == [0]
     assert isinstance(error, Overloaded)
 
 
-def test_node_scanner_bounds_open_channels(monkeypatch, make_request):
-    monkeypatch.setattr(node_scanner, "CHANNELS_MAX", 2)
+def test_node_scanner_bounds_open_channels(make_request):
     job_request = request_from_pb(
         make_request({f"127.0.0.1:{n}": [n] for n in range(1, 5)}, [{}]).request
     )
-    scanner = NodeScanner()
+    scanner = NodeScanner(channels_max=2)
     found = scanner.fetch(job_request.node_requests(), job_request.groups, timeout_s=5.0)
     assert [delta.answer.parts for delta in found] == [()] * 4
     assert len(scanner._caller._channels) == 2

@@ -11,7 +11,6 @@ from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions
 from galileo.query.index.requests import NOT_REQUESTED
-from galileo.spark import result_budget as module
 from galileo.spark.job import Group, NodeQuery
 from galileo.spark.node_scanner import filter_untrusted
 from galileo.spark.result_budget import fair_share, fit_to_budget
@@ -180,8 +179,7 @@ def test_fit_to_budget_repeated_returns_each_label_once(make_labels, schema):
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_fit_to_budget_rotates_cut_items(make_labels, schema, monkeypatch, turn):
-    monkeypatch.setattr(module, "CUTS_MAX", 1)
+def test_fit_to_budget_rotates_cut_items(make_labels, schema, turn):
     part = part_of(make_labels, schema, [20] * 4)
-    (kept,) = fit_to_budget([(part, schema)], bytes_max=2_000, turn=turn)
+    (kept,) = fit_to_budget([(part, schema)], bytes_max=2_000, turn=turn, cuts_max=1)
     assert [one.items.tolist() for one in kept] == [[4], [turn]]

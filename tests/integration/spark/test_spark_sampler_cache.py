@@ -8,7 +8,6 @@ from galileo.errors import InputError, SamplerRevoked, Unavailable, UnknownSampl
 from galileo.sampler_package import sampler_archive
 from galileo.sampler_runtime import open_runtime, unavailable_reason
 from galileo.samplers import apply, sampler
-from galileo.spark import sampler_cache
 from galileo.spark.sampler_cache import IDLE_S, SamplerCache
 from galileo.wire.internal.v1 import peers_pb2
 
@@ -56,9 +55,8 @@ def node(archive):
 
 
 @pytest.fixture
-def now(monkeypatch):
-    """A manual clock; the thread of the cache never checks within a test."""
-    monkeypatch.setattr(sampler_cache, "CHECK_INTERVAL_S", 3_600.0)
+def now():
+    """A manual clock."""
     return [100.0]
 
 
@@ -71,7 +69,8 @@ def runtime():
 
 @pytest.fixture
 def code(node, now, runtime):
-    return SamplerCache(runtime, get=node.get, monotonic=lambda: now[0])
+    """Its thread never checks within a test."""
+    return SamplerCache(runtime, get=node.get, monotonic=lambda: now[0], check_interval_s=3_600.0)
 
 
 @pytest.mark.skipif(

@@ -12,7 +12,6 @@ import pytest
 from galileo.cursor import Cursor
 from galileo.errors import Overloaded, SamplerFailed
 from galileo.samplers import SamplerSpec
-from galileo.spark import sampler_calls
 from galileo.spark.sampler_calls import BackgroundCalls, Call
 
 SPEC = SamplerSpec("sent", {}, 1, archive="0" * 64)
@@ -21,8 +20,14 @@ OTHER = SamplerSpec("other", {}, 1, archive="1" * 64)
 
 
 @pytest.fixture
-def calls():
-    return BackgroundCalls(threads=2)
+def calls_max():
+    """Tests override it."""
+    return 128
+
+
+@pytest.fixture
+def calls(calls_max):
+    return BackgroundCalls(threads=2, calls_max=calls_max)
 
 
 def call_of(sample, reached=None, *, spec=SPEC):
@@ -85,8 +90,8 @@ def test_deliver_galileo_error_keeps_its_class(calls):
         calls.deliver(("busy",), call)
 
 
-def test_start_evicts_results_but_not_running_calls(calls, make_labels, monkeypatch):
-    monkeypatch.setattr(sampler_calls, "CALLS_MAX", 2)
+@pytest.mark.parametrize("calls_max", [2])
+def test_start_evicts_results_but_not_running_calls(calls, make_labels):
     labels, free = make_labels(0, range(1, 2)), threading.Event()
     try:
         hanging = calls.start(("hangs",), call_of(lambda: free.wait(60) and labels))
@@ -104,8 +109,8 @@ def test_start_evicts_results_but_not_running_calls(calls, make_labels, monkeypa
     calls.start(("one more",), call_of(lambda: labels))
 
 
-def test_deliver_evicted_call_has_its_result(calls, make_labels, monkeypatch):
-    monkeypatch.setattr(sampler_calls, "CALLS_MAX", 2)
+@pytest.mark.parametrize("calls_max", [2])
+def test_deliver_evicted_call_has_its_result(calls, make_labels):
     labels = make_labels(0, range(1, 2))
     waits = calls.start(("waits",), call_of(lambda: labels))
     assert waits.done.wait(60)
@@ -114,11 +119,11 @@ def test_deliver_evicted_call_has_its_result(calls, make_labels, monkeypatch):
     assert calls.deliver(("waits",), waits) is labels
 
 
-def test_deliver_failure_keeps_a_newer_call_of_its_key(calls, make_labels, monkeypatch):
+@pytest.mark.parametrize("calls_max", [1])
+def test_deliver_failure_keeps_a_newer_call_of_its_key(calls, make_labels):
     def fails():
         raise Overloaded("later")
 
-    monkeypatch.setattr(sampler_calls, "CALLS_MAX", 1)
     first = calls.start(("same",), call_of(fails))
     assert first.done.wait(60)
     assert calls.start(("other",), call_of(fails)).done.wait(60)
@@ -129,8 +134,8 @@ def test_deliver_failure_keeps_a_newer_call_of_its_key(calls, make_labels, monke
     assert calls.start(("same",), call_of(fails)) is second
 
 
-def test_start_evicts_delivered_results_first(calls, make_labels, monkeypatch):
-    monkeypatch.setattr(sampler_calls, "CALLS_MAX", 2)
+@pytest.mark.parametrize("calls_max", [2])
+def test_start_evicts_delivered_results_first(calls, make_labels):
     labels = make_labels(0, range(1, 2))
     seldom = calls.start(("asks every minute",), call_of(lambda: labels))
     assert seldom.done.wait(60)
@@ -141,9 +146,9 @@ def test_start_evicts_delivered_results_first(calls, make_labels, monkeypatch):
     assert calls.start(("asks every minute",), call_of(lambda: labels)) is seldom
 
 
-def test_start_limits_calls_of_one_archive(make_labels, monkeypatch):
-    monkeypatch.setattr(sampler_calls, "CALLS_MAX", 8)
-    calls, labels, free = BackgroundCalls(threads=4), make_labels(0, range(1, 2)), threading.Event()
+def test_start_limits_calls_of_one_archive(make_labels):
+    calls = BackgroundCalls(threads=4, calls_max=8)
+    labels, free = make_labels(0, range(1, 2)), threading.Event()
     greedy = [replace(SPEC, options={"number": number}) for number in range(5)]
     try:
         for number, spec in enumerate(greedy[:4]):

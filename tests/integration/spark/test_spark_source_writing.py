@@ -65,10 +65,9 @@ def test_send_batches_depend_on_rows_only(
     assert pa.concat_tables(tables).equals(ordered.select(sending.columns))
 
 
-def test_send_too_many_rows_to_sort_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "ROWS_SORTED_MAX", 500)
+def test_send_too_many_rows_to_sort_are_refused() -> None:
     with pytest.raises(InputError, match="expected fewer than 500 rows in one task"):
-        list(writing._tables(made().to_batches(100), SENDING))
+        list(writing._tables(made().to_batches(100), SENDING, rows_sorted_max=500))
 
 
 def test_send_repeated_task_stores_rows_once(

@@ -103,7 +103,8 @@ def test_run_waits_once_for_all_uploaded_samplers(job, free, monkeypatch):
 
 def test_run_too_many_calls_start_with_another_in_each_job(job, free, monkeypatch):
     free.set()
-    monkeypatch.setattr(task, "CALLS_MAX", 2)
+    calls = BackgroundCalls(calls_max=2)
+    monkeypatch.setattr(task, "_background_calls", lambda: calls)
     start, started = BackgroundCalls.start, []
 
     def recording_start(self, key, make):

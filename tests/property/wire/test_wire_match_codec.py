@@ -18,7 +18,7 @@ from galileo.match_batch import (
 )
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.wire import codec
+from galileo.wire.codec import LABELS_PER_MESSAGE
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.match_codec import (
     MatchReplies,
@@ -107,11 +107,11 @@ def test_an_answer_survives_the_wire(one, other, unknown):
     assert isinstance(error, UnknownProperty)
 
 
-def test_labels_travel_in_messages_of_bounded_size(monkeypatch):
-    monkeypatch.setattr(codec, "LABELS_PER_MESSAGE", 4)
-    part = MatchedPartitions(
-        np.arange(3, dtype=np.uint32), Cursor({1: 2}), matches([(1, 9), (2, 0)])
-    )
+def test_labels_travel_in_messages_of_bounded_size():
+    count = 2 * LABELS_PER_MESSAGE + 1
+    numbers = np.arange(count, dtype=np.uint32)
+    found = MatchBatch.of(np.zeros(count, dtype=np.uint32), numbers, rows(count))
+    part = MatchedPartitions(np.arange(3, dtype=np.uint32), Cursor({1: 2}), found)
     kinds = [reply.WhichOneof("reply") for reply in replies_of(MatchResponse((part,)))]
     assert kinds == ["labels"] * 3 + ["part"]
 

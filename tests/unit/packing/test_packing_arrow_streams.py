@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import MessageTooLarge
-from galileo.packing import arrow_streams
-from galileo.packing.arrow_streams import read_stream
+from galileo.packing.arrow_streams import STREAM_MESSAGES_MAX, read_stream
 
 COMPRESSIONS = (None, "lz4", "zstd")
 
@@ -108,12 +107,11 @@ def test_columns_that_share_one_buffer_count_each() -> None:
         read_stream(bytes(data), bytes_max=63_999)
 
 
-def test_batches_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_streams, "STREAM_MESSAGES_MAX", 4)
+def test_batches_without_end_are_refused() -> None:
     table = pa.table({"a": [1]})
-    assert read_stream(written(table, times=4)).num_rows == 4
-    with pytest.raises(MessageTooLarge, match="at most 4 batches"):
-        read_stream(written(table, times=5))
+    assert read_stream(written(table, times=STREAM_MESSAGES_MAX)).num_rows == STREAM_MESSAGES_MAX
+    with pytest.raises(MessageTooLarge, match="at most 16,384 batches"):
+        read_stream(written(table, times=STREAM_MESSAGES_MAX + 1))
 
 
 def test_a_schema_without_end_is_refused() -> None:
