@@ -113,6 +113,7 @@ class LabelCache:
     Args:
         base: where the cache begins, empty.
         chunks_compacted: how many small chunks are packed as one.
+        labels_few: with more labels fewer chunks suffice, and a cache at rest is compacted.
 
     Attributes:
         gone: what retention dropped between `base` and `until` before it was evaluated.
@@ -121,7 +122,14 @@ class LabelCache:
         spilled_bytes: of its files.
     """
 
-    def __init__(self, base: Cursor, *, chunks_compacted: int = CHUNKS_COMPACTED) -> None:
+    def __init__(
+        self,
+        base: Cursor,
+        *,
+        chunks_compacted: int = CHUNKS_COMPACTED,
+        labels_few: int = LABELS_FEW,
+    ) -> None:
+        self._labels_few = labels_few
         self.base = base
         self.until = base
         self.gone = DroppedRanges()
@@ -319,7 +327,7 @@ class LabelCache:
         None otherwise, and while an earlier compaction runs.
         """
         newest, count = self._small_newest_chunks(growth=GROWTH)
-        is_few = count <= LABELS_FEW
+        is_few = count <= self._labels_few
         least = self._chunks_compacted if is_few else CHUNKS_COMPACTED_SOON
         if self._compacting or len(newest) < min(least, self._chunks_compacted):
             return None
@@ -333,7 +341,7 @@ class LabelCache:
         labels are left as they are.
         """
         newest, count = self._small_newest_chunks(growth=GROWTH_AT_REST)
-        if self._compacting or count <= LABELS_FEW:
+        if self._compacting or count <= self._labels_few:
             return None
         alone = newest[0].packed if len(newest) == 1 else None
         if alone is not None and alone.is_quick:

@@ -99,7 +99,11 @@ class Coordinator:
         self.ccq = record.ccq
         self.term = record.term
         self.counts = LabelCounts()
-        self.cache = self.cache_type(beginning(record), chunks_compacted=options.chunks_compacted)
+        self.cache = self.cache_type(
+            beginning(record),
+            chunks_compacted=options.chunks_compacted,
+            labels_few=options.labels_few,
+        )
         self.cycles = self.cycles_type(
             record.ccq, term=record.term, cache=self.cache, now=now, options=options
         )

@@ -18,11 +18,6 @@ from galileo.ccq.messages import (
 )
 from galileo.ccq.state import NodeState
 
-FLUSHED_MAX = 1_024
-"""Retrieved cursors that are saved and announced at a time. A late one makes a successor evaluate
-more, and retention wait.
-"""
-
 
 class Gossip:
     """Announces and reconciles the records of one node."""
@@ -90,16 +85,16 @@ class Gossip:
         Visits no more CCQs than are flushed, and continues there the next time.
         """
         table = self._state.record_table
-        ids = list(self._state.coordinated)
+        ids, flushed_max = list(self._state.coordinated), self._state.options.flushed_max
         start = self._flush_position % len(ids) if ids else 0
         for position, ccq_id in enumerate((*ids[start:], *ids[:start])):
-            if len(table.dirty) >= FLUSHED_MAX:
+            if len(table.dirty) >= flushed_max:
                 self._flush_position = start + position
                 break
             coordinator = self._state.coordinated[ccq_id]
             table.acknowledge(ccq_id, coordinator.retrieved)
             table.keep_holders(ccq_id, coordinator.fetches.holders)
-        moved = self._state.record_table.pop_dirty(FLUSHED_MAX)
+        moved = self._state.record_table.pop_dirty(flushed_max)
         mine = [record for record in moved if record.ccq.id in self._state.coordinated]
         saves = [SaveRecord(record, durable=False) for record in moved]
         return [*saves, *self._state.announce(mine)]

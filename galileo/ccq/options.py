@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from galileo.ccq.cache import CHUNKS_COMPACTED
+from galileo.ccq.cache import CHUNKS_COMPACTED, LABELS_FEW
 from galileo.ccq.thresholds import ThresholdWeights
 from galileo.election.machine import ElectionOptions
 
@@ -34,6 +34,7 @@ class ContinuousOptions:
         successions_max: elections of successors at a time.
         weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
+        labels_few: labels of a cache up to which it is rarely compacted.
         coordinated_max: CCQs that this node accepts.
         records_max: CCQs of the cluster; above it submissions are refused.
         fetches_max: open fetches at a time.
@@ -47,6 +48,8 @@ class ContinuousOptions:
         takeover_stagger_s: delay of each further node in a failover.
         resume_check_s: how long a restarted coordinator waits for messages of a successor.
         sync_interval_s: of digests, and of saving and announcing retrieved cursors.
+        flushed_max: retrieved cursors that are saved and announced at a time; a late one makes a
+            successor evaluate more, and retention wait.
         agreement_s: how long a peer's report of equal records counts.
         expiry_grace_s: how long other nodes wait for the coordinator to end an expired CCQ.
         tombstone_slack_s: how long past its expiry the end of a CCQ is remembered.
@@ -75,6 +78,7 @@ class ContinuousOptions:
     successions_max: int = 4
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
+    labels_few: int = LABELS_FEW
     coordinated_max: int = 100_000
     records_max: int = 1_000_000
     fetches_max: int = 10_000
@@ -88,6 +92,7 @@ class ContinuousOptions:
     takeover_stagger_s: float = 1.0
     resume_check_s: float = 1.0
     sync_interval_s: float = 1.0
+    flushed_max: int = 1_024
     agreement_s: float = 10.0
     expiry_grace_s: float = 30.0
     tombstone_slack_s: float = 600.0

@@ -19,13 +19,17 @@ from galileo.model.schema import Schema
 from galileo.packing import pack
 
 SHARED_ROWS = 8_192
-"""About so many labels are packed together; a CCQ with more has its own pack."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def pack_many(
-    schema: Schema, table: pa.Table, starts: Rows, *, compressed: bool
+    schema: Schema,
+    table: pa.Table,
+    starts: Rows,
+    *,
+    compressed: bool,
+    shared_rows: int = SHARED_ROWS,
 ) -> list[PackedLabels]:
     """The labels of each of several CCQs.
 
@@ -34,11 +38,12 @@ def pack_many(
         table: the labels of the CCQs, one CCQ after the other, each in commit order.
         starts: first row of each, ascending from 0 on; each has one at least.
         compressed: whether packs are compressed with LZ4.
+        shared_rows: about so many are packed together; a CCQ with more has its own pack.
     """
     stops = np.append(starts[1:], table.num_rows)
-    shared = np.flatnonzero(stops - starts <= SHARED_ROWS)
+    shared = np.flatnonzero(stops - starts <= shared_rows)
     packs_by_number: dict[int, PackedLabels] = {}
-    for numbers in _groups(shared, stops - starts):
+    for numbers in _groups(shared, stops - starts, shared_rows):
         packs_by_number |= _pack_group(
             schema, table, numbers=numbers, starts=starts, stops=stops, compressed=compressed
         )
@@ -54,11 +59,11 @@ def pack_many(
     return [packs_by_number[number] for number in range(len(starts))]
 
 
-def _groups(numbers: Rows, sizes: Rows) -> Iterator[Rows]:
-    """Split `numbers` into groups of about `SHARED_ROWS` rows."""
+def _groups(numbers: Rows, sizes: Rows, rows: int) -> Iterator[Rows]:
+    """Split `numbers` into groups of about `rows` rows."""
     if len(numbers):
         before = np.cumsum(sizes[numbers]) - sizes[numbers]
-        yield from np.split(numbers, np.flatnonzero(np.diff(before // SHARED_ROWS)) + 1)
+        yield from np.split(numbers, np.flatnonzero(np.diff(before // rows)) + 1)
 
 
 def _pack_group(

@@ -249,13 +249,21 @@ class PackedLabels:
         return PackedLabels(self.schema, tuple(packs))
 
 
-def pack_labels(labels: LabelSet, *, compressed: bool) -> PackedLabels | None:
-    """Pack labels, in any order; None if there are none."""
+def pack_labels(
+    labels: LabelSet,
+    *,
+    compressed: bool,
+    rows_max: int = ROWS_MAX,
+    bytes_max: int = PACK_BYTES_MAX,
+) -> PackedLabels | None:
+    """Pack labels, in any order, with bounded rows and bytes in a pack; None if there are none."""
     if len(labels) == 0:
         return None
     if not _is_in_commit_order(labels):
         labels = labels.in_commit_order()
-    packs = tuple(Pack.of(piece, compressed=compressed) for piece in _pieces(labels))
+    packs = tuple(
+        Pack.of(piece, compressed=compressed) for piece in _pieces(labels, rows_max, bytes_max)
+    )
     return PackedLabels(labels.schema, packs)
 
 
@@ -268,8 +276,8 @@ def _is_in_commit_order(labels: LabelSet) -> bool:
     return bool(is_sorted.all())
 
 
-def _pieces(labels: LabelSet) -> Iterator[LabelSet]:
+def _pieces(labels: LabelSet, rows_max: int, bytes_max: int) -> Iterator[LabelSet]:
     size = labels.table.nbytes
-    rows = max(1, min(ROWS_MAX, len(labels) * PACK_BYTES_MAX // max(size, 1)))
+    rows = max(1, min(rows_max, len(labels) * bytes_max // max(size, 1)))
     for start in range(0, len(labels), rows):
         yield labels.slice(start, start + rows)

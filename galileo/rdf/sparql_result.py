@@ -43,7 +43,6 @@ BOOLEAN_FORMATS = {name: SOLUTION_FORMATS[name] for name in ("json", "xml")}
 """CSV and TSV of the W3C have solutions only."""
 
 CELLS_FEW = 10_000
-"""Results with more cells are parsed by columns instead of cell by cell."""
 
 _INTEGERS = ["integer", "int", "long", "short", "byte", "nonNegativeInteger", "positiveInteger"]
 _INTEGERS += ["unsignedInt", "unsignedLong", "unsignedShort", "unsignedByte"]
@@ -159,10 +158,14 @@ class SparqlResult:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One dict per solution; computed at each call."""
+        return self._rows(CELLS_FEW)
+
+    def _rows(self, cells_few: int) -> list[dict[str, Any]]:
+        """`rows`; with more than `cells_few` cells they are parsed by columns."""
         self._check_kind("solutions")
         if not self.variables:
             return [{} for _ in range(len(self))]
-        if len(self) * len(self.variables) <= CELLS_FEW:
+        if len(self) * len(self.variables) <= cells_few:
             columns = _few_columns(self._answer.data, width=len(self.variables))
         else:
             columns = [_column(cells).to_python() for cells in self._cells]

@@ -21,12 +21,9 @@ from galileo.rdf import query_validation, terms
 from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.sparql_process.process import GraphProcessEnded, Process, QueryProcessEnded, Reply
 
-LOAD_TIMEOUT_S = 300.0
 TIMEOUT_MAX_S = 86_400.0
 ANSWER_BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 8 << 30
-ORPHAN_GRACE_S = 1.0
-"""Added to the time limit of the worker's own timer, which ends a query if its owner does not."""
 PIPE_CHARS = 8_192
 """A query with fewer characters fits a pipe in any encoding."""
 TURN_POLL_S = 0.02
@@ -64,22 +61,38 @@ class Limits:
             raise InputError(f"expected a rows_max of at least 1, got {self.rows_max!r}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Limits of a worker.
+
+    Attributes:
+        memory_bytes_max: address space of each of its processes.
+        load_timeout_s: seconds for a graph to be loaded.
+        interrupt_grace_s: seconds that the graph process has to kill its query process before both
+            are killed.
+        orphan_grace_s: added to the time limit of the worker's own timer, which ends a query if its
+            owner does not.
+    """
+
+    memory_bytes_max: int = MEMORY_BYTES_MAX
+    load_timeout_s: float = 300.0
+    interrupt_grace_s: float = 5.0
+    orphan_grace_s: float = 1.0
+
+
 class Engine:
     """Answers SPARQL queries about one graph; thread-safe.
 
     Args:
         triples: returns the graph as N-Triples, in pieces of whole lines; called at each start.
-        memory_bytes_max: address space of each of the worker's processes.
+        options: limits of the worker.
     """
 
     def __init__(
-        self,
-        triples: Callable[[], Iterable[bytes]],
-        *,
-        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        self, triples: Callable[[], Iterable[bytes]], options: EngineOptions | None = None
     ) -> None:
         self._triples = triples
-        self._memory_bytes_max = memory_bytes_max
+        self._options = options or EngineOptions()
         self._lock = threading.Lock()
         self._closing = Cancellation()
         self._process: Process | None = None
@@ -172,7 +185,7 @@ class Engine:
         request = {
             "text": text,
             "prefixes": dict(terms.PREFIXES),
-            "timeout_s": limits.timeout_s + ORPHAN_GRACE_S,
+            "timeout_s": limits.timeout_s + self._options.orphan_grace_s,
             "rows_max": limits.rows_max,
             "bytes_max": ANSWER_BYTES_MAX,
         }
@@ -188,7 +201,10 @@ class Engine:
         if self._process is None or not self._process.alive:
             if self._process is not None:
                 self._process.close()
-            process = self._process = Process.start(memory_bytes_max=self._memory_bytes_max)
+            process = self._process = Process.start(
+                memory_bytes_max=self._options.memory_bytes_max,
+                interrupt_grace_s=self._options.interrupt_grace_s,
+            )
             try:
                 self._load(process, self._triples(), cancellations)
             except GraphProcessEnded as ended:
@@ -198,8 +214,9 @@ class Engine:
     def _load(
         self, process: Process, pieces: Iterable[bytes], cancellations: list[Cancellation]
     ) -> None:
-        call = _GuardedCall(process, cancellations, LOAD_TIMEOUT_S)
-        self._run_guarded(call, lambda: process.load(pieces, timeout_s=LOAD_TIMEOUT_S))
+        timeout_s = self._options.load_timeout_s
+        call = _GuardedCall(process, cancellations, timeout_s)
+        self._run_guarded(call, lambda: process.load(pieces, timeout_s=timeout_s))
 
     def _run_guarded(self, call: _GuardedCall, action: Callable[[], Done]) -> Done:
         """Runs an action and translates the end of its process.
@@ -228,7 +245,7 @@ class Engine:
     def _out_of_memory(self, status: int) -> InputError:
         return InputError(
             f"the query ended its process ({_end(status)}), most likely for more than "
-            f"{self._memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
+            f"{self._options.memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
         )
 
 

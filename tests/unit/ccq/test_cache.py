@@ -136,15 +136,14 @@ def rested(cache: LabelCache) -> list[int]:
 
 
 def grown(*sizes: int) -> LabelCache:
-    cache = LabelCache(EMPTY_CURSOR)
+    cache = LabelCache(EMPTY_CURSOR, labels_few=10)
     for number, size in enumerate(sizes, 1):
         found = to_labels([(0, number, row, 1) for row in range(size)])
         cache.append(found, reached=Cursor({0: number}))
     return cache
 
 
-def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found(monkeypatch):
-    monkeypatch.setattr(module, "LABELS_FEW", 10)
+def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found():
     cache = grown(12, 40, 38)
     assert cache.compact() is None
     before = to_paths(everything(cache))
@@ -154,16 +153,14 @@ def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found(monkeypatch
     assert cache.compact_at_rest() is None, "there is nothing left to do"
 
 
-def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels(monkeypatch):
-    monkeypatch.setattr(module, "LABELS_FEW", 10)
+def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels():
     assert rested(grown(400, 20)) == [400, 20]
     assert rested(grown(300, 20)) == [320]
     assert rested(grown(4, 3, 3)) == [4, 3, 3], "few labels are left alone"
     assert rested(grown(11)) == [11]
 
 
-def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
-    monkeypatch.setattr(module, "LABELS_FEW", 10)
+def test_at_rest_labels_leave_a_pack_that_they_share_with_others():
     rows = [(0, sequence, row, 1) for sequence in (1, 2) for row in range(20)]
     together = to_labels(rows)
     mine, _ = pack_many(
@@ -172,7 +169,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others(monkeypatch):
         np.array([0, 20]),
         compressed=False,
     )
-    cache = LabelCache(EMPTY_CURSOR)
+    cache = LabelCache(EMPTY_CURSOR, labels_few=10)
     cache.append(mine, reached=Cursor({0: 1}))
     assert not everything(cache).is_whole
     assert rested(cache) == [20]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq import event_clock
-from galileo.ccq.event_clock import EventClock
+from galileo.ccq.event_clock import STEPS_MAX, EventClock
 from galileo.cursor import Cursor
 from galileo.model.windows import ClockStep
 
@@ -56,8 +55,7 @@ def test_what_comes_late_or_twice_is_no_news():
     assert [clock.at(Cursor({0: s})) for s in (4, 5, 7, 8)] == [None, 100, 100, 101]
 
 
-def test_it_keeps_the_newest_steps(monkeypatch):
-    monkeypatch.setattr(event_clock, "STEPS_MAX", 2)
+def test_it_keeps_the_newest_steps():
     clock = EventClock()
-    clock.observe([ClockStep(0, sequence, sequence) for sequence in range(1, 5)])
+    clock.observe([ClockStep(0, sequence, sequence) for sequence in range(1, STEPS_MAX + 3)])
     assert [clock.at(Cursor({0: s})) for s in (2, 3, 4)] == [None, 3, 4]

@@ -9,7 +9,6 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq import pack_many as pack_many_module
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import pack_labels
 from galileo.cursor import Cursor
@@ -23,11 +22,6 @@ OWNERS = st.lists(
     min_size=1,
     max_size=8,
 )
-
-
-@pytest.fixture(autouse=True)
-def few_rows(monkeypatch):
-    monkeypatch.setattr(pack_many_module, "SHARED_ROWS", 8)
 
 
 def labels_of(commits: list[tuple[int, int]]) -> LabelSet:
@@ -51,7 +45,7 @@ def together(owners, *, compressed=False):
     sizes = [len(labels) for labels in sets]
     table = pa.concat_tables([labels.table for labels in sets]).combine_chunks()
     starts = np.cumsum([0, *sizes[:-1]])
-    return sets, pack_many(SCHEMA, table, starts, compressed=compressed)
+    return sets, pack_many(SCHEMA, table, starts, compressed=compressed, shared_rows=8)
 
 
 @examples(25)

@@ -43,10 +43,8 @@ def plain(of: list[Path]) -> LabelSet:
     return made.labels()
 
 
-def in_small_packs(of: list[Path], rows: int, monkeypatch: pytest.MonkeyPatch) -> PackedLabels:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "ROWS_MAX", rows)
-        made = pack_labels(plain(of), compressed=False)
+def in_small_packs(of: list[Path], rows: int) -> PackedLabels:
+    made = pack_labels(plain(of), compressed=False, rows_max=rows)
     assert made is not None
     assert all(pack.rows <= rows for pack in made.packs)
     return made
@@ -54,8 +52,7 @@ def in_small_packs(of: list[Path], rows: int, monkeypatch: pytest.MonkeyPatch) -
 
 @given(paths, cursors, cursors, st.integers(1, 9), st.integers(1, 12))
 def test_packed_labels_are_taken_apart_as_plain_ones_are(of, after, until, rows, labels_max):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        labels = in_small_packs(of, rows, monkeypatch)
+    labels = in_small_packs(of, rows)
     found, expected = labels.after(after).until(until), plain(of).after(after).until(until)
     assert len(found) == len(expected)
     assert to_paths(found) == list(map(tuple, places(expected)))
@@ -83,8 +80,7 @@ def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compressed):
 
 @given(paths, cursors, cursors, st.integers(1, 9))
 def test_who_leaves_out_rows_gets_the_same_labels(of, after, until, rows):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        some = in_small_packs(of, rows, monkeypatch).after(after).until(until)
+    some = in_small_packs(of, rows).after(after).until(until)
     pieces = some.pieces()
     assert some.is_quick <= all(
         piece.data is pack.data for piece, pack in zip(pieces, some.packs, strict=True)
@@ -144,10 +140,9 @@ def test_nothing_is_nothing() -> None:
     assert PackedLabels.concat([None, labels.after(Cursor({0: 1}))]) is None
 
 
-def test_packs_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_are_bounded_in_bytes_too() -> None:
     labels = plain([(0, 1, row, row) for row in range(100)])
-    monkeypatch.setattr(module, "PACK_BYTES_MAX", labels.table.nbytes // 4)
-    made = pack_labels(labels, compressed=False)
+    made = pack_labels(labels, compressed=False, bytes_max=labels.table.nbytes // 4)
     assert made is not None
     assert 4 <= len(made.packs) <= 5
     assert made.labels().table.equals(labels.table)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from galileo.ccq.model import Ccq, Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.record_table import RecordTable
+from galileo.ccq.record_table import SUMMARY_ENTRIES_MAX, RecordTable
 from galileo.cursor import Cursor
 from galileo.errors import CcqExpired, InternalError, InvalidToken, Unavailable
 
@@ -110,11 +110,11 @@ def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
     assert tracker.records == {}
 
 
-def test_summaries_come_in_pages(monkeypatch):
-    monkeypatch.setattr("galileo.ccq.record_table.SUMMARY_ENTRIES_MAX", 3)
+def test_summaries_come_in_pages():
     tracker, other = RecordTable(OPTIONS), RecordTable(OPTIONS)
-    for i in range(7):
-        tracker.merge(Record(ccq(f"q{i}"), 1, "a"), now=0.0, wall=WALL)
+    ids = [f"q{i:04}" for i in range(2 * SUMMARY_ENTRIES_MAX + 1)]
+    for ccq_id in ids:
+        tracker.merge(Record(ccq(ccq_id), 1, "a"), now=0.0, wall=WALL)
     found, after = [], ""
     while True:
         page = tracker.summary(after=after)
@@ -122,7 +122,7 @@ def test_summaries_come_in_pages(monkeypatch):
         if page.until is None:
             break
         after = page.until
-    assert found == [f"q{i}" for i in range(7)]
+    assert found == ids
     page = other.summary(after="")
     assert tracker.compare(page).newer_here == tuple(found)
 

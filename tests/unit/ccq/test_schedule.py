@@ -8,9 +8,6 @@ import pytest
 from ccq_driver import CCQ, Driver, only, path
 from simulator.logs import to_labels, to_paths
 
-from galileo.ccq import cache as cache_module
-from galileo.ccq import gossip
-from galileo.ccq import schedule as module
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.events import (
     CancelRequested,
@@ -26,6 +23,7 @@ from galileo.ccq.events import (
     StartCycle,
 )
 from galileo.ccq.model import NODES_MAX, Failure
+from galileo.ccq.schedule import COMPACTION_CHECKS_MAX, RESTING_SLACK
 from galileo.cursor import EMPTY_CURSOR, Cursor
 
 FAILURE = Failure("unavailable", "spark")
@@ -116,14 +114,13 @@ def test_what_has_no_room_in_a_cycle_comes_with_the_next_tick() -> None:
     assert driver.tick(1.15) == []
 
 
-def test_ended_ccqs_do_not_rest_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESTING_SLACK", 3)
+def test_ended_ccqs_do_not_rest_for_ever() -> None:
     driver = Driver(nodes=("a",))
-    for number in range(20):
+    for number in range(2 * RESTING_SLACK):
         driver.lead(replace(CCQ, id=f"q{number}"), term=NODES_MAX)
         driver.tick(float(number + 1))
         driver.feed(CancelRequested(number, f"q{number}"))
-    assert len(driver.machine._schedule._resting["d"]) <= 5
+    assert len(driver.machine._schedule._resting["d"]) <= RESTING_SLACK + 2
 
 
 def test_the_machine_says_when_a_cycle_is_due() -> None:
@@ -184,15 +181,8 @@ def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
     assert len(driver.machine.coordinated["q"].cache._chunks) == 2
 
 
-@pytest.fixture
-def tidies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are never too few to be tidied."""
-    monkeypatch.setattr(cache_module, "LABELS_FEW", 1)
-
-
-@pytest.mark.usefixtures("tidies")
 def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
-    driver = Driver()
+    driver = Driver(labels_few=1)
     driver.lead()
     for sequence in (1, 2):
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
@@ -206,9 +196,8 @@ def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
     assert driver.tick(5.0) == []
 
 
-@pytest.mark.usefixtures("tidies")
 def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
-    driver = Driver()
+    driver = Driver(labels_few=1)
     for name in ("q", "r", "s"):
         driver.lead(replace(CCQ, id=name))
     for sequence in (1, 2):
@@ -237,21 +226,19 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
     assert driver.tick(3.3) == [], "it rests no more"
 
 
-def test_few_labels_are_not_compacted_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACTION_CHECKS_MAX", 2)
+def test_few_labels_are_not_compacted_at_rest() -> None:
     driver = Driver()
-    for number in range(5):
+    for number in range(2 * COMPACTION_CHECKS_MAX + 1):
         driver.lead(replace(CCQ, id=f"q{number}"))
     left = []
     for now in (1.0, 1.1, 1.2):
         assert driver.tick(now) == []
         left.append(len(driver.machine._schedule._may_compact))
-    assert left == [3, 1, 0]
+    assert left == [COMPACTION_CHECKS_MAX + 1, 1, 0]
 
 
-def test_retrieved_cursors_are_saved_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip, "FLUSHED_MAX", 2)
-    driver = Driver(sync_interval_s=1.0)
+def test_retrieved_cursors_are_saved_in_turns() -> None:
+    driver = Driver(sync_interval_s=1.0, flushed_max=2)
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
     known = Cursor({0: 1})

@@ -7,16 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.sparql_process import engine as engine_module
-from galileo.rdf.sparql_process import process as process_module
 from galileo.rdf.sparql_process import worker
-from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, Limits
+from galileo.rdf.sparql_process.engine import MEMORY_BYTES_MAX, Engine, EngineOptions, Limits
 from galileo.rdf.sparql_process.process import Process, QueryProcessEnded
 
 TRIPLES = b"".join(b'<urn:s:%d> <urn:p> "%d" .\n' % (i, i) for i in range(2_000))
@@ -62,10 +61,14 @@ def loads():
 
 
 @pytest.fixture
-def engine(loads, monkeypatch):
+def options():
     """Leaves the graph process enough time to kill its query process on a busy machine."""
-    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 60.0)
-    engine = Engine(lambda: loads.append(1) or [TRIPLES])
+    return EngineOptions(interrupt_grace_s=3600.0)
+
+
+@pytest.fixture
+def engine(loads, options):
+    engine = Engine(lambda: loads.append(1) or [TRIPLES], options)
     yield engine
     engine.close()
 
@@ -118,15 +121,12 @@ def test_a_query_whose_time_is_over_before_it_is_asked_costs_no_other_load(engin
     assert loads == [1]
 
 
-def test_a_query_that_ends_itself_before_it_is_interrupted_took_too_long(
-    engine, loads, monkeypatch
-):
+@pytest.mark.parametrize("options", [EngineOptions(orphan_grace_s=-59.9)])
+def test_a_query_that_ends_itself_before_it_is_interrupted_took_too_long(engine, loads):
     """As where this process is kept from its processor for longer than the grace."""
-    monkeypatch.setattr(engine_module, "ORPHAN_GRACE_S", -59.9)
     with pytest.raises(DeadlineExceeded):
         engine.query(ENDLESS, QUICK)
-    monkeypatch.undo()
-    assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
+    assert engine.query("ASK { <urn:s:3> ?p ?o }", Limits(timeout_s=600)).value
     assert loads == [1]
 
 
@@ -148,7 +148,6 @@ def test_a_query_is_cancelled_between_its_fork_and_its_question(engine, loads, m
 def test_the_grace_of_one_query_that_was_cut_does_not_end_another_one(engine, loads, monkeypatch):
     """Its interrupt was obeyed long ago, when another query waits for its own to be."""
     waiting = []
-    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 3600.0)
     watch = Process._watch
     monkeypatch.setattr(Process, "_watch", lambda one: waiting.append(one._exchanges) or watch(one))
     signal_late = Process._signal
@@ -166,10 +165,10 @@ def test_the_grace_of_one_query_that_was_cut_does_not_end_another_one(engine, lo
     assert loads == [1]
 
 
-def test_engine_stopped_graph_process_during_load_times_out(engine, monkeypatch):
+@pytest.mark.parametrize("options", [EngineOptions(interrupt_grace_s=0.1)])
+def test_engine_stopped_graph_process_during_load_times_out(engine, options, monkeypatch):
     engine.load()
-    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.1)
-    monkeypatch.setattr(engine_module, "LOAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(engine, "_options", replace(options, load_timeout_s=0.3))
     os.kill(engine._process.child.pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
         engine.grow([TRIPLES * 20])
@@ -287,7 +286,7 @@ def test_engine_graph_process_killed_twice_is_an_error(engine, monkeypatch):
 @pytest.mark.slow
 def test_engine_grow_beyond_memory_is_refused():
     pieces = [TRIPLES]
-    engine = Engine(lambda: pieces, memory_bytes_max=400 << 20)
+    engine = Engine(lambda: pieces, EngineOptions(memory_bytes_max=400 << 20))
     try:
         engine.load()
         line = b'<urn:l:%d> <urn:p> "%d' + b"x" * 100_000 + b'" .\n'
@@ -330,9 +329,9 @@ def test_engine_killed_query_process_is_replaced(engine, loads):
     assert loads == [1]
 
 
+@pytest.mark.parametrize("options", [EngineOptions(interrupt_grace_s=0.3)])
 @pytest.mark.parametrize("stopped", ["graph process", "query process"])
-def test_engine_stopped_process_times_out(engine, stopped, monkeypatch):
-    monkeypatch.setattr(process_module, "INTERRUPT_GRACE_S", 0.3)
+def test_engine_stopped_process_times_out(engine, stopped):
     before = workers()
     engine.query("ASK {}", QUICK)
     (graph_pid,) = workers() - before
@@ -352,7 +351,7 @@ def test_waiting_for_another_threads_query_is_bounded_too(engine):
 
 @pytest.mark.slow
 def test_memory_is_bounded():
-    engine = Engine(lambda: [TRIPLES], memory_bytes_max=400 << 20)
+    engine = Engine(lambda: [TRIPLES], EngineOptions(memory_bytes_max=400 << 20))
     try:
         assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
         greedy = "SELECT (COUNT(DISTINCT CONCAT(?a, ?b, ?a, ?b)) AS ?n) { ?x ?p ?a . ?y ?q ?b }"

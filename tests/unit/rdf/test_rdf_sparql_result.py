@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InputError
-from galileo.rdf import sparql_result
 from galileo.rdf.sparql_process.engine import Answer
 from galileo.rdf.sparql_result import SparqlResult
 
@@ -75,10 +74,7 @@ def test_terms_become_the_values_that_reading_them_one_by_one_gives(rows):
 def test_few_cells_read_one_by_one_are_what_columns_say(rows):
     columns = list(zip(*rows, strict=True)) or [(), ()]
     result = solutions(*columns)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparql_result, "CELLS_FEW", -1)
-        by_columns = result.rows
-    assert repr(result.rows) == repr(by_columns)
+    assert repr(result.rows) == repr(result._rows(-1))
 
 
 @given(st.lists(texts, max_size=6))
@@ -125,10 +121,9 @@ def test_a_column_of_several_kinds_is_text_in_arrow_and_typed_in_rows():
     [("1e3", "integer"), ("9" * 5_000, "integer"), ("oops", "double"), ("noon", "dateTime")],
 )
 @pytest.mark.parametrize("few", [-1, 10_000])
-def test_what_no_python_type_holds_stays_text(monkeypatch, text, kind, few):
-    monkeypatch.setattr(sparql_result, "CELLS_FEW", few)
+def test_what_no_python_type_holds_stays_text(text, kind, few):
     result = solutions([literal(text, kind)])
-    assert result.rows == [{"v0": text}]
+    assert result._rows(few) == [{"v0": text}]
     assert result.to_arrow().column("v0").to_pylist() == [text]
 
 
@@ -146,11 +141,10 @@ def test_what_no_python_type_holds_stays_text(monkeypatch, text, kind, few):
     ],
 )
 @pytest.mark.parametrize("few", [-1, 10_000])
-def test_a_large_integer_leaves_the_others_numbers(monkeypatch, large, wanted, few):
-    monkeypatch.setattr(sparql_result, "CELLS_FEW", few)
+def test_a_large_integer_leaves_the_others_numbers(large, wanted, few):
     numbers = [1, large, None, -7]
     result = solutions([n if n is None else literal(str(n), "integer") for n in numbers])
-    assert [row["v0"] for row in result.rows] == numbers
+    assert [row["v0"] for row in result._rows(few)] == numbers
     column = result.to_arrow().column("v0")
     assert column.type == wanted
     if wanted != pa.string():
@@ -160,18 +154,16 @@ def test_a_large_integer_leaves_the_others_numbers(monkeypatch, large, wanted, f
 
 
 @pytest.mark.parametrize("few", [-1, 10_000])
-def test_a_large_integer_joins_decimals_as_others_do(monkeypatch, few):
-    monkeypatch.setattr(sparql_result, "CELLS_FEW", few)
+def test_a_large_integer_joins_decimals_as_others_do(few):
     result = solutions([literal("0.5", "decimal"), literal(str(2**64), "integer")])
-    assert [row["v0"] for row in result.rows] == [0.5, 2**64]
+    assert [row["v0"] for row in result._rows(few)] == [0.5, 2**64]
     assert result.to_arrow().column("v0").to_pylist() == [0.5, 2.0**64]
 
 
 @pytest.mark.parametrize("few", [-1, 10_000])
-def test_what_is_no_integer_spoils_no_other(monkeypatch, few):
-    monkeypatch.setattr(sparql_result, "CELLS_FEW", few)
+def test_what_is_no_integer_spoils_no_other(few):
     result = solutions([literal("oops", "integer"), literal("5", "integer")])
-    assert [row["v0"] for row in result.rows] == ["oops", 5]
+    assert [row["v0"] for row in result._rows(few)] == ["oops", 5]
 
 
 def test_a_solution_may_bind_nothing():
