@@ -355,8 +355,8 @@ class LocalCluster:
         self._config_of(name).write_text(text)
 
 
-def stop_evaluator(directory: Path) -> None:
-    """Stops the evaluator process of a directory, if there is one."""
+def stop_evaluator(directory: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Stops the evaluator process of a directory, if there is one; kills it after the timeout."""
     process = RuntimeDir(directory).holder() if directory.is_dir() else None
     if process is None:
         return
@@ -364,10 +364,10 @@ def stop_evaluator(directory: Path) -> None:
         # A JVM that is still starting does not detect the end of its evaluator.
         family = [process, *process.children(recursive=True)]
         process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(family, timeout=timeout_s)
         for one in alive:
             one.kill()
-        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+        psutil.wait_procs(alive, timeout=timeout_s)
 
 
 def free_ports(count: int) -> list[int]:

@@ -77,12 +77,13 @@ class Output:
     Args:
         as_json: one JSON value per result instead of tables.
         wide: show every column of a table, also where the terminal is narrower.
+        columns: of an output that is no terminal.
     """
 
-    def __init__(self, *, as_json: bool, wide: bool = False) -> None:
+    def __init__(self, *, as_json: bool, wide: bool = False, columns: int = WIDE) -> None:
         self.as_json = as_json
         self.is_wide = wide
-        width = None if sys.stdout.isatty() and not wide else WIDE
+        width = None if sys.stdout.isatty() and not wide else columns
         # With a width alone, Rich takes a simple terminal for one of 80 columns.
         height = None if width is None else shutil.get_terminal_size().lines
         self._console = _Terminal(highlight=False, soft_wrap=True, width=width, height=height)

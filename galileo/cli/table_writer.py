@@ -34,7 +34,6 @@ FORMATS = ("parquet", "arrow", "csv", "ndjson", "geoparquet", "geojson")
 LINES = ("csv", "ndjson")
 """Formats that can be read from a pipe while they are written."""
 GROUP_ROWS = 131_072
-"""Rows of one write, and of one row group of a Parquet file."""
 
 
 class Writer(Protocol):
@@ -72,15 +71,23 @@ def format_of(output: str, given: str | None) -> str:
 
 
 @contextlib.contextmanager
-def writing(output: str, schema: pa.Schema, *, format: str) -> Iterator[PartialWriter]:
+def writing(
+    output: str, schema: pa.Schema, *, format: str, group_rows: int = GROUP_ROWS
+) -> Iterator[PartialWriter]:
     """A writer of tables of one schema; the file gets its name when all of it is written.
+
+    Args:
+        output: a file, or "-".
+        schema: of the tables.
+        format: one of `FORMATS`.
+        group_rows: rows of one write, and of one row group of a Parquet file.
 
     Raises:
         InputError: the file cannot be written.
     """
     try:
         with _sink(output) as sink:
-            writer = _Grouped(_WRITERS[format](sink, schema), schema)
+            writer = _Grouped(_WRITERS[format](sink, schema), schema, rows_max=group_rows)
             try:
                 yield writer
             except BaseException:
@@ -121,9 +128,10 @@ def _sink(output: str) -> Iterator[IO[bytes]]:
 
 
 class _Grouped:
-    """Collects tables, and writes them in groups of GROUP_ROWS rows."""
+    """Collects tables, and writes them in groups of `rows_max` rows."""
 
-    def __init__(self, writer: Writer, schema: pa.Schema) -> None:
+    def __init__(self, writer: Writer, schema: pa.Schema, *, rows_max: int) -> None:
+        self._rows_max = rows_max
         self._writer = writer
         self._schema = schema
         self._waiting: list[pa.Table] = []
@@ -132,7 +140,7 @@ class _Grouped:
     def write(self, table: pa.Table) -> None:
         self._waiting.append(table)
         self._rows += table.num_rows
-        if self._rows >= GROUP_ROWS:
+        if self._rows >= self._rows_max:
             self._flush()
 
     def note_missing(self, missing: Sequence[int]) -> None:

@@ -25,7 +25,6 @@ from galileo.wire.v1 import continuous_pb2
 from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
 COORDINATORS_MAX = 4_096
-"""Continuous queries whose coordinators are remembered."""
 
 
 def request(
@@ -50,9 +49,17 @@ class Fetcher:
     Args:
         caller: of all nodes.
         monotonic: seconds, of a clock that never jumps.
+        coordinators_max: queries whose coordinators are cached.
     """
 
-    def __init__(self, caller: Caller, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        coordinators_max: int = COORDINATORS_MAX,
+    ) -> None:
+        self._coordinators_max = coordinators_max
         self._caller = caller
         self._monotonic = monotonic
         self._coordinators: OrderedDict[str, str] = OrderedDict()
@@ -64,7 +71,7 @@ class Fetcher:
             return
         self._coordinators[ccq_id] = address
         self._coordinators.move_to_end(ccq_id)
-        while len(self._coordinators) > COORDINATORS_MAX:
+        while len(self._coordinators) > self._coordinators_max:
             self._coordinators.popitem(last=False)
 
     async def fetch(self, request: continuous_pb2.FetchRequest) -> Update:

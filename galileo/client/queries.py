@@ -231,7 +231,12 @@ async def read(
 
 
 async def read_batches(
-    caller: Caller, labels: LabelSet, *, exact: bool, options: RowOptions
+    caller: Caller,
+    labels: LabelSet,
+    *,
+    exact: bool,
+    options: RowOptions,
+    parts_per_read: int = PARTS_PER_READ,
 ) -> AsyncGenerator[pa.Table, None]:
     """The observations behind labels in pieces; see `AsyncClient.read_batches`.
 
@@ -240,7 +245,7 @@ async def read_batches(
     options.check(labels.schema)
     left = options.limit
     parts = await asyncio.to_thread(_parts, labels)
-    for chunk in table_chunks(parts, PARTS_PER_READ):
+    for chunk in table_chunks(parts, parts_per_read):
         if left == 0:
             return
         request = storage_pb2.ReadRequest(

@@ -98,13 +98,13 @@ def _features(path: Path) -> pa.StructArray:
     return features
 
 
-def _check_nesting(path: Path, data: bytes) -> None:
+def _check_nesting(path: Path, data: bytes, *, scan_bytes: int = SCAN_BYTES) -> None:
     """Raises InputError for deep nesting, without parsing."""
     # Without escapes, a quotation mark begins or ends a text.
     plain = np.frombuffer(data.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     depth, is_text = 0, False
-    for start in range(0, len(plain), SCAN_BYTES):
-        part = plain[start : start + SCAN_BYTES]
+    for start in range(0, len(plain), scan_bytes):
+        part = plain[start : start + scan_bytes]
         in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
         steps = _STEPS[part]
         depths = depth + np.cumsum(steps[(steps != 0) & ~in_text], dtype=np.int64)

@@ -45,7 +45,9 @@ class VariableSlice:
     at: tuple[tuple[str, int], ...]
 
 
-def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
+def open_netcdf(
+    path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VALUES_MAX
+) -> NetcdfReader:
     """A reader of a NetCDF file.
 
     Raises:
@@ -54,7 +56,12 @@ def open_netcdf(path: Path, mapping: Mapping) -> NetcdfReader:
     """
     xarray = library("xarray", purpose="reading NetCDF")
     fills = library("netCDF4", purpose="reading NetCDF").default_fillvals
-    return _reader(lambda: _open(path, xarray), mapping, default_fills=fills)
+    return _reader(
+        lambda: _open(path, xarray),
+        mapping,
+        default_fills=fills,
+        slab_values_max=slab_values_max,
+    )
 
 
 def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
@@ -69,7 +76,13 @@ def read_dataset(dataset: Any, mapping: Mapping) -> NetcdfReader:
 OpenDataset = Callable[[], AbstractContextManager[Any]]
 
 
-def _reader(open: OpenDataset, mapping: Mapping, *, default_fills: dict[str, Any]) -> NetcdfReader:
+def _reader(
+    open: OpenDataset,
+    mapping: Mapping,
+    *,
+    default_fills: dict[str, Any],
+    slab_values_max: int = SLAB_VALUES_MAX,
+) -> NetcdfReader:
     with open() as dataset:
         dataset, named = with_constants(dataset, mapping)
         grid = find_grid(dataset, named)
@@ -88,6 +101,7 @@ def _reader(open: OpenDataset, mapping: Mapping, *, default_fills: dict[str, Any
         variables=variables,
         coordinates=coordinates,
         default_fills=default_fills,
+        slab_values_max=slab_values_max,
     )
 
 
@@ -103,7 +117,9 @@ class NetcdfReader:
         variables: Sequence[tuple[VariableInfo, VariableSlice]],
         coordinates: Sequence[VariableInfo],
         default_fills: dict[str, Any],
+        slab_values_max: int,
     ) -> None:
+        self._slab_values_max = slab_values_max
         self._open = open
         self._grid = grid
         self._mapping = mapping
@@ -123,7 +139,7 @@ class NetcdfReader:
         return self._coordinates
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        rows_max = max(1, SLAB_VALUES_MAX // max(1, len(names)))
+        rows_max = max(1, self._slab_values_max // max(1, len(names)))
         with self._open() as dataset:
             dataset, _ = with_constants(dataset, self._mapping)
             coordinates = _Coordinates(dataset, self._grid, default_fills=self._default_fills)

@@ -22,16 +22,30 @@ from galileo.query.feature_predicates import TextLeaf
 from galileo.query.predicates import And, Leaf, Node, leaves
 from galileo.query.visitors import json_value, verdicts
 
-CHUNK_PATHS = 1 << 17
-"""Paths that are tested together: a megabyte of a column."""
-SAMPLE_PATHS = 512
-"""Paths of a sample for the order of conditions; taken from at least `CHUNK_PATHS` rows."""
 GATHER_BELOW_SHARE = 4
 """Remaining rows are gathered for the next condition if they are fewer than one in so many."""
 
 _UNREAD_CELLS = np.broadcast_to(np.uint64(0), 1 << 40)
 _UNREAD_BUCKETS = np.broadcast_to(np.int64(0), 1 << 40)
 """Stand in for columns that a condition does not read; they take no memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How many paths are looked at together.
+
+    Attributes:
+        chunk_paths: that are tested together: a megabyte of a column.
+        sample_paths: of a sample for the order of conditions; taken from at least `chunk_paths`.
+        portion_paths: that are gathered together, if as many match.
+    """
+
+    chunk_paths: int = 1 << 17
+    sample_paths: int = 512
+    portion_paths: int = 1 << 17
+
+
+DEFAULTS = PipelineOptions()
 
 
 class LeafEvaluator:
@@ -160,17 +174,24 @@ class FilterPipeline:
     filters: Sequence[RowFilter]
 
     @classmethod
-    def of(cls, paths: Paths, conditions: Sequence[RowFilter], *, rows: Rows) -> FilterPipeline:
+    def of(
+        cls,
+        paths: Paths,
+        conditions: Sequence[RowFilter],
+        *,
+        rows: Rows,
+        options: PipelineOptions = DEFAULTS,
+    ) -> FilterPipeline:
         """Order the filters by selectivity and cost on a sample of `rows`."""
         if len(conditions) < 2:
             return cls(paths, conditions)
-        if count_rows(rows) < CHUNK_PATHS:
+        if count_rows(rows) < options.chunk_paths:
             return cls(paths, sorted(conditions, key=lambda each: each.weight))
-        sample = _sample(rows)
+        sample = _sample(rows, options.sample_paths)
 
         def rank(condition: RowFilter) -> float:
             ruled_out = 1.0 - float(np.mean(condition.mask(paths, sample)))
-            return condition.weight / max(ruled_out, 0.5 / SAMPLE_PATHS)
+            return condition.weight / max(ruled_out, 0.5 / options.sample_paths)
 
         return cls(paths, sorted(conditions, key=rank))
 
@@ -189,13 +210,12 @@ class FilterPipeline:
         return rows if mask is None else select_rows(rows, mask)
 
 
-def chunks(rows: Rows, *, most: int | None = None) -> Iterator[Rows]:
-    """The rows in pieces of at most `CHUNK_PATHS`, and of at most `most`."""
-    size = CHUNK_PATHS if most is None else min(CHUNK_PATHS, most)
+def chunks(rows: Rows, size: int) -> Iterator[Rows]:
+    """The rows in pieces of at most `size`."""
     for start in range(0, count_rows(rows), size):
         yield slice_rows(rows, start, start + size)
 
 
-def _sample(rows: Rows) -> Positions:
-    at: npt.NDArray[np.intp] = np.linspace(0, count_rows(rows) - 1, SAMPLE_PATHS).astype(np.intp)
+def _sample(rows: Rows, count: int) -> Positions:
+    at: npt.NDArray[np.intp] = np.linspace(0, count_rows(rows) - 1, count).astype(np.intp)
     return at + rows.start if isinstance(rows, slice) else rows[at]

@@ -72,8 +72,10 @@ class MetadataGraph:
         *,
         memtable_paths_max: int = MEMTABLE_PATHS_MAX,
         block_paths: int = BLOCK_PATHS,
+        heap_bytes: int = HEAP_BYTES,
     ) -> None:
         self.schema = schema
+        self._heap_bytes = heap_bytes
         self._label_schema = schema.label_schema
         self._block_paths = block_paths
         self._memtable_paths_max = memtable_paths_max
@@ -345,7 +347,7 @@ class MetadataGraph:
         size = 0
         for task in tasks:
             for rows in task.portions():
-                batches.append(self._labels(task.run, rows, large=size > HEAP_BYTES))
+                batches.append(self._labels(task.run, rows, large=size > self._heap_bytes))
                 size += batches[-1].nbytes
         return pa.Table.from_batches(batches, schema=self._label_schema)
 

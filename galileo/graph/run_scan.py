@@ -19,10 +19,12 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, StringDictionary
 from galileo.graph.filter_pipeline import (
+    DEFAULTS,
     CommitFilter,
     FilterPipeline,
     FilterStats,
     LeafEvaluator,
+    PipelineOptions,
     PredicateFilter,
     chunks,
     row_filters,
@@ -40,9 +42,6 @@ from galileo.graph.row_ranges import (
 from galileo.graph.sorted_runs import SequenceBounds, SortedRun, seal
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
-
-PORTION_PATHS = 1 << 17
-"""Paths that are gathered together, if as many match."""
 
 Check: TypeAlias = Callable[[], None]
 """Called between portions of work; raises to cancel it."""
@@ -141,6 +140,7 @@ class RunScan:
         pipeline: for them.
         zones: entries of the run's zone map.
         zones_scanned: zones that may hold a match.
+        options: how many paths are looked at together.
     """
 
     run: SortedRun
@@ -148,29 +148,40 @@ class RunScan:
     pipeline: FilterPipeline
     zones: int
     zones_scanned: int
+    options: PipelineOptions
 
     @classmethod
-    def of(cls, run: SortedRun, search: BoundQuery, *, commits: Mask | None) -> RunScan:
+    def of(
+        cls,
+        run: SortedRun,
+        search: BoundQuery,
+        *,
+        commits: Mask | None,
+        options: PipelineOptions = DEFAULTS,
+    ) -> RunScan:
         """Prune the run.
 
         Args:
             run: sealed or memtable.
             search: of the run's graph.
             commits: mask of live commits of the run; None: all.
+            options: how many paths are looked at together.
         """
         blocks = _possible_blocks(run, search, commits)
         rows = _candidates(run, search, blocks)
         held = () if commits is None else (CommitFilter(commits),)
-        pipeline = FilterPipeline.of(run.paths, (*held, *search.filters), rows=rows)
-        return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)))
+        filters = (*held, *search.filters)
+        pipeline = FilterPipeline.of(run.paths, filters, rows=rows, options=options)
+        return cls(run, rows, pipeline, len(blocks), int(np.count_nonzero(blocks)), options)
 
     def portions(self, *, tally: FilterStats | None = None) -> Iterator[Rows]:
         """Matching rows, ascending, in portions that suit gathering; none is empty."""
         if not self.pipeline.filters:
             sifted: Iterator[Rows] = iter([self.rows])
         else:
-            sifted = (self.pipeline.apply(chunk, tally=tally) for chunk in chunks(self.rows))
-        return concat_small(sifted, least=PORTION_PATHS)
+            pieces = chunks(self.rows, self.options.chunk_paths)
+            sifted = (self.pipeline.apply(chunk, tally=tally) for chunk in pieces)
+        return concat_small(sifted, least=self.options.portion_paths)
 
     def pieces(self, most: int) -> Iterator[Rows | None]:
         """Matching rows, ascending, at most `most` at a time; None after each chunk in between.
@@ -179,7 +190,7 @@ class RunScan:
         """
         found: list[Rows] = []
         count = 0
-        for chunk in chunks(self.rows, most=most):
+        for chunk in chunks(self.rows, min(self.options.chunk_paths, most)):
             rows = self.pipeline.apply(chunk) if self.pipeline.filters else chunk
             if count + count_rows(rows) > most:
                 yield concat_rows(found)

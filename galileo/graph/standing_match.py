@@ -17,17 +17,15 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.graph.columns import StringDictionary, to_labels
-from galileo.graph.row_ranges import Positions, Rows, count_rows, slice_rows, to_positions
-from galileo.graph.run_scan import PORTION_PATHS, BoundQuery, Coverage, RunScan, Window
+from galileo.graph.filter_pipeline import DEFAULTS, chunks
+from galileo.graph.row_ranges import Positions, Rows, count_rows, to_positions
+from galileo.graph.run_scan import BoundQuery, Coverage, RunScan, Window
 from galileo.graph.sorted_runs import SortedRun
 from galileo.match_batch import MatchBatch
 from galileo.query.columns import Columns, TextColumn, take_rows
 from galileo.query.index import MatchHits, MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
-
-FEW_PATHS = 3_000
-"""New paths of a run per request; above it each request scans separately."""
 
 SPARSE = 16
 """Distinct rows are found by sorting if they are fewer than one in so many."""
@@ -43,6 +41,7 @@ class MatchQuery:
         until: the last commit of each partition.
         query_of: the query of a request, by number.
         pairs_max: above so many pairs there is no answer; None: no bound.
+        few_paths: new paths of a run per request; above it each request scans separately.
     """
 
     standing: StandingQueries
@@ -50,6 +49,7 @@ class MatchQuery:
     until: Cursor
     query_of: Callable[[int], Query]
     pairs_max: int | None = None
+    few_paths: int = 3_000
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,8 @@ class MatchPass:
         window = self._window(requests.select(selected).least_sequences())
         rows = _new_rows(run, window)
         found: Iterator[MatchHits]
-        if run.zone_map is not None and count_rows(rows) > FEW_PATHS * len(selected):
+        few_paths = self.match_query.few_paths
+        if run.zone_map is not None and count_rows(rows) > few_paths * len(selected):
             found = map(partial(self._match_one_by_one, run), selected.tolist())
         else:
             selected_requests = (
@@ -135,8 +136,7 @@ class MatchPass:
     ) -> Iterator[MatchHits]:
         """Match requests `numbers` together."""
         standing = self.match_query.standing
-        for start in range(0, count_rows(rows), PORTION_PATHS):
-            part = slice_rows(rows, start, start + PORTION_PATHS)
+        for part in chunks(rows, DEFAULTS.portion_paths):
             commit = take_rows(run.paths.commit, part)
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
             place = to_positions(part)

@@ -92,7 +92,9 @@ class PartitionJournal:
         self._producers = ProducerIndex()
         self._mark = retention.NOTHING_TRUNCATED
         self._segments: list[Segment | CompactedSegment] = []
-        self._maps = SegmentMaps()
+        self._maps = SegmentMaps(
+            segments_max=options.mapped_segments_max, commits_max=options.decoded_commits_max
+        )
         self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
         self.syncs = self._writer.syncs

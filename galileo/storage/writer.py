@@ -32,7 +32,7 @@ Durability = Literal["fsync", "none"]
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """How a partition writes.
+    """How a partition writes, and what it keeps in memory.
 
     Args:
         segment_bytes_max: a group of commits that would make a segment longer starts a new
@@ -41,12 +41,16 @@ class JournalOptions:
             operating system writes it later; a crash of the process loses nothing, a
             power cut the last seconds, and may leave damage that has to be repaired by hand.
         retry_after_s: the pause after a write that failed and was undone.
+        mapped_segments_max: segments that stay memory-mapped; each costs a file descriptor.
+        decoded_commits_max: commits whose decoded observations are kept: views, some 4 KB each.
         disk, monotonic: the operations that may fail, and the clock that times the pause.
     """
 
     segment_bytes_max: int = SEGMENT_BYTES_MAX
     durability: Durability = "fsync"
     retry_after_s: float = RETRY_AFTER_S
+    mapped_segments_max: int = 32
+    decoded_commits_max: int = 256
     disk: Disk = REAL_DISK
     monotonic: Callable[[], float] = time.monotonic
 

@@ -20,10 +20,15 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo import sampler_package
 from galileo.cli.sampler_template import write_template
 from galileo.errors import InvalidArchive
-from galileo.sampler_package import MANIFEST, SamplerArchive, archive_of, sampler_archive
+from galileo.sampler_package import (
+    MANIFEST,
+    MEMBERS_MAX,
+    SamplerArchive,
+    archive_of,
+    sampler_archive,
+)
 
 SOURCE = (
     b"class Tenth:\n    def sample(self, labels, *, seed):\n        return labels.rows % 10 == 0\n"
@@ -346,11 +351,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         sampler_archive(tmp_path / "gone.zip")
 
 
-def test_a_directory_that_is_too_large_is_not_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler_package, "MEMBERS_MAX", 3)
-    for at in range(6):
+def test_a_directory_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
+    for at in range(MEMBERS_MAX + 2):
         (tmp_path / f"m{at}.py").write_bytes(b"")
-    with pytest.raises(InvalidArchive, match="at most 3 members"):
+    with pytest.raises(InvalidArchive, match="at most 256 members"):
         sampler_archive(tmp_path)

@@ -61,14 +61,14 @@ class NormalForm:
     rest: Node | None = None
 
 
-def normal_form(query: Query) -> NormalForm:
+def normal_form(query: Query, *, prefixes_max: int = PREFIXES_MAX) -> NormalForm:
     """The normal form of a query."""
     tree = query.tree
     parts = tree.parts if isinstance(tree, And) else (tree,)
     numbers: dict[str, Interval] = {}
     texts: dict[TextKey, str] = {}
     rest = [part for part in parts if not _fits(part, numbers=numbers, texts=texts)]
-    prefixes, tests = _placed(parts, query.schema.geohash_precision)
+    prefixes, tests = _placed(parts, query.schema.geohash_precision, prefixes_max)
     rest += [part for part in tests if part not in rest]
     first, last = _times(tree)
     return NormalForm(prefixes, first, last, numbers, texts, conjunction(rest) if rest else None)
@@ -112,17 +112,19 @@ def _intersect(one: Interval, other: Interval) -> Interval:
     return max(one[0], other[0]), min(one[1], other[1])
 
 
-def _placed(parts: tuple[Node, ...], precision: int) -> tuple[Prefixes | None, list[Node]]:
+def _placed(
+    parts: tuple[Node, ...], precision: int, prefixes_max: int
+) -> tuple[Prefixes | None, list[Node]]:
     """The prefixes of the cells, and the spatial conditions that they are too coarse for."""
     limits = [_cells(part) for part in parts]
     known = [limit for limit in limits if limit is not None]
     if not known:
         return None, []
     prefixes = prefixes_from_ranges(reduce(ranges.intersection, known), precision)
-    if len(prefixes) <= PREFIXES_MAX:
+    if len(prefixes) <= prefixes_max:
         return prefixes, []
     tests: list[Node] = [part for part in parts if isinstance(part, SpatialLeaf)]
-    return prefixes.shortened(PREFIXES_MAX), tests
+    return prefixes.shortened(prefixes_max), tests
 
 
 def _cells(part: Node) -> Ranges | None:

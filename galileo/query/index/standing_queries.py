@@ -18,7 +18,7 @@ from galileo.query.columns import Columns, Mask
 from galileo.query.index.access_path import candidates_by_access_path
 from galileo.query.index.bound_columns import BoundColumns, Rows, grow
 from galileo.query.index.candidates import CandidatePairs, pairs_from_ranges
-from galileo.query.index.normal_form import normal_form
+from galileo.query.index.normal_form import PREFIXES_MAX, normal_form
 from galileo.query.index.prefixes import CandidateRanges, Places, PrefixIndex, Slots
 from galileo.query.index.residual import ResidualFilters
 from galileo.query.query import Query
@@ -35,10 +35,18 @@ class StandingQueries:
     Args:
         schema: of the dataset.
         dead_min: number of removed queries up to which their entries stay.
+        prefixes_max: most prefixes of one query; see `normal_form`.
     """
 
-    def __init__(self, schema: Schema, *, dead_min: int = DEAD_MIN) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dead_min: int = DEAD_MIN,
+        prefixes_max: int = PREFIXES_MAX,
+    ) -> None:
         self.schema = schema
+        self._prefixes_max = prefixes_max
         self._dead_min = dead_min
         self._slots: dict[Hashable, int] = {}
         self._features: dict[int, tuple[str, ...]] = {}
@@ -80,7 +88,7 @@ class StandingQueries:
             return
         slot = self._free.pop() if self._free else self._used
         self._used = max(self._used, slot + 1)
-        form = normal_form(query)
+        form = normal_form(query, prefixes_max=self._prefixes_max)
         self._constants.write(slot, form)
         self._rest.write(slot, form.rest)
         self._widen()

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from galileo.cli import output
 from galileo.cli.main import main
 from galileo.cli.options import json_option
 from galileo.cli.output import (
@@ -217,10 +216,9 @@ def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
 
 
 def test_words_of_a_result_are_folded_at_the_width_of_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(output, "WIDE", 40)  # of what is no terminal
-    Output(as_json=False).value(
+    Output(as_json=False, columns=40).value(
         None, words=f"{'word  ' * 9}\n  galileo {'x' * 60}\ntoken  {'y' * 30}"
     )
     *words, command, token = capsys.readouterr().out.splitlines()

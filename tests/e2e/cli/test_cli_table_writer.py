@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cli import table_writer
 from galileo.cli.table_writer import format_of, json_lines, writing
 from galileo.errors import InputError
 from galileo.model.times import TIME_TYPE
@@ -84,13 +83,11 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("pieces", [0, 1, 7])
-def test_what_is_written_in_pieces_is_one_table(
-    tmp_path: Path, name: str, pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_writer, "GROUP_ROWS", 25)
+def test_what_is_written_in_pieces_is_one_table(tmp_path: Path, name: str, pieces: int) -> None:
     path = tmp_path / name
     schema = pa.schema([("number", pa.int64()), ("station", pa.string())])
-    with writing(str(path), schema, format=format_of(str(path), None)) as writer:
+    format = format_of(str(path), None)
+    with writing(str(path), schema, format=format, group_rows=25) as writer:
         for piece in range(pieces):
             numbers = list(range(10 * piece, 10 * piece + 10))
             writer.write(pa.table([numbers, [f"s{n}" for n in numbers]], schema=schema))

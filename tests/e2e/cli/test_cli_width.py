@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -17,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 import galileo
-from galileo.cli import output
+from galileo.cli import session
 from galileo.cli.main import main
+from galileo.cli.output import Output
 
 Fresh = Callable[[str], str]
 COLUMNS = 80
@@ -72,15 +74,20 @@ def ccq(client: galileo.Client, dataset: str) -> Iterator[str]:
     client.cancel(made.id)
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands write for 80 columns, though to no terminal."""
+    monkeypatch.setattr(session, "Output", functools.partial(Output, columns=COLUMNS))
+
+
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_table_fits_80_columns(
     line: str,
     cluster: galileo.LocalCluster,
     dataset: str,
     ccq: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "WIDE", COLUMNS)  # of what is no terminal
     words = shlex.split(line.format(dataset=dataset, ccq=ccq))
     done = CliRunner().invoke(main, ["--node", cluster.addresses[0], *words])
     assert done.exit_code == 0, done.output
@@ -100,13 +107,10 @@ def test_a_terminal_of_80_columns_is_filled_and_wide_shows_all(
     assert "spilled" in wide[0]
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_submission_names_commands_that_fit_but_for_the_token(
-    client: galileo.Client,
-    cluster: galileo.LocalCluster,
-    dataset: str,
-    monkeypatch: pytest.MonkeyPatch,
+    client: galileo.Client, cluster: galileo.LocalCluster, dataset: str
 ) -> None:
-    monkeypatch.setattr(output, "WIDE", COLUMNS)
     words = ["--node", cluster.addresses[0], "ccq", "submit", dataset, "feature_1 > 4"]
     done = CliRunner().invoke(main, [*words, "--interval", "10m", "--expiration", "3600"])
     ccq_id, facts, *rest, token = done.stdout.splitlines()

@@ -12,7 +12,8 @@ import grpc.aio
 import pytest
 from simulator.logs import SCHEMA
 
-from galileo.client import AsyncClient, fetching
+from galileo.client import AsyncClient
+from galileo.client.fetching import Fetcher
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
 from galileo.rpc.error_mapping import streaming
@@ -139,12 +140,10 @@ async def test_who_waits_for_news_goes_to_any_node(nodes: tuple[Node, Node]) -> 
     assert (known.asked, coordinator.asked) == (["a", "b"], [])
 
 
-async def test_as_many_coordinators_as_fit_are_remembered(
-    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "COORDINATORS_MAX", 2)
+async def test_as_many_coordinators_as_fit_are_remembered(nodes: tuple[Node, Node]) -> None:
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
+        client._fetcher = Fetcher(client._caller, coordinators_max=2)
         for number in (1, 2, 3, 1, 3):
             await client.fetch(f"ccq-{number}", token=f"{number}")
     assert (known.asked, coordinator.asked) == (["1", "2", "3", "1"], ["3"])

@@ -14,11 +14,13 @@ import pyarrow as pa
 import pytest
 
 import galileo
-from galileo.client import LabelBatches, Labels, QueryEnd, queries
+from galileo.client import LabelBatches, Labels, QueryEnd
 from galileo.client.cluster_caller import cluster_caller
+from galileo.client.queries import read_batches
 from galileo.cursor import Cursor
 from galileo.errors import DeadlineExceeded, QuerySyntaxError, Unavailable, UnknownDataset
 from galileo.labels import LabelSet
+from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.wire.v1 import query_pb2
@@ -260,17 +262,18 @@ async def test_a_read_goes_on_elsewhere_where_it_broke(
     line: Line,
     stored: str,
     after: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No row is lost, none comes twice, and all come in the order in which any node sends them."""
-    monkeypatch.setattr(queries, "PARTS_PER_READ", 25_000)
     labels = client.query(stored)
     expected = [n for t in client.read_batches(labels) for n in t.column("note").to_pylist()]
     assert len(set(expected)) == len(expected) == ROWS
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as other:
         await other.status()
         line.cut_after = after
-        assert await notes(other.read_batches(labels)) == expected
+        pieces = read_batches(
+            other._caller, labels, exact=True, options=RowOptions(), parts_per_read=25_000
+        )
+        assert await notes(pieces) == expected
     assert line.cuts == 0
 
 

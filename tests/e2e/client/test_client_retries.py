@@ -91,13 +91,14 @@ class FailingNode(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self) -> None:
         self.fails: Callable[[Any], Awaitable[None]] = self.with_enough
         self.calls: Counter[str] = Counter()
+        self.failures = FAILURES
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def answer(requests: Any, context: Any) -> AsyncIterator[bytes]:
             self.calls[details.method] += 1
             # A client whose write meets the end of its call sees that in place of the error.
             await anext(aiter(requests), None)
-            if self.calls.total() > FAILURES:
+            if self.calls.total() > self.failures:
                 await self.with_enough(context)
             await self.fails(context)
             yield b""
@@ -196,7 +197,7 @@ def test_the_kinds_that_are_tried_again_are_these() -> None:
 
 
 async def test_a_call_ends_when_its_patience_does(
-    node: tuple[FailingNode, galileo.AsyncClient], monkeypatch: pytest.MonkeyPatch
+    node: tuple[FailingNode, galileo.AsyncClient],
 ) -> None:
     """The node never has enough; time passes only by waiting."""
     failing, client = node
@@ -206,7 +207,7 @@ async def test_a_call_ends_when_its_patience_does(
         now[0] += wait_s
 
     client._caller.clock = BackoffClock(lambda: now[0], sleep, random.Random(2).random)
-    monkeypatch.setattr(f"{__name__}.FAILURES", 10**9)
+    failing.failures = 10**9
     failing.begin(abort_with(errors.Overloaded("busy")))
     with pytest.raises(errors.Overloaded, match="busy"):
         await client.query("some")

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from galileo.errors import InputError
-from galileo.formats import Mapping, geojson, open_source
+from galileo.formats import Mapping, open_source
+from galileo.formats.geojson import _check_nesting
 
 
 def point(position: list[float] | None, **properties: Any) -> dict[str, Any]:
@@ -137,10 +138,10 @@ def test_deep_nesting_is_refused_before_it_is_parsed(path: Path, brackets: str) 
         open_source(path)
 
 
-def test_brackets_in_texts_are_no_nesting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geojson, "SCAN_BYTES", 7)
+def test_brackets_in_texts_are_no_nesting(path: Path) -> None:
     note = '[{"\\' * 100
     write(path, point([1, 2], time=0, mag=4, note=note), point([1, 2], time=0, mag=4, note="\\"))
+    _check_nesting(path, path.read_bytes(), scan_bytes=7)
     assert read(path).column("note").to_pylist() == [note, "\\"]
 
 

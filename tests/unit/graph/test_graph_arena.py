@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.graph import arena, metadata_graph
+from galileo.graph import arena
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.query import parse
 
@@ -33,13 +33,16 @@ def test_gathered_rows_are_those_of_take(length, seed, kind):
         assert found.tolist() == array[rows].tolist()
 
 
-def test_large_answers_are_those_of_small_ones(monkeypatch, world, query_texts):
-    graph = MetadataGraph(world.schema, memtable_paths_max=200)
-    for number in range(9):
-        graph.insert(world.batch(number, 70), partition=number % 3, sequence=number // 3 + 1)
-    graph.maintain()
+def test_large_answers_are_those_of_small_ones(world, query_texts):
+    graphs = [
+        MetadataGraph(world.schema, memtable_paths_max=200, heap_bytes=heap_bytes)
+        for heap_bytes in (arena.HEAP_BYTES, -1)
+    ]
+    for graph in graphs:
+        for number in range(9):
+            graph.insert(world.batch(number, 70), partition=number % 3, sequence=number // 3 + 1)
+        graph.maintain()
     queries = [parse(text, world.schema) for text in ("", *query_texts)]
-    small = [graph.scan(query) for query in queries]
-    monkeypatch.setattr(metadata_graph, "HEAP_BYTES", -1)
-    assert all(graph.scan(q).equals(found) for q, found in zip(queries, small, strict=True))
+    small, large = ([graph.scan(query) for query in queries] for graph in graphs)
+    assert all(one.equals(other) for one, other in zip(small, large, strict=True))
     assert sum(found.num_rows for found in small) > 1000

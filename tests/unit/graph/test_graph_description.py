@@ -11,7 +11,7 @@ import pytest
 
 from galileo.geo import geohash
 from galileo.graph import description
-from galileo.graph.description import Descriptions
+from galileo.graph.description import VALUES_MAX, Descriptions
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
@@ -133,10 +133,10 @@ def test_sealed_runs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) ->
     assert looked == [10]
 
 
-def test_a_text_feature_of_very_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description, "VALUES_MAX", 3)
+def test_a_text_feature_of_very_many_values() -> None:
     graph = MetadataGraph(SCHEMA)
-    frame = paths(np.random.default_rng(2), 100)
+    frame = paths(np.random.default_rng(2), VALUES_MAX + 100)
+    frame["station"] = [None if n < 50 else f"s{n}" for n in range(len(frame))]
     graph.insert(batch_of(frame), partition=0, sequence=1)
     described = graph.describe(frozenset([0])).texts["station"]
     assert (described.has_more, described.counts) == (True, {})

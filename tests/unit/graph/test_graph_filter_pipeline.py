@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.graph import filter_pipeline, run_scan
 from galileo.graph.columns import (
     Commits,
     Paths,
@@ -15,7 +13,7 @@ from galileo.graph.columns import (
     columns_from_batch,
     paths_from_batch,
 )
-from galileo.graph.filter_pipeline import FilterPipeline, FilterStats
+from galileo.graph.filter_pipeline import FilterPipeline, FilterStats, PipelineOptions
 from galileo.graph.row_ranges import concat_small, count_rows, to_positions
 from galileo.graph.run_scan import BoundQuery, RunScan
 from galileo.graph.sorted_runs import SortedRun, seal
@@ -24,14 +22,8 @@ from galileo.query.query import parse
 PIECES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=12)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_chunks():
-    """Chunks, samples and portions so small that a test's paths make many of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filter_pipeline, "CHUNK_PATHS", 16)
-        patch.setattr(filter_pipeline, "SAMPLE_PATHS", 8)
-        patch.setattr(run_scan, "PORTION_PATHS", 24)
-        yield
+SMALL = PipelineOptions(chunk_paths=16, sample_paths=8, portion_paths=24)
+"""A test's paths make many chunks, samples and portions."""
 
 
 def _run(world, batches, *, texts, sealed):
@@ -62,7 +54,7 @@ def test_what_is_sifted_is_what_the_query_matches(
     asked = query_texts[text] if more is None else f"({query_texts[text]}) AND {query_texts[more]}"
     query = parse(asked, world.schema)
     commits = None if held is None else np.array(held[: len(sizes)])
-    task = RunScan.of(run, BoundQuery.of(query, texts), commits=commits)
+    task = RunScan.of(run, BoundQuery.of(query, texts), commits=commits, options=SMALL)
     expected = query.match_paths(texts.bind(run.paths.columns))
     if commits is not None:
         expected = expected & commits[run.paths.commit]
@@ -80,7 +72,7 @@ def test_the_condition_that_rules_out_most_comes_first(world):
         world.schema,
     )
     search = BoundQuery.of(query, texts)
-    ordered = FilterPipeline.of(run.paths, search.filters, rows=slice(0, len(run)))
+    ordered = FilterPipeline.of(run.paths, search.filters, rows=slice(0, len(run)), options=SMALL)
     assert ordered.filters[0] is search.filters[2]
     tally, starts = FilterStats(), range(0, len(run), 16)
     found = [ordered.apply(slice(start, start + 16), tally=tally) for start in starts]
@@ -98,7 +90,7 @@ def test_each_text_is_judged_once_for_many_paths(world, monkeypatch):
     monkeypatch.setattr(
         type(query.tree), "match", lambda leaf, c: judged.append(len(c)) or plain(leaf, c)
     )
-    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None).matches()
+    found = RunScan.of(run, BoundQuery.of(query, texts), commits=None, options=SMALL).matches()
     assert judged == [len(texts)]
     column = texts.bind(run.paths.columns).features["station"].to_arrow().to_pylist()
     assert found.tolist() == [n for n, text in enumerate(column) if (text or "").startswith("b")]
@@ -111,7 +103,9 @@ def test_few_paths_beside_many_texts_are_judged_themselves(world):
     batch = batch.set_column(batch.schema.get_field_index("station"), "station", names)
     run = _run(world, [batch], texts=texts, sealed=False)
     search = BoundQuery.of(parse("station LIKE '%7'", world.schema), texts)
-    few = RunScan.of(run, search, commits=None).pipeline.apply(np.array([7, 8, 97, 499]))
+    few = RunScan.of(run, search, commits=None, options=SMALL).pipeline.apply(
+        np.array([7, 8, 97, 499])
+    )
     assert to_positions(few).tolist() == [7, 97]
 
 
@@ -142,12 +136,12 @@ def test_pieces_are_bounded_and_hold_what_matches(
     batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
     run = _run(world, batches, texts=texts, sealed=sealed)
     query = parse("" if text is None else query_texts[text], world.schema)
-    task = RunScan.of(run, BoundQuery.of(query, texts), commits=None)
+    task = RunScan.of(run, BoundQuery.of(query, texts), commits=None, options=SMALL)
     looks = list(task.pieces(most))
     pieces = [piece for piece in looks if piece is not None]
     assert all(0 < count_rows(piece) <= most for piece in pieces)
     together = [row for piece in pieces for row in to_positions(piece).tolist()]
     assert together == task.matches().tolist()
-    chunk = min(most, filter_pipeline.CHUNK_PATHS)
+    chunk = min(most, SMALL.chunk_paths)
     looked = sum(piece is None for piece in looks)
     assert looked == -(-count_rows(task.rows) // chunk), "one for each chunk looked at"

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
-from galileo.graph import standing_match
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.standing_match import MatchQuery
 from galileo.query import parse
@@ -24,12 +23,7 @@ SEQUENCES = st.one_of(st.integers(0, 12), st.just(NOT_REQUESTED))
 CURSORS = st.lists(st.tuples(*[SEQUENCES] * 3), min_size=1, max_size=4)
 
 
-@pytest.fixture(autouse=True, params=[1, 3_000], ids=["alone", "together"])
-def paths_alone(request, monkeypatch):
-    monkeypatch.setattr(standing_match, "FEW_PATHS", request.param)
-
-
-def question(graph, texts, asks, *, cursors, until, pairs_max=None):
+def question(graph, texts, asks, *, cursors, until, pairs_max=None, few_paths=3_000):
     standing = StandingQueries(graph.schema)
     for number, text in enumerate(texts):
         standing.add(number, parse(text, graph.schema))
@@ -40,10 +34,10 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
         np.array(cursors, dtype=np.int64),
     )
     queries = {number: parse(texts[query], graph.schema) for number, (query, _) in enumerate(asks)}
-    return MatchQuery(standing, made, until, queries.__getitem__, pairs_max)
+    return MatchQuery(standing, made, until, queries.__getitem__, pairs_max, few_paths)
 
 
-@examples(60)
+@examples(120)
 @given(
     commits=COMMITS,
     asks=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), max_size=10),
@@ -51,9 +45,19 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None):
     until=st.tuples(*[st.integers(0, 12)] * 3),
     memtable_paths_max=st.sampled_from([1, 30, 1_000]),
     dropped=st.integers(0, 3),
+    few_paths=st.sampled_from([1, 3_000]),
 )
 def test_a_pass_is_as_many_scans(
-    world, query_texts, rows_of, commits, asks, cursors, until, memtable_paths_max, dropped
+    world,
+    query_texts,
+    rows_of,
+    commits,
+    asks,
+    cursors,
+    until,
+    memtable_paths_max,
+    dropped,
+    few_paths,
 ):
     graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max, block_paths=8)
     last = dict.fromkeys(PARTITIONS, 0)
@@ -65,7 +69,7 @@ def test_a_pass_is_as_many_scans(
     graph.drop_before(0, dropped)
     asks = [(query, cursor % len(cursors)) for query, cursor in asks]
     until = Cursor(dict(enumerate(until)))
-    asked = question(graph, query_texts, asks, cursors=cursors, until=until)
+    asked = question(graph, query_texts, asks, cursors=cursors, until=until, few_paths=few_paths)
     found = graph.match(asked).check()
     assert found.rows.num_rows == len(np.unique(found.places))
     identities = list(
@@ -89,15 +93,25 @@ def test_a_pass_is_as_many_scans(
         assert rows_of(mine) == rows_of(expected)
 
 
-def test_too_many_pairs_are_no_answer(world):
+@pytest.mark.parametrize("few_paths", [1, 3_000])
+def test_too_many_pairs_are_no_answer(world, few_paths):
     graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 5):
         graph.insert(world.batch(sequence, 40), partition=0, sequence=sequence)
     asks, until = [(0, 0)] * 3, Cursor({0: 4})
-    origin = [(0, 0, 0)]
-    enough = question(graph, ["true"], asks, cursors=origin, until=until, pairs_max=480)
+    enough, short = (
+        question(
+            graph,
+            ["true"],
+            asks,
+            cursors=[(0, 0, 0)],
+            until=until,
+            pairs_max=pairs_max,
+            few_paths=few_paths,
+        )
+        for pairs_max in (480, 479)
+    )
     assert len(graph.match(enough)) == 480
-    short = question(graph, ["true"], asks, cursors=origin, until=until, pairs_max=479)
     assert graph.match(short) is None
 
 
@@ -108,8 +122,9 @@ def test_no_one_asks(world):
     assert len(graph.match(nothing)) == 0
 
 
+@pytest.mark.parametrize("few_paths", [1, 3_000])
 @pytest.mark.parametrize("memtable_paths_max", [1, 1_000])
-def test_dropped_commits_are_in_no_match(world, memtable_paths_max):
+def test_dropped_commits_are_in_no_match(world, memtable_paths_max, few_paths):
     graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max)
     for sequence in range(1, 6):
         for partition in (0, 1):
@@ -118,7 +133,8 @@ def test_dropped_commits_are_in_no_match(world, memtable_paths_max):
     graph.drop_before(0, 4)
     asks = [(0, cursor) for cursor in range(3)]
     cursors = [(0, 0, 0), (4, NOT_REQUESTED, 0), (NOT_REQUESTED, 3, 0)]
-    asked = question(graph, ["true"], asks, cursors=cursors, until=Cursor({0: 5, 1: 4}))
+    until = Cursor({0: 5, 1: 4})
+    asked = question(graph, ["true"], asks, cursors=cursors, until=until, few_paths=few_paths)
     found = {
         number: sorted(
             set(zip(table["partition"].to_pylist(), table["sequence"].to_pylist(), strict=True))

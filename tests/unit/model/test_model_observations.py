@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.errors import InvalidObservations
-from galileo.model import observations
-from galileo.model.observations import nan_to_null, normalise
+from galileo.model.observations import TEXT_BYTES_MAX, nan_to_null, normalise
 from galileo.model.paths import buckets_from_table
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import column_micros
@@ -418,14 +417,11 @@ def _texts(kind: str, text: str, rows: int) -> pa.Array:
 
 
 @pytest.mark.parametrize("kind", ["view", "codes"])
-def test_texts_kept_once_are_counted_for_every_row(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observations, "TEXT_BYTES_MAX", 80)
+def test_texts_kept_once_are_counted_for_every_row(kind: str) -> None:
     found = normalise(SCHEMA, table(station=_texts(kind, "x" * 40, 2)))
     assert found.column("station").to_pylist() == ["x" * 40] * 2
-    message = refused(table(station=_texts(kind, "x" * 41, 2)))
-    assert "at most 80 bytes of texts in column 'station', got 82" in message
+    message = refused(table(station=_texts(kind, "x" * (TEXT_BYTES_MAX // 2 + 1), 2)))
+    assert "268,435,456 bytes of texts in column 'station', got 268,435,458" in message
 
 
 def test_a_text_that_would_fill_the_memory_is_refused_at_once() -> None:

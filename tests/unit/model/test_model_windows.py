@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.errors import InputError
-from galileo.model import windows
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
 from galileo.model.windows import (
+    OPEN_WINDOWS_MAX,
     Window,
     WindowProgress,
     advance_windows,
@@ -162,18 +162,18 @@ def test_only_times_that_there_are_can_have_been_reported():
     assert not window.is_reachable(WindowProgress(0, ((-(2**50), 1),)))
 
 
-def test_a_reader_holds_so_many_windows_open_and_no_more(monkeypatch):
-    monkeypatch.setattr(windows, "OPEN_WINDOWS_MAX", 5)
-    window, many = Window.tumbling("1h"), np.arange(6) * H
+def test_a_reader_holds_so_many_windows_open_and_no_more():
+    count = OPEN_WINDOWS_MAX
+    window, many = Window.tumbling("1h"), np.arange(count + 1) * H
     progress, changes = advance_windows(
-        window, WindowProgress(), buckets=many[:5], clock_us=9 * H, more=True
+        window, WindowProgress(), buckets=many[:count], clock_us=(count + 9) * H, more=True
     )
-    assert (progress.clock_us, progress.open) == (None, ((0, 5),))
+    assert (progress.clock_us, progress.open) == (None, ((0, count),))
     progress, changes = advance_windows(
-        window, progress, buckets=many[5:], clock_us=3 * H, more=True
+        window, progress, buckets=many[count:], clock_us=3 * H, more=True
     )
-    assert (progress.clock_us, progress.open) == (5 * H, ((5, 1),))
-    assert [one.state for one in changes.to_list()] == ["closed"] * 5 + ["open"]
+    assert (progress.clock_us, progress.open) == (count * H, ((count, 1),))
+    assert [one.state for one in changes.to_list()] == ["closed"] * count + ["open"]
 
 
 def test_lateness_keeps_windows_open_for_as_long():

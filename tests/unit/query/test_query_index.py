@@ -16,7 +16,8 @@ from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import micros
 from galileo.query import Columns, from_arrow, parse
-from galileo.query.index import MatchRequests, StandingQueries, access_path, candidates, normal_form
+from galileo.query.index import MatchRequests, StandingQueries, access_path, normal_form
+from galileo.query.index.candidates import PAIRS_AT_ONCE
 from galileo.query.index.prefixes import prefixes_from_ranges
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.query.query import Query
@@ -307,30 +308,30 @@ def test_prefixes_make_up_the_ranges(precision, edges):
     assert all(any(a <= first and end <= b for a, b in spans) for first, end in covered)
 
 
-def test_more_prefixes_than_are_kept_are_tested_one_by_one(monkeypatch):
-    monkeypatch.setattr("galileo.query.index.normal_form.PREFIXES_MAX", 4)
+def test_more_prefixes_than_are_kept_are_tested_one_by_one():
     query = parse("S_INTERSECTS(geometry, POLYGON((-110 30, -80 30, -90 50, -110 30)))", COARSE)
-    form = normal_form.normal_form(query)
+    form = normal_form.normal_form(query, prefixes_max=4)
     assert form.prefixes is not None
     assert len(form.prefixes) <= 4
     assert form.rest is not None
-    standing = StandingQueries(COARSE)
+    standing = StandingQueries(COARSE, prefixes_max=4)
     standing.add(0, query)
     columns = paths_of(COARSE, seed=3, size=200)
     assert set(matched(standing, columns, [0])) == naive({0: query}, columns)
 
 
-def test_candidates_come_in_bounded_portions(monkeypatch):
-    monkeypatch.setattr(candidates, "PAIRS_AT_ONCE", 16)
+def test_candidates_come_in_bounded_portions():
+    size = PAIRS_AT_ONCE // 8
     standing = StandingQueries(COARSE)
-    for key in range(30):
-        standing.add(key, parse(f"t >= {key / 10}", COARSE))
-    columns = paths_of(COARSE, seed=1, size=50)
-    parts = list(standing.match(columns))
     queries = {key: parse(f"t >= {key / 10}", COARSE) for key in range(30)}
+    for key, query in queries.items():
+        standing.add(key, query)
+    columns = paths_of(COARSE, seed=1, size=size)
+    parts = list(standing.match(columns))
     assert len(parts) > 3
-    assert max(map(len, parts)) <= 16 + 50
-    assert sum(map(len, parts)) == len(naive(queries, columns))
+    assert max(map(len, parts)) <= PAIRS_AT_ONCE + size
+    expected = sum(np.count_nonzero(query.match_paths(columns)) for query in queries.values())
+    assert sum(map(len, parts)) == expected
 
 
 @pytest.mark.parametrize(

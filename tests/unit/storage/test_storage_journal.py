@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from galileo.errors import BatchConflict, ConfigError, InputError, InvalidObservations
 from galileo.storage.journal import Commit, Committed, PartitionJournal
-from galileo.storage.segment import MAPPED_SEGMENTS_MAX
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
@@ -226,7 +225,7 @@ def test_more_segments_than_stay_mapped_are_all_readable(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path, TINY).journal
-    commits = [make_commit(batch) for batch in range(MAPPED_SEGMENTS_MAX + 3)]
+    commits = [make_commit(batch) for batch in range(JournalOptions().mapped_segments_max + 3)]
     for commit in commits:
         journal.append([commit])
     assert journal.segments == len(commits)

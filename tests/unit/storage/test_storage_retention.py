@@ -32,7 +32,14 @@ from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.metadata_files import MetadataFiles, load_record
-from galileo.storage.retention import BATCHES, LogStart, TruncatedProducers, log_start_path
+from galileo.storage.retention import (
+    BATCHES,
+    BATCHES_KEPT_MAX,
+    LOG_START_BYTES_MAX,
+    LogStart,
+    TruncatedProducers,
+    log_start_path,
+)
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
@@ -186,34 +193,37 @@ def test_a_mark_of_an_earlier_version_knows_the_number_of_rows_alone(
     check_holds(journal, commits, dropped=len(commits))
 
 
-def test_only_the_newest_dropped_batches_are_known(
-    stored: Path,
-    commits: list[Commit],
-    open_journal: Open,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retention, "BATCHES_KEPT_MAX", 4)
-    journal = open_journal(stored, SMALL).journal
-    journal.seal()
-    journal.drop(len(commits))
-    for known in (journal, open_journal(stored, SMALL).journal):
-        assert all(result.duplicate for result in known.append(commits[-4:]))
-    [again] = journal.append(commits[:1])
-    assert again == Committed(len(commits) + 1, 20, commits[0].paths.num_rows, duplicate=False)
+def dropped_batches(names: Sequence[str]) -> pa.Table:
+    """One batch of each producer, in this order."""
+    count = len(names)
+    return pa.table(
+        [names, range(count), range(1, count + 1), *[np.ones(count, np.int64)] * 3], schema=BATCHES
+    )
 
 
-def test_a_mark_is_cut_to_what_a_record_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_dropped_batches_are_known() -> None:
+    count = BATCHES_KEPT_MAX + 4
+    batches = dropped_batches(["radar"] * count)
+    known = TruncatedProducers(batches.slice(0, count - 5)).merge(batches.slice(count - 5))
+    assert len(known) == BATCHES_KEPT_MAX
+    assert known.find("radar", count - 1) == Committed(count, 1, 1, duplicate=True)
+    assert known.find("radar", 4) == Committed(5, 1, 1, duplicate=True)
+    assert known.find("radar", 3) is None
+
+
+def test_a_mark_is_cut_to_what_a_record_may_hold() -> None:
     rng = np.random.default_rng(1)
-    names = [bytes(rng.integers(97, 122, 60).tolist()).decode() for _ in range(2000)]
-    news = pa.table([names, range(2000), range(1, 2001), *[[1] * 2000] * 3], schema=BATCHES)
-    whole = LogStart().advance(2000, news)
+    letters = rng.integers(97, 122, (BATCHES_KEPT_MAX, 60), dtype=np.uint8)
+    names = letters.view("S60").ravel().astype(str).tolist()
+    news = dropped_batches(names)
+    whole = LogStart().advance(2000, news.slice(0, 2000))
     assert len(whole.batches) == 2000
     assert LogStart.from_bytes(whole.to_bytes()).batches.batches.equals(whole.batches.batches)
-    monkeypatch.setattr(retention, "LOG_START_BYTES_MAX", 40_000)
-    cut = LogStart().advance(2000, news)
-    assert len(cut.to_bytes()) <= 40_000
-    assert 200 < len(cut.batches) < 2000
-    assert cut.batches.find(names[-1], 1999) == Committed(2000, 1, 1, duplicate=True)
+    cut = LogStart().advance(len(names), news)
+    assert len(cut.to_bytes()) <= LOG_START_BYTES_MAX
+    assert len(names) // 8 < len(cut.batches) < len(names)
+    last = len(names)
+    assert cut.batches.find(names[-1], last - 1) == Committed(last, 1, 1, duplicate=True)
     assert cut.batches.find(names[0], 0) is None
 
 

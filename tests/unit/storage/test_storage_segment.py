@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,16 @@ def commits(make_commit: Make) -> list[Commit]:
 
 
 @pytest.fixture
-def journal(tmp_path: Path, commits: list[Commit], open_journal: Open) -> PartitionJournal:
-    made: PartitionJournal = open_journal(tmp_path / "p", SMALL).journal
+def options() -> JournalOptions:
+    """The options of the journal; tests override it."""
+    return SMALL
+
+
+@pytest.fixture
+def journal(
+    tmp_path: Path, commits: list[Commit], open_journal: Open, options: JournalOptions
+) -> PartitionJournal:
+    made: PartitionJournal = open_journal(tmp_path / "p", options).journal
     for commit in commits:
         made.append([commit])
     assert made.segments > 2
@@ -47,10 +56,8 @@ def test_a_commit_is_decoded_once(
     assert first.equals(commits[1].observations)
 
 
-def test_the_commits_read_last_are_kept(
-    journal: PartitionJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "DECODED_COMMITS_MAX", 3)
+@pytest.mark.parametrize("options", [replace(SMALL, decoded_commits_max=3)], ids=[""])
+def test_the_commits_read_last_are_kept(journal: PartitionJournal) -> None:
     for sequence in (1, 2, 3, 1, 4):
         journal.read(sequence)
     assert decoded(journal) == [1, 3, 4]
@@ -68,11 +75,11 @@ def test_damage_is_found_before_anything_is_kept(journal: PartitionJournal) -> N
     assert decoded(journal) == []
 
 
+@pytest.mark.parametrize("options", [replace(SMALL, mapped_segments_max=1)], ids=[""])
 def test_nothing_is_kept_of_a_segment_whose_map_is_gone(
-    journal: PartitionJournal, commits: list[Commit], monkeypatch: pytest.MonkeyPatch
+    journal: PartitionJournal, commits: list[Commit]
 ) -> None:
     """Else maps, and a file descriptor for each, would stay without bound."""
-    monkeypatch.setattr(module, "MAPPED_SEGMENTS_MAX", 1)
     journal.read(1)
     journal.read(len(commits))
     assert decoded(journal) == [len(commits)]
