@@ -174,17 +174,17 @@ def _formatted(text: str) -> str:
     return text
 
 
-def main() -> int:
+def main(target: Path = TARGET) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     text = source()
     if not given.check:
-        TARGET.write_text(text)
+        target.write_text(text)
         return 0
-    if TARGET.exists() and TARGET.read_text() == text:
+    if target.exists() and target.read_text() == text:
         return 0
-    print(f"{TARGET} is not current: run scripts/blocking_client.py", file=sys.stderr)
+    print(f"{target} is not current: run scripts/blocking_client.py", file=sys.stderr)
     return 1
 
 

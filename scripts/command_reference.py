@@ -172,22 +172,22 @@ def _linked(text: str) -> str:
     return DOCUMENT.sub(r"[\g<0>](../\1)", text)
 
 
-def main() -> int:
+def main(target: Path = TARGET) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     given = parser.parse_args()
     wanted = pages()
-    there = {path.name: path.read_text() for path in TARGET.glob("*.md")}
+    there = {path.name: path.read_text() for path in target.glob("*.md")}
     if wanted == there:
         return 0
     if given.check:
-        print(f"{TARGET} is not current: run scripts/command_reference.py", file=sys.stderr)
+        print(f"{target} is not current: run scripts/command_reference.py", file=sys.stderr)
         return 1
-    TARGET.mkdir(exist_ok=True)
+    target.mkdir(exist_ok=True)
     for name in there.keys() - wanted.keys():
-        (TARGET / name).unlink()
+        (target / name).unlink()
     for name, text in wanted.items():
-        (TARGET / name).write_text(text)
+        (target / name).write_text(text)
     return 0
 
 

@@ -39,11 +39,11 @@ def test_every_call_of_a_client_is_in_it() -> None:
 
 
 def test_an_old_reference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_reference, "TARGET", tmp_path / "api")
+    target = tmp_path / "api"
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
-    assert api_reference.main() == 1
+    assert api_reference.main(target) == 1
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
-    assert api_reference.main() == 0
-    (tmp_path / "api" / "gone.md").write_text("")
-    assert api_reference.main() == 0
-    assert {path.name for path in (tmp_path / "api").iterdir()} == set(api_reference.pages())
+    assert api_reference.main(target) == 0
+    (target / "gone.md").write_text("")
+    assert api_reference.main(target) == 0
+    assert {path.name for path in target.iterdir()} == set(api_reference.pages())

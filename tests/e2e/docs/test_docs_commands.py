@@ -47,16 +47,14 @@ def test_command_pages_have_every_option_of_a_command() -> None:
 def test_command_reference_check_notices_an_old_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_reference, "TARGET", tmp_path / "commands")
+    target = tmp_path / "commands"
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
-    assert command_reference.main() == 1
+    assert command_reference.main(target) == 1
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
-    assert command_reference.main() == 0
-    (tmp_path / "commands" / "old.md").write_text("")
-    assert command_reference.main() == 0
-    assert {path.name for path in (tmp_path / "commands").iterdir()} == set(
-        command_reference.pages()
-    )
+    assert command_reference.main(target) == 0
+    (target / "old.md").write_text("")
+    assert command_reference.main(target) == 0
+    assert {path.name for path in target.iterdir()} == set(command_reference.pages())
 
 
 @pytest.mark.slow

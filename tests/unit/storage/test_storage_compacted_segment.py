@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from galileo.errors import ConfigError, CorruptData
-from galileo.storage.compacted_format import TRAILER_BYTES, read_index
+from galileo.storage.compacted_format import FORMAT_VERSION, TRAILER_BYTES, read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
-from galileo.storage.frame import ALIGNMENT
+from galileo.storage.frame import ALIGNMENT, checksum
 from galileo.storage.journal import Commit
 from galileo.storage.segment_verify import check_compacted
 from galileo.storage.writer import JournalOptions
@@ -116,11 +116,12 @@ def test_a_merged_segment_in_the_wrong_place_is_damage(
     assert check_compacted(misnamed, partition=7).flaws
 
 
-def test_a_later_format_is_refused_and_kept(
-    merged: Path, open_journal: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = merged.read_bytes()
-    monkeypatch.setattr("galileo.storage.compacted_format.FORMAT_VERSION", 0)
-    with pytest.raises(ConfigError, match="format 0, got 1"):
+def test_a_later_format_is_refused_and_kept(merged: Path, open_journal: Open) -> None:
+    stored = bytearray(merged.read_bytes())
+    trailer = memoryview(stored)[-TRAILER_BYTES:]
+    trailer[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
+    trailer[-4:] = checksum([trailer[:-4]]).to_bytes(4, "little")
+    merged.write_bytes(stored)
+    with pytest.raises(ConfigError, match="format 1, got 2"):
         open_journal(merged.parent, SMALL)
     assert merged.read_bytes() == stored
