@@ -323,7 +323,7 @@ def test_more_prefixes_than_are_kept_are_tested_one_by_one():
 def test_candidates_come_in_bounded_portions():
     size = PAIRS_AT_ONCE // 8
     standing = StandingQueries(COARSE)
-    queries = {key: parse(f"t >= {key / 10}", COARSE) for key in range(30)}
+    queries = {key: parse(f"t >= {key % 30 / 10}", COARSE) for key in range(240)}
     for key, query in queries.items():
         standing.add(key, query)
     columns = paths_of(COARSE, seed=1, size=size)

@@ -213,8 +213,8 @@ def test_only_the_newest_dropped_batches_are_known() -> None:
 
 def test_a_mark_is_cut_to_what_a_record_may_hold() -> None:
     rng = np.random.default_rng(1)
-    letters = rng.integers(97, 122, (BATCHES_KEPT_MAX, 60), dtype=np.uint8)
-    names = letters.view("S60").ravel().astype(str).tolist()
+    letters = rng.integers(97, 122, (BATCHES_KEPT_MAX, 100), dtype=np.uint8)
+    names = letters.view("S100").ravel().astype(str).tolist()
     news = dropped_batches(names)
     whole = LogStart().advance(2000, news.slice(0, 2000))
     assert len(whole.batches) == 2000
