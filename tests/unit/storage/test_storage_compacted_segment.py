@@ -120,7 +120,7 @@ def test_a_later_format_is_refused_and_kept(merged: Path, open_journal: Open) ->
     stored = bytearray(merged.read_bytes())
     trailer = memoryview(stored)[-TRAILER_BYTES:]
     trailer[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
-    trailer[-4:] = checksum([trailer[:-4]]).to_bytes(4, "little")
+    trailer[-4:] = checksum([bytes(trailer[:-4])]).to_bytes(4, "little")
     merged.write_bytes(stored)
     with pytest.raises(ConfigError, match="format 1, got 2"):
         open_journal(merged.parent, SMALL)
