@@ -18,7 +18,8 @@ from galileo.errors import Unavailable
 from galileo.wire.channel import open_blocking_channel
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, without_token
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
+"""For a node with much data, or on a busy machine; one that ends is noticed at once."""
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_BYTES = 2_000
 
@@ -96,10 +97,11 @@ class LocalNode:
         """
         deadline = time.monotonic() + timeout_s
         while not self._serves():
-            if not self.running or time.monotonic() > deadline:
+            has_ended = not self.running
+            if has_ended or time.monotonic() > deadline:
+                what = "did not start" if has_ended else f"does not serve after {timeout_s:g} s"
                 raise Unavailable(
-                    f"node {self.name} did not start; the end of its log {self.log}:\n"
-                    f"{self._log_tail()}"
+                    f"node {self.name} {what}; the end of its log {self.log}:\n{self._log_tail()}"
                 )
             time.sleep(0.05)
 

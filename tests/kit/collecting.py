@@ -13,7 +13,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as service_pb2_grpc
 
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

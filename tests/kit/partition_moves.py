@@ -15,7 +15,7 @@ from galileo.node.migration.protocol import File, Handoff, PartitionManifest
 
 T = TypeVar("T")
 FROM, TO = "a", "c"
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Line:

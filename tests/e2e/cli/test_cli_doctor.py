@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import galileo
 from galileo.cli.main import main
 
-WITHIN_S = 60
+WITHIN_S = 300.0
 TEXT = """
 [node]
 name = "{name}"

@@ -21,7 +21,7 @@ from galileo.errors import Cancelled, InputError
 Fresh = Callable[[str], str]
 Explored = tuple[Callable[[str], Any], Callable[..., pd.DataFrame]]
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 HALF_READ = """
 import sys
 import galileo

@@ -24,7 +24,7 @@ from galileo.wire.v1 import storage_pb2
 
 SCHEMA = Schema("s", [Feature("t")])
 ROW_BYTES = 32
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 
 
 class SlowCaller:

@@ -14,7 +14,7 @@ import pytest
 import galileo
 from galileo.client.node_diagnostics import conditions
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from galileo.errors import InputError
 from galileo.local_node import LocalNode
 
 QUERY = "temperature > 260"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 def restart(client: Client, node: LocalNode, *, meanwhile: Callable[[], None] | None) -> None:

@@ -20,7 +20,7 @@ from galileo.errors import DataExpired, InputError, TransientError
 from galileo.generate import NamLike
 from galileo.labels import LabelSet
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 FIRST_CYCLE_S = 120.0
 SETTINGS = {
     "storage": {"retention_check_s": 0.3, "retention_min_age_s": 0.3},

@@ -25,8 +25,8 @@ from galileo.model.times import seconds
 PAGE = "docs/cluster.md"
 HOSTS = {"10.0.0.11": "127.0.0.1", "10.0.0.12": "127.0.0.2", "10.0.0.13": "127.0.0.3"}
 NAMES = ["storm-1", "storm-2", "storm-3"]
-WITHIN_S = 60.0
-SEEN_WITHIN_S = 60.0
+WITHIN_S = 300.0
+SEEN_WITHIN_S = 300.0
 
 
 class Hosts:

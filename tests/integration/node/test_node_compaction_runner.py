@@ -29,7 +29,7 @@ from galileo.storage.writer import JournalOptions
 WEATHER = NamLike(stride=40)
 SCHEMA = WEATHER.schema()
 COMMITS = 12
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 EAGER = CompactionRunnerOptions(
     CompactionOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01
 )

@@ -26,7 +26,7 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
 PARTITION = 3
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 
 Make = Callable[..., pa.Table]
 

@@ -26,7 +26,7 @@ from galileo.wire.v1 import cluster_pb2, continuous_pb2, policy_pb2, query_pb2
 from galileo.wire.zero_copy import has_more_fields
 
 PACKAGE = "/galileo.v1."
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )

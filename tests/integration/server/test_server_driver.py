@@ -32,7 +32,7 @@ from galileo.storage.disk import RealDisk
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 
 CCQ = Ccq("ccq-1", "nam", "true", 1.0, 9.0, SamplerSpec("uniform", {"fraction": 0.5}, 7), "lz4")
 

@@ -28,7 +28,7 @@ from galileo.server.cgroup_memory import memory
 from galileo.server.health import HEALTH_INTERVAL_S
 from galileo.spark.runtime_dir import RuntimeDir
 
-WITHIN_S = 120.0
+WITHIN_S = 300.0
 AWAY_S = 2.0
 BLOCKED_S = 2.5
 MIB = 1 << 20

@@ -26,8 +26,8 @@ from galileo.server.metrics import DEFINITIONS, Measured
 from galileo.server.monitoring import CONNECTIONS_MAX, Monitoring
 from galileo.server.readiness import Readiness
 
-WITHIN_S = 120.0
-TIMEOUT_S = 60
+WITHIN_S = 300.0
+TIMEOUT_S = 300.0
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 Scraped = dict[str, Metric]

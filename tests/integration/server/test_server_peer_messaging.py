@@ -23,7 +23,7 @@ from galileo.server.peer_messaging import (
 )
 from galileo.wire.internal.v1 import peers_pb2
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 
 
 @dataclass

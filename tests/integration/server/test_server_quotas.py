@@ -43,7 +43,7 @@ from galileo.wire.v1 import (
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 AUDIT = "audit.jsonl"
 DAY = Retention("1d")
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 NONE = "class No:\n    def sample(self, labels, *, seed):\n        return labels.buckets < 0\n"
 
 

@@ -32,7 +32,7 @@ from galileo.spark.options import EvaluatorOptions
 from galileo.wire.tls_credentials import TlsFiles
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
-WITHIN_S = 120.0
+WITHIN_S = 300.0
 PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
 UNKNOWN_TOKEN = TOKEN_PREFIX + "planted-of-no-principal"
 FORMATS = ("json", "text")

@@ -62,7 +62,7 @@ from galileo.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 SCHEMA = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
 OTHER = galileo.Schema("wind", [galileo.Feature("speed", "m/s")], geohash_precision=2)
-WITHIN_S = 120.0
+WITHIN_S = 300.0
 PLANTED = TOKEN_PREFIX + "planted-in-the-environment"
 FIRST = """
 class First:

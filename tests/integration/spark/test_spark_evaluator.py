@@ -21,7 +21,7 @@ from galileo.wire.internal.v1 import evaluator_pb2, evaluator_pb2_grpc
 from galileo.wire.match_codec import part_from_pb
 
 UNREACHABLE = "127.0.0.1:1"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from galileo.spark.job import request_from_pb
 from galileo.spark.node_scanner import NodeScanner, fetch
 from galileo.wire.caller import Caller
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from galileo.cluster import free_ports
 from galileo.errors import ConfigError
 from galileo.spark.java import find_java
 
-WITHIN_S = 120.0
+WITHIN_S = 300.0
 NODES = {"node-1", "node-2"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from galileo.rdf.disconnect_watcher import DisconnectWatcher
 
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 
 
 @pytest.fixture

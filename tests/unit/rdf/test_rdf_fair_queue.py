@@ -11,7 +11,7 @@ from galileo.errors import Cancelled, DeadlineExceeded, Overloaded
 from galileo.rdf.cancellation import Cancellation
 from galileo.rdf.fair_queue import FairQueue
 
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 
 
 class Asker(threading.Thread):
