@@ -187,10 +187,11 @@ def cluster(evaluator: dict[str, Any]) -> Iterator[galileo.LocalCluster]:
 
     A test uses datasets of its own (`fresh_name`) and cancels the continuous queries it submits.
     """
-    # However busy this machine is, no node holds another one dead.
+    # However busy this machine is, no node holds another one dead. Heartbeats cost processor time
+    # for each dataset, of which the tests make hundreds.
     settings = {
         "samplers": {"uploads": "sandboxed"},
-        "membership": {"failure_timeout_s": 60.0},
+        "membership": {"heartbeat_interval_s": 2.0, "failure_timeout_s": 60.0},
         "evaluator": evaluator,
     }
     with galileo.LocalCluster(nodes=3, groups=2, settings=settings) as running:

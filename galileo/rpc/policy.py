@@ -1,7 +1,8 @@
 """Policies of methods, as the protocol's options state them.
 
-`proto/galileo/wire/v1/policy.proto` defines the options. A new method needs no other table: access,
-admission, call log and audit read its policy here. A method without the option may not be called.
+`proto/galileo/wire/v1/policy.proto` defines the options. Access, admission, call log and audit
+read a method's policy here and have no tables of their own. A method without the option may not be
+called.
 """
 
 from __future__ import annotations

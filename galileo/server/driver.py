@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 from galileo import request_id, spans
 from galileo.ccq import events as ccq
@@ -322,8 +322,11 @@ class Driver:
             self._start(effect)
         elif isinstance(effect, ccq.DropSpills):
             self._drop_spills(effect.numbers)
-        elif isinstance(effect, ccq.AbandonCycle) and effect.cycle_id in self._cycles:
-            self._cycles[effect.cycle_id].cancel()
+        elif isinstance(effect, ccq.AbandonCycle):
+            if effect.cycle_id in self._cycles:
+                self._cycles[effect.cycle_id].cancel()
+        elif not isinstance(effect, (ccq.SaveRecord, ccq.PurgeRecord)):  # Saved before.
+            assert_never(effect)
 
     async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
         """Writes records in order in one thread; waits for durable ones."""

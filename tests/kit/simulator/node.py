@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from galileo.ccq.events import (
     AbandonCycle,
@@ -356,15 +356,15 @@ class Node:
 
     def _carry_out(self, effects: list[ContinuousEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, _REPLIES):
-                self._verify_kept(effect)
-                reply = self._replies.pop(effect.request, None)
-                if reply is not None:
-                    reply(effect)
-            else:
-                self._act(effect)
+            self._act(effect)
 
     def _act(self, effect: ContinuousEffect) -> None:
+        if isinstance(effect, _REPLIES):
+            self._verify_kept(effect)
+            reply = self._replies.pop(effect.request, None)
+            if reply is not None:
+                reply(effect)
+            return
         trouble = self._world.trouble
         epoch = self.epoch
 
@@ -405,6 +405,8 @@ class Node:
                 self._ask_holder(effect, answer)
             case AbandonCycle():
                 self._loop.counters["cycles abandoned"] += 1
+            case _:
+                assert_never(effect)
 
     def _ask_holder(
         self, effect: ReadHandedOffCache, answer: Callable[[ContinuousEvent], None]
