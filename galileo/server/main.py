@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -146,6 +147,7 @@ class NodeProcess:
         self.mail = PeerMessenger(
             self.node,
             self._peers,
+            run=1 + secrets.randbits(63),
             on_heartbeat=self.driver.heartbeat_arrived,
             on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
             on_news=self._observe_commits,

@@ -1,8 +1,10 @@
 """Messages between nodes: heartbeats, gossip and the messages of the machines.
 
 There is one sender per peer, so that a peer that hangs does not delay others. A heartbeat carries
-the sender's commit sequences, the names of its datasets, and the changes of its synopses and
-uploaded samplers that the peer has not acknowledged.
+the names of the sender's datasets, and those of its commit sequences, synopses and uploaded
+samplers that the peer has not acknowledged. Synopses are brought up to date once a second, in a
+thread, and the changes are encoded once for all peers that know the same version; until then a peer
+scans the newest commits.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from galileo.ccq import messages, model
+from galileo.cursor import Cursor
 from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
-from galileo.graph.synopsis import SynopsisDelta, Version
+from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
 from galileo.model.retention import VersionedRetention
 from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
@@ -33,9 +36,9 @@ from galileo.wire.codec import (
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (3,)
+PROTOCOLS_UNDERSTOOD = (4,)
 """Versions that are accepted from other nodes, for rolling upgrades."""
 
 _NOT_URGENT = (messages.Digest,)
@@ -63,6 +66,7 @@ class MessagingOptions:
         outbox_max: messages that wait; beyond it the oldest are lost.
         messages_together_max: messages of one request.
         messages_bytes_max: their size; a single message may exceed it.
+        synopsis_interval_s: between two updates of the synopses.
         synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
         samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
             to fetch their code.
@@ -72,6 +76,7 @@ class MessagingOptions:
     outbox_max: int = 10_000
     messages_together_max: int = 1_000
     messages_bytes_max: int = 2 << 20
+    synopsis_interval_s: float = 1.0
     synopsis_bytes_max: int = 4 << 20
     samplers_together_max: int = 16
     dropped_together_max: int = 1_000
@@ -85,24 +90,29 @@ class _Peer:
         self.heartbeat_due = False
         self.outbox: deque[bytes] = deque(maxlen=outbox_max)
         self.wake = asyncio.Event()
+        self.run = 0
+        self.number = 0
+        self.sent: dict[str, PublishedCommits] = {}
+        self.published: dict[str, PublishedCommits] = {}
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.up_to_date: dict[str, PublishedCommits] = {}
-        self.epoch = 0
         self.retentions: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
 
     def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
         """Records what the peer has acknowledged; forgets it after a restart of the peer."""
-        is_another = reply.epoch != self.epoch
+        is_another = reply.run != self.run
         if is_another:
-            self.epoch, self.retentions, self.dropped, self.samplers = reply.epoch, {}, {}, {}
-            self.acknowledged, self.up_to_date = {}, {}
+            self.run, self.retentions, self.dropped, self.samplers = reply.run, {}, {}, {}
+            self.published, self.acknowledged, self.up_to_date = {}, {}, {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if is_another:
             return
+        if request.HasField("heartbeat"):
+            self.published = {} if reply.wants_full else self.sent
         self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
         for one in request.heartbeat.retentions:
             numbered = VersionedRetention.from_json(one.numbered_json)
@@ -113,11 +123,44 @@ class _Peer:
         }
 
 
-class _Received(NamedTuple):
-    """The commits of a dataset that a peer announced, encoded and decoded."""
+@dataclass(slots=True)
+class _Sender:
+    """What a peer has reported in its present run.
 
-    encoded: bytes
+    Attributes:
+        run: the random number of that run.
+        number: of the last heartbeat.
+        is_complete: a heartbeat had the sequences of all datasets.
+        sequences: its last commits, by dataset.
+    """
+
+    run: int = 0
+    number: int = 0
+    is_complete: bool = False
+    sequences: dict[str, Cursor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The synopses of a dataset, as of some commits.
+
+    Attributes:
+        published: those commits.
+        synopses: of the partitions.
+        deltas: encoded changes by partition, known version and present version.
+    """
+
     published: PublishedCommits
+    synopses: dict[int, Synopsis]
+    deltas: dict[tuple[int, Version | None, Version], bytes] = field(default_factory=dict)
+
+    def delta(self, partition: int, known: Version | None) -> bytes:
+        """The encoded changes of a synopsis since a known version."""
+        synopsis = self.synopses[partition]
+        key = partition, known, synopsis.version
+        if key not in self.deltas:
+            self.deltas[key] = synopsis.changes_since(known).to_bytes(synopsis.schema)
+        return self.deltas[key]
 
 
 class PeerMessenger:
@@ -126,6 +169,8 @@ class PeerMessenger:
     Args:
         node: the node whose state the heartbeats report.
         peers: the clients of the other nodes.
+        run: a random number above zero of this run of the node. The epoch does not do: it begins
+            anew when a disk is lost.
         on_heartbeat: called with (node, epoch).
         on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
@@ -137,6 +182,7 @@ class PeerMessenger:
         node: StorageNode,
         peers: GrpcPeers,
         *,
+        run: int,
         on_heartbeat: Callable[[str, int], None],
         on_message: Callable[[str, Any], None],
         on_news: Callable[[Iterable[str]], None],
@@ -145,14 +191,16 @@ class PeerMessenger:
         self._options = options = options or MessagingOptions()
         self._node = node
         self._peers = peers
+        self._run = run
         self._on_heartbeat = on_heartbeat
         self._on_message = on_message
         self._on_news = on_news
         others = [other.name for other in node.topology.nodes if other.name != node.name]
         self._boxes = {name: _Peer(name, outbox_max=options.outbox_max) for name in others}
         self._encoded: tuple[Any, bytes] = (None, b"")
-        self._sent: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
-        self._received: dict[str, dict[str, _Received]] = {name: {} for name in others}
+        self._sequences: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
+        self._summaries: dict[str, _Summary] = {}
+        self._senders = {name: _Sender() for name in others}
 
     def send(self, to: str, message: Any) -> None:
         """Queues a message; one that is not urgent goes with the next heartbeat."""
@@ -175,13 +223,31 @@ class PeerMessenger:
 
     def has_answered(self, node: str) -> bool:
         """Whether the node has replied since this one was started."""
-        return self._boxes[node].epoch > 0
+        return self._boxes[node].run != 0
 
     async def run(self) -> None:
         """Sends until it is cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._update_synopses())
             for box in self._boxes.values():
                 group.create_task(self._deliver(box))
+
+    async def _update_synopses(self) -> None:
+        while True:
+            await self.update_synopses()
+            await asyncio.sleep(self._options.synopsis_interval_s)
+
+    async def update_synopses(self) -> None:
+        """Brings the synopses of datasets with new commits up to date."""
+        shards = dict(self._node.catalog.shards)
+        for dataset, shard in shards.items():
+            published, known = shard.own_published(), self._summaries.get(dataset)
+            if known is None or known.published is not published:
+                synopses = await asyncio.to_thread(shard.synopses)
+                self._summaries[dataset] = _Summary(published, synopses)
+        for encoded in (self._summaries, self._sequences):
+            for dataset in encoded.keys() - self._node.catalog.shards.keys():
+                del encoded[dataset]
 
     async def _deliver(self, box: _Peer) -> None:
         while True:
@@ -205,6 +271,7 @@ class PeerMessenger:
         return peers_pb2.GossipRequest(
             sender=self._node.name,
             epoch=self._node.store.epoch,
+            run=self._run,
             topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
             messages=_take_batch(box.outbox, self._options),
@@ -213,16 +280,18 @@ class PeerMessenger:
         )
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
-        shards = self._node.catalog.shards
         retentions = [
             peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
             for dataset, numbered in self._node.catalog.retentions.items()
             if numbered.version > box.retentions.get(dataset, 0)
         ]
+        box.number += 1
         return peers_pb2.Heartbeat(
-            sequences=self._sequences(),
+            sequences=self._news(box),
+            is_full=not box.published,
+            number=box.number,
             synopses=self._changes(box),
-            datasets=list(shards),
+            datasets=list(self._node.catalog.shards),
             dropped=self._dropped(box),
             retentions=retentions,
             samplers=self._sampler_news(box),
@@ -232,16 +301,24 @@ class PeerMessenger:
             ],
         )
 
-    def _sequences(self) -> list[peers_pb2.DatasetSequences]:
-        """The commits of each dataset, encoded once for all peers and heartbeats."""
-        encoded: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
-        for dataset, shard in self._node.catalog.shards.items():
-            published, known = shard.own_published(), self._sent.get(dataset)
-            if known is None or known[0] is not published:
-                known = published, _sequences_to_pb(dataset, published)
-            encoded[dataset] = known
-        self._sent = encoded
-        return [message for _, message in encoded.values()]
+    def _news(self, box: _Peer) -> list[peers_pb2.DatasetSequences]:
+        """The commits of each dataset with some that the peer has not acknowledged."""
+        shards = self._node.catalog.shards
+        box.sent = {dataset: shard.own_published() for dataset, shard in shards.items()}
+        return [
+            self._encode_sequences(dataset, published)
+            for dataset, published in box.sent.items()
+            if box.published.get(dataset) is not published
+        ]
+
+    def _encode_sequences(
+        self, dataset: str, published: PublishedCommits
+    ) -> peers_pb2.DatasetSequences:
+        """Encoded once for all peers."""
+        known = self._sequences.get(dataset)
+        if known is None or known[0] is not published:
+            known = self._sequences[dataset] = published, _sequences_to_pb(dataset, published)
+        return known[1]
 
     def _dropped(self, box: _Peer) -> list[peers_pb2.DroppedGenerations]:
         """Dropped datasets, latest first, so that the receiver does not miss their commits."""
@@ -262,23 +339,22 @@ class PeerMessenger:
 
     def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
         changes, size = [], 0
-        for dataset, shard in self._node.catalog.shards.items():
-            published = shard.own_published()
-            if box.up_to_date.get(dataset) is published:
+        for dataset, summary in self._summaries.items():
+            if box.up_to_date.get(dataset) is summary.published:
                 continue
             is_up_to_date = True
-            for partition, synopsis in sorted(shard.synopses().items()):
+            for partition, synopsis in sorted(summary.synopses.items()):
                 known = box.acknowledged.get((dataset, partition))
                 if known == synopsis.version:
                     continue
                 is_up_to_date = False
                 if size > self._options.synopsis_bytes_max:
                     continue
-                delta = synopsis.changes_since(known).to_bytes(shard.schema)
+                delta = summary.delta(partition, known)
                 size += len(delta)
                 changes.append(peers_pb2.SynopsisChange(dataset=dataset, delta=delta))
             if is_up_to_date:
-                box.up_to_date[dataset] = published
+                box.up_to_date[dataset] = summary.published
         return changes
 
     # --- what arrives ------------------------------------------------------------------------
@@ -311,8 +387,7 @@ class PeerMessenger:
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.moves.receive(request.sender, received)
-            held = self._take_heartbeat(request.heartbeat, sender=request.sender)
-            self._node.view.record_report(request.sender)
+            held = self._take_heartbeat(request)
         for data in request.messages:
             self._on_message(request.sender, TAGGED.decode(data))
         for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
@@ -327,7 +402,12 @@ class PeerMessenger:
                 request.sender, one.digest, revoked_at=one.revoked_at
             )
         ]
-        return peers_pb2.GossipReply(epoch=self._node.store.epoch, synopses=held, samplers=adopted)
+        return peers_pb2.GossipReply(
+            run=self._run,
+            synopses=held,
+            samplers=adopted,
+            wants_full=not self._senders[request.sender].is_complete,
+        )
 
     async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
         """Adopts created and dropped datasets.
@@ -347,23 +427,47 @@ class PeerMessenger:
             log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
         return None
 
-    def _take_heartbeat(
-        self, heartbeat: peers_pb2.Heartbeat, *, sender: str
-    ) -> list[peers_pb2.SynopsisVersion]:
-        view, catalog = self._node.view, self._node.catalog
-        # The sender may not know yet that a dataset was dropped.
-        living = [one for one in heartbeat.sequences if not catalog.is_dropped(one.dataset)]
-        received = self._decode(living, sender=sender)
-        for dataset, one in received.items():
-            view.update_event_clock(dataset, one.published.clock)
-        sequences = {dataset: one.published.sequences for dataset, one in received.items()}
-        news = [
-            dataset for dataset in sequences if view.update_sequences(dataset, sequences[dataset])
-        ]
-        own = self._node.live.partitions(sender)
-        view.losses.check_report(sender, own, reported=sequences, expected=view.all_sequences)
+    def _take_heartbeat(self, request: peers_pb2.GossipRequest) -> list[peers_pb2.SynopsisVersion]:
+        heartbeat, sender = request.heartbeat, self._senders[request.sender]
+        if request.run != sender.run:
+            sender = self._senders[request.sender] = _Sender(request.run)
+        elif heartbeat.number <= sender.number:
+            return []  # Late: a later one was taken already.
+        sender.number = heartbeat.number
+        sender.is_complete |= heartbeat.is_full
+        self._take_sequences(heartbeat, sender)
+        if sender.is_complete:
+            self._check_report(request.sender)
+        return self._take_synopses(heartbeat)
+
+    def _take_sequences(self, heartbeat: peers_pb2.Heartbeat, sender: _Sender) -> None:
+        view, catalog, news = self._node.view, self._node.catalog, []
+        for one in heartbeat.sequences:
+            if catalog.is_dropped(one.dataset):
+                continue  # The sender may not know yet.
+            published = _sequences_from_pb(one)
+            sender.sequences[one.dataset] = published.sequences
+            view.update_event_clock(one.dataset, published.clock)
+            if view.update_sequences(one.dataset, published.sequences):
+                news.append(one.dataset)
+        for dataset in sender.sequences.keys() - set(heartbeat.datasets):
+            del sender.sequences[dataset]
         if news:
             self._on_news(news)
+
+    def _check_report(self, sender: str) -> None:
+        """Compares all commits that a node has reported with those that it once had."""
+        view = self._node.view
+        view.losses.check_report(
+            sender,
+            self._node.live.partitions(sender),
+            reported=self._senders[sender].sequences,
+            expected=view.all_sequences,
+        )
+        view.record_report(sender)
+
+    def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
+        view, catalog = self._node.view, self._node.catalog
         held = []
         for change in heartbeat.synopses:
             if not catalog.knows(change.dataset):
@@ -380,21 +484,6 @@ class PeerMessenger:
                 )
             )
         return held
-
-    def _decode(
-        self, sequences: Iterable[peers_pb2.DatasetSequences], *, sender: str
-    ) -> dict[str, _Received]:
-        """Decodes the commits of each dataset; reuses the result for unchanged ones."""
-        decoded: dict[str, _Received] = {}
-        for message in sequences:
-            # The message itself would keep the memory of the whole request.
-            encoded = message.SerializeToString()
-            known = self._received[sender].get(message.dataset)
-            if known is None or known.encoded != encoded:
-                known = _Received(encoded, _sequences_from_pb(message))
-            decoded[message.dataset] = known
-        self._received[sender] = decoded
-        return decoded
 
 
 def _sequences_to_pb(dataset: str, published: PublishedCommits) -> peers_pb2.DatasetSequences:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
+from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
 from galileo.server.peer_messaging import (
     PROTOCOL,
@@ -32,6 +35,7 @@ class Post:
 
     wire: Any
     options: MessagingOptions = field(default_factory=MessagingOptions)
+    runs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     heartbeats: list[tuple[str, str, int]] = field(default_factory=list)
     messages: list[tuple[str, str, Any]] = field(default_factory=list)
     news: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -49,6 +53,7 @@ class Post:
         self.wire.rooms[name] = PeerMessenger(
             self.wire.nodes[name],
             self.wire,
+            run=next(self.runs),
             on_heartbeat=heard,
             on_message=received,
             on_news=lambda datasets: self.news.append((name, list(datasets))),
@@ -67,6 +72,7 @@ class Post:
 
     async def heartbeat(self, sender: str, receiver: str) -> peers_pb2.GossipRequest:
         """One heartbeat, once its reply has been taken in."""
+        await self[sender].update_synopses()
         before = len(self.wire.sent)
         self[sender].send_heartbeat(receiver)
         async with asyncio.timeout(TIMEOUT_S):
@@ -161,6 +167,117 @@ async def test_a_heartbeat_tells_epoch_commits_and_datasets(
     await post.heartbeat("a", "b")
     assert post.news == [("b", ["nam"])], "the second had nothing new"
     assert len(post.heartbeats) == 2
+
+
+async def test_a_heartbeat_has_only_commits_that_the_peer_has_not_acknowledged(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a = post.wire.nodes["a"]
+    a.catalog.adopt(type(schema)("gfs", schema.features))
+
+    async def reported() -> list[str]:
+        heartbeat = (await post.heartbeat("a", "b")).heartbeat
+        return [one.dataset for one in heartbeat.sequences]
+
+    # The first reply of a life says only which life it is.
+    assert [await reported() for _ in range(3)] == [["nam", "gfs"], ["nam", "gfs"], []]
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    post.wire.replies_lost.add("b")
+    assert [await reported() for _ in range(2)] == [["nam"], ["nam"]]
+    post.wire.replies_lost.clear()
+    assert [await reported() for _ in range(2)] == [["nam"], []]
+
+
+async def test_a_late_heartbeat_is_ignored(
+    post: Post, make_observations: Callable[[int], pa.Table]
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    for batch in range(2):
+        await a.ingest.ingest("nam", make_observations(300), producer="p", batch=batch)
+        late = await post.heartbeat("a", "b")
+    clock = b.view.event_clock("nam")
+    first = post.wire.sent[0][1]
+    assert first.heartbeat.number < late.heartbeat.number
+    await post["b"].receive(first)
+    assert b.view.event_clock("nam") == clock
+    assert post["b"]._senders["a"].sequences["nam"] == a.catalog.shard("nam").published()
+
+
+async def test_changes_alone_are_no_report_to_a_node_that_was_restarted(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    for node in (a, b):
+        node.catalog.adopt(type(schema)("gfs", schema.features))
+    for dataset in ("nam", "gfs"):
+        await a.ingest.ingest(dataset, make_observations(300), producer="p", batch=0)
+    for _ in range(2):
+        await post.heartbeat("a", "b")
+    await a.ingest.ingest("nam", make_observations(10), producer="p", batch=1)
+    b.store.epoch += 1
+    b.view = ClusterView()
+    post.open("b")
+    await post.heartbeat("a", "b")
+    assert not b.view.has_reported("a"), "it has the commits of one dataset of two"
+    await post.heartbeat("a", "b")
+    assert b.view.has_reported("a")
+    assert b.view.sequences("gfs") == a.catalog.shard("gfs").published()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_view_of_a_peer_ends_up_equal_whatever_is_lost_late_or_restarted(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any, seed: int
+) -> None:
+    rng = random.Random(seed)
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    names = ["nam", "gfs", "hrrr"]
+    for name in names[1:]:
+        for node in (a, b):
+            node.catalog.adopt(type(schema)(name, schema.features))
+
+    async def commit() -> None:
+        rows = make_observations(rng.randrange(1, 20))
+        await a.ingest.ingest(rng.choice(names), rows, producer="p", batch=rng.getrandbits(40))
+
+    async def deliver() -> None:
+        post.wire.away = {"b"} if rng.random() < 0.3 else set()
+        post.wire.replies_lost = {"b"} if rng.random() < 0.3 else set()
+        await post.heartbeat("a", "b")
+
+    async def repeat() -> None:
+        if post.wire.sent:
+            await post["b"].receive(rng.choice(post.wire.sent)[1])
+
+    async def restart_sender() -> None:
+        a.store.epoch = rng.choice([1, a.store.epoch + 1])  # 1: its disk was lost and replaced.
+        post.open("a")
+        running.append(asyncio.create_task(post["a"].run()))
+
+    async def restart_receiver() -> None:
+        b.store.epoch += 1
+        b.view = ClusterView()
+        post.open("b")
+
+    running: list[asyncio.Task[None]] = []
+    steps = [commit] * 4 + [deliver] * 6 + [repeat] * 2 + [restart_sender, restart_receiver]
+    for _ in range(60):
+        await rng.choice(steps)()
+    post.wire.away, post.wire.replies_lost = set(), set()
+    for _ in range(4):
+        await post.heartbeat("a", "b")
+    for name in names:
+        shard = a.catalog.shard(name)
+        own = shard.own_published()
+        assert post["b"]._senders["a"].sequences[name] == own.sequences
+        assert b.view.sequences(name) == own.sequences
+        assert set(b.view.event_clock(name)) == set(own.clock)
+        for partition, synopsis in shard.synopses().items():
+            assert b.view.graph(shard.schema).version(partition) == synopsis.version
+    assert b.view.has_reported("a")
+    assert b.view.losses.known == []
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_a_heartbeat_brings_datasets_that_the_peer_lacks(post: Post, schema: Any) -> None:
@@ -268,7 +385,7 @@ async def test_a_revocation_is_told_until_the_peer_has_it(post: Post) -> None:
     assert max(counts) == 2
     assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 0
     assert b.samplers.news() == a.samplers.news()
-    b.store.epoch += 1  # as after a restart, perhaps of an older copy of its directory
+    post.open("b")  # as after a restart, perhaps with an older copy of its directory
     await post.heartbeat("a", "b")
     assert len((await post.heartbeat("a", "b")).heartbeat.samplers) == 2
 
@@ -315,12 +432,12 @@ async def test_synopses_travel_until_they_are_acknowledged(
 async def test_synopses_travel_again_to_a_peer_that_was_restarted(
     post: Post, make_observations: Callable[[int], pa.Table]
 ) -> None:
-    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    a = post.wire.nodes["a"]
     await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
     mine = set(a.catalog.shard("nam").journals)
     counts = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(2)]
     assert counts == [len(mine), 0]
-    b.store.epoch += 1
+    post.open("b")
     counts = [len((await post.heartbeat("a", "b")).heartbeat.synopses) for _ in range(3)]
     assert counts == [0, len(mine), 0], "the first reply of a life says that it is another one"
 

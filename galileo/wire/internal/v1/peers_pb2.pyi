@@ -162,8 +162,16 @@ class Heartbeat(_message.Message):
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    IS_FULL_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    is_full: _builtins.bool
+    """it has the sequences of all datasets"""
+    number: _builtins.int
+    """increases within a run of the sender; the receiver ignores a late one"""
     @_builtins.property
-    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]: ...
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]:
+        """that the receiver may not have"""
+
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
@@ -194,10 +202,12 @@ class Heartbeat(_message.Message):
         samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
         dropped: _abc.Iterable[Global___DroppedGenerations] | None = ...,
+        is_full: _builtins.bool = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "is_full", b"is_full", "moves", b"moves", "number", b"number", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,6 +296,7 @@ class GossipRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     epoch: _builtins.int
     """of the sender's life; increases with each start"""
@@ -295,6 +306,8 @@ class GossipRequest(_message.Message):
     """that the sender speaks with nodes; the receiver refuses another"""
     address: _builtins.str
     """where the sender runs by its own file"""
+    run: _builtins.int
+    """random; unlike the epoch, it is another one after the loss of a disk"""
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -311,10 +324,11 @@ class GossipRequest(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         protocol: _builtins.int = ...,
         address: _builtins.str = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "run", b"run", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,10 +338,14 @@ Global___GossipRequest: _TypeAlias = GossipRequest  # noqa: Y015
 class GossipReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
     SYNOPSES_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    WANTS_FULL_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    wants_full: _builtins.bool
+    """the receiver has no full heartbeat of this run of the sender"""
+    run: _builtins.int
+    """of the receiver"""
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisVersion]:
         """What the receiver holds of the sender's synopses, so that the next change continues there."""
@@ -339,13 +357,14 @@ class GossipReply(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
         synopses: _abc.Iterable[Global___SynopsisVersion] | None = ...,
         samplers: _abc.Iterable[_builtins.str] | None = ...,
+        wants_full: _builtins.bool = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "samplers", b"samplers", "synopses", b"synopses", "wants_full", b"wants_full"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
