@@ -295,9 +295,9 @@ class Catalog:
             self._retentions = {**self._retentions, dataset: numbered}
 
     def writer(self, dataset: str, partition: int) -> GroupCommit:
-        """The group commit of one of this node's partitions; created on first use; thread-safe.
+        """The group commit of one of this node's partitions; thread-safe.
 
-        Without `has_writer` it may wait for the disk.
+        The first call of a partition creates it, and waits for the disk.
 
         Raises:
             PartitionMoved: it takes no commits, since it is being moved or was.
@@ -315,10 +315,6 @@ class Catalog:
                     waiting_max=self._options.commit_queue_max,
                 )
             return self._writers[key]
-
-    def has_writer(self, dataset: str, partition: int) -> bool:
-        """Whether `writer` returns without waiting for the disk."""
-        return (dataset, partition) in self._writers
 
     def _make_journal(self, dataset: str, partition: int) -> None:
         """Creates a journal without holding `_opening`, which the event loop takes."""

@@ -13,11 +13,8 @@ import threading
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from galileo import spans
 from galileo.errors import GalileoError, Overloaded, PartitionMoved
-from galileo.model import paths
 from galileo.node.shard import Shard
 from galileo.storage.journal import Commit, Committed
 
@@ -44,7 +41,6 @@ class GroupCommit:
         self._executor = executor
         self._waiting_max = waiting_max
         self._lock = threading.Lock()
-        self._reserved = 0
         self._waiting: list[_Waiting] = []
         self._ended = False
         self._writing: Future[None] | None = None
@@ -53,32 +49,6 @@ class GroupCommit:
     def waiting(self) -> int:
         """The number of commits that wait for the disk."""
         return len(self._waiting)
-
-    async def commit(self, producer: str, batch: int, table: pa.Table) -> Committed:
-        """Derives the paths of one partition's rows and commits both; durable when it returns.
-
-        Args:
-            producer: with `batch` the identity of these rows, for retries.
-            batch: number of the batch.
-            table: normalised observations of this partition.
-
-        Raises:
-            Overloaded: too many commits wait already.
-            PartitionReadOnly: the disk failed.
-            BatchConflict: the batch number was used for other rows.
-        """
-        with self._lock:
-            self._check_room()
-            self._reserved += 1
-        loop = asyncio.get_running_loop()
-        try:
-            indexed = await loop.run_in_executor(
-                self._executor, paths.index, self._shard.schema, table
-            )
-        finally:
-            with self._lock:
-                self._reserved -= 1
-        return await asyncio.wrap_future(self.submit(Commit(producer, batch, *indexed)))
 
     def submit(self, commit: Commit) -> Future[Committed]:
         """Submits rows with their paths; thread-safe; durable when the future has a result.
@@ -123,7 +93,7 @@ class GroupCommit:
             await asyncio.wait([asyncio.wrap_future(writing)])
 
     def _check_room(self) -> None:
-        taken = self._reserved + len(self._waiting)
+        taken = len(self._waiting)
         if taken >= self._waiting_max:
             raise Overloaded(
                 f"{taken} commits wait for partition {self._partition} already; "

@@ -1,8 +1,11 @@
-"""Ingest: any node accepts a batch, splits it by partition, and sends each part to its owner.
+"""Ingest: any node accepts a batch, commits its own part, and sends each other owner its part.
+
+Clients know the topology and send each owner its rows. What another node receives, because a
+client's topology is stale, reaches the owner in one more call.
 
 The split is a pure function of the rows and the topology, so a repeated batch goes to the same
-partitions, and each recognises it by producer and batch number. The whole batch is sorted, split
-and indexed in one step: own parts can be written at once, and others arrive at their owner sorted.
+partitions, and each recognises it by producer and batch number. A batch is sorted, split and
+indexed in one step.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -31,16 +34,6 @@ from galileo.storage.journal import Commit, Committed
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class IngestAnswer:
-    """The result of one batch; `reached` has its commit in each partition."""
-
-    rows: int
-    paths: int
-    duplicate_rows: int
-    reached: Cursor
-
-
 class Ingest:
     """Routes batches to the owners of their partitions."""
 
@@ -55,7 +48,7 @@ class Ingest:
 
     async def ingest(
         self, dataset: str, table: pa.Table, *, producer: str, batch: int, principal: str = ""
-    ) -> IngestAnswer:
+    ) -> CommitAnswer:
         """Stores one batch; durable at every owner when it returns.
 
         Args:
@@ -78,64 +71,55 @@ class Ingest:
                 "send several"
             )
         name = f"{principal}/{producer}" if principal else producer
-        local, elsewhere = await asyncio.to_thread(
-            self._submit_own_parts, schema, table, name, batch
-        )
-        calls = (self._peers.commit(self._owner(task), task) for task in elsewhere)
-        stored = _all_done(local.values())
-        remote = await asyncio.gather(*calls, return_exceptions=True)
-        await stored
-        answers = {partition: _outcome(future) for partition, future in local.items()}
-        answers |= zip((task.partition for task in elsewhere), remote, strict=True)
-        return _join_answers(answers)
+        parts = await asyncio.to_thread(self._index_parts, schema, normalise(schema, table))
+        elsewhere = defaultdict[str, list[pa.Table]](list)
+        for partition in list(parts):
+            owner = placement.owner(self._topology.current, partition)
+            if owner != self._name:
+                elsewhere[owner].append(parts.pop(partition)[0])
+        calls = [
+            self._peers.commit(owner, CommitTask(schema.key, name, batch, pa.concat_tables(rows)))
+            for owner, rows in elsewhere.items()
+        ]
+        own = self._commit_own(schema, parts, producer=name, batch=batch)
+        return _join(await asyncio.gather(own, *calls, return_exceptions=True))
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
-        """Commits rows of one of this node's own partitions.
+        """Commits rows of this node's own partitions.
 
         Raises:
-            InputError: there is no such partition.
-            PartitionMoved: another node has the partition, or is about to.
+            PartitionMoved: another node has one of the partitions, or is about to.
         """
-        if task.partition not in self._topology.current.partitions:
-            raise InputError(
-                f"expected a partition of this cluster, got {task.partition}; check that all nodes "
-                "have one topology"
-            )
-        self._catalog.shard(task.dataset).check_own([task.partition])
-        place = task.dataset, task.partition
-        if not self._catalog.has_writer(*place):  # The disk makes it, which may take long.
-            await asyncio.to_thread(self._catalog.writer, *place)
-        writer = self._catalog.writer(*place)
-        return _answer(await writer.commit(task.producer, task.batch, task.observations))
+        schema = self._catalog.schema(task.dataset)
+        parts = await asyncio.to_thread(self._index_parts, schema, task.observations)
+        self._catalog.shard(schema.key).check_own(parts)
+        return await self._commit_own(schema, parts, producer=task.producer, batch=task.batch)
 
-    def _owner(self, task: CommitTask) -> str:
-        return placement.owner(self._topology.current, task.partition)
-
-    def _submit_own_parts(
-        self, schema: Schema, data: pa.Table, producer: str, batch: int
-    ) -> tuple[dict[int, Future[Committed]], list[CommitTask]]:
-        """Splits a batch; submits this node's parts, and returns the tasks of other nodes."""
+    def _index_parts(self, schema: Schema, rows: pa.Table) -> dict[int, paths.Indexed]:
         place = partial(placement.partitions_from_cells, self._topology.current, schema)
-        parts = paths.index_parts(schema, normalise(schema, data), place=place)
-        local: dict[int, Future[Committed]] = {}
-        elsewhere = []
-        for partition, (rows, derived) in parts.items():
-            task = CommitTask(schema.key, partition, producer, batch, rows)
-            if self._owner(task) == self._name:
-                local[partition] = self._submit(task, derived)
-            else:
-                elsewhere.append(task)
-        return local, elsewhere
+        return paths.index_parts(schema, rows, place=place)
 
-    def _submit(self, task: CommitTask, derived: pa.RecordBatch) -> Future[Committed]:
-        """The commit's future; already failed if the commit was rejected."""
-        commit = Commit(task.producer, task.batch, task.observations, derived)
-        try:
-            return self._catalog.writer(task.dataset, task.partition).submit(commit)
-        except GalileoError as error:
-            refused: Future[Committed] = Future()
-            refused.set_exception(error)
-            return refused
+    async def _commit_own(
+        self, schema: Schema, parts: Mapping[int, paths.Indexed], *, producer: str, batch: int
+    ) -> CommitAnswer:
+        # In a thread: the disk makes new partitions.
+        futures = await asyncio.to_thread(self._submit, schema, parts, producer, batch)
+        await _all_done(futures.values())
+        return _join([_outcome(partition, future) for partition, future in futures.items()])
+
+    def _submit(
+        self, schema: Schema, parts: Mapping[int, paths.Indexed], producer: str, batch: int
+    ) -> dict[int, Future[Committed]]:
+        """The commit's future for each partition; already failed if the commit was rejected."""
+        futures = {}
+        for partition, (rows, derived) in parts.items():
+            try:
+                writer = self._catalog.writer(schema.key, partition)
+                futures[partition] = writer.submit(Commit(producer, batch, rows, derived))
+            except GalileoError as error:
+                futures[partition] = Future()
+                futures[partition].set_exception(error)
+        return futures
 
 
 def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
@@ -159,12 +143,13 @@ def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
     return done
 
 
-def _outcome(future: Future[Committed]) -> CommitAnswer | BaseException:
-    return future.exception() or _answer(future.result())
-
-
-def _answer(done: Committed) -> CommitAnswer:
-    return CommitAnswer(done.sequence, done.rows, done.paths, done.duplicate)
+def _outcome(partition: int, future: Future[Committed]) -> CommitAnswer | BaseException:
+    error = future.exception()
+    if error is not None:
+        return error
+    done = future.result()
+    duplicates = done.rows if done.duplicate else 0
+    return CommitAnswer(done.rows, done.paths, duplicates, Cursor({partition: done.sequence}))
 
 
 PRODUCER_SHOWN = 140
@@ -181,15 +166,15 @@ def _check_identity(producer: str, batch: int) -> None:
         raise InputError(f"expected a batch number from 0 to 2^63 - 1, got {batch}")
 
 
-def _join_answers(answers: Mapping[int, CommitAnswer | BaseException]) -> IngestAnswer:
-    done: dict[int, CommitAnswer] = {}
-    for partition, answer in sorted(answers.items()):
+def _join(answers: Iterable[CommitAnswer | BaseException]) -> CommitAnswer:
+    done: list[CommitAnswer] = []
+    for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-        done[partition] = answer
-    return IngestAnswer(
-        rows=sum(answer.rows for answer in done.values()),
-        paths=sum(answer.paths for answer in done.values()),
-        duplicate_rows=sum(answer.rows for answer in done.values() if answer.duplicate),
-        reached=Cursor({partition: answer.sequence for partition, answer in done.items()}),
+        done.append(answer)
+    return CommitAnswer(
+        rows=sum(answer.rows for answer in done),
+        paths=sum(answer.paths for answer in done),
+        duplicate_rows=sum(answer.duplicate_rows for answer in done),
+        reached=Cursor({p: s for answer in done for p, s in answer.reached.items()}),
     )

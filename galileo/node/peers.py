@@ -22,10 +22,9 @@ MOVED_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CommitTask:
-    """Rows of one partition, as one producer's numbered batch."""
+    """Normalised rows of one node's partitions, as a part of one producer's numbered batch."""
 
     dataset: str
-    partition: int
     producer: str
     batch: int
     observations: pa.Table
@@ -33,10 +32,12 @@ class CommitTask:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    sequence: int
+    """The result of a batch; `reached` has its commit in each partition."""
+
     rows: int
     paths: int
-    duplicate: bool
+    duplicate_rows: int
+    reached: Cursor
 
 
 @dataclass(frozen=True, slots=True)

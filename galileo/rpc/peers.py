@@ -121,11 +121,12 @@ class GrpcPeers:
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         head = peers_pb2.CommitRequest(
-            dataset=task.dataset, partition=task.partition, producer=task.producer, batch=task.batch
+            dataset=task.dataset, producer=task.producer, batch=task.batch
         )
         request = Bulk(head, stream_of(task.observations))
         reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)
-        return CommitAnswer(reply.sequence, reply.rows, reply.paths, reply.duplicate)
+        reached = cursor_from_pb(reply.reached)
+        return CommitAnswer(reply.rows, reply.paths, reply.duplicate_rows, reached)
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])

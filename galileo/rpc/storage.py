@@ -93,17 +93,16 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         schema = await self._node.schema(head.dataset)
         task = CommitTask(
             dataset=head.dataset,
-            partition=head.partition,
             producer=head.producer,
             batch=head.batch,
             observations=from_ipc(request.observations, schema.observation_schema),
         )
         answer = await self._node.ingest.commit(task)
         return peers_pb2.CommitReply(
-            sequence=answer.sequence,
             rows=answer.rows,
             paths=answer.paths,
-            duplicate=answer.duplicate,
+            duplicate_rows=answer.duplicate_rows,
+            reached=cursor_to_pb(answer.reached),
         )
 
     @streaming

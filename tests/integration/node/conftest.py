@@ -18,7 +18,6 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
-from galileo.node.ingest import IngestAnswer
 from galileo.node.peers import (
     CommitAnswer,
     CommitTask,
@@ -198,7 +197,7 @@ class Cluster:
 
     async def ingest(
         self, table: pa.Table, *, at: str = "a", producer: str = "radar", batch: int = 0
-    ) -> IngestAnswer:
+    ) -> CommitAnswer:
         return await self[at].ingest.ingest("nam", table, producer=producer, batch=batch)
 
     async def ask(self, query: str = "", *, at: str = "a") -> LabelSet:

@@ -66,11 +66,15 @@ class Bench:
     def start(
         self, batch: int, *, rows: int = 5, seed: int | None = None
     ) -> asyncio.Task[Committed]:
-        table = self.make(rows, seed=batch if seed is None else seed)
-        return asyncio.ensure_future(self.group.commit("p", batch, table))
+        commit = self.indexed(batch, rows=rows, seed=seed)
+        return asyncio.create_task(self.commit(commit))
 
-    def indexed(self, batch: int) -> Commit:
-        return Commit("p", batch, *paths.index(self.shard.schema, self.make(5, seed=batch)))
+    async def commit(self, commit: Commit) -> Committed:
+        return await asyncio.wrap_future(self.group.submit(commit))
+
+    def indexed(self, batch: int, *, rows: int = 5, seed: int | None = None) -> Commit:
+        table = self.make(rows, seed=batch if seed is None else seed)
+        return Commit("p", batch, *paths.index(self.shard.schema, table))
 
     async def hold(self) -> asyncio.Task[Committed]:
         """A first commit that is at the disk and stays there until `gate.set()`."""
@@ -285,11 +289,13 @@ async def test_runs_of_the_graph_are_merged_when_new_ones_have_come(
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
             group = GroupCommit(shard, PARTITION, executor=executor, waiting_max=20)
-            await group.commit("p", 0, make_observations(10))
-            await group.drained()
-            assert shard.maintained == 0, "the head is no run yet"
-            for batch in range(1, 40):
-                await group.commit("p", batch, make_observations(60, seed=batch))
+            for batch in range(40):
+                rows = make_observations(60 if batch else 10, seed=batch)
+                commit = Commit("p", batch, *paths.index(schema, rows))
+                await asyncio.wrap_future(group.submit(commit))
+                if batch == 0:
+                    await group.drained()
+                    assert shard.maintained == 0, "the head is no run yet"
             await group.drained()
         assert shard.maintained > 1
         assert shard.graph.runs < 39

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from galileo.dht import placement
@@ -37,6 +38,11 @@ def by_partition(cluster: Any, table: pa.Table) -> dict[int, set[str]]:
     placed = placement.partitions_from_cells(cluster.topology, cluster.schema, cells, buckets)
     stations = np.array(table.column("station").to_pylist())
     return {int(p): set(stations[placed == p].tolist()) for p in np.unique(placed)}
+
+
+def rows_of(cluster: Any, partition: int, table: pa.Table) -> pa.Table:
+    stations = by_partition(cluster, table)[partition]
+    return table.filter(pc.is_in(table.column("station"), pa.array(sorted(stations))))
 
 
 def stored(cluster: Any) -> dict[int, list[list[str]]]:
@@ -236,22 +242,23 @@ async def test_a_batch_has_a_limit_of_rows(cluster: Any, make_observations: Make
     assert (await cluster.ingest(make_observations(10))).rows == 10
 
 
-@pytest.mark.parametrize("partition", [999, -1])
-async def test_an_unknown_partition_is_refused(
-    cluster: Any, make_observations: Make, partition: int
+async def test_rows_of_other_owners_go_to_each_in_one_call(
+    cluster: Any, make_observations: Make
 ) -> None:
-    task = CommitTask("nam", partition, "p", 0, make_observations(5))
-    with pytest.raises(InputError, match=f"of this cluster, got {partition}; check that all"):
-        await cluster["a"].ingest.commit(task)
+    await cluster.ingest(make_observations(500), at="a")
+    commits = [node for node, method in cluster.network.calls if method == "commit"]
+    assert sorted(commits) == ["b", "c"]
 
 
 async def test_rows_of_anothers_partition_are_refused(
     cluster: Any, make_observations: Make
 ) -> None:
-    theirs = min(placement.partitions_by_node(cluster.topology)["b"])
-    task = CommitTask("nam", theirs, "p", 0, make_observations(5))
-    with pytest.raises(PartitionMoved, match=rf"partitions of this node, got \[{theirs}\]"):
-        await cluster["a"].ingest.commit(task)
+    rows = make_observations(500)
+    theirs = set(by_partition(cluster, rows)) - placement.partitions_by_node(cluster.topology)["a"]
+    with pytest.raises(PartitionMoved, match="expected partitions of this node") as refused:
+        await cluster["a"].ingest.commit(CommitTask("nam", "p", 0, rows))
+    assert str(sorted(theirs)) in refused.value.message
+    assert stored(cluster) == {}, "no row is stored, not even of own partitions"
 
 
 async def test_the_node_goes_on_while_the_disk_makes_a_partition(
@@ -268,7 +275,7 @@ async def test_the_node_goes_on_while_the_disk_makes_a_partition(
 
     monkeypatch.setattr(node.store, "journal", made_late)
     partition = min(node.partitions)
-    task = CommitTask("nam", partition, "radar", 0, make_observations(5))
+    task = CommitTask("nam", "radar", 0, rows_of(cluster, partition, make_observations(500)))
     committing = asyncio.create_task(node.ingest.commit(task))
     assert await asyncio.to_thread(making.wait, 60.0)
     fencing = asyncio.create_task(node.catalog.fence(partition))
@@ -279,4 +286,4 @@ async def test_the_node_goes_on_while_the_disk_makes_a_partition(
     with pytest.raises(PartitionMoved):
         await committing
     node.catalog.unfence(partition)
-    assert (await node.ingest.commit(task)).sequence == 1
+    assert dict((await node.ingest.commit(task)).reached) == {partition: 1}

@@ -198,26 +198,9 @@ async def test_bytes_that_are_no_table_are_refused(
 
 async def test_a_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
     await create(company)
-    mine = min(placement.partitions_by_node(company.topology)["a"])
     for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
-        request = peers_pb2.CommitRequest(
-            dataset="nam", partition=mine, producer="p", observations=data
-        )
+        request = peers_pb2.CommitRequest(dataset="nam", producer="p", observations=data)
         assert isinstance(await error(company["a"].peer_storage.Commit(request)), InputError)
-
-
-async def test_an_empty_commit_is_refused(company: Any, make_observations: Make) -> None:
-    await create(company)
-    mine = min(placement.partitions_by_node(company.topology)["a"])
-    request = peers_pb2.CommitRequest(
-        dataset="nam",
-        partition=mine,
-        producer="p",
-        observations=to_ipc(make_observations(5).slice(0, 0)),
-    )
-    refused = await error(company["a"].peer_storage.Commit(request))
-    assert isinstance(refused, InputError)
-    assert "at least one row" in refused.message
 
 
 async def test_a_node_that_is_held_dead_takes_no_rows_and_says_when_to_return(

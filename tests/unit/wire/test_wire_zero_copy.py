@@ -63,12 +63,12 @@ def test_what_is_encoded_is_read_without_a_copy(
 
 def test_the_last_value_counts_as_it_does_in_protobuf() -> None:
     twice = b"".join(
-        peers_pb2.CommitRequest(observations=data, partition=place).SerializeToString()
+        peers_pb2.CommitRequest(observations=data, batch=place).SerializeToString()
         for place, data in ((1, b"first"), (2, b"second"))
     )
     read = decoder(peers_pb2.CommitRequest)(twice)
     assert read.observations.to_pybytes() == b"second"
-    assert read.head.partition == 2
+    assert read.head.batch == 2
 
 
 @given(st.binary(max_size=60))

@@ -511,12 +511,10 @@ class CommitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    PARTITION_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
-    partition: _builtins.int
     producer: _builtins.str
     batch: _builtins.int
     observations: _builtins.bytes
@@ -524,14 +522,13 @@ class CommitRequest(_message.Message):
         self,
         *,
         dataset: _builtins.str = ...,
-        partition: _builtins.int = ...,
         producer: _builtins.str = ...,
         batch: _builtins.int = ...,
         observations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "observations", b"observations", "partition", b"partition", "producer", b"producer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "observations", b"observations", "producer", b"producer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -541,25 +538,28 @@ Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
 class CommitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
-    DUPLICATE_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
+    DUPLICATE_ROWS_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     paths: _builtins.int
-    duplicate: _builtins.bool
+    duplicate_rows: _builtins.int
+    @_builtins.property
+    def reached(self) -> _common_pb2.Cursor:
+        """the commit in each partition"""
+
     def __init__(
         self,
         *,
-        sequence: _builtins.int = ...,
         rows: _builtins.int = ...,
         paths: _builtins.int = ...,
-        duplicate: _builtins.bool = ...,
+        duplicate_rows: _builtins.int = ...,
+        reached: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "paths", b"paths", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate_rows", b"duplicate_rows", "paths", b"paths", "reached", b"reached", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

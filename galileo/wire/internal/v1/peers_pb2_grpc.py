@@ -55,7 +55,7 @@ class PeerStorageServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Commit(self, request, context):
-        """Between nodes: commits rows that belong to one partition of the receiver.
+        """Between nodes: commits rows that belong to partitions of the receiver.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
