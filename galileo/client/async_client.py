@@ -14,6 +14,7 @@ from galileo.client.fetching import Fetcher
 from galileo.client.partition_move import MoveProgress
 from galileo.client.profiles import Credentials
 from galileo.client.results import ClusterStatus
+from galileo.client.routing import Router
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
@@ -49,6 +50,7 @@ class AsyncClient(AsyncObservations):
             options = CallOptions(patience_s=patience_s, ingest_patience_s=patience_s)
         keys = (proof or Credentials()).keys()
         self._caller = cluster_caller(addresses, options=options, keys=keys)
+        self._router = Router(self._caller)
         self._fetcher = Fetcher(self._caller)
         self._bulk_fetcher = BulkFetcher(self._caller)
         self._schemas: dict[str, Schema] = {}

@@ -26,6 +26,7 @@ from galileo.client.ingestion import (
 )
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
+from galileo.client.routing import Router
 from galileo.errors import InputError, UnknownDataset
 from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source, suggest_schema
@@ -41,6 +42,8 @@ from galileo.wire.v1 import query_pb2
 
 class AsyncObservations(AsyncCcqs):
     """What is stored and asked once."""
+
+    _router: Router
 
     async def ingest(
         self,
@@ -105,7 +108,7 @@ class AsyncObservations(AsyncCcqs):
             format=format,
         )
         return await send_all(
-            self._caller,
+            self._router,
             sending,
             data=data,
             progress=progress,

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.client.results import Receipt
+from galileo.client.routing import Router
 from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import GalileoError, GalileoWarning, InputError, InvalidObservations
 from galileo.formats import Mapping as FileMapping
@@ -29,10 +30,8 @@ from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.optional_imports import is_frame, is_series
-from galileo.wire.caller import Caller
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import storage_pb2
-from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 BATCHES_IN_FLIGHT_MIN = 2
 BATCHES_IN_FLIGHT_MAX = 32
@@ -48,7 +47,7 @@ _Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
 
 
 async def send_all(
-    caller: Caller, sending: Sending, *, data: Batches, progress: Progress | None
+    router: Router, sending: Sending, *, data: Batches, progress: Progress | None
 ) -> Receipt:
     """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
     replies: list[storage_pb2.IngestReply] = []
@@ -56,14 +55,13 @@ async def send_all(
     try:
         async with aclosing(sending.batches(data)) as batches:
             async for batch in batches:
-                head = storage_pb2.IngestRequest(
-                    dataset=sending.schema.key, producer=batch.producer, batch=batch.number
-                )
-                request = Bulk(head, stream_of(batch.table))
-                size = request.observations.size
+                size = batch.table.nbytes
                 while _is_full(running, size):
                     replies += await _some(running, progress)
-                running[asyncio.create_task(_send(caller, request))] = size
+                sent = router.ingest(
+                    sending.schema, batch.table, producer=batch.producer, batch=batch.number
+                )
+                running[asyncio.create_task(sent)] = size
         while running:
             replies += await _some(running, progress)
     except GalileoError as error:  # Under another name, what is stored by now would come twice.
@@ -74,16 +72,6 @@ async def send_all(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     return _receipt(sending, replies)
-
-
-async def _send(
-    caller: Caller, request: Bulk[storage_pb2.IngestRequest]
-) -> storage_pb2.IngestReply:
-    patience_s = caller.options.ingest_patience_s
-    reply: storage_pb2.IngestReply = await caller.unary(
-        BulkStub, "Ingest", request, patience_s=patience_s
-    )
-    return reply
 
 
 def _receipt(sending: Sending, replies: list[storage_pb2.IngestReply]) -> Receipt:

@@ -15,10 +15,12 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from galileo.dht.topology import NodeInfo, Topology
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
+from galileo.model import paths
 from galileo.model.schema import Schema
 
 Ranges = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
@@ -34,6 +36,27 @@ def partitions_from_cells(
     within = (hashes % np.uint64(topology.partitions_per_group)).astype(np.int32)
     placed: npt.NDArray[np.int32] = groups * np.int32(topology.partitions_per_group) + within
     return placed
+
+
+def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[str, pa.Table]:
+    """The rows of each node that owns some, in their order; a table that is one owner's is itself.
+
+    Args:
+        topology: of the cluster.
+        schema: of the dataset.
+        table: normalised observations.
+    """
+    cells = paths.cells_from_table(schema, table)
+    buckets = paths.buckets_from_table(schema, table)
+    partitions = partitions_from_cells(topology, schema, cells, buckets)
+    by_partition = owners(topology)
+    nodes = sorted(set(by_partition.values()))
+    numbers = np.array([nodes.index(by_partition[p]) for p in topology.partitions])
+    of_row = numbers[partitions]
+    present = np.unique(of_row).tolist()
+    if len(present) == 1:
+        return {nodes[present[0]]: table}
+    return {nodes[n]: table.take(pa.array(np.flatnonzero(of_row == n))) for n in present}
 
 
 def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> frozenset[int]:

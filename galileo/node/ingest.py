@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -82,7 +83,9 @@ class Ingest:
             for owner, rows in elsewhere.items()
         ]
         own = self._commit_own(schema, parts, producer=name, batch=batch)
-        return _join(await asyncio.gather(own, *calls, return_exceptions=True))
+        done = _join(await asyncio.gather(own, *calls, return_exceptions=True))
+        forwarded = sum(table.num_rows for tables in elsewhere.values() for table in tables)
+        return replace(done, forwarded_rows=forwarded)
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows of this node's own partitions.

@@ -32,12 +32,20 @@ class CommitTask:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """The result of a batch; `reached` has its commit in each partition."""
+    """The result of a batch.
+
+    Attributes:
+        rows, paths: stored, now or by an earlier attempt.
+        duplicate_rows: those of an earlier attempt.
+        reached: the commit in each partition.
+        forwarded_rows: those of other nodes.
+    """
 
     rows: int
     paths: int
     duplicate_rows: int
     reached: Cursor
+    forwarded_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

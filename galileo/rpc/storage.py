@@ -83,6 +83,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             paths=answer.paths,
             reached=cursor_to_pb(answer.reached),
             duplicate_rows=answer.duplicate_rows,
+            forwarded_rows=answer.forwarded_rows,
         )
 
     @unary

@@ -57,10 +57,13 @@ class IngestReply(_message.Message):
     PATHS_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     DUPLICATE_ROWS_FIELD_NUMBER: _builtins.int
+    FORWARDED_ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     paths: _builtins.int
     duplicate_rows: _builtins.int
     """rows that an earlier attempt had already stored"""
+    forwarded_rows: _builtins.int
+    """rows of other nodes: the sender's topology is stale"""
     @_builtins.property
     def reached(self) -> _common_pb2.Cursor:
         """the commit of each partition that took rows"""
@@ -72,10 +75,11 @@ class IngestReply(_message.Message):
         paths: _builtins.int = ...,
         reached: _common_pb2.Cursor | None = ...,
         duplicate_rows: _builtins.int = ...,
+        forwarded_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate_rows", b"duplicate_rows", "paths", b"paths", "reached", b"reached", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate_rows", b"duplicate_rows", "forwarded_rows", b"forwarded_rows", "paths", b"paths", "reached", b"reached", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,165 @@
+"""The way of a batch from the client to the owners of its rows, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router
+from galileo.dht import placement
+from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
+from galileo.errors import InvalidObservations
+from galileo.labels import from_ipc
+from galileo.model import paths
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import times_from_micros
+from galileo.wire.caller import CallOptions, Connection
+from galileo.wire.v1 import cluster_pb2, storage_pb2
+
+SCHEMA = Schema("nam", [Feature("temperature")], geohash_precision=3, time_bucket="1d")
+NODES = [NodeInfo(name, f"{name}:7701") for name in ("a", "b", "c", "d")]
+TOPOLOGY = Topology("test", (Group("g", (*NODES[:2],)), Group("h", (*NODES[2:],))), even_ranges(2))
+
+
+def observations(rows: int, seed: int = 0) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    times = times_from_micros(rng.integers(0, 10 * 86_400_000_000, rows))
+    columns = [rng.uniform(-90, 90, rows), rng.uniform(-180, 180, rows)]
+    arrays = [*map(pa.array, columns), times, pa.array(np.arange(rows, dtype=np.float64))]
+    return pa.table(arrays, schema=SCHEMA.observation_schema)
+
+
+@dataclass
+class Nodes:
+    """Nodes that take batches, as a caller; a node forwards rows that are not its own.
+
+    Attributes:
+        topology: that is true now.
+        away: addresses that do not answer.
+        taken: rows of each call, by the address that took them.
+        tried: addresses that were called, also in vain.
+        topologies_read: how often the topology was asked for.
+        refuses: an address whose node refuses rows.
+    """
+
+    topology: Topology = TOPOLOGY
+    options: CallOptions = field(default_factory=CallOptions)
+    away: set[str] = field(default_factory=set)
+    taken: list[tuple[str, pa.Table]] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    topologies_read: int = 0
+    refuses: str = ""
+
+    async def call(
+        self,
+        attempt: Callable[[Connection], Awaitable[Any]],
+        *,
+        patience_s: float | None = None,
+        first: str | None = None,
+    ) -> Any:
+        addresses = [node.address for node in self.topology.nodes]
+        for address in dict.fromkeys([first or addresses[0], *addresses]):
+            self.tried.append(address)
+            if address not in self.away:
+                return await attempt(Connection(_Channel(self, address), address))
+        raise AssertionError("no node is left")
+
+    def take(self, address: str, request: Any) -> storage_pb2.IngestReply:
+        if address == self.refuses:
+            raise InvalidObservations("no")
+        rows = from_ipc(request.observations, SCHEMA.observation_schema)
+        self.taken.append((address, rows))
+        owned = placement.split_by_owner(self.topology, SCHEMA, rows)
+        mine = {node.address: node.name for node in self.topology.nodes}[address]
+        own = owned[mine].num_rows if mine in owned else 0
+        return storage_pb2.IngestReply(rows=rows.num_rows, forwarded_rows=rows.num_rows - own)
+
+
+class _Channel:
+    def __init__(self, nodes: Nodes, address: str) -> None:
+        self._nodes, self._address = nodes, address
+
+    def stub(self, stub: Any) -> _Channel:
+        return self
+
+    async def Ingest(self, request: Any, timeout: float) -> Any:
+        return self._nodes.take(self._address, request)
+
+    async def Topology(self, request: Any, timeout: float) -> Any:
+        self._nodes.topologies_read += 1
+        return cluster_pb2.TopologyReply(topology_json=self._nodes.topology.to_json())
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_each_owner_gets_its_rows_in_one_call_and_in_their_order(seed: int) -> None:
+    nodes, table = Nodes(), observations(500, seed)
+    reply = await Router(nodes).ingest(SCHEMA, table, producer="p", batch=3)  # type: ignore[arg-type]
+    cells, buckets = (
+        paths.cells_from_table(SCHEMA, table),
+        paths.buckets_from_table(SCHEMA, table),
+    )
+    partitions = placement.partitions_from_cells(TOPOLOGY, SCHEMA, cells, buckets).tolist()
+    expected: dict[str, list[float]] = {}
+    for row, partition in enumerate(partitions):
+        address = TOPOLOGY.by_name[placement.owner(TOPOLOGY, partition)].address
+        expected.setdefault(address, []).append(float(row))
+    assert {a: rows.column("temperature").to_pylist() for a, rows in nodes.taken} == expected
+    assert len(nodes.taken) == len(expected) > 1
+    assert reply.rows == 500
+    assert nodes.topologies_read == 1
+
+
+async def test_a_batch_of_one_owner_is_sent_as_it_is() -> None:
+    alone = Topology("test", (Group("g", (NODES[0],)),), even_ranges(1))
+    table = observations(50)
+    assert placement.split_by_owner(alone, SCHEMA, table)["a"] is table
+    assert placement.split_by_owner(alone, SCHEMA, table.slice(0, 0)) == {}
+
+
+async def test_a_stale_topology_is_read_again_but_not_with_every_batch() -> None:
+    nodes, now = Nodes(), 10.0
+    router = Router(nodes, monotonic=lambda: now)  # type: ignore[arg-type]
+    table = observations(500)
+    await router.ingest(SCHEMA, table, producer="p", batch=0)
+    other = next(node.name for node in NODES[:2] if node.name != placement.owner(TOPOLOGY, 0))
+    nodes.topology = replace(TOPOLOGY, moved=(Move(0, 1, other),))
+    await router.ingest(SCHEMA, table, producer="p", batch=1)
+    assert nodes.topologies_read == 1, "it was read a moment ago"
+    now += 2 * TOPOLOGY_AGE_MIN_S
+    for batch in (2, 3, 4):
+        await router.ingest(SCHEMA, table, producer="p", batch=batch)
+        now += 2 * TOPOLOGY_AGE_MIN_S
+    assert nodes.topologies_read == 2
+    assert sum(rows.num_rows for _, rows in nodes.taken) == 5 * 500
+
+
+async def test_an_owner_that_cannot_be_reached_is_not_called_with_every_batch() -> None:
+    table = observations(500)
+    owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
+    away = TOPOLOGY.by_name[max(owners)].address
+    nodes, now = Nodes(away={away}), 10.0
+    router = Router(nodes, monotonic=lambda: now)  # type: ignore[arg-type]
+    for batch in range(5):
+        reply = await router.ingest(SCHEMA, table, producer="p", batch=batch)
+        assert reply.rows == 500
+    assert nodes.tried.count(away) == 1
+    nodes.away.clear()
+    now += 2 * nodes.options.avoid_s
+    nodes.taken.clear()
+    await router.ingest(SCHEMA, table, producer="p", batch=5)
+    assert away in dict(nodes.taken)
+
+
+async def test_an_error_of_one_owner_is_raised_when_all_have_answered() -> None:
+    table = observations(500)
+    owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
+    nodes = Nodes(refuses=TOPOLOGY.by_name[min(owners)].address)
+    router = Router(nodes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidObservations):
+        await router.ingest(SCHEMA, table, producer="p", batch=0)
+    assert len(nodes.taken) == len(owners) - 1
