@@ -186,6 +186,10 @@ class Continuous:
         """What this node coordinates now; read only."""
         return self.state.coordinated
 
+    def is_coordinator(self, node: str) -> bool:
+        """Whether a node coordinates a live CCQ, as far as this node knows."""
+        return self.state.record_table.is_coordinator(node)
+
     def owned_by(self, owner: str) -> int:
         """Number of known live CCQs of an owner in the cluster."""
         return self.state.record_table.owned_by(owner)

@@ -68,6 +68,10 @@ class RecordTable:
         """The live CCQs whose coordinator is `node`."""
         return tuple(self._ids_by_coordinator.get(node, ()))
 
+    def is_coordinator(self, node: str) -> bool:
+        """Whether a node coordinates a live CCQ."""
+        return bool(self._ids_by_coordinator.get(node))
+
     def owned_by(self, owner: str) -> int:
         """Number of live CCQs of an owner."""
         return self._owned[owner]

@@ -266,7 +266,10 @@ class Driver:
         return due_at - now if due_at is not None and is_soon else tick_s
 
     def announce_commits(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
-        """Feeds events of this node's own commits, and announces them by an extra heartbeat."""
+        """Feeds events of this node's own commits, and announces them by extra heartbeats.
+
+        These go to coordinators alone: others can wait for the next regular one.
+        """
         for event in news:
             self._has_news = True
             self.feed(event)
@@ -277,7 +280,7 @@ class Driver:
         ):
             return
         self._has_news, self._announced_at = False, now
-        for peer in self.members.alive:
+        for peer in filter(self.machine.is_coordinator, self.members.alive):
             self.mail.send_heartbeat(peer)
 
     def _on_membership(self, effects: list[membership.MembershipEffect]) -> None:

@@ -55,6 +55,9 @@ class Script:
 
     cycle_due_at = None
 
+    def is_coordinator(self, node: str) -> bool:
+        return node in ("b", "c")
+
     def step(self, event: Any, now: float) -> list[Any]:
         if isinstance(event, ccq.Ticked):
             return []
@@ -488,12 +491,14 @@ async def test_a_mistake_of_the_machine_ends_the_driver(bench: Bench) -> None:
     assert ended.value.subgroup(ZeroDivisionError) is not None
 
 
-async def test_new_commits_are_announced_at_once_and_then_not_too_often(bench: Bench) -> None:
+async def test_new_commits_are_announced_to_coordinators_at_once_and_then_not_too_often(
+    bench: Bench,
+) -> None:
     announced: list[tuple[str, float]] = []
     quiet = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
     driver = Driver(
         bench.script,  # type: ignore[arg-type]
-        Membership("a", ["b", "c"], options=quiet),
+        Membership("a", ["b", "c", "d"], options=quiet),
         store=bench.store,
         clock=SystemClock(),
         work=bench.driver._work,

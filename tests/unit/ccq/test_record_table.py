@@ -48,6 +48,8 @@ def test_trackers_that_hear_the_same_agree(heard, random):
     first, second = trackers
     assert first.records == second.records
     assert first.digest == second.digest
+    live = {record.coordinator for record in first.records.values() if record.ended is None}
+    assert {f"n{term}" for term in range(6) if first.is_coordinator(f"n{term}")} == live
     difference = first.compare(second.summary(after=""))
     assert (difference.newer_here, difference.newer_there) == ((), ())
 
