@@ -272,7 +272,10 @@ class Shard:
         waiting = self._unsummarised.get(partition, [])
         synopsis = self._synopses.get(partition)
         if synopsis is None:
-            since = waiting[0].first_sequence - 1 if waiting else self.journals[partition].dropped
+            journal = self.journals.get(partition)
+            if journal is None and not waiting:
+                return  # It has left this node meanwhile.
+            since = waiting[0].first_sequence - 1 if journal is None or waiting else journal.dropped
             synopsis = self._synopses[partition] = self._synopsis(partition, since)
         if waiting:
             paths = pa.concat_batches([commits.paths for commits in waiting])

@@ -2,9 +2,10 @@
 
 There is one sender per peer, so that a peer that hangs does not delay others. A heartbeat carries
 the names of the sender's datasets, and those of its commit sequences, synopses and uploaded
-samplers that the peer has not acknowledged. Synopses are brought up to date once a second, in a
-thread, and the changes are encoded once for all peers that know the same version; until then a peer
-scans the newest commits.
+samplers that the peer has not acknowledged. The synopses of a dataset are brought up to date, in a
+thread, when it has had no commit for a second, and every five seconds in a stream of commits; the
+changes are encoded once for all peers that know the same version. Until then peers scan the newest
+commits.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class MessagingOptions:
         outbox_max: messages that wait; beyond it the oldest are lost.
         messages_together_max: messages of one request.
         messages_bytes_max: their size; a single message may exceed it.
-        synopsis_interval_s: between two updates of the synopses.
+        synopsis_interval_s: between two looks at the datasets, of which the synopses of those
+            without a commit since the last look are brought up to date.
+        synopsis_looks_max: looks after which synopses are brought up to date anyway.
         synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
         samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
             to fetch their code.
@@ -77,6 +80,7 @@ class MessagingOptions:
     messages_together_max: int = 1_000
     messages_bytes_max: int = 2 << 20
     synopsis_interval_s: float = 1.0
+    synopsis_looks_max: int = 5
     synopsis_bytes_max: int = 4 << 20
     samplers_together_max: int = 16
     dropped_together_max: int = 1_000
@@ -200,6 +204,7 @@ class PeerMessenger:
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._sequences: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         self._summaries: dict[str, _Summary] = {}
+        self._looks: dict[str, tuple[PublishedCommits, int]] = {}
         self._senders = {name: _Sender() for name in others}
 
     def send(self, to: str, message: Any) -> None:
@@ -238,14 +243,19 @@ class PeerMessenger:
             await asyncio.sleep(self._options.synopsis_interval_s)
 
     async def update_synopses(self) -> None:
-        """Brings the synopses of datasets with new commits up to date."""
-        shards = dict(self._node.catalog.shards)
-        for dataset, shard in shards.items():
+        """Looks at all datasets once, and brings synopses up to date that are due."""
+        for dataset, shard in list(self._node.catalog.shards.items()):
             published, known = shard.own_published(), self._summaries.get(dataset)
-            if known is None or known.published is not published:
+            if known is not None and known.published is published:
+                continue
+            seen, looks = self._looks.pop(dataset, (None, 0))
+            is_quiet = known is None or seen is published
+            if is_quiet or looks + 1 >= self._options.synopsis_looks_max:
                 synopses = await asyncio.to_thread(shard.synopses)
                 self._summaries[dataset] = _Summary(published, synopses)
-        for encoded in (self._summaries, self._sequences):
+            else:
+                self._looks[dataset] = published, looks + 1
+        for encoded in (self._summaries, self._sequences, self._looks):
             for dataset in encoded.keys() - self._node.catalog.shards.keys():
                 del encoded[dataset]
 

@@ -146,6 +146,21 @@ def test_a_synopsis_vouches_for_no_commit_that_it_could_not_take_in(
     assert estimate.low == sum(commit.paths.num_rows for commit in commits)
 
 
+def test_synopses_leave_out_a_partition_that_is_detached_meanwhile(
+    tmp_path: Path, schema: Schema
+) -> None:
+    def owned() -> range:
+        shard.journals = {}  # As `detach` does, in another thread.
+        return range(10)
+
+    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+        store.create_dataset(schema)
+        store.recover(lambda *_: None)
+        shard = Shard(schema, epoch=store.epoch, owned=owned)
+        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+        assert shard.synopses() == {}
+
+
 def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
     tmp_path: Path, schema: Schema
 ) -> None:
