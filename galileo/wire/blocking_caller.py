@@ -48,10 +48,11 @@ class BlockingCaller:
         for channel in self._channels.values():
             channel.close()
 
-    def unary(self, stub: Stub, method: str, request: Any) -> Any:
-        """The answer to a request, within `call_s`; errors as `call`."""
+    def unary(self, stub: Stub, method: str, request: Any, *, first: str = "") -> Any:
+        """The answer to a request, within `call_s`; arguments and errors as `call`."""
         return self.call(
-            lambda channel: getattr(stub(channel), method)(request, timeout=self.options.call_s)
+            lambda channel: getattr(stub(channel), method)(request, timeout=self.options.call_s),
+            first=first,
         )
 
     def stream(
@@ -84,8 +85,12 @@ class BlockingCaller:
 
         return _parts(*self.call(attempt))
 
-    def call(self, attempt: Callable[[grpc.Channel], Result]) -> Result:
+    def call(self, attempt: Callable[[grpc.Channel], Result], *, first: str = "") -> Result:
         """The result of `attempt` at the first node that answers.
+
+        Args:
+            attempt: makes one call; may run several times.
+            first: an address that is tried before the others.
 
         Raises:
             TransientError: no node answered in time.
@@ -95,7 +100,7 @@ class BlockingCaller:
         backoff = Backoff(BackoffClock(), patience_s=patience_s, options=self.options)
         while True:
             errors = list[GalileoError]()
-            for address in self._addresses:
+            for address in dict.fromkeys([first, *self._addresses] if first else self._addresses):
                 try:
                     return attempt(self._channel(address))
                 except grpc.RpcError as error:

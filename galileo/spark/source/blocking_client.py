@@ -57,9 +57,11 @@ class BlockingClient(BlockingCaller):
         """The status of all nodes, including unreachable ones."""
         return list(self.unary(ClusterStub, "Status", cluster_pb2.StatusRequest()).nodes)
 
-    def ingest(self, request: Bulk[storage_pb2.IngestRequest]) -> storage_pb2.IngestReply:
-        """Stores one batch; durable when it returns."""
-        reply: storage_pb2.IngestReply = self.unary(BulkStub, "Ingest", request)
+    def ingest(
+        self, request: Bulk[storage_pb2.IngestRequest], *, first: str
+    ) -> storage_pb2.IngestReply:
+        """Stores one batch; durable when it returns. The address `first` is tried first."""
+        reply: storage_pb2.IngestReply = self.unary(BulkStub, "Ingest", request, first=first)
         return reply
 
     def select(self, request: storage_pb2.SelectRequest) -> Iterator[Bulk[storage_pb2.SelectPart]]:

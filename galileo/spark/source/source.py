@@ -338,11 +338,9 @@ def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) 
         raise InputError("expected no option of reads when writing (query, columns, on_gap)")
     state = discover(options.addresses, options.dataset, keys=options.keys)
     columns.check_writable(state.schema, schema)
-    names = tuple(state.schema.observation_schema.names)
     return WriteSpec(
         state.addresses,
-        state.schema.key,
-        names,
+        state.schema.to_json(),
         options.order,
         batch_rows=options.batch_rows,
         keys=options.keys,

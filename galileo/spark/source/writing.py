@@ -3,6 +3,9 @@
 A task that Spark repeats sends the same batches with the same numbers, which nodes store once. This
 requires the same rows in the same batches, but after a shuffle Spark guarantees no order of rows.
 So rows are sorted first, unless the option `order` is `as_given`.
+
+A task reads the topology once and sends each owner its rows. A node forwards rows of others, so a
+topology that changes meanwhile costs time alone.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from galileo.dht import placement
+from galileo.dht.topology import Topology
 from galileo.errors import InputError
+from galileo.model.observations import normalise
+from galileo.model.schema import Schema
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import SORTED
 from galileo.wire.caller import CallOptions
@@ -24,6 +31,7 @@ from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, stream_of
 
 BATCHES_IN_FLIGHT_MAX = 4
+CALLS_IN_FLIGHT_MAX = 32
 ROWS_SORTED_MAX = 8_000_000
 """Rows of a task that are sorted in memory."""
 BATCHES_PER_EPOCH_MAX = 1 << 20
@@ -50,16 +58,14 @@ class WriteSpec:
 
     Attributes:
         addresses: of the nodes.
-        dataset: its name.
-        columns: of the dataset.
+        schema_json: of the dataset.
         order: "sorted" or "as_given".
         batch_rows: rows of a batch.
         keys: credentials for the nodes.
     """
 
     addresses: tuple[str, ...]
-    dataset: str
-    columns: tuple[str, ...]
+    schema_json: str
     order: str
     batch_rows: int
     keys: TlsFiles = NO_TLS_FILES
@@ -82,14 +88,16 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
         BatchConflict: an earlier attempt sent other rows with these numbers.
         TransientError: a node could not be reached.
     """
-    tables = _tables(rows, spec)
+    schema = Schema.from_json(spec.schema_json)
+    tables = _tables(rows, spec, columns=schema.observation_schema.names)
     first = numbers.task % len(spec.addresses)
     addresses = [*spec.addresses[first:], *spec.addresses[:first]]
     replies: list[storage_pb2.IngestReply] = []
-    running: deque[Future[storage_pb2.IngestReply]] = deque()
+    running: deque[list[Future[storage_pb2.IngestReply]]] = deque()
+    topology: Topology | None = None
     with (
         BlockingClient(addresses, options=OPTIONS, keys=spec.keys) as client,
-        ThreadPoolExecutor(BATCHES_IN_FLIGHT_MAX) as pool,
+        ThreadPoolExecutor(CALLS_IN_FLIGHT_MAX) as pool,
     ):
         for number, table in enumerate(tables, numbers.first):
             if number - numbers.first >= BATCHES_PER_EPOCH_MAX:
@@ -97,27 +105,37 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
                     f"expected at most {BATCHES_PER_EPOCH_MAX:,} batches from one task; "
                     "repartition, or raise the option batch_rows"
                 )
+            topology = topology or client.topology()
+            parts = placement.split_by_owner(topology, schema, normalise(schema, table))
             head = storage_pb2.IngestRequest(
-                dataset=spec.dataset, producer=numbers.producer, batch=number
+                dataset=schema.key, producer=numbers.producer, batch=number
             )
             if len(running) == BATCHES_IN_FLIGHT_MAX:
-                replies.append(running.popleft().result())
-            running.append(pool.submit(client.ingest, Bulk(head, stream_of(table))))
-        replies += [call.result() for call in running]
+                replies += [call.result() for call in running.popleft()]
+            calls = []
+            for node, part in parts.items():
+                owner, request = topology.by_name[node].address, Bulk(head, stream_of(part))
+                calls.append(pool.submit(client.ingest, request, first=owner))
+            running.append(calls)
+        replies += [call.result() for calls in running for call in calls]
     return Written(
         sum(reply.rows for reply in replies), sum(reply.duplicate_rows for reply in replies)
     )
 
 
 def _tables(
-    rows: Iterable[pa.RecordBatch], spec: WriteSpec, *, rows_sorted_max: int = ROWS_SORTED_MAX
+    rows: Iterable[pa.RecordBatch],
+    spec: WriteSpec,
+    *,
+    columns: list[str],
+    rows_sorted_max: int = ROWS_SORTED_MAX,
 ) -> Iterator[pa.Table]:
     """The rows in tables of `batch_rows`; only the last has fewer."""
     buffer: list[pa.RecordBatch] = []
     count = 0
     limit = rows_sorted_max if spec.order == SORTED else spec.batch_rows
     for batch in rows:
-        buffer.append(batch.select(spec.columns))
+        buffer.append(batch.select(columns))
         count += batch.num_rows
         if count >= limit and spec.order == SORTED:
             raise InputError(

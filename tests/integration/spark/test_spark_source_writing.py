@@ -18,9 +18,9 @@ from galileo.spark.source import writing
 from galileo.spark.source.writing import BatchNumbers, WriteSpec, Written, send
 
 ROWS = 1_000
-SENDING = WriteSpec(
-    ("127.0.0.1:1",), "air", ("latitude", "longitude", "time", "number"), "sorted", 70
-)
+SCHEMA = galileo.Schema("air", [galileo.Feature("number", "1", type="int", indexed=False)])
+COLUMNS = SCHEMA.observation_schema.names
+SENDING = WriteSpec(("127.0.0.1:1",), SCHEMA.to_json(), "sorted", 70)
 
 
 def made(rows: int = ROWS) -> pa.Table:
@@ -57,27 +57,28 @@ def test_send_batches_depend_on_rows_only(
         for start, size in zip(starts, sizes, strict=False)
         for batch in given_rows.slice(start, size).combine_chunks().to_batches()
     ]
-    tables = list(writing._tables(pieces, sending))
+    tables = list(writing._tables(pieces, sending, columns=COLUMNS))
     assert [table.num_rows for table in tables[:-1]] == [batch_rows] * (len(tables) - 1)
     assert 0 < tables[-1].num_rows <= batch_rows
     keys = [(name, "ascending") for name in ("time", "latitude", "longitude", "number")]
     ordered = whole.sort_by(keys) if order == "sorted" else whole
-    assert pa.concat_tables(tables).equals(ordered.select(sending.columns))
+    assert pa.concat_tables(tables).equals(ordered.select(COLUMNS))
 
 
 def test_send_too_many_rows_to_sort_are_refused() -> None:
     with pytest.raises(InputError, match="expected fewer than 500 rows in one task"):
-        list(writing._tables(made().to_batches(100), SENDING, rows_sorted_max=500))
+        list(writing._tables(made().to_batches(100), SENDING, columns=COLUMNS, rows_sorted_max=500))
 
 
 def test_send_repeated_task_stores_rows_once(
     cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
 ) -> None:
     name = fresh_name("sent")
-    client.create_dataset(
-        galileo.Schema(name, [galileo.Feature("number", "1", type="int", indexed=False)])
+    schema = galileo.Schema(name, SCHEMA.features)
+    client.create_dataset(schema)
+    sending = dataclasses.replace(
+        SENDING, addresses=tuple(cluster.addresses), schema_json=schema.to_json()
     )
-    sending = dataclasses.replace(SENDING, addresses=tuple(cluster.addresses), dataset=name)
     for turn, duplicates in enumerate((0, ROWS)):
         rows = shuffled(made(), turn).to_batches(300)
         assert send(rows, sending, BatchNumbers("job-1", 1, 5)) == Written(ROWS, duplicates)
