@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import placement
@@ -65,7 +66,9 @@ class Router:
             self._send(addresses[node], Bulk(head, stream_of(rows))) for node, rows in parts.items()
         )
         replies = []
-        for reply in await asyncio.gather(*calls, return_exceptions=True):
+        with request_id.serving(), spans.span("ingest", owners=len(parts)):
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        for reply in answers:
             if isinstance(reply, BaseException):
                 raise reply
             replies.append(reply)

@@ -187,7 +187,7 @@ def test_what_cannot_be_summarised_is_refused(
 @pytest.fixture(scope="module")
 def heard(client: galileo.Client, explored: Any) -> Any:
     """The dataset when the feature graph of the node that is asked has all of it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not client.estimate(explored.name).complete:
         assert time.monotonic() < deadline, "the synopses did not spread"
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import galileo
 from galileo.wire.caller import Caller
+
+TIMEOUT_S = 300.0
 
 
 def test_progress_counts_labels_and_observations(client: galileo.Client, explored: Any) -> None:
@@ -68,7 +71,10 @@ def test_every_call_takes_a_condition(client: galileo.Client, explored: Any) -> 
     )
     assert client.explain(name, warm).found == len(client.query(name, warm))
     assert client.summarise(name, warm, feature="temperature").observations == count
-    estimate = client.estimate(name, warm)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (estimate := client.estimate(name, warm)).complete:
+        assert time.monotonic() < deadline, "the synopses did not spread"
+        time.sleep(0.05)
     assert estimate.low <= len(client.query(name, warm)) <= estimate.high
     near = client.nearest(name, warm, latitude=0.0, longitude=0.0, k=3)
     assert len(near) == 3

@@ -12,9 +12,11 @@ import pytest
 
 from galileo.dht.topology import Move
 from galileo.errors import Unavailable
+from galileo.model import paths
 from galileo.node.migration import moves, source
 from galileo.node.migration.protocol import File, Handoff
 from galileo.storage.disk import RealDisk
+from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
 
 FROM, TO = "a", "c"
@@ -36,7 +38,7 @@ class GatedDisk(RealDisk):
 @pytest.fixture
 async def held(
     cluster: Any, make_observations: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Any, int, asyncio.Task[Any], GatedDisk]]:
+) -> AsyncIterator[tuple[Any, int, asyncio.Future[Any], GatedDisk]]:
     """A commit that is at the disk of the partition's node and stays there, and the gate."""
     monkeypatch.setattr(source, "FENCE_S", DEADLINE_S)
     await cluster.ingest(make_observations(200))
@@ -51,7 +53,8 @@ async def held(
     disk.entered.clear()
     disk.gate.clear()
     writer = cluster[FROM].catalog.writer("nam", partition)
-    commit = asyncio.create_task(writer.commit("radar", 1, rows))
+    indexed = paths.index(cluster.schema, rows)
+    commit = asyncio.wrap_future(writer.submit(Commit("radar", 1, *indexed)))
     assert await asyncio.to_thread(disk.entered.wait, DEADLINE_S)
     yield cluster, partition, commit, disk
     disk.gate.set()
@@ -59,7 +62,7 @@ async def held(
 
 
 async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
+    held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     """The owner may report further commits to producers after that."""
     cluster, partition, commit, disk = held
@@ -80,7 +83,7 @@ async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
 
 
 async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
+    held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     """A second writer could publish its commits before those of the first."""
     cluster, partition, commit, disk = held
@@ -96,7 +99,7 @@ async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
 
 
 async def test_a_node_goes_on_while_the_disk_holds_up_what_it_gives(
-    held: tuple[Any, int, asyncio.Task[Any], GatedDisk],
+    held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     cluster, partition, _, disk = held
     (path,) = cluster[FROM].store.partition_directory("nam", partition).glob("*.segment")

@@ -154,13 +154,14 @@ async def test_a_full_queue_is_overloaded_and_says_when_to_come_back(bench: Benc
 
 
 async def test_the_queue_is_bounded_for_commits_that_come_at_once(bench: Bench) -> None:
-    """Commits whose paths are still being made count too."""
-    results = await asyncio.gather(
-        *(bench.start(batch) for batch in range(50)), return_exceptions=True
-    )
+    first = await bench.hold()
+    others = [bench.start(batch) for batch in range(1, 51)]
+    await bench.until_waiting(20)
+    bench.disk.gate.set()
+    results = await asyncio.gather(first, *others, return_exceptions=True)
     refused = [result for result in results if isinstance(result, Overloaded)]
     assert len(refused) == 30
-    assert bench.shard.published() == Cursor({PARTITION: 20})
+    assert bench.shard.published() == Cursor({PARTITION: 21})
 
 
 async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
