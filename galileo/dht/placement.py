@@ -46,11 +46,13 @@ def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[
         schema: of the dataset.
         table: normalised observations.
     """
+    by_partition = owners(topology)
+    nodes = sorted(set(by_partition.values()))
+    if len(nodes) == 1 and table.num_rows:
+        return {nodes[0]: table}
     cells = paths.cells_from_table(schema, table)
     buckets = paths.buckets_from_table(schema, table)
     partitions = partitions_from_cells(topology, schema, cells, buckets)
-    by_partition = owners(topology)
-    nodes = sorted(set(by_partition.values()))
     numbers = np.array([nodes.index(by_partition[p]) for p in topology.partitions])
     of_row = numbers[partitions]
     present = np.unique(of_row).tolist()

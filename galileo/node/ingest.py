@@ -14,10 +14,11 @@ import asyncio
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -32,6 +33,8 @@ from galileo.node.catalog import Catalog
 from galileo.node.peers import CommitAnswer, CommitTask, Peers
 from galileo.storage.journal import Commit, Committed
 
+_Futures: TypeAlias = dict[int, Future[Committed]]
+"""The commit of each partition."""
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -72,20 +75,14 @@ class Ingest:
                 "send several"
             )
         name = f"{principal}/{producer}" if principal else producer
-        parts = await asyncio.to_thread(self._index_parts, schema, normalise(schema, table))
-        elsewhere = defaultdict[str, list[pa.Table]](list)
-        for partition in list(parts):
-            owner = placement.owner(self._topology.current, partition)
-            if owner != self._name:
-                elsewhere[owner].append(parts.pop(partition)[0])
+        own, others = await asyncio.to_thread(self._begin, schema, table, name, batch)
         calls = [
             self._peers.commit(owner, CommitTask(schema.key, name, batch, pa.concat_tables(rows)))
-            for owner, rows in elsewhere.items()
+            for owner, rows in others.items()
         ]
-        own = self._commit_own(schema, parts, producer=name, batch=batch)
-        done = _join(await asyncio.gather(own, *calls, return_exceptions=True))
-        forwarded = sum(table.num_rows for tables in elsewhere.values() for table in tables)
-        return replace(done, forwarded_rows=forwarded)
+        answers = await asyncio.gather(_committed(own), *calls, return_exceptions=True)
+        forwarded = sum(part.num_rows for rows in others.values() for part in rows)
+        return replace(_join(answers), forwarded_rows=forwarded)
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows of this node's own partitions.
@@ -94,25 +91,32 @@ class Ingest:
             PartitionMoved: another node has one of the partitions, or is about to.
         """
         schema = self._catalog.schema(task.dataset)
-        parts = await asyncio.to_thread(self._index_parts, schema, task.observations)
+        return await _committed(await asyncio.to_thread(self._submit_own, schema, task))
+
+    def _begin(
+        self, schema: Schema, table: pa.Table, producer: str, batch: int
+    ) -> tuple[_Futures, Mapping[str, Sequence[pa.Table]]]:
+        """Submits this node's own parts of a batch; returns them, and the parts of each other."""
+        parts = self._index_parts(schema, normalise(schema, table))
+        others = defaultdict[str, list[pa.Table]](list)
+        for partition in list(parts):
+            owner = placement.owner(self._topology.current, partition)
+            if owner != self._name:
+                others[owner].append(parts.pop(partition)[0])
+        return self._submit(schema, parts, producer, batch), others
+
+    def _submit_own(self, schema: Schema, task: CommitTask) -> _Futures:
+        parts = self._index_parts(schema, task.observations)
         self._catalog.shard(schema.key).check_own(parts)
-        return await self._commit_own(schema, parts, producer=task.producer, batch=task.batch)
+        return self._submit(schema, parts, task.producer, task.batch)
 
     def _index_parts(self, schema: Schema, rows: pa.Table) -> dict[int, paths.Indexed]:
         place = partial(placement.partitions_from_cells, self._topology.current, schema)
         return paths.index_parts(schema, rows, place=place)
 
-    async def _commit_own(
-        self, schema: Schema, parts: Mapping[int, paths.Indexed], *, producer: str, batch: int
-    ) -> CommitAnswer:
-        # In a thread: the disk makes new partitions.
-        futures = await asyncio.to_thread(self._submit, schema, parts, producer, batch)
-        await _all_done(futures.values())
-        return _join([_outcome(partition, future) for partition, future in futures.items()])
-
     def _submit(
         self, schema: Schema, parts: Mapping[int, paths.Indexed], producer: str, batch: int
-    ) -> dict[int, Future[Committed]]:
+    ) -> _Futures:
         """The commit's future for each partition; already failed if the commit was rejected."""
         futures = {}
         for partition, (rows, derived) in parts.items():
@@ -123,6 +127,11 @@ class Ingest:
                 futures[partition] = Future()
                 futures[partition].set_exception(error)
         return futures
+
+
+async def _committed(futures: _Futures) -> CommitAnswer:
+    await _all_done(futures.values())
+    return _join([_outcome(partition, future) for partition, future in futures.items()])
 
 
 def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
