@@ -21,7 +21,13 @@ from typing import Any
 import psutil
 
 from galileo.client import Client, Credentials
-from galileo.dht.topology import even_ranges
+from galileo.dht.topology import (
+    BOUNDED,
+    PARTITIONS_PER_GROUP,
+    RENDEZVOUS,
+    derive_partitions,
+    even_ranges,
+)
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
@@ -49,7 +55,8 @@ class LocalCluster:
         directory: of data, configuration and logs; without it a temporary directory, which is
             removed at the end. An existing directory with the same numbers keeps its data.
         port: of the first node, the others follow; free ports by default.
-        partitions_per_group: see docs/configuration.md.
+        partitions_per_group: by default twice the nodes of the largest group, at least 4; an
+            existing directory keeps its number. See docs/sizing.md.
         settings: further configuration, {"section": {"key": value}}.
         proof: the credentials of its clients, if `settings` require authentication.
 
@@ -68,7 +75,7 @@ class LocalCluster:
         directory: str | Path | None = None,
         *,
         port: int | None = None,
-        partitions_per_group: int = 4,
+        partitions_per_group: int | None = None,
         settings: dict[str, dict[str, Any]] | None = None,
         proof: Credentials | None = None,
     ) -> None:
@@ -82,7 +89,14 @@ class LocalCluster:
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._expect_counts(nodes, groups)
+        stored = self._stored_cluster()
+        self._expect_counts(stored, nodes, groups)
+        if partitions_per_group is None:
+            partitions_per_group = (
+                derive_partitions(-(-nodes // groups))
+                if stored is None
+                else stored.get("partitions_per_group", PARTITIONS_PER_GROUP)
+            )
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -92,6 +106,7 @@ class LocalCluster:
         self._topology: dict[str, Any] = {
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
+            "placement": BOUNDED if stored is None else stored.get("placement", RENDEZVOUS),
             "ranges": [list(pair) for pair in even_ranges(groups)],
             "groups": [
                 {
@@ -108,12 +123,19 @@ class LocalCluster:
             self._add_member(group, name=names[number], address=addresses[number])
         self.nodes = tuple(map(self._local_node, names, addresses))
 
-    def _expect_counts(self, nodes: int, groups: int) -> None:
-        """Raises InputError if the directory has a cluster with other numbers."""
+    def _stored_cluster(self) -> dict[str, Any] | None:
+        """The [cluster] table of an existing directory."""
         first = "node-1"
         if not ((self.directory / first).is_dir() and self._config_of(first).exists()):
+            return None
+        table: dict[str, Any] = tomllib.loads(self._config_of(first).read_text())["cluster"]
+        return table
+
+    def _expect_counts(self, stored: dict[str, Any] | None, nodes: int, groups: int) -> None:
+        """Raises ConfigError if the directory has a cluster with other numbers."""
+        if stored is None:
             return
-        known = tomllib.loads(self._config_of(first).read_text())["cluster"]["groups"]
+        known = stored["groups"]
         count = sum(not node.get("joined") for group in known for node in group["nodes"])
         if (count, len(known)) != (nodes, groups):
             raise ConfigError(

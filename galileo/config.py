@@ -228,7 +228,15 @@ SECTIONS: dict[str, type] = {
 UPLOAD_POLICIES = ("disabled", "sandboxed")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_CLUSTER_KEYS = ("cluster", "name", "groups", "ranges", "partitions_per_group", "version")
+_CLUSTER_KEYS = (
+    "cluster",
+    "name",
+    "groups",
+    "ranges",
+    "partitions_per_group",
+    "placement",
+    "version",
+)
 
 
 def load(

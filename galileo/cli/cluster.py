@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
+from galileo.cli.lazy import Group
 from galileo.cli.live_display import Frame, Panel, refresh_loop
 from galileo.cli.output import Output, handle_errors, size_of_bytes
 from galileo.cli.retention import in_units
-from galileo.cli.session import Session, json_option
+from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
+from galileo.dht import placement
+from galileo.dht.topology import BOUNDED, NODES_MAX, NodeInfo, Topology, balanced_ranges
+from galileo.dht.topology import Group as NodeGroup
 from galileo.errors import InputError, TransientError
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
@@ -26,6 +33,7 @@ from galileo.model.quotas import NO_RATE
 from galileo.model.times import seconds
 
 PORT = 7701
+CELLS_OF_PAGE = 100_000
 DRAIN_LOOK_S = 0.2
 LOOK_S = 0.5
 RESTARTS_MAX = 3
@@ -285,17 +293,23 @@ def whoami(session: Session) -> None:
         session.output.value(None, words="The limits of the nodes' configuration apply, too.")
 
 
-@click.command()
+@click.group(cls=Group, invoke_without_command=True)
 @json_option
-@click.pass_obj
-@handle_errors
-def topology(session: Session) -> None:
+@click.pass_context
+def topology(context: click.Context) -> None:
     """Show the groups, their nodes and their geohash ranges.
 
     \b
     Example:
       galileo topology --json
+      galileo topology suggest --dataset nam
     """
+    if context.invoked_subcommand is None:
+        _show_topology(context.obj)
+
+
+@handle_errors
+def _show_topology(session: Session) -> None:
     with session.client() as client:
         found = json.loads(client.topology_json())
     if session.output.as_json:
@@ -313,6 +327,101 @@ def topology(session: Session) -> None:
             for node in group["nodes"]
         ]
     )
+
+
+@topology.command()
+@click.option("--dataset", required=True, help="The dataset whose observations are counted.")
+@click.option(
+    "--groups",
+    type=click.IntRange(1, NODES_MAX),
+    help="How many groups the new cluster will have.  [default: as many as now]",
+)
+@require_complete_option
+@json_option
+@click.pass_obj
+@handle_errors
+def suggest(session: Session, *, dataset: str, groups: int | None, require_complete: bool) -> None:
+    """Suggest geohash ranges for a new cluster that will store such data.
+
+    Counts the observations of each cell from metadata, and cuts the cells into one range for each
+    group. Also prints how even the present and the suggested ranges are: the observations of the
+    busiest node by those of the mean node, where 1.00 is even. The ranges of a cluster with data
+    cannot be changed yet.
+
+    \b
+    Example:
+      galileo topology suggest --dataset nam --groups 4
+    """
+    with session.client() as client:
+        now = Topology.from_json(client.topology_json())
+        precision = client.schema(dataset).geohash_precision
+        cells, rows, missing = _rows_by_cell(client, dataset, require_complete=require_complete)
+    session.output.warn_partial(missing)
+    if not len(cells):
+        raise InputError(f"expected observations in dataset {dataset!r}, got none; ingest some")
+    count = groups or len(now.groups)
+    ranges = balanced_ranges(cells, precision, groups=count, counts=rows)
+    present = placement.rows_by_group(now, cells, rows, precision=precision)
+    equal = _even_groups(now.cluster, ranges)
+    suggested = placement.rows_by_group(equal, cells, rows, precision=precision)
+    loads = placement.relative_loads(now, present)
+    facts = {
+        "ranges": [list(pair) for pair in ranges],
+        "present": round(max(loads.values()), 4),
+        "present_without_data": sum(load == 0 for load in loads.values()),
+        "suggested": round(max(placement.relative_loads(equal, suggested).values()), 4),
+        "observations": int(rows.sum()),
+        "cells": len(cells),
+        "complete": not missing,
+    }
+    session.output.value(facts, words=_suggestion(facts))
+
+
+def _rows_by_cell(
+    client: Client, dataset: str, *, require_complete: bool
+) -> tuple[geohash.Cells, npt.NDArray[np.int64], tuple[int, ...]]:
+    """The cells of a dataset, the observations of each, and partitions that could not be asked."""
+    pages = [client.children(dataset, limit=CELLS_OF_PAGE, require_complete=require_complete)]
+    while pages[-1].more:
+        page = client.children(
+            dataset, limit=CELLS_OF_PAGE, after=pages[-1].last, require_complete=require_complete
+        )
+        pages.append(page)
+    counted = pa.concat_tables([page.table for page in pages])
+    texts, rows = counted["value"].combine_chunks(), counted["observations"].to_numpy()
+    missing = sorted({partition for page in pages for partition in page.missing})
+    return geohash.from_text(texts), rows.astype(np.int64), tuple(missing)
+
+
+def _even_groups(cluster: str, ranges: tuple[tuple[str, int], ...]) -> Topology:
+    """A topology of groups of equal size with these ranges; its addresses are of no use."""
+    groups = (
+        NodeGroup(f"group-{n + 1}", (NodeInfo(f"node-{n + 1}", f"127.0.0.1:{n + 1}"),))
+        for n in range(len(ranges))
+    )
+    return Topology(cluster, tuple(groups), ranges, placement=BOUNDED)
+
+
+def _suggestion(facts: dict[str, Any]) -> str:
+    without = facts["present_without_data"]
+    idle = f"; {_counted(without, 'node')} without data" if without else ""
+    cells = _counted(facts["cells"], "cell")
+    return (
+        f"# {_counted(facts['observations'], 'observation')} in {cells}\n"
+        "# busiest node by mean node:\n"
+        f"#   present topology: {facts['present']:.2f}{idle}\n"
+        f"#   suggested ranges: {facts['suggested']:.2f} with groups of equal size\n"
+        "# The ranges of a cluster with data cannot be changed yet: this is for the\n"
+        "# files of a new cluster.\n"
+        "[cluster]\n"
+        f'placement = "{BOUNDED}"\n'
+        f"ranges = {_range_rows(facts['ranges'])}"
+    )
+
+
+def _range_rows(ranges: Sequence[Sequence[Any]]) -> str:
+    """The ranges as TOML, each on a line of its own."""
+    return "\n".join(["[", *(f"    {json.dumps(pair)}," for pair in ranges), "]"])
 
 
 def ranges_of_group(ranges: Sequence[tuple[str, int]], group: int) -> str:

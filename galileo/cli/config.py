@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from galileo import config as configuration
+from galileo.cli import diagnosis
 from galileo.cli.lazy import Group
 from galileo.cli.output import EXIT_INPUT, handle_errors
 from galileo.cli.session import Session, json_option
+from galileo.dht import placement
 from galileo.errors import ConfigError
 from galileo.redaction import redacted
 
@@ -32,8 +35,9 @@ def config() -> None:
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 
-    Reports all problems, where a node would stop at the first. Reads the files alone, not the
-    environment. The exit status is 0 without problems, 2 with some.
+    Reports all problems, where a node would stop at the first, and warns if one node would store
+    much more than the others. Reads the files alone, not the environment. The exit status is 0
+    without problems, 2 with some.
 
     \b
     Example:
@@ -43,11 +47,13 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
     found = [(file, what) for file in files for what in _problems(file)]
     if not found:
         found = [(file, redacted(what)) for file, what in _differences(files)]
+    warnings = [] if found else _warnings(files[0])
     if session.output.as_json:
         problems = [{"file": str(file), "what": what} for file, what in found]
-        session.output.value({"ok": not found, "files": files, "problems": problems})
+        warned = {"warnings": warnings}
+        session.output.value({"ok": not found, "files": files, "problems": problems} | warned)
     else:
-        for file, what in found:
+        for file, what in [*found, *((files[0], f"warning: {what}") for what in warnings)]:
             session.output.value(None, words=f"{file}: {what}")
         if not found:
             session.output.value(None, words=f"{_files(len(files))} checked, no problems")
@@ -57,6 +63,14 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
 
 def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
+
+
+def _warnings(file: Path) -> list[str]:
+    """What makes the initial placement uneven, of a file without problems; it has no moves."""
+    topology = configuration.from_dict(configuration.read(file)).topology
+    groups = tuple(replace(group, nodes=group.founders) for group in topology.groups)
+    loads = placement.relative_loads(replace(topology, groups=groups))
+    return [f"{one.what}; {one.advice}" for one in diagnosis.unevenness(loads)]
 
 
 def _problems(file: Path) -> list[str]:

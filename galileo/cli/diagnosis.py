@@ -6,7 +6,7 @@ Pure functions of the reports, so that each finding can be shown to arise, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -24,6 +24,8 @@ SYNC_SLOW_S = 0.05
 OPEN_FILES_SHARE = 0.8
 OPEN_FILES_MAX_LOW = 4096
 NEAR_SHARE = 0.9
+RELATIVE_LOAD_MAX = 1.25
+"""How far above its mean by weight the load of a node may be without a finding."""
 _SAMPLER = "sampler"
 
 
@@ -112,6 +114,25 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "make [cluster] the same in all files, then restart the nodes",
         )
     yield from _clocks(answered)
+    yield from unevenness({one.name: one.relative_load for one in answered})
+
+
+def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
+    """One finding where partitions or groups are uneven; `loads` as of `relative_loads`."""
+    busiest = max(loads, key=lambda name: loads[name], default="")
+    if not busiest or loads[busiest] <= RELATIVE_LOAD_MAX:
+        return
+    idle = sum(load == 0 for load in loads.values())
+    others = f", and {idle} of {len(loads)} nodes store nothing" if idle else ""
+    yield Finding(
+        "warning",
+        "",
+        f"{busiest} stores {loads[busiest]:.1f} times its mean if groups store the same{others}",
+        "this node is full and slow first: its group has fewer nodes than others, or it has more "
+        "partitions than others of its group",
+        "give partitions to the others with `galileo partition move --to NODE`; for a new cluster, "
+        'use groups of equal size and placement = "bounded" (docs/sizing.md)',
+    )
 
 
 def _lost(answered: Sequence[NodeReport]) -> Iterator[Finding]:

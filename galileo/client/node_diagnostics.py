@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from galileo.client.cluster_caller import cluster_caller, topology_of
 from galileo.client.decode import node_status
 from galileo.client.results import NodeStatus
+from galileo.dht import placement
 from galileo.dht.topology import NodeInfo
 from galileo.errors import GalileoError, NotPermitted
 from galileo.wire.caller import Caller, CallOptions, Connection
@@ -41,6 +42,7 @@ class NodeReport:
         sync_s: time for its disk to make a small file durable; negative: the write failed.
         java, containment: the problem with Java and with the sandbox; empty: none.
         peers_dead: names of the nodes from which it receives no heartbeats.
+        relative_load: its rows over its mean by weight, if all groups store the same.
     """
 
     name: str
@@ -66,6 +68,7 @@ class NodeReport:
     ccqs_max: int = 0
     durability: str = "fsync"
     peers_dead: tuple[str, ...] = ()
+    relative_load: float = 1.0
 
 
 async def conditions(
@@ -104,6 +107,7 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
     return replace(
         _of(node, status),
         topology_fingerprint=topology.fingerprint,
+        relative_load=placement.relative_loads(topology)[node.name],
         clock_s=clock_s,
         clock_within_s=within_s,
     )

@@ -1,23 +1,32 @@
 """Placement of blocks: pure functions of a topology.
 
 Tier 1, locality: the geohash range that contains a block's cell selects its group. Tier 2, balance:
-a hash of the block selects one of the group's partitions, and weighted rendezvous hashing maps
-partitions to the initial nodes of the group, so that a node that comes or goes moves only its own
-share (Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005). A moved
-partition is on the node of its last move.
+a hash of the block selects one of the group's partitions, and the topology's rule maps partitions
+to the initial nodes of the group:
+
+- "bounded": rendezvous hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, "Consistent
+  hashing with bounded loads", SODA 2018). Every node has a quota, its share by weight rounded down
+  or up; a partition goes to the node that scores highest for it among those that do not have their
+  quota of partitions with higher scores. Scores and quotas are integers, so all machines agree.
+- "rendezvous": weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash
+  tables", SPAA 2005), where each partition is drawn independently, and nodes get uneven numbers.
+
+A moved partition is on the node of its last move.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.dht.topology import NodeInfo, Topology
+from galileo.dht.topology import BOUNDED, NodeInfo, Topology
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -86,30 +95,81 @@ def owner(topology: Topology, partition: int) -> str:
 @lru_cache(maxsize=16)
 def owners(topology: Topology) -> Mapping[int, str]:
     """The node of every partition."""
-    count = topology.partitions_per_group
+    draw = _draw_bounded if topology.placement == BOUNDED else _draw_independently
     drawn = {
-        partition: _winner(topology.groups[partition // count].founders, partition)
-        for partition in topology.partitions
+        partition: node
+        for number, group in enumerate(topology.groups)
+        for partition, node in draw(group.founders, _partitions_of(topology, number)).items()
     }
     return drawn | {move.partition: move.node for move in topology.moved}
 
 
 def share(topology: Topology, node: str) -> tuple[int, ...]:
-    """The partitions that weighted rendezvous hashing over all nodes of the group gives to a node,
-    and that it does not have.
+    """The partitions that a node lacks to have its quota of its group's partitions.
 
-    Moving them balances the group by the weights of its nodes, and moves nothing else.
+    They come from nodes that have more than their quota, the highest scores of the node first.
+    Moving them moves nothing else. Where the quotas leave a choice, nodes keep what they have.
 
     Raises:
         ConfigError: the node does not exist.
     """
-    number = topology.groups.index(topology.group_of(node))
-    count, now = topology.partitions_per_group, owners(topology)
-    return tuple(
-        partition
-        for partition in range(number * count, (number + 1) * count)
-        if now[partition] != node and _winner(topology.groups[number].nodes, partition) == node
-    )
+    group = topology.group_of(node)
+    partitions = _partitions_of(topology, topology.groups.index(group))
+    names = sorted(one.name for one in group.nodes)
+    now = owners(topology)
+    counts = Counter(now[partition] for partition in partitions)
+    quotas = _quotas(group.nodes, len(partitions), counts=counts)
+    owning = np.array([names.index(now[partition]) for partition in partitions])
+    scores = _scores([node], partitions)[:, 0]
+    excess = np.array([counts[name] - quotas[name] for name in names])
+    offered = np.flatnonzero(_ranks(owning, scores) < excess[owning])
+    best = offered[np.argsort(~scores[offered], kind="stable")]
+    taken = best[: max(0, quotas[node] - counts[node])]
+    return tuple(partitions[position] for position in np.sort(taken).tolist())
+
+
+def relative_loads(
+    topology: Topology, group_rows: Sequence[float] | None = None
+) -> Mapping[str, float]:
+    """The rows of each node over its mean by weight; 1.0 everywhere is an even cluster.
+
+    Args:
+        topology: of the cluster.
+        group_rows: of each group; equal for all when absent.
+    """
+    rows = [1.0] * len(topology.groups) if group_rows is None else group_rows
+    weights = sum(node.weight for node in topology.nodes)
+    owned = partitions_by_node(topology)
+    return {
+        node.name: len(owned[node.name])
+        / topology.partitions_per_group
+        * (group_rows_here / (sum(rows) or 1.0))
+        / (node.weight / weights)
+        for group, group_rows_here in zip(topology.groups, rows, strict=True)
+        for node in group.nodes
+    }
+
+
+def rows_by_group(
+    topology: Topology,
+    cells: geohash.Cells,
+    rows: npt.NDArray[np.int64],
+    *,
+    precision: int,
+) -> list[float]:
+    """The rows of each group.
+
+    Args:
+        topology: of the cluster.
+        cells: where the rows are, at `precision`.
+        rows: the number in each cell.
+        precision: of the cells.
+    """
+    groups = _groups_from_cells(topology, cells, precision)
+    by_group: list[float] = np.bincount(
+        groups, weights=rows, minlength=len(topology.groups)
+    ).tolist()
+    return by_group
 
 
 @lru_cache(maxsize=16)
@@ -130,9 +190,81 @@ def _groups_from_cells(
     return group_of_range[position]
 
 
-def _winner(nodes: Sequence[NodeInfo], partition: int) -> str:
-    def score(name: str, weight: float) -> float:
-        uniform = (text64("partition", partition, name) + 1) / (2**64 + 1)
-        return -weight / math.log(uniform)
+def _partitions_of(topology: Topology, group: int) -> range:
+    count = topology.partitions_per_group
+    return range(group * count, (group + 1) * count)
 
-    return max(nodes, key=lambda node: (score(node.name, node.weight), node.name)).name
+
+def _draw_independently(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
+    """Weighted rendezvous hashing; nodes get uneven numbers of partitions."""
+
+    def score(node: NodeInfo, partition: int) -> float:
+        uniform = (text64("partition", partition, node.name) + 1) / (2**64 + 1)
+        return -node.weight / math.log(uniform)
+
+    return {
+        partition: max(nodes, key=lambda node: (score(node, partition), node.name)).name
+        for partition in partitions
+    }
+
+
+def _draw_bounded(nodes: Sequence[NodeInfo], partitions: range) -> dict[int, str]:
+    """Rendezvous hashing where no node gets more than its quota.
+
+    Deferred acceptance: each partition asks the node of its highest score that has not refused it,
+    and each node refuses all but its quota of the highest scores. The result is that of assigning
+    pairs of partition and node by descending score while both are free.
+    """
+    names = sorted(node.name for node in nodes)
+    by_name = _quotas(nodes, len(partitions))
+    quotas = np.array([by_name[name] for name in names])
+    scores = _scores(names, partitions)
+    while True:
+        chosen = scores.argmax(axis=1)
+        refused = _ranks(chosen, scores.max(axis=1)) >= quotas[chosen]
+        if not refused.any():
+            return {p: names[node] for p, node in zip(partitions, chosen.tolist(), strict=True)}
+        scores[refused, chosen[refused]] = 0
+
+
+def _quotas(
+    nodes: Sequence[NodeInfo], partitions: int, *, counts: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The number of partitions of each node: its share by weight, rounded so that all are given.
+
+    Args:
+        nodes: of one group.
+        partitions: the number of partitions of the group.
+        counts: how many each node has now; nodes with more than their share are rounded up first,
+            then those with the largest remainder.
+    """
+    weights = sum(Fraction(node.weight) for node in nodes)
+    shares = {node.name: partitions * Fraction(node.weight) / weights for node in nodes}
+    quotas = {name: int(share) for name, share in shares.items()}
+
+    def precedence(name: str) -> tuple[bool, bool, Fraction, int, str]:
+        remainder = shares[name] - quotas[name]
+        is_above = counts is not None and counts.get(name, 0) > quotas[name]
+        return not remainder, not is_above, -remainder, text64("quota", name), name
+
+    left = partitions - sum(quotas.values())
+    for name in sorted(quotas, key=precedence)[:left]:
+        quotas[name] += 1
+    return quotas
+
+
+def _scores(names: Sequence[str], partitions: range) -> npt.NDArray[np.uint64]:
+    """A random number above zero for each partition (rows) and node (columns)."""
+    nodes = np.array([text64("node", name) for name in names], dtype=np.uint64)
+    numbers = mix64(np.arange(partitions.start, partitions.stop, dtype=np.uint64))
+    scores: npt.NDArray[np.uint64] = mix64(numbers[:, None] ^ nodes[None, :]) | np.uint64(1)
+    return scores
+
+
+def _ranks(nodes: npt.NDArray[np.int64], scores: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The position of each entry among those of the same node, by descending score."""
+    order = np.lexsort((~scores, nodes))
+    ordered = nodes[order]
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return ranks

@@ -7,6 +7,7 @@ without a request (paper, III.A). A topology is numbered; a higher version repla
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from galileo.errors import ConfigError, InputError, reason_of
 from galileo.geo import geohash
@@ -23,6 +25,11 @@ PORT = 7701
 """The default port of a node."""
 NODES_MAX = 1024
 PARTITIONS_PER_GROUP_MAX = 1024
+PARTITIONS_PER_GROUP = 4
+"""The default of a configuration file, and the least of `derive_partitions`."""
+PARTITIONS_PER_NODE = 2
+RENDEZVOUS, BOUNDED = "rendezvous", "bounded"
+"""Rules that map partitions to nodes; see `galileo.dht.placement`."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
@@ -49,9 +56,9 @@ class NodeInfo:
             raise ConfigError(
                 f"expected host:port as address of node {self.name!r}, got {self.address!r}"
             )
-        if not self.weight > 0:
+        if not 0 < self.weight < math.inf:
             raise ConfigError(
-                f"expected a weight above zero for node {self.name!r}, got {self.weight}"
+                f"expected a finite weight above zero for node {self.name!r}, got {self.weight}"
             )
         if self.joined and self.ordinal < 0:
             raise ConfigError(
@@ -103,14 +110,18 @@ class Topology:
         the first begins at "".
     partitions_per_group: group g owns the partitions g·n to g·n + n - 1.
     version: a higher one replaces a lower one.
+    moved: the last move of each partition that was moved.
+    placement: the rule that maps partitions to the initial nodes, `BOUNDED` or `RENDEZVOUS`;
+        the second is that of files and topologies that name none.
     """
 
     cluster: str
     groups: tuple[Group, ...]
     ranges: tuple[tuple[str, int], ...]
-    partitions_per_group: int = 4
+    partitions_per_group: int = PARTITIONS_PER_GROUP
     version: int = 1
     moved: tuple[Move, ...] = ()
+    placement: str = RENDEZVOUS
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -126,6 +137,10 @@ class Topology:
             raise ConfigError(
                 f"expected 1 to {PARTITIONS_PER_GROUP_MAX} partitions_per_group, "
                 f"got {self.partitions_per_group}"
+            )
+        if self.placement not in (BOUNDED, RENDEZVOUS):
+            raise ConfigError(
+                f'expected placement to be "{BOUNDED}" or "{RENDEZVOUS}", got {self.placement!r}'
             )
         ordinals = [str(ordinal) for ordinal in self.ordinals.values()]
         _check_unique("node ordinal", ordinals)
@@ -212,13 +227,15 @@ class Topology:
         """The part of the topology that decides the initial placement and the numbering of terms.
 
         It has no addresses, no nodes that joined later, no moves. Nodes of one cluster must agree
-        on it, and it must not change once there is data.
+        on it, and it must not change once there is data. Rendezvous hashing is not named, so that
+        the text is the one that earlier versions have stored.
         """
         groups = [
             [[node.name, node.weight, self.ordinals[node.name]] for node in group.founders]
             for group in self.groups
         ]
-        return json.dumps([groups, self.ranges, self.partitions_per_group])
+        rule = [] if self.placement == RENDEZVOUS else [self.placement]
+        return json.dumps([groups, self.ranges, self.partitions_per_group, *rule])
 
     @cached_property
     def fingerprint(self) -> int:
@@ -230,6 +247,7 @@ class Topology:
             "cluster": self.cluster,
             "version": self.version,
             "partitions_per_group": self.partitions_per_group,
+            "placement": self.placement,
             "ranges": [list(pair) for pair in self.ranges],
             "groups": [
                 {
@@ -273,9 +291,10 @@ class Topology:
                 ranges=even_ranges(len(groups) or 1)  # without groups it is refused all the same
                 if ranges is None
                 else tuple((str(start), int(group)) for start, group in ranges),
-                partitions_per_group=int(raw.get("partitions_per_group", 4)),
+                partitions_per_group=int(raw.get("partitions_per_group", PARTITIONS_PER_GROUP)),
                 version=int(raw.get("version", 1)),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
+                placement=str(raw.get("placement", RENDEZVOUS)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -311,8 +330,21 @@ def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:
     )
 
 
+def derive_partitions(nodes_per_group: int) -> int:
+    """The partitions per group of a new cluster whose largest group has that many nodes.
+
+    A multiple of the nodes, so that all get the same number; see decision 0040.
+    """
+    wanted = max(PARTITIONS_PER_GROUP, PARTITIONS_PER_NODE * nodes_per_group)
+    return min(wanted, PARTITIONS_PER_GROUP_MAX)
+
+
 def balanced_ranges(
-    cells: geohash.Cells, precision: int, *, groups: int
+    cells: geohash.Cells,
+    precision: int,
+    *,
+    groups: int,
+    counts: npt.NDArray[np.int64] | None = None,
 ) -> tuple[tuple[str, int], ...]:
     """One contiguous range for each group, cut so that a sample spreads evenly.
 
@@ -320,14 +352,18 @@ def balanced_ranges(
         cells: of a sample of observations, at `precision`.
         precision: of the cells; cut points have at most this many characters.
         groups: how many ranges to make.
+        counts: the observations of each entry of `cells`; one each when absent.
 
     Raises:
         ConfigError: the sample has too few distinct cells to cut.
     """
-    ordered = np.sort(cells)
+    order = np.argsort(cells)
+    ordered = cells[order]
+    ends = np.cumsum(np.ones(len(cells), dtype=np.int64) if counts is None else counts[order])
     if len(ordered) == 0:
         raise ConfigError("expected a sample with at least one observation, got none")
-    cuts = ordered[[len(ordered) * number // groups for number in range(1, groups)]]
+    positions = [int(ends[-1]) * number // groups for number in range(1, groups)]
+    cuts = ordered[np.searchsorted(ends, positions, side="right")]
     if len(np.unique([ordered[0], *cuts])) != groups:
         raise ConfigError(
             f"expected a sample that spreads over {groups} groups, got too few distinct cells; "

@@ -384,7 +384,8 @@ class PeerMessenger:
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
-                f"{self._node.name!r}; give all nodes the same [cluster] table"
+                f"{self._node.name!r}; give all nodes the same [cluster] table: groups, ranges, "
+                "partitions_per_group and placement"
             )
         _check_protocol(request)
         held: list[peers_pb2.SynopsisVersion] = []

@@ -17,6 +17,8 @@ from click.testing import CliRunner
 import galileo
 from galileo.cli.main import main
 from galileo.cluster import stop_evaluator
+from galileo.dht import placement
+from galileo.dht.topology import Topology
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.spark.runtime_dir import RuntimeDir
@@ -30,6 +32,8 @@ ROWS = pd.DataFrame(
         "temperature": [270.0, 280.0, 290.0, 300.0],
     }
 )
+DRAWN_BY_RENDEZVOUS = {0: "node-3", 1: "node-2", 2: "node-1", 3: "node-3"}
+"""What the first version has stored of three nodes in one group of four partitions."""
 IMPATIENT = {"membership": {"heartbeat_interval_s": 0.1, "failure_timeout_s": 3.0}}
 
 
@@ -85,6 +89,39 @@ def test_a_cluster_that_starts_again_has_its_data_and_knows_all_its_nodes(tmp_pa
             labels = client.query("nam")
             assert labels.complete
             assert client.read(labels).num_rows == 4
+
+
+def test_data_of_an_earlier_version_stays_where_it_is(tmp_path: Path) -> None:
+    """Files of that version name no rule of placement, and had four partitions in each group."""
+    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4)
+    cluster._topology.pop("placement")
+    with cluster, galileo.connect(*cluster.addresses) as client:
+        client.create_dataset(SCHEMA)
+        client.ingest("nam", ROWS)
+        before = Topology.from_json(client.topology_json())
+        labels = client.query("nam").to_list()
+        rows = {node.name: node.datasets for node in client.status().nodes}
+    assert before.placement == "rendezvous"
+    again = galileo.LocalCluster(3, 1, tmp_path)
+    with again, galileo.connect(*again.addresses) as client:
+        after = Topology.from_json(client.topology_json())
+        assert placement.owners(after) == placement.owners(before) == DRAWN_BY_RENDEZVOUS
+        assert client.query("nam").to_list() == labels
+        assert client.read(client.query("nam")).num_rows == 4
+        assert {n.name: n.datasets[0]["rows"] for n in client.status().nodes} == {
+            name: datasets[0]["rows"] for name, datasets in rows.items()
+        }
+        client.ingest("nam", ROWS)
+        assert client.count("nam") == 8
+
+
+def test_a_new_cluster_is_even_without_options(tmp_path: Path) -> None:
+    with galileo.LocalCluster(4, directory=tmp_path, settings=IMPATIENT) as cluster:
+        topology = Topology.from_json(cluster.client().topology_json())
+    assert set(placement.relative_loads(topology).values()) == {1.0}
+    again = galileo.LocalCluster(4, directory=tmp_path)
+    assert again._topology["placement"] == "bounded"
+    assert again._topology["partitions_per_group"] == 4
 
 
 @pytest.mark.parametrize(("nodes", "groups"), [(0, 0), (1, 2), (2, 0)])

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -412,6 +413,18 @@ def test_topology_shows_groups_and_ranges(run: Run, cluster: galileo.LocalCluste
     shown = run("topology").stdout
     assert "0 2 4 6 8 b d f h k n q s u w y" in shown
     assert all(address in shown for address in cluster.addresses)
+
+
+def test_topology_suggest_cuts_ranges_for_the_stored_data(run: Run, dataset: str) -> None:
+    found = values(run("topology", "suggest", "--dataset", dataset, "--groups", "2", "--json"))
+    assert found["observations"] == ROWS
+    assert found["complete"] is True
+    assert [group for _, group in found["ranges"]] == [0, 1]
+    assert 1.0 <= found["suggested"] <= found["present"]
+    shown = run("topology", "suggest", "--dataset", dataset).stdout
+    table = tomllib.loads(shown)["cluster"]
+    assert table == {"placement": "bounded", "ranges": found["ranges"]}
+    assert "ranges of a cluster with data cannot be changed yet" in shown
 
 
 def test_the_address_can_come_from_the_environment(cluster: galileo.LocalCluster) -> None:

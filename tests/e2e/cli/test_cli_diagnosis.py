@@ -100,6 +100,16 @@ def test_nodes_are_compared(changed: dict[str, object], severity: str, said: str
     assert said in what
 
 
+def test_a_cluster_that_is_uneven_is_one_finding() -> None:
+    busy = replace(WELL, relative_load=1.5)
+    [(severity, node, what)] = found(busy, replace(WELL, name="b", relative_load=0.0))
+    assert (severity, node) == ("warning", "")
+    assert what == (
+        "a stores 1.5 times its mean if groups store the same, and 1 of 2 nodes store nothing"
+    )
+    assert found(replace(WELL, relative_load=1.2)) == []
+
+
 def test_a_clock_that_could_not_be_read_well_is_not_blamed() -> None:
     assert found(WELL, replace(WELL, name="b", clock_s=8.0, clock_within_s=4.0)) == []
 

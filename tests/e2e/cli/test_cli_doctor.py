@@ -164,3 +164,21 @@ def test_files_that_differ_about_their_cluster_are_told(tmp_path: Path) -> None:
     assert (differs["file"], twice["file"]) == (str(second), str(second))
     assert "nodes would refuse each other" in differs["what"]
     assert "got 'a' in both" in twice["what"]
+
+
+def test_a_group_of_one_node_beside_a_group_of_two_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    text = TEXT.format(name="a", directory="/data").replace(
+        "[cluster]", '[cluster]\nplacement = "bounded"'
+    )
+    file.write_text(text)
+    assert run("config", "check", str(file)).stdout == "1 file checked, no problems\n"
+    lone = '{name = "h", nodes = [{name = "c", address = "127.0.0.1:7703"}]}'
+    file.write_text(text.replace("]}]", "]}, " + lone + "]"))
+    done = run("config", "check", str(file), "--json")
+    assert done.exit_code == 0
+    [warning] = json.loads(done.stdout)["warnings"]
+    assert warning.startswith("c stores 1.5 times its mean if groups store the same; ")
+    shown = run("config", "check", str(file)).stdout
+    assert f"{file}: warning: c stores 1.5 times its mean" in shown
+    assert "1 file checked, no problems" in shown

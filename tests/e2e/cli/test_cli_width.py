@@ -29,6 +29,7 @@ COMMANDS = (
     "status",
     "top --once",
     "topology",
+    "topology suggest --dataset {dataset}",
     "whoami",
     "dataset list",
     "dataset show {dataset}",

@@ -113,6 +113,23 @@ def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Pa
 
 
 @pytest.mark.slow
+def test_data_of_another_rule_of_placement_is_refused_with_the_rule_that_placed_it(
+    config: Path,
+) -> None:
+    with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
+        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+        with galileo.connect(address, timeout=TIMEOUT_S) as client:
+            client.create_dataset(galileo.Schema("nam", [galileo.Feature("temperature")]))
+        process.send_signal(signal.SIGTERM)
+    config.write_text(config.read_text() + 'placement = "bounded"\n')
+    refused = subprocess.run(
+        server("--config", str(config)), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert refused.returncode == 2
+    assert 'set placement = "rendezvous", which has placed this data' in refused.stderr
+
+
+@pytest.mark.slow
 def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
     """The parent starts the node, waits until it serves, and dies."""
     code = (

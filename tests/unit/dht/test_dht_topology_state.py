@@ -87,19 +87,6 @@ def test_a_node_that_joins_changes_nothing_until_it_is_given_something() -> None
     assert Topology.from_json(grown.to_json()) == grown
 
 
-@given(weight=st.floats(0.2, 5.0), partitions=st.integers(1, 40))
-def test_a_share_is_what_drawing_anew_would_bring(weight: float, partitions: int) -> None:
-    """Rendezvous hashing moves to a new node what it wins, and nothing else."""
-    new = NodeInfo("n", "h:9", weight, ordinal=4, joined=True)
-    grown = Topology("t", (Group("west", (A, B, new)),), even_ranges(1), partitions)
-    anew = replace(grown, groups=(Group("west", (A, B, replace(new, joined=False))),))
-    share = placement.share(grown, "n")
-    assert set(share) == placement.partitions_by_node(anew)["n"]
-    moved = replace(grown, moved=tuple(Move(p, 1, "n") for p in share))
-    assert placement.owners(moved) == placement.owners(anew)
-    assert placement.share(moved, "n") == ()
-
-
 def test_a_node_that_joins_needs_an_ordinal_and_company() -> None:
     with pytest.raises(ConfigError, match="expected an ordinal for node 'n', which joined later"):
         NodeInfo("n", "h:9", joined=True)

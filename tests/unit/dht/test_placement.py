@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 
 import numpy as np
@@ -10,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.dht import placement
-from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology import (
+    BOUNDED,
+    RENDEZVOUS,
+    Group,
+    Move,
+    NodeInfo,
+    Topology,
+    balanced_ranges,
+    derive_partitions,
+    even_ranges,
+)
 from galileo.geo import geohash, ranges
 from galileo.hashing import text64
 from galileo.model.schema import Feature, Schema
@@ -57,7 +68,8 @@ def topologies(draw: st.DrawFn) -> Topology:
     cells = {geohash.prefix_range(cut, 12)[0]: cut for cut in draw(st.lists(starts, max_size=8))}
     numbers = st.integers(0, len(groups) - 1)
     cuts = tuple((start, draw(numbers)) for start in ["", *(cells[key] for key in sorted(cells))])
-    return Topology("t", groups, cuts, draw(st.integers(1, 9)))
+    rule = draw(st.sampled_from([RENDEZVOUS, BOUNDED]))
+    return Topology("t", groups, cuts, draw(st.integers(1, 9)), placement=rule)
 
 
 def splitmix(value: int) -> int:
@@ -250,3 +262,174 @@ def test_a_heavier_node_only_gains() -> None:
     before = placement.owners(one_group(NodeInfo("a", "h:1"), light))
     after = placement.owners(one_group(NodeInfo("a", "h:1", 2.0), light))
     assert {after[p] for p in before if before[p] != after[p]} == {"a"}
+
+
+# --- bounded loads -------------------------------------------------------------------------------
+
+GOLDEN_BOUNDED = replace(GOLDEN, placement=BOUNDED)
+GOLDEN_BOUNDED_OWNERS: dict[int, str] = {
+    0: "b",
+    1: "b",
+    2: "b",
+    3: "a",
+    4: "c",
+    5: "d",
+    6: "c",
+    7: "d",
+}
+
+
+def test_golden_bounded_owners() -> None:
+    assert placement.owners(GOLDEN_BOUNDED) == GOLDEN_BOUNDED_OWNERS
+
+
+weights = st.sampled_from([0.1, 0.5, 1.0, 1.0, 1.0, 2.0, 7.3])
+
+
+@st.composite
+def bounded(draw: st.DrawFn) -> Topology:
+    """One group of weighted nodes, some of which joined later."""
+    count = draw(st.integers(1, 12))
+    nodes = [NodeInfo(f"n{n}", f"h:{n + 1}", draw(weights)) for n in range(count)]
+    later = [
+        NodeInfo(f"m{n}", f"k:{n + 1}", draw(weights), ordinal=100 + n, joined=True)
+        for n in range(draw(st.integers(0, 2)))
+    ]
+    groups = (group("other", 1), Group("g", (*nodes, *later)))
+    return Topology("t", groups, even_ranges(2), draw(st.integers(1, 80)), placement=BOUNDED)
+
+
+def shares(nodes: tuple[NodeInfo, ...], partitions: int) -> dict[str, Fraction]:
+    weight = sum(Fraction(node.weight) for node in nodes)
+    return {node.name: partitions * Fraction(node.weight) / weight for node in nodes}
+
+
+def dumb_bounded(nodes: tuple[NodeInfo, ...], partitions: range) -> dict[int, str]:
+    """Pairs of partition and node by descending score, while both are free."""
+    wanted = shares(nodes, len(partitions))
+    free = {name: int(share) for name, share in wanted.items()}
+    order = sorted(free, key=lambda name: (free[name] - wanted[name], text64("quota", name)))
+    for name in order[: len(partitions) - sum(free.values())]:
+        free[name] += 1
+    pairs = sorted(
+        (
+            (splitmix(splitmix(partition) ^ text64("node", node.name)) | 1, partition, node.name)
+            for partition in partitions
+            for node in nodes
+        ),
+        reverse=True,
+    )
+    placed: dict[int, str] = {}
+    for _, partition, name in pairs:
+        if partition not in placed and free[name]:
+            placed[partition] = name
+            free[name] -= 1
+    return placed
+
+
+@given(bounded())
+def test_bounded_owners_are_those_of_the_greedy_loop(topology: Topology) -> None:
+    count = topology.partitions_per_group
+    found = placement.owners(topology)
+    expected = dumb_bounded(topology.groups[1].founders, range(count, 2 * count))
+    assert {p: found[p] for p in range(count, 2 * count)} == expected
+
+
+@given(bounded())
+def test_every_node_has_its_share_rounded_down_or_up(topology: Topology) -> None:
+    owned = placement.partitions_by_node(topology)
+    for name, wanted in shares(topology.groups[1].founders, topology.partitions_per_group).items():
+        assert int(wanted) <= len(owned[name]) <= -int(-wanted // 1)
+
+
+@pytest.mark.parametrize(("nodes", "partitions"), [(3, 64), (7, 64), (15, 64), (31, 128)])
+def test_few_partitions_move_when_a_node_comes_or_goes(nodes: int, partitions: int) -> None:
+    """Drawn anew, at most four times as many as must move; plain rendezvous moves these."""
+    names = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(nodes + 1)]
+    fewer, more = (
+        placement.owners(replace(one_group(*some), placement=BOUNDED, partitions_per_group=count))
+        for some, count in ((names[:-1], partitions), (names, partitions))
+    )
+    moved = sum(fewer[p] != more[p] for p in fewer)
+    assert partitions // (nodes + 1) <= moved <= 4 * -(-partitions // (nodes + 1))
+
+
+@given(bounded(), st.sampled_from([RENDEZVOUS, BOUNDED]), st.data())
+def test_a_share_brings_a_node_to_its_quota_and_moves_nothing_else(
+    topology: Topology, rule: str, data: st.DataObject
+) -> None:
+    topology = replace(topology, placement=rule)
+    nodes = topology.groups[1].nodes
+    node = data.draw(st.sampled_from([one.name for one in nodes]))
+    wanted = shares(nodes, topology.partitions_per_group)
+    before = placement.partitions_by_node(topology)
+    share = placement.share(topology, node)
+    after = replace(topology, moved=tuple(Move(p, 1, node) for p in share))
+    counts = {name: len(owned) for name, owned in placement.partitions_by_node(after).items()}
+    assert counts[node] == len(before[node]) + len(share), "only what it lacks"
+    assert counts[node] >= int(wanted[node])
+    if share:
+        assert counts[node] <= -int(-wanted[node] // 1)
+        # It takes from nodes above their share alone, and leaves them no less than that.
+        giving = {placement.owner(topology, p) for p in share}
+        assert all(counts[name] >= int(wanted[name]) for name in giving)
+    assert placement.share(after, node) == ()
+
+
+def test_shares_of_all_nodes_even_a_cluster_of_an_earlier_version() -> None:
+    topology = Topology("t", (group("g", 16),), even_ranges(1), 32)
+    assert max(placement.relative_loads(topology).values()) > 2
+    for node in topology.by_name:
+        gained = {move.partition: move for move in topology.moved}
+        gained |= {p: Move(p, 1, node) for p in placement.share(topology, node)}
+        topology = replace(topology, moved=tuple(gained.values()))
+    assert set(placement.relative_loads(topology).values()) == {1.0}
+
+
+# --- balance -------------------------------------------------------------------------------------
+
+# The rows of a region as large as the United States, in cells of four characters.
+_random = np.random.default_rng(1)
+REGION, ROWS_OF_CELL = np.unique(
+    geohash.encode(_random.uniform(25, 50, 100_000), _random.uniform(-125, -67, 100_000), 4),
+    return_counts=True,
+)
+
+
+def busiest(nodes: int, groups: int, partitions: int, *, rule: str) -> float:
+    """The rows of the busiest node over the mean, with ranges cut for the region."""
+    members = [NodeInfo(f"node-{n + 1}", f"h:{n + 1}") for n in range(nodes)]
+    topology = Topology(
+        "t",
+        tuple(Group(f"g{n}", tuple(members[n::groups])) for n in range(groups)),
+        balanced_ranges(REGION, 4, groups=groups, counts=ROWS_OF_CELL),
+        partitions,
+        placement=rule,
+    )
+    rows = placement.rows_by_group(topology, REGION, ROWS_OF_CELL, precision=4)
+    assert sum(rows) == ROWS_OF_CELL.sum()
+    return max(placement.relative_loads(topology, rows).values())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "before"),
+    [(3, 1, 1.5), (8, 1, 4.0), (8, 2, 2.0), (16, 1, 4.0), (32, 8, 4.0), (64, 4, 8.0)],
+)
+def test_no_node_is_a_tenth_above_the_mean_with_the_derived_partitions(
+    nodes: int, groups: int, before: float
+) -> None:
+    assert busiest(nodes, groups, 4, rule=RENDEZVOUS) == pytest.approx(before, rel=0.05)
+    assert busiest(nodes, groups, derive_partitions(nodes // groups), rule=BOUNDED) < 1.1
+
+
+def test_loads_are_relative_to_weights() -> None:
+    heavy, light = NodeInfo("a", "h:1", 3.0), NodeInfo("b", "h:2")
+    topology = Topology("t", (Group("g", (heavy, light)),), even_ranges(1), 8, placement=BOUNDED)
+    assert placement.relative_loads(topology) == {"a": 1.0, "b": 1.0}
+    uneven = Topology("t", (group("g", 2), group("k", 1)), even_ranges(2), 4, placement=BOUNDED)
+    assert placement.relative_loads(uneven)["k0"] == 1.5
+    assert placement.relative_loads(uneven, [0, 0]) == {"g0": 0.0, "g1": 0.0, "k0": 0.0}
+
+
+def test_the_derived_partitions_are_no_more_than_before_for_one_to_two_nodes() -> None:
+    assert [derive_partitions(n) for n in (1, 2, 3, 8, 64, 1024)] == [4, 4, 6, 16, 128, 1024]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.dht.topology import (
+    BOUNDED,
     NODES_MAX,
     PARTITIONS_PER_GROUP_MAX,
     Group,
@@ -101,6 +102,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a group twice": ({"groups": (EAST, Group("east", (C,)))}, "each group name once, got east"),
     "no partition": ({"partitions_per_group": 0}, "expected 1 to 1024 partitions_per_group, got 0"),
     "too many partitions": ({"partitions_per_group": 1025}, "partitions_per_group, got 1025"),
+    "another rule": (
+        {"placement": "even"},
+        'placement to be "bounded" or "rendezvous", got .even.',
+    ),
     "no range": ({"ranges": ()}, "ranges that begin at ''"),
     "a late first range": ({"ranges": (("1", 0),)}, "ranges that begin at ''"),
     "unsorted ranges": ({"ranges": (("", 0), ("9", 1), ("5", 0))}, "sorted geohash ranges"),
@@ -280,3 +285,25 @@ def test_the_fingerprint_is_of_the_placement_alone():
     assert made() == made(address="elsewhere:1")
     others = {made(partitions=8), made(name="b"), made(weight=2.0)}
     assert len(others | {made()}) == 4
+
+
+def test_the_text_of_the_placement_names_the_rule_unless_it_is_the_first_one() -> None:
+    """Earlier versions stored the text without a rule, and clients read topologies without one."""
+    old = Topology("c", (Group("g", (A, B)),), (("", 0),), 4)
+    text = '[[[["a", 1.0, 0], ["b", 1.0, 1]]], [["", 0]], 4]'
+    assert old.placement_json == text
+    new = replace(old, placement=BOUNDED)
+    assert new.placement_json == text[:-1] + ', "bounded"]'
+    assert new.fingerprint != old.fingerprint
+    assert Topology.from_json(new.to_json()) == new
+    raw = json.loads(old.to_json())
+    del raw["placement"]
+    assert Topology.from_dict(raw) == old
+
+
+def test_counted_cells_are_cut_as_if_each_observation_were_given() -> None:
+    rng = np.random.default_rng(3)
+    cells = rng.choice(32**3, 200, replace=False).astype(np.uint64)
+    counts = rng.integers(1, 50, 200)
+    counted = balanced_ranges(cells, 3, groups=5, counts=counts)
+    assert counted == balanced_ranges(np.repeat(cells, counts), 3, groups=5)
