@@ -46,6 +46,7 @@ COMMANDS = {
     "doctor": "",
     "dataset create": "made --feature temperature:K",
     "ingest": "csv reports.csv --create",
+    "topology suggest": "--dataset csv --groups 1",
     "dataset list": "",
     "dataset show": "csv",
     "query": f"reports '{WARM}' --output labels.parquet",

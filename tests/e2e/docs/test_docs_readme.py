@@ -169,6 +169,8 @@ def parse(arguments: list[str]) -> None:
     command: click.Command = main
     while isinstance(command, click.Group):
         _, arguments, _ = command.make_parser(context).parse_args(list(arguments))
+        if command.invoke_without_command and not arguments:
+            return
         name, found, arguments = command.resolve_command(context, arguments)
         assert name is not None
         assert found is not None
