@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from fault_injection.nodes import wait_until
 from matplotlib import pyplot
 
 import galileo
@@ -130,6 +131,9 @@ def weather(client: galileo.Client, tmp_path_factory: pytest.TempPathFactory) ->
     )
     client.create_dataset(schema)
     client.ingest(DATASET, FRAME, producer="march-2014")
+    # Estimates come from one node, which receives the synopses of others a moment later.
+    paths = len(client.query(DATASET))
+    wait_until(lambda: client.estimate(DATASET).high >= paths, what="synopses of all nodes")
     directory = tmp_path_factory.mktemp("examples")
     (directory / "thin.py").write_text(SAMPLER.format(comment=""))
     (directory / "thin_once.py").write_text(SAMPLER.format(comment="# Once."))
