@@ -3,18 +3,20 @@
 There is one sender per peer, so that a peer that hangs does not delay others. A heartbeat carries
 the names of the sender's datasets, and those of its commit sequences, synopses and uploaded
 samplers that the peer has not acknowledged. The synopses of a dataset are brought up to date, in a
-thread, when it has had no commit for a second, and every five seconds in a stream of commits; the
-changes are encoded once for all peers that know the same version. Until then peers scan the newest
-commits.
+thread, at the first commit after a pause, every five seconds in a stream of commits, and a second
+after its last one. The changes are encoded once for all peers that know the same
+version. Until then peers scan the newest commits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, get_args
 
 from galileo.ccq import messages, model
@@ -67,9 +69,10 @@ class MessagingOptions:
         outbox_max: messages that wait; beyond it the oldest are lost.
         messages_together_max: messages of one request.
         messages_bytes_max: their size; a single message may exceed it.
-        synopsis_interval_s: between two looks at the datasets, of which the synopses of those
-            without a commit since the last look are brought up to date.
-        synopsis_looks_max: looks after which synopses are brought up to date anyway.
+        synopsis_look_s: between two looks for datasets whose synopses are due.
+        synopsis_interval_s: between two updates of the synopses of a dataset with a stream of
+            commits.
+        synopsis_quiet_s: after the last commit, the synopses are updated in any case.
         synopsis_bytes_max: changes of synopses in one heartbeat; the last may exceed it.
         samplers_together_max: uploaded samplers announced in one heartbeat; the receiver may have
             to fetch their code.
@@ -79,8 +82,9 @@ class MessagingOptions:
     outbox_max: int = 10_000
     messages_together_max: int = 1_000
     messages_bytes_max: int = 2 << 20
-    synopsis_interval_s: float = 1.0
-    synopsis_looks_max: int = 5
+    synopsis_look_s: float = 0.25
+    synopsis_interval_s: float = 5.0
+    synopsis_quiet_s: float = 1.0
     synopsis_bytes_max: int = 4 << 20
     samplers_together_max: int = 16
     dropped_together_max: int = 1_000
@@ -150,11 +154,13 @@ class _Summary:
 
     Attributes:
         published: those commits.
+        at: when they were made, by the monotonic clock.
         synopses: of the partitions.
         deltas: encoded changes by partition, known version and present version.
     """
 
     published: PublishedCommits
+    at: float
     synopses: dict[int, Synopsis]
     deltas: dict[tuple[int, Version | None, Version], bytes] = field(default_factory=dict)
 
@@ -179,6 +185,7 @@ class PeerMessenger:
         on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
         options: limits.
+        monotonic: clock in seconds.
     """
 
     def __init__(
@@ -191,7 +198,9 @@ class PeerMessenger:
         on_message: Callable[[str, Any], None],
         on_news: Callable[[Iterable[str]], None],
         options: MessagingOptions | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self._options = options = options or MessagingOptions()
         self._node = node
         self._peers = peers
@@ -204,7 +213,7 @@ class PeerMessenger:
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._sequences: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         self._summaries: dict[str, _Summary] = {}
-        self._looks: dict[str, tuple[PublishedCommits, int]] = {}
+        self._unsummarised: dict[str, tuple[PublishedCommits, float]] = {}
         self._senders = {name: _Sender() for name in others}
 
     def send(self, to: str, message: Any) -> None:
@@ -240,22 +249,30 @@ class PeerMessenger:
     async def _update_synopses(self) -> None:
         while True:
             await self.update_synopses()
-            await asyncio.sleep(self._options.synopsis_interval_s)
+            await asyncio.sleep(self._options.synopsis_look_s)
 
     async def update_synopses(self) -> None:
-        """Looks at all datasets once, and brings synopses up to date that are due."""
+        """Brings synopses up to date that are due, and sends them to all peers."""
+        is_news = False
         for dataset, shard in list(self._node.catalog.shards.items()):
             published, known = shard.own_published(), self._summaries.get(dataset)
             if known is not None and known.published is published:
                 continue
-            seen, looks = self._looks.pop(dataset, (None, 0))
-            is_quiet = known is None or seen is published
-            if is_quiet or looks + 1 >= self._options.synopsis_looks_max:
+            now = self._monotonic()
+            seen, since = self._unsummarised.get(dataset, (None, now))
+            if seen is not published:
+                since = now
+                self._unsummarised[dataset] = published, since
+            age_s = now - known.at if known and known.published.sequences else inf
+            is_quiet = now >= since + self._options.synopsis_quiet_s
+            if is_quiet or age_s >= self._options.synopsis_interval_s:
                 synopses = await asyncio.to_thread(shard.synopses)
-                self._summaries[dataset] = _Summary(published, synopses)
-            else:
-                self._looks[dataset] = published, looks + 1
-        for encoded in (self._summaries, self._sequences, self._looks):
+                self._summaries[dataset] = _Summary(published, now, synopses)
+                self._unsummarised.pop(dataset, None)
+                is_news |= bool(published.sequences)
+        if is_news:
+            self.broadcast_heartbeat()
+        for encoded in (self._summaries, self._sequences, self._unsummarised):
             for dataset in encoded.keys() - self._node.catalog.shards.keys():
                 del encoded[dataset]
 
