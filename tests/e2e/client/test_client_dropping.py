@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from synopses import wait_for_synopses
 
 import galileo
 from galileo.cli.main import main
@@ -17,8 +17,6 @@ from galileo.model.times import TIME_TYPE
 
 ROWS = 40
 OTHER = [galileo.Feature("depth", unit="mm"), galileo.Feature("note", type="text")]
-
-TIMEOUT_S = 300.0
 
 
 def rows(**features: list) -> pa.Table:
@@ -99,11 +97,8 @@ def test_the_name_of_a_dropped_dataset_is_another_dataset(
         assert client.describe(name).observations == ROWS
         assert len(client.nearest(name, latitude=1, longitude=1, k=3).to_pandas()) == 3
         assert client.summarise(name, feature="depth").observations == ROWS
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (estimate := client.estimate(name)).complete:
-            assert time.monotonic() < deadline, "the synopses did not spread"
-            time.sleep(0.05)
-        assert estimate.low == found.table.num_rows
+        wait_for_synopses(cluster, name)
+        assert client.estimate(name).low == found.table.num_rows
         assert client.children(name, order=["note"]).texts().to_pylist() == ["x"]
         assert client.explain(name).partitions
         client.set_retention(name, galileo.Retention("100y"))

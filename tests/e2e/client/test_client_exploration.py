@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from synopses import wait_for_synopses
 
 import galileo
 from galileo.errors import InputError, UnknownDataset
@@ -185,12 +185,9 @@ def test_what_cannot_be_summarised_is_refused(
 
 
 @pytest.fixture(scope="module")
-def heard(client: galileo.Client, explored: Any) -> Any:
-    """The dataset when the feature graph of the node that is asked has all of it."""
-    deadline = time.monotonic() + 300
-    while not client.estimate(explored.name).complete:
-        assert time.monotonic() < deadline, "the synopses did not spread"
-        time.sleep(0.05)
+def heard(cluster: galileo.LocalCluster, explored: Any) -> Any:
+    """The dataset when the feature graphs of all nodes have all of it."""
+    wait_for_synopses(cluster, explored.name)
     return explored
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from synopses import wait_for_synopses
 
 import galileo
 from galileo.wire.caller import Caller
-
-TIMEOUT_S = 300.0
 
 
 def test_progress_counts_labels_and_observations(client: galileo.Client, explored: Any) -> None:
@@ -60,7 +58,9 @@ def test_an_error_of_the_callback_ends_the_call(client: galileo.Client, explored
     assert client.count(explored.name) == len(explored.frame)
 
 
-def test_every_call_takes_a_condition(client: galileo.Client, explored: Any) -> None:
+def test_every_call_takes_a_condition(
+    cluster: galileo.LocalCluster, client: galileo.Client, explored: Any
+) -> None:
     name, warm = explored.name, galileo.f.temperature > 280
     count = int((explored.frame["temperature"] > 280).sum())
     assert client.count(name, warm) == count == client.select(name, warm).num_rows
@@ -71,10 +71,8 @@ def test_every_call_takes_a_condition(client: galileo.Client, explored: Any) -> 
     )
     assert client.explain(name, warm).found == len(client.query(name, warm))
     assert client.summarise(name, warm, feature="temperature").observations == count
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (estimate := client.estimate(name, warm)).complete:
-        assert time.monotonic() < deadline, "the synopses did not spread"
-        time.sleep(0.05)
+    wait_for_synopses(cluster, name)
+    estimate = client.estimate(name, warm)
     assert estimate.low <= len(client.query(name, warm)) <= estimate.high
     near = client.nearest(name, warm, latitude=0.0, longitude=0.0, k=3)
     assert len(near) == 3

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from synopses import wait_for_synopses
 
 import galileo
 from galileo.cli.ccq import ccq as ccq_commands
@@ -101,7 +102,7 @@ def test_a_thing_of_the_wrong_kind_is_refused(
 
 
 def test_what_numpy_makes_are_numbers_and_longitudes_go_to_360(
-    client: galileo.Client, dataset: str
+    cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
 ) -> None:
     near = client.nearest(
         dataset, latitude=np.float32(40), longitude=np.float64(255), k=np.int64(1)
@@ -109,6 +110,7 @@ def test_what_numpy_makes_are_numbers_and_longitudes_go_to_360(
     assert near.to_pandas()["distance_m"].to_list() == [0.0]
     summary = client.summarise(dataset, feature="temperature", bins=np.int64(2))
     assert summary.counts == (1, 1)
+    wait_for_synopses(cluster, dataset)
     found = client.estimate(dataset, feature="temperature", quantiles=np.array([0.0, 1.0]))
     assert len(found.quantiles) == 2
 

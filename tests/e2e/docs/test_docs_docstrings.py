@@ -20,8 +20,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fault_injection.nodes import wait_until
 from matplotlib import pyplot
+from synopses import wait_for_synopses
 
 import galileo
 import galileo.client
@@ -122,7 +122,11 @@ def test_everything_public_is_documented(one: Documented) -> None:
 
 
 @pytest.fixture(scope="module")
-def weather(client: galileo.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def weather(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
     """A directory with the files that examples read; the dataset is there meanwhile."""
     schema = galileo.Schema(
         DATASET,
@@ -131,9 +135,7 @@ def weather(client: galileo.Client, tmp_path_factory: pytest.TempPathFactory) ->
     )
     client.create_dataset(schema)
     client.ingest(DATASET, FRAME, producer="march-2014")
-    # Estimates come from one node, which receives the synopses of others a moment later.
-    paths = len(client.query(DATASET))
-    wait_until(lambda: client.estimate(DATASET).high >= paths, what="synopses of all nodes")
+    wait_for_synopses(cluster, DATASET)
     directory = tmp_path_factory.mktemp("examples")
     (directory / "thin.py").write_text(SAMPLER.format(comment=""))
     (directory / "thin_once.py").write_text(SAMPLER.format(comment="# Once."))
