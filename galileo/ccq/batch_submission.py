@@ -1,11 +1,13 @@
-"""Submissions of many CCQs at once: one election for all CCQs that have the same candidates.
+"""Submissions of many CCQs at once: a few elections for all CCQs that have the same candidates.
 
 Theory of operation. A batch follows the rules of a single submission
 (`galileo.ccq.coordinator_elections`): each offer is a record in a term of its own, which is on disk
 before the offer is sent; a CCQ counts as submitted when two nodes (of those alive) have it on disk;
 repeating a submission under the same ids is safe. A batch shares the work. The CCQs of a submission
-whose candidates are in the same groups form one batch; one election finds the node to which all of
-them are offered; records are sent and written many at a time.
+whose candidates are in the same groups are divided into batches, at most one for each node that may
+take them and none below `batch_share_min` CCQs; one election finds the node to which all CCQs of a
+batch are offered; records are sent and written many at a time. What one election has offered counts
+in the others, so the batches go to different nodes.
 
 A CCQ leaves the common path only when it must. CCQs that the node refuses are offered to the next
 node. A CCQ for which a higher term or an end becomes known is answered with that. A known CCQ (a
@@ -108,26 +110,26 @@ class BatchSubmissions:
         if len(underway) >= SUBMISSIONS_MAX:
             return [RefuseSubmit(event.request, overloaded("submissions of many at a time"))]
         submission = _Submission(event.request, [None] * len(event.items))
-        batches: dict[tuple[int, ...], _Batch] = {}
-        candidates: dict[tuple[int, ...], tuple[str, ...]] = {}
-        capacity = self._free_capacity(event)
+        places: dict[tuple[int, ...], list[int]] = {}
+        capacity, added = self._free_capacity(event), 0
         for place, item in enumerate(event.items):
-            failure = self._refusal(item)
+            failure = self._refusal(item, added=added)
             if failure is None and self._state.record_table.get(item.ccq.id) is None:
-                capacity -= 1
-                failure = quota_exceeded(event.owned_max or 0) if capacity < 0 else None
+                added += 1
+                failure = quota_exceeded(event.owned_max or 0) if added > capacity else None
             if failure is not None:
                 submission.outcomes[place] = Outcome(item.ccq.id, failure=failure)
                 continue
-            key = self._candidate_groups(item.candidates)
-            batch = batches.get(key)
-            if batch is None:
-                batch = batches[key] = self._add_batch(submission, now)
-                candidates[key] = item.candidates
-            self._add_item(batch, item, place)
+            places.setdefault(self._candidate_groups(item.candidates), []).append(place)
+            self._elections.reserved[item.ccq.id] = item.ccq.owner
         effects: Effects = []
-        for key, batch in batches.items():
-            effects += self._start(batch, candidates[key], now)
+        for groups, together in places.items():
+            count = self._shares(groups, len(together))
+            for share in range(count):
+                batch = self._add_batch(submission, now)
+                for place in together[share::count]:
+                    self._add_item(batch, event.items[place], place)
+                effects += self._start(batch, event.items[together[0]].candidates, now)
         return effects or self._conclude(submission)
 
     # --- progress --------------------------------------------------------------------------------
@@ -244,8 +246,8 @@ class BatchSubmissions:
             return inf
         return self._elections.free_capacity(event.items[0].ccq.owner, event.owned_max)
 
-    def _refusal(self, item: BatchItem) -> Failure | None:
-        """Why a CCQ cannot be submitted now; None if it can."""
+    def _refusal(self, item: BatchItem, *, added: int) -> Failure | None:
+        """Why a CCQ cannot be submitted now, after `added` others; None if it can."""
         ccq_id, table = item.ccq.id, self._state.record_table
         known = table.get(ccq_id)
         if known is not None and known.ended is not None:
@@ -258,7 +260,8 @@ class BatchSubmissions:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"
             return Failure("unavailable", reason, advice)
-        count = len(table.records) + sum(len(batch.unassigned) for batch in self._running.values())
+        unassigned = sum(len(batch.unassigned) for batch in self._running.values())
+        count = len(table.records) + unassigned + added
         if known is None and count >= self._state.options.records_max:
             return overloaded("continuous queries of the cluster")
         return None
@@ -266,6 +269,13 @@ class BatchSubmissions:
     def _candidate_groups(self, candidates: tuple[str, ...]) -> tuple[int, ...]:
         groups = self._state.options.groups
         return tuple(i for i, group in enumerate(groups) if set(group) & set(candidates))
+
+    def _shares(self, groups: tuple[int, ...], count: int) -> int:
+        """Into how many batches so many CCQs are divided whose candidates are in some groups."""
+        options, dead = self._state.options, self._state.dead
+        numbers = groups or range(len(options.groups))
+        nodes = [node for number in numbers for node in options.groups[number] if node not in dead]
+        return max(1, min(len(nodes), count // options.batch_share_min))
 
     def _add_batch(self, submission: _Submission, now: float) -> _Batch:
         self._count += 1
@@ -286,18 +296,22 @@ class BatchSubmissions:
             batch.unacknowledged[ccq_id] = known
         batch.places[ccq_id] = place
         self._batch_by_ccq[ccq_id] = batch
-        self._elections.reserved[ccq_id] = item.ccq.owner
 
     def _start(self, batch: _Batch, candidates: tuple[str, ...], now: float) -> Effects:
         effects = self._request_acks(batch, now)
         if not batch.unassigned:
             return effects
-        batch.election = Election(
-            options=_batch_election_options(self._state.options, len(batch.unassigned))
+        options = self._state.options
+        batch.election = self._elections.election(
+            _batch_election_options(options, len(batch.unassigned))
         )
-        first = candidates or (self._state.me,)
-        groups = self._elections.groups(first, is_excluding_self=self._state.is_draining)
-        return [*effects, *self._step(batch, Started(0, groups), now)]
+        rounds = self._elections.rounds(
+            candidates,
+            key=batch.name,
+            polled_first=options.batch_polled_first,
+            is_excluding_self=self._state.is_draining,
+        )
+        return [*effects, *self._step(batch, Started(0, rounds), now)]
 
     def _step(self, batch: _Batch, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []

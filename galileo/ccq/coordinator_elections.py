@@ -49,7 +49,6 @@ from galileo.election.messages import (
     SendPoll,
     Started,
 )
-from galileo.election.ranking import Candidate, score
 
 SUBMISSIONS_PER_CCQ_MAX = 16
 CPU_SLACK = 0.05
@@ -91,7 +90,6 @@ class CoordinatorElections:
         self._state = state
         self._running: dict[str, _RunningElection] = {}
         self._count = 0
-        self._known_candidates: dict[str, Candidate] = {}
         self._orphans: dict[str, tuple[int, float]] = {}
         self._drain_not_before: dict[str, float] = {}
         self._transfer_not_before: dict[str, float] = {}
@@ -200,7 +198,7 @@ class CoordinatorElections:
         record = state.record_table.records[ccq_id]
         election = self._add_election(record, need_bytes=coordinator.cache.bytes, now=now)
         election.is_overflow = True
-        election.machine = Election(options=self._overflow_options())
+        election.machine = self.election(self._overflow_options())
         return self._start(election, (), now)
 
     # --- progress --------------------------------------------------------------------------------
@@ -294,13 +292,10 @@ class CoordinatorElections:
 
     def _failover_rank(self, record: Record) -> int:
         """This node's rank among the live ones, by a hash that differs for each term."""
-
-        def draw(node: str) -> bytes:
-            text = f"{record.ccq.id}\0{node}\0{record.term}"
-            return blake2b(text.encode(), digest_size=8).digest()
-
         live = [n for n in (self._state.me, *self._state.peers) if n not in self._state.dead]
-        return sorted(live, key=draw).index(self._state.me)
+        return sorted(live, key=lambda node: _draw(record.ccq.id, f"{node}\0{record.term}")).index(
+            self._state.me
+        )
 
     def _overflow_options(self) -> ElectionOptions:
         """Election options that accept a successor as busy as this node."""
@@ -320,7 +315,7 @@ class CoordinatorElections:
             name=f"{record.ccq.id}/{self._count}",
             record=record,
             need_bytes=need_bytes,
-            machine=Election(options=options.election),
+            machine=self.election(options.election),
             deadline=now + options.submit_timeout_s,
             begun_at=now,
         )
@@ -342,35 +337,46 @@ class CoordinatorElections:
 
     def _start(self, election: _RunningElection, candidates: Sequence[str], now: float) -> Effects:
         is_excluding_self = election.is_overflow or self._state.is_draining
-        groups = self.groups(candidates or (self._state.me,), is_excluding_self=is_excluding_self)
-        started = Started(election.need_bytes, groups, only_suitable=election.is_overflow)
+        rounds = self.rounds(
+            candidates,
+            key=election.record.ccq.id,
+            polled_first=self._state.options.polled_first,
+            is_excluding_self=is_excluding_self,
+        )
+        started = Started(election.need_bytes, rounds, only_suitable=election.is_overflow)
         return self._step(election, started, now)
 
-    def groups(
-        self, first: Sequence[str], *, is_excluding_self: bool
-    ) -> tuple[tuple[str, ...], ...]:
-        """Live nodes by group: the groups of `first`, then the others by mean score.
+    def election(self, options: ElectionOptions) -> Election:
+        """A machine that counts what this node knows to be assigned or offered."""
+        return Election(options=options, assigned=self._state.record_table.coordinated_count)
 
-        A node that hands its CCQ off excludes itself.
+    def rounds(
+        self, first: Sequence[str], *, key: str, polled_first: int, is_excluding_self: bool
+    ) -> tuple[tuple[str, ...], ...]:
+        """The live nodes in the rounds in which an election polls them.
+
+        Nodes of the groups of `first` come before the others; within both the order is drawn by a
+        hash of `key`. Each round has twice as many nodes as the one before. A node that hands its
+        CCQ off excludes itself.
         """
         out = self._state.dead | ({self._state.me} if is_excluding_self else set())
-        groups = sorted(self._state.options.groups, key=lambda group: not set(group) & set(first))
-        count = sum(bool(set(group) & set(first)) for group in groups)
-        alive = [tuple(node for node in group if node not in out) for group in groups]
-        named, others = alive[:count], [group for group in alive[count:] if group]
-        return (*named, *sorted(others, key=self._mean_score))
-
-    def _mean_score(self, group: tuple[str, ...]) -> float:
-        weights = self._state.options.election.weights
-        seen = [self._known_candidates[node] for node in group if node in self._known_candidates]
-        scores = [score(candidate, need_bytes=0, weights=weights) for candidate in seen]
-        return sum(scores) / len(scores) if scores else 0.0
+        groups = self._state.options.groups
+        wanted = {node for group in groups if set(group) & set(first) for node in group}
+        alive = [node for group in groups for node in group if node not in out]
+        rounds: list[tuple[str, ...]] = []
+        for is_wanted in (True, False):
+            nodes = [node for node in alive if (node in wanted) is is_wanted]
+            drawn = sorted(nodes, key=lambda node: _draw(key, node))
+            while drawn:
+                count = polled_first << len(rounds)
+                rounds.append(tuple(node for node in nodes if node in drawn[:count]))
+                drawn = drawn[count:]
+        return tuple(rounds)
 
     def _step(self, election: _RunningElection, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []
         for effect in election.machine.step(event, now):
             effects += self._execute(election, effect, now)
-        self._known_candidates.update(election.machine.candidates)
         return effects
 
     def _execute(self, election: _RunningElection, effect: ElectionEffect, now: float) -> Effects:
@@ -437,6 +443,11 @@ class CoordinatorElections:
         del self._running[election.record.ccq.id]
         self._state.counts.ended.append(election.ended(failure.kind))
         return [RefuseSubmit(request, failure) for request in election.requests]
+
+
+def _draw(key: str, node: str) -> bytes:
+    """A number that differs for each pair, the same at every node (rendezvous hashing)."""
+    return blake2b(f"{key}\0{node}".encode(), digest_size=8).digest()
 
 
 def overloaded(what: str) -> Failure:

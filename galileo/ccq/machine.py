@@ -116,12 +116,13 @@ class Continuous:
     """
 
     state_type = NodeState
+    elections_type = CoordinatorElections
     batches_type = BatchSubmissions
 
     def __init__(self, me: str, options: ContinuousOptions) -> None:
         self.state = self.state_type(me, options)
         self._gossip = Gossip(self.state)
-        self._elections = CoordinatorElections(self.state)
+        self._elections = self.elections_type(self.state)
         self._batches = self.batches_type(self.state, self._elections)
         self._lookups = RecordLookups(self.state)
         self._schedule = Schedule(self.state)
@@ -188,7 +189,7 @@ class Continuous:
 
     def is_coordinator(self, node: str) -> bool:
         """Whether a node coordinates a live CCQ, as far as this node knows."""
-        return self.state.record_table.is_coordinator(node)
+        return self.state.record_table.coordinated_count(node) > 0
 
     def owned_by(self, owner: str) -> int:
         """Number of known live CCQs of an owner in the cluster."""

@@ -35,6 +35,9 @@ class ContinuousOptions:
         weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
         labels_few: labels of a cache up to which it is rarely compacted.
+        polled_first: nodes in the first round of an election.
+        batch_polled_first: the same for a batch of submissions.
+        batch_share_min: CCQs of a batch below which it is not divided among coordinators.
         coordinated_max: CCQs that this node accepts.
         records_max: CCQs of the cluster; above it submissions are refused.
         fetches_max: open fetches at a time.
@@ -79,6 +82,9 @@ class ContinuousOptions:
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
     labels_few: int = LABELS_FEW
+    polled_first: int = 4
+    batch_polled_first: int = 16
+    batch_share_min: int = 25
     coordinated_max: int = 100_000
     records_max: int = 1_000_000
     fetches_max: int = 10_000

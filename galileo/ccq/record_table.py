@@ -68,9 +68,9 @@ class RecordTable:
         """The live CCQs whose coordinator is `node`."""
         return tuple(self._ids_by_coordinator.get(node, ()))
 
-    def is_coordinator(self, node: str) -> bool:
-        """Whether a node coordinates a live CCQ."""
-        return bool(self._ids_by_coordinator.get(node))
+    def coordinated_count(self, node: str) -> int:
+        """Number of live CCQs whose coordinator is `node`, offers included."""
+        return len(self._ids_by_coordinator.get(node, ()))
 
     def owned_by(self, owner: str) -> int:
         """Number of live CCQs of an owner."""

@@ -1,13 +1,18 @@
 """One election of a coordinator (paper, IV.B), at submission and failover.
 
-Theory of operation. The groups of nodes are polled one after the other. When all nodes of a group
-have answered, or after `poll_timeout_s`, the suitable ones among all answers are offered the CCQ in
-the order of their rank, one at a time; an offer that is refused or not accepted within
-`appoint_timeout_s` goes to the next. If no suitable node is left, the next group is polled. After
-the last group, the unsuitable nodes get offers in the order of rank: the least loaded accepts. An
-election with `only_suitable` fails instead.
+Theory of operation. Nodes are polled in rounds. When all nodes of a round have answered, or after
+`poll_timeout_s`, the suitable ones among all answers are offered the CCQ in the order of their
+rank, one at a time; an offer that is refused or not accepted within `appoint_timeout_s` goes to the
+next. If no suitable node is left, the next round is polled. After the last round, the unsuitable
+nodes get offers in the order of rank: the least loaded accepts. An election with `only_suitable`
+fails instead.
 
-States: polling a group, offering to a node, over (decided or failed). Invariants: no node is polled
+A first round of a few nodes drawn by chance spreads CCQs nearly as evenly as a poll of all nodes
+(Mitzenmacher, "The power of two choices in randomized load balancing", 2001). Elections that run at
+the same time would all choose the node that was the least loaded when it answered, so `assigned`
+counts what was offered meanwhile.
+
+States: polling a round, offering to a node, over (decided or failed). Invariants: no node is polled
 or offered twice; at most `offers_max` offers.
 
 The election does not make a coordinator unique, terms do (`galileo.ccq.machine`): an offer that
@@ -16,7 +21,8 @@ timed out may still be accepted, therefore each offer has its own term.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from galileo.election.messages import (
     Decided,
@@ -45,18 +51,29 @@ class ElectionOptions:
 class Election:
     """The machine of one election.
 
+    Args:
+        options: time-outs and limits.
+        assigned: the number of CCQs that a node coordinates or was offered, as far as this node
+            knows; it counts where the node's own answer has fewer.
+
     Attributes:
         offered_to: the node whose acceptance is awaited.
         candidates: the answers so far.
     """
 
-    def __init__(self, *, options: ElectionOptions | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        options: ElectionOptions | None = None,
+        assigned: Callable[[str], int] = lambda _: 0,
+    ) -> None:
         self.options = options or ElectionOptions()
+        self._assigned = assigned
         self.offered_to: str | None = None
         self.is_over = False
         self._need_bytes = 0
         self._only_suitable = False
-        self._groups: list[tuple[str, ...]] = []
+        self._rounds: list[tuple[str, ...]] = []
         self._polled_at: dict[str, float] = {}
         self.candidates: dict[str, Candidate] = {}
         self._offered: list[str] = []
@@ -84,7 +101,7 @@ class Election:
     def _on_started(self, event: Started, now: float) -> list[ElectionEffect]:
         self._need_bytes = event.need_bytes
         self._only_suitable = event.only_suitable
-        self._groups = [group for group in event.groups if group]
+        self._rounds = list(event.rounds)
         return self._widen(now)
 
     def _on_answer(self, event: PollAnswered, now: float) -> list[ElectionEffect]:
@@ -105,22 +122,22 @@ class Election:
         return self._next_offer(now) if now >= self._deadline else []
 
     def _widen(self, now: float) -> list[ElectionEffect]:
-        """Poll the next group; without one, offer to unsuitable nodes or fail."""
+        """Poll the next round; without one, fail."""
         self.offered_to = None
-        while self._groups:
-            group = [node for node in self._groups.pop(0) if node not in self._polled_at]
-            if group:
-                self._polled_at.update(dict.fromkeys(group, now))
+        while self._rounds:
+            nodes = [node for node in self._rounds.pop(0) if node not in self._polled_at]
+            if nodes:
+                self._polled_at.update(dict.fromkeys(nodes, now))
                 self._deadline = now + self.options.poll_timeout_s
-                return [SendPoll(node) for node in group]
+                return [SendPoll(node) for node in nodes]
         return self._give_up()
 
     def _next_offer(self, now: float) -> list[ElectionEffect]:
         if len(self._offered) >= self.options.offers_max:
             return self._give_up()
-        left = {n: c for n, c in self.candidates.items() if n not in self._offered}
+        left = {n: self._now(n, c) for n, c in self.candidates.items() if n not in self._offered}
         fit = {n: c for n, c in left.items() if self._is_suitable(c)}
-        if not fit and (self._groups or not left or self._only_suitable):
+        if not fit and (self._rounds or not left or self._only_suitable):
             return self._widen(now)
         weights = self.options.weights
         node = rank(fit or left, need_bytes=self._need_bytes, weights=weights)[0]
@@ -139,6 +156,12 @@ class Election:
                 f"{answered} answered, {len(self._offered)} were offered it, none accepted"
             )
         ]
+
+    def _now(self, node: str, candidate: Candidate) -> Candidate:
+        """A candidate with what was assigned to it since it answered."""
+        usage = candidate.usage
+        count = max(usage.ccq_count, self._assigned(node))
+        return replace(candidate, usage=replace(usage, ccq_count=count))
 
     def _is_suitable(self, candidate: Candidate) -> bool:
         limits = self.options.limits

@@ -51,12 +51,12 @@ class Started:
 
     Attributes:
         need_bytes: expected cache size of the CCQ.
-        groups: node names by group, in the order of polling.
+        rounds: the nodes that are polled together, in the order of polling.
         only_suitable: fail rather than offer to an unsuitable node.
     """
 
     need_bytes: int
-    groups: tuple[tuple[str, ...], ...]
+    rounds: tuple[tuple[str, ...], ...]
     only_suitable: bool = False
 
 

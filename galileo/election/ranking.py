@@ -26,7 +26,7 @@ class Weights:
     load: float = 1.0
     ccqs: float = 1.0
     latency: float = 0.5
-    ccqs_typical: float = 100.0
+    ccqs_typical: float = 20.0
     latency_typical_s: float = 0.05
 
 

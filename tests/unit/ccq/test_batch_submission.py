@@ -87,7 +87,7 @@ def test_who_is_offered_many_saves_them_then_tells_all_others_then_accepts():
 
 def test_offers_and_announcements_go_in_pages():
     count = RECORDS_PER_MESSAGE + 1
-    effects = offered(Driver(), *(f"q{number}" for number in range(count)))
+    effects = offered(Driver(batch_share_min=10**6), *(f"q{number}" for number in range(count)))
     sent = [len(effect.message.records) for effect in only(effects, Send)]
     assert sent == [RECORDS_PER_MESSAGE, 1]
 

@@ -23,13 +23,13 @@ BUSY = UsageStatistics(cpu_share=0.6, memory_free_bytes=8 << 30)
 FULL = UsageStatistics(cpu_share=0.1, memory_free_bytes=1 << 20)
 
 
-def started(*groups: tuple[str, ...], need_bytes: int = 1 << 20) -> Election:
+def started(*rounds: tuple[str, ...], need_bytes: int = 1 << 20) -> Election:
     election = Election(options=OPTIONS)
-    election.step(Started(need_bytes, groups), 0.0)
+    election.step(Started(need_bytes, rounds), 0.0)
     return election
 
 
-def test_the_first_group_is_polled_and_its_best_appointed():
+def test_the_first_round_is_polled_and_its_best_appointed():
     election = Election(options=OPTIONS)
     polls = election.step(Started(0, (("a", "b"), ("c",))), 0.0)
     assert polls == [SendPoll("a"), SendPoll("b")]
@@ -65,6 +65,18 @@ def test_a_refusal_or_silence_passes_the_offer_on():
     assert election.step(ElectionTicked(), 1.2) == [OfferAssignment("c")]
     assert election.step(OfferAccepted("a"), 1.3) == []
     assert election.step(OfferAccepted("c"), 1.3) == [Decided("c")]
+
+
+def test_what_was_assigned_since_the_answer_counts():
+    assigned = {"a": 0, "b": 0}
+    elections = [Election(options=OPTIONS, assigned=assigned.__getitem__) for _ in range(4)]
+    for election in elections:
+        election.step(Started(0, (("a", "b"),)), 0.0)
+        election.step(PollAnswered("a", IDLE), 0.1)
+    for election in elections:
+        (offer,) = election.step(PollAnswered("b", IDLE), 0.1)
+        assigned[offer.node] += 1
+    assert assigned == {"a": 2, "b": 2}
 
 
 def test_without_a_suitable_node_the_poll_widens():
