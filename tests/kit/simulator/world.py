@@ -101,8 +101,6 @@ class World(NamedNodes):
         return ContinuousOptions(
             ordinal=int(name[1:]),
             groups=self._groups,
-            polled_first=2,
-            batch_polled_first=2,
             batch_share_min=1,
             election=ElectionOptions(poll_timeout_s=0.3, appoint_timeout_s=0.6),
             cycle_timeout_s=2.0,
