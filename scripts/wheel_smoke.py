@@ -196,10 +196,12 @@ def use_everything(client_python: str, grib: Path | None) -> None:
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The names of all commands below one, such as "ccq list"."""
+    """The names of all commands below one, such as "ccq list", and of groups that do something."""
     if not isinstance(command, click.Group):
         yield " ".join(path)
         return
+    if path and command.invoke_without_command:
+        yield " ".join(path)
     context = click.Context(command)
     for name in command.list_commands(context):
         below = command.get_command(context, name)
