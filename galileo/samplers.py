@@ -245,7 +245,9 @@ def load(spec: SamplerSpec) -> Sampler:
         raise UnknownSampler(
             f"sampler {spec.name!r} is not installed{hint} "
             f"Installed: {', '.join(sorted(points)) or 'none'}. "
-            "Install its distribution on every node (the built-in ones: galileo-samplers)"
+            "Install its distribution on every node (the built-in ones: galileo-samplers)",
+            sampler=spec.name,
+            nearest=close,
         )
     return construct(points[spec.name].load(), spec)
 
@@ -293,12 +295,17 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
         if name not in names:
             close = nearest_name(name, names)
             hint = f" (did you mean {close!r}?)" if close else ""
-            raise InputError(f"sampler {spec.name!r} has no option {name!r}{hint}; {options}")
+            raise InputError(
+                f"sampler {spec.name!r} has no option {name!r}{hint}; {options}",
+                option=name,
+                nearest=close,
+            )
     for parameter in parameters:
         is_required = parameter.name in names and parameter.default is parameter.empty
         if is_required and parameter.name not in spec.options:
             raise InputError(
-                f"sampler {spec.name!r} needs the option {parameter.name!r}; {options}"
+                f"sampler {spec.name!r} needs the option {parameter.name!r}; {options}",
+                option=parameter.name,
             )
 
 
@@ -416,6 +423,7 @@ def failed(error: BaseException, spec: SamplerSpec, *, labels: int) -> SamplerFa
     """The error for an exception of a sampler, with the sampler's part of the traceback."""
     return SamplerFailed(
         f"sampler {spec.name!r} failed on {labels} labels: {type(error).__name__}: {error}",
+        sampler=spec.name,
         traceback=_own_traceback(error),
     )
 
@@ -434,7 +442,8 @@ def _where(labels: Labels, answer: Any) -> Labels:
     if mask.dtype != np.bool_ or mask.shape != (len(labels),):
         raise InputError(
             f"expected the sampler to return {len(labels)} booleans, "
-            f"got {mask.dtype} of shape {mask.shape}"
+            f"got {mask.dtype} of shape {mask.shape}",
+            expected=f"{len(labels)} booleans",
         )
     return labels.where(mask)  # type: ignore[return-value]
 

@@ -237,7 +237,9 @@ def _value(feature: Feature, value: Any) -> Any:
     if value is not None and not isinstance(value, kinds[feature.type]):
         raise InputError(
             f"expected a value of type {feature.type} or None for level {feature.name!r}, "
-            f"got {value!r}"
+            f"got {value!r}",
+            level=feature.name,
+            expected=feature.type,
         )
     return value
 

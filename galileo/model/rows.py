@@ -51,16 +51,20 @@ class RowOptions:
         if unknown or len(set(self.columns)) < len(self.columns):
             raise InputError(
                 f"expected columns of dataset {schema.name!r}, each once, of {', '.join(known)}; "
-                f"got {', '.join(map(str, self.columns))}"
+                f"got {', '.join(map(str, self.columns))}",
+                parameter="columns",
             )
         if self.order_by not in ORDERS:
             raise InputError(
-                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}"
+                f"expected an order, 'time' or '-time' (the latest first), got {self.order_by!r}",
+                parameter="order_by",
             )
         if self.limit is not None and self.is_top and self.limit > ORDERED_ROWS_MAX:
             raise InputError(
                 f"expected a limit of at most {ORDERED_ROWS_MAX:,} observations in an order, got "
-                f"{self.limit:,}; leave out the limit or the order"
+                f"{self.limit:,}; leave out the limit or the order",
+                parameter="limit",
+                bound=ORDERED_ROWS_MAX,
             )
 
     def names(self, schema: Schema) -> tuple[str, ...]:

@@ -370,6 +370,7 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
     return UnknownDataset(
         f"dataset {name!r} does not exist{hint} Datasets: {known}",
+        dataset=name,
         nearest=close,
         remedy="create_dataset",
     )

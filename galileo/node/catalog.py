@@ -177,7 +177,8 @@ class Catalog:
             raise InputError(
                 f"expected at most {most} datasets in a cluster, dropped ones included, "
                 "got another one; keep what belongs together in one dataset, or use the name of a "
-                "dropped one again"
+                "dropped one again",
+                bound=most,
             )
         created = schema.of_generation(generations.get(schema.name, 0))
         self.adopt(created)

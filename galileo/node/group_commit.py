@@ -99,6 +99,8 @@ class GroupCommit:
                 f"{taken} commits wait for partition {self._partition} already; "
                 "try again in a moment",
                 after_s=0.2,
+                partition=self._partition,
+                bound=self._waiting_max,
             )
 
     def _write_group(self) -> None:

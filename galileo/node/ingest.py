@@ -72,7 +72,8 @@ class Ingest:
         if table.num_rows > self._rows_max:
             raise InvalidObservations(
                 f"expected at most {self._rows_max:,} rows in a batch, got {table.num_rows:,}; "
-                "send several"
+                "send several",
+                bound=self._rows_max,
             )
         name = f"{principal}/{producer}" if principal else producer
         own, others = await asyncio.to_thread(self._begin, schema, table, name, batch)
@@ -172,10 +173,13 @@ def _check_identity(producer: str, batch: int) -> None:
     if not _PRODUCER.fullmatch(producer):
         raise InputError(
             f"expected a producer name of letters, digits, '_', '.', ':', '-' (at most 128), "
-            f"got {producer[:PRODUCER_SHOWN]!r}"
+            f"got {producer[:PRODUCER_SHOWN]!r}",
+            parameter="producer",
         )
     if not 0 <= batch < 2**63:
-        raise InputError(f"expected a batch number from 0 to 2^63 - 1, got {batch}")
+        raise InputError(
+            f"expected a batch number from 0 to 2^63 - 1, got {batch}", parameter="batch"
+        )
 
 
 def _join(answers: Iterable[CommitAnswer | BaseException]) -> CommitAnswer:

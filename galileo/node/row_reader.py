@@ -139,7 +139,9 @@ class RowReader:
 
     def _check_of_cluster(self, partitions: list[int]) -> None:
         if not set(partitions) <= set(self._topology.current.partitions):
-            raise InputError(f"expected partitions of this cluster, got {partitions}")
+            raise InputError(
+                f"expected partitions of this cluster, got {partitions}", partitions=partitions
+            )
 
     def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
         """What to ask of which node, in the order of partitions."""
@@ -201,7 +203,9 @@ def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
         if not 1 <= sequence <= last:
             raise InputError(
                 f"expected labels of commits 1 to {last} of partition {partition}, "
-                f"got commit {sequence}; use labels of this cluster"
+                f"got commit {sequence}; use labels of this cluster",
+                partition=partition,
+                sequence=sequence,
             )
         tables.append(shard.journal(partition).read(sequence, ranges=ranges))
     table = pa.concat_tables(tables)

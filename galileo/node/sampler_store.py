@@ -154,11 +154,15 @@ class SamplerStore:
         if not self._is_allowed:
             raise NotPermitted(
                 f"node {self._name} takes no samplers that are sent; install them on the nodes, "
-                'or have an administrator set samplers.uploads = "sandboxed"'
+                'or have an administrator set samplers.uploads = "sandboxed"',
+                node=self._name,
+                key="samplers.uploads",
             )
         reason = await asyncio.to_thread(unavailable_reason)
         if reason is not None:
-            raise SandboxUnavailable(f"node {self._name} cannot run uploaded samplers: {reason}")
+            raise SandboxUnavailable(
+                f"node {self._name} cannot run uploaded samplers: {reason}", node=self._name
+            )
 
     # --- using them --------------------------------------------------------------------------
 
@@ -292,7 +296,9 @@ class SamplerStore:
         if len(self._kept) >= archives_max or size > bytes_max:
             raise InputError(
                 f"node {self._name} keeps at most {archives_max} sent samplers of {bytes_max:,} "
-                f"bytes together, and has {len(self._kept)} already; revoke some"
+                f"bytes together, and has {len(self._kept)} already; revoke some",
+                node=self._name,
+                bound=archives_max,
             )
 
     # --- revoking ----------------------------------------------------------------------------
@@ -384,7 +390,9 @@ def _ignore(digest: str) -> None:
 def _parse_archive(data: bytes, digest: str) -> SamplerArchive:
     archive = SamplerArchive.from_bytes(data)
     if archive.digest != digest:
-        raise InputError(f"expected the archive {digest[:12]}, got {archive.digest[:12]}")
+        raise InputError(
+            f"expected the archive {digest[:12]}, got {archive.digest[:12]}", expected=digest
+        )
     return archive
 
 
@@ -404,5 +412,6 @@ def _unknown(digest: str) -> UnknownSampler:
     return UnknownSampler(
         f"expected a sampler that was sent, got the digest {digest[:64]!r}, which no node in reach "
         "has",
+        digest=digest[:64],
         remedy="send_sampler",
     )

@@ -133,7 +133,8 @@ class SampleMerger:
         if self._count > merged_max:
             raise MessageTooLarge(
                 f"expected at most {merged_max} sampled labels to merge, got more; ask a narrower "
-                "query, or take a smaller sample or one of each commit"
+                "query, or take a smaller sample or one of each commit",
+                bound=merged_max,
             )
 
     def result(self, *, until: Cursor | None = None) -> LabelSet:

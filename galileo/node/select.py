@@ -247,7 +247,9 @@ def _check_range(
     ahead = sorted(p for p in partitions if commits.until[p] > reached[p])
     if ahead:
         named = ", ".join(f"{commits.until[p]} of partition {p} (of {reached[p]})" for p in ahead)
-        raise InputError(f"expected commits of this cluster, got {named}; use its own cursors")
+        raise InputError(
+            f"expected commits of this cluster, got {named}; use its own cursors", partitions=ahead
+        )
     lost = {p: min(s, commits.until[p]) for p, s in gone.items() if p in partitions}
     lost = {p: s for p, s in lost.items() if s > commits.after[p]}
     if lost:

@@ -141,6 +141,7 @@ class Shard:
                 f"expected partitions of this node, got {sorted(others)}; they are at another node "
                 "now, or come here in a moment; try again",
                 after_s=0.1,
+                partitions=sorted(others),
             )
 
     def journal(self, partition: int) -> PartitionJournal:

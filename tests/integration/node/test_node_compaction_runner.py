@@ -119,7 +119,7 @@ def check_answers(catalog: Catalog, before: pa.Table) -> None:
         assert read.equals(wanted)
 
 
-def test_every_partition_is_merged_and_its_labels_stay_readable(
+def test_compaction_merges_every_partition_and_keeps_labels_readable(
     directory: Path, options: JournalOptions, running: Callable[..., CompactionRunner]
 ) -> None:
     store, catalog = opened(directory, options)
@@ -141,9 +141,7 @@ def test_every_partition_is_merged_and_its_labels_stay_readable(
     store.close()
 
 
-def test_stopping_ends_a_merge_that_would_take_hours(
-    directory: Path, options: JournalOptions
-) -> None:
+def test_compaction_stop_ends_a_running_merge(directory: Path, options: JournalOptions) -> None:
     store, catalog = opened(directory, options)
     slow = CompactionRunnerOptions(
         CompactionOptions(bytes_min=1, block_bytes=1), bytes_per_s=1, interval_s=0.01
@@ -157,7 +155,7 @@ def test_stopping_ends_a_merge_that_would_take_hours(
     store.close()
 
 
-def test_a_partition_that_failed_is_left_alone_and_the_others_go_on(
+def test_compaction_skips_a_failed_partition_and_continues(
     directory: Path, options: JournalOptions, running: Callable[..., CompactionRunner]
 ) -> None:
     store, catalog = opened(directory, options)
@@ -174,7 +172,7 @@ def test_a_partition_that_failed_is_left_alone_and_the_others_go_on(
     store.close()
 
 
-def test_what_is_replayed_is_what_was_written(directory: Path, options: JournalOptions) -> None:
+def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOptions) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
     written = Shard(SCHEMA, epoch=2)
     for partition in (0, 5):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
 from galileo.model.retention import Removed, Retention
@@ -46,7 +47,7 @@ async def hear(cluster: Any, to: str, sender: str, catalog: Any) -> None:
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
-async def test_a_dataset_dropped_at_any_node_is_gone_everywhere(
+async def test_drop_dataset_at_any_node_deletes_it_everywhere(
     cluster: Any, make_observations: Make, at: str
 ) -> None:
     await cluster.ingest(make_observations(500))
@@ -64,17 +65,19 @@ async def test_a_dataset_dropped_at_any_node_is_gone_everywhere(
             cluster.ingest(make_observations(5), at=node),
             cluster.read(labels, at=node),
         ):
-            with pytest.raises(UnknownDataset, match="'nam' was dropped; create it"):
+            with raises(UnknownDataset, dropped="nam", remedy="create_dataset"):
                 await request
 
 
-async def test_a_dataset_that_does_not_exist_cannot_be_dropped(cluster: Any) -> None:
-    with pytest.raises(UnknownDataset, match="did you mean 'nam'"):
+async def test_drop_dataset_of_an_unknown_dataset_is_refused(cluster: Any) -> None:
+    with raises(UnknownDataset, nearest="nam"):
         await cluster["a"].drop_dataset("nan")
     assert known(cluster) == everywhere("nam")
 
 
-async def test_a_name_is_free_for_another_dataset(cluster: Any, make_observations: Make) -> None:
+async def test_drop_dataset_frees_the_name_for_a_new_dataset(
+    cluster: Any, make_observations: Make
+) -> None:
     old = await cluster.ingest(make_observations(300))
     labels = await cluster.ask()
     await cluster["b"].set_retention("nam", Retention(bytes=1 << 40))
@@ -92,9 +95,9 @@ async def test_a_name_is_free_for_another_dataset(cluster: Any, make_observation
     for node in "abc":
         assert await cluster[node].named("nam") == created
         assert (await cluster[node].retention("nam")).retention is None
-        with pytest.raises(UnknownDataset, match="'nam' was dropped and created again"):
+        with raises(UnknownDataset, dropped="nam"):
             await cluster.read(labels, at=node)
-        with pytest.raises(UnknownDataset, match="'nam' was dropped and created again"):
+        with raises(UnknownDataset, dropped="nam"):
             await cluster.ingest(make_observations(5), at=node)
     await cluster["c"].set_retention("nam", Retention(bytes=1 << 30))
     assert cluster["c"].catalog.retention("nam@1").retention == Retention(bytes=1 << 30)
@@ -104,7 +107,7 @@ async def test_a_name_is_free_for_another_dataset(cluster: Any, make_observation
     assert cluster["c"].catalog.retentions == {}
 
 
-async def test_a_node_that_was_away_does_not_bring_a_dataset_back(
+async def test_drop_dataset_missed_by_a_node_is_learnt_later(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
@@ -122,7 +125,7 @@ async def test_a_node_that_was_away_does_not_bring_a_dataset_back(
     assert directories(cluster) == []
 
 
-async def test_a_node_that_missed_two_datasets_takes_the_second(
+async def test_sync_datasets_after_drop_and_create_adopts_the_new_dataset(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.ingest(make_observations(300))
@@ -138,7 +141,7 @@ async def test_a_node_that_missed_two_datasets_takes_the_second(
     assert known(cluster) == everywhere("nam@1")
 
 
-async def test_without_its_home_a_dataset_is_not_dropped(cluster: Any) -> None:
+async def test_drop_dataset_without_its_home_is_unavailable(cluster: Any) -> None:
     home = dataset_home(cluster.topology, "nam")
     cluster.network.away = {home}
     other = next(name for name in "abc" if name != home)
@@ -147,9 +150,7 @@ async def test_without_its_home_a_dataset_is_not_dropped(cluster: Any) -> None:
     assert known(cluster) == everywhere("nam")
 
 
-async def test_a_dataset_stays_dropped_when_nodes_restart(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_drop_dataset_survives_restarts(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(300))
     await cluster["a"].set_retention("nam", Retention(bytes=1 << 40))
     await cluster["a"].drop_dataset("nam")
@@ -163,7 +164,7 @@ async def test_a_dataset_stays_dropped_when_nodes_restart(
         assert (await node.retention("nam")).retention is None
 
 
-async def test_other_datasets_go_on_while_one_is_dropped(
+async def test_drop_dataset_leaves_ingest_into_others_running(
     cluster: Any, make_observations: Make
 ) -> None:
     other = Schema("gfs", cluster.schema.features, geohash_precision=2, time_bucket="6h")
@@ -191,7 +192,9 @@ async def test_other_datasets_go_on_while_one_is_dropped(
     assert sum(found) == 600
 
 
-async def test_whatever_is_late_meets_nothing(cluster: Any, make_observations: Make) -> None:
+async def test_late_requests_for_a_dropped_dataset_are_refused(
+    cluster: Any, make_observations: Make
+) -> None:
     """What a node sends that has not heard of the drop is refused, or finds nothing."""
     await cluster.ingest(make_observations(50))
     node = cluster["a"]
@@ -217,7 +220,7 @@ async def test_whatever_is_late_meets_nothing(cluster: Any, make_observations: M
         node.store.partition_copy("nam", 0)
 
 
-async def test_a_drop_is_repeated_without_harm(cluster: Any, make_observations: Make) -> None:
+async def test_drop_repeated_gives_the_first_answer(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(50))
     removed = await cluster["a"].drop_dataset("nam")
     await cluster["a"].create_dataset(AGAIN)
@@ -229,7 +232,7 @@ async def test_a_drop_is_repeated_without_harm(cluster: Any, make_observations: 
     assert known(cluster) == everywhere("nam@1")
 
 
-async def test_calls_that_drop_a_dataset_at_once_get_one_answer(
+async def test_drop_called_concurrently_gives_one_answer(
     cluster: Any, make_observations: Make
 ) -> None:
     """A heartbeat may bring the news before the call of the home does."""

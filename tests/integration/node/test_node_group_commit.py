@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly
@@ -111,7 +112,7 @@ async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> Asyn
             await group.drained()
 
 
-async def test_commits_that_wait_together_share_one_sync(bench: Bench) -> None:
+async def test_group_commit_of_waiting_commits_syncs_once(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 11)]
     await bench.until_waiting(10)
@@ -124,13 +125,13 @@ async def test_commits_that_wait_together_share_one_sync(bench: Bench) -> None:
     assert bench.seen() == list(range(1, 12))
 
 
-async def test_commits_one_after_the_other_have_a_sync_each(bench: Bench) -> None:
+async def test_group_commit_of_successive_commits_syncs_each(bench: Bench) -> None:
     for batch in range(3):
         assert (await bench.start(batch)).sequence == batch + 1
     assert bench.disk.syncs == 3
 
 
-async def test_nothing_is_acknowledged_or_seen_before_the_sync(bench: Bench) -> None:
+async def test_commit_is_invisible_before_its_sync(bench: Bench) -> None:
     first = await bench.hold()
     assert not first.done()
     assert bench.shard.published() == EMPTY_CURSOR
@@ -140,20 +141,19 @@ async def test_nothing_is_acknowledged_or_seen_before_the_sync(bench: Bench) -> 
     assert bench.seen() == [1]
 
 
-async def test_a_full_queue_is_overloaded_and_says_when_to_come_back(bench: Bench) -> None:
+async def test_commit_to_a_full_queue_is_overloaded(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 21)]
     await bench.until_waiting(20)
-    with pytest.raises(Overloaded, match="20 commits wait for partition 3 already") as refused:
+    with raises(Overloaded, partition=PARTITION, bound=20, after_s=0.2):
         await bench.start(99)
-    assert refused.value.details["after_s"] > 0
     bench.disk.gate.set()
     await asyncio.gather(first, *others)
     assert bench.shard.published() == Cursor({PARTITION: 21})
     assert (await bench.start(99)).sequence == 22
 
 
-async def test_the_queue_is_bounded_for_commits_that_come_at_once(bench: Bench) -> None:
+async def test_commit_queue_is_bounded_for_concurrent_commits(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 51)]
     await bench.until_waiting(20)
@@ -164,7 +164,7 @@ async def test_the_queue_is_bounded_for_commits_that_come_at_once(bench: Bench) 
     assert bench.shard.published() == Cursor({PARTITION: 21})
 
 
-async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
+async def test_sync_error_fails_all_waiting_commits(bench: Bench) -> None:
     first = await bench.hold()
     others = [bench.start(batch) for batch in range(1, 6)]
     await bench.until_waiting(5)
@@ -174,11 +174,11 @@ async def test_a_failed_sync_fails_all_that_waited_for_it(bench: Bench) -> None:
     assert [type(result) for result in results] == [PartitionReadOnly] * 6
     assert bench.shard.published() == EMPTY_CURSOR
     assert bench.seen() == []
-    with pytest.raises(PartitionReadOnly, match="restart the node"):
+    with raises(PartitionReadOnly):
         await bench.start(9)
 
 
-async def test_what_breaks_unforeseen_reaches_all_that_waited(bench: Bench) -> None:
+async def test_unexpected_error_fails_all_waiting_commits(bench: Bench) -> None:
     journal = bench.shard.journals.pop(PARTITION)
     results = await asyncio.gather(bench.start(1), bench.start(2), return_exceptions=True)
     assert [type(result) for result in results] == [KeyError, KeyError]
@@ -186,7 +186,7 @@ async def test_what_breaks_unforeseen_reaches_all_that_waited(bench: Bench) -> N
     assert (await bench.start(3)).sequence == 1
 
 
-async def test_one_wrong_commit_fails_alone(bench: Bench) -> None:
+async def test_conflicting_commit_fails_alone(bench: Bench) -> None:
     await bench.start(0, rows=7)
     wrong, right = bench.start(0, rows=8), bench.start(1)
     results = await asyncio.gather(wrong, right, return_exceptions=True)
@@ -194,7 +194,7 @@ async def test_one_wrong_commit_fails_alone(bench: Bench) -> None:
     assert results[1] == Committed(2, 5, 5, duplicate=False)
 
 
-async def test_a_retry_that_meets_its_first_attempt_is_its_duplicate(bench: Bench) -> None:
+async def test_commit_repeated_while_waiting_is_a_duplicate(bench: Bench) -> None:
     first = await bench.hold()
     twice = [bench.start(1), bench.start(1)]
     await bench.until_waiting(2)
@@ -206,7 +206,7 @@ async def test_a_retry_that_meets_its_first_attempt_is_its_duplicate(bench: Benc
     assert bench.shard.journals[PARTITION].rows_total == 10
 
 
-async def test_two_batches_of_one_number_that_meet_are_a_conflict(bench: Bench) -> None:
+async def test_commits_of_one_batch_number_in_a_group_conflict(bench: Bench) -> None:
     first = await bench.hold()
     twice = [bench.start(1), bench.start(1, seed=77)]
     await bench.until_waiting(2)
@@ -231,7 +231,7 @@ async def test_cancelled_commit_leaves_other_commits_intact(bench: Bench) -> Non
     assert bench.shard.published() == Cursor({PARTITION: 4})
 
 
-async def test_drained_waits_for_what_is_being_written(bench: Bench) -> None:
+async def test_drained_waits_for_running_writes(bench: Bench) -> None:
     first = await bench.hold()
     drained = asyncio.ensure_future(bench.group.drained())
     done, _ = await asyncio.wait([drained], timeout=0.05)
@@ -244,7 +244,7 @@ async def test_drained_waits_for_what_is_being_written(bench: Bench) -> None:
 # --- from other threads --------------------------------------------------------------------------
 
 
-async def test_commits_are_handed_in_from_any_thread(bench: Bench) -> None:
+async def test_submit_from_many_threads_commits_all(bench: Bench) -> None:
     commits = [bench.indexed(batch) for batch in range(18)]
     with ThreadPoolExecutor(6) as threads:
         futures = list(threads.map(bench.group.submit, commits))
@@ -255,7 +255,7 @@ async def test_commits_are_handed_in_from_any_thread(bench: Bench) -> None:
     assert bench.seen() == list(range(1, 19))
 
 
-async def test_a_full_queue_refuses_what_is_handed_in_at_once(bench: Bench) -> None:
+async def test_submit_to_a_full_queue_is_overloaded(bench: Bench) -> None:
     first = await bench.hold()
     futures = [bench.group.submit(bench.indexed(batch)) for batch in range(1, 21)]
     with pytest.raises(Overloaded):
@@ -265,14 +265,14 @@ async def test_a_full_queue_refuses_what_is_handed_in_at_once(bench: Bench) -> N
     assert (await first).sequence == 1
 
 
-async def test_a_partition_writes_again_after_it_was_idle(bench: Bench) -> None:
+async def test_submit_after_idle_writes_again(bench: Bench) -> None:
     for batch in range(3):
         assert bench.group.submit(bench.indexed(batch)).result(TIMEOUT_S).sequence == batch + 1
         await bench.group.drained()
     assert bench.disk.syncs == 3
 
 
-async def test_runs_of_the_graph_are_merged_when_new_ones_have_come(
+async def test_group_commit_merges_sorted_runs_after_new_ones(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     class Watched(Shard):
@@ -303,7 +303,7 @@ async def test_runs_of_the_graph_are_merged_when_new_ones_have_come(
         assert shard.graph.count() == 10 + 39 * 60
 
 
-async def test_a_partition_that_was_given_away_takes_no_commit(bench: Bench) -> None:
+async def test_group_commit_after_end_refuses_commits(bench: Bench) -> None:
     """A commit may have got this writer before the fence, and hand its rows in behind it."""
     first = await bench.hold()
     bench.group.end()

@@ -20,7 +20,7 @@ def report(losses: LogRegressions, reported: dict[str, Cursor], times: int = 1) 
         losses.check_report("b", [1, 2, 3], reported=reported, expected=EXPECTED)
 
 
-def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
+def test_log_regression_of_a_shorter_log_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     losses = LogRegressions()
@@ -36,7 +36,7 @@ def test_who_comes_back_with_less_has_lost_it_and_is_named_once(
     assert len(losses.known) == 2, "that its numbers have caught up brings nothing back"
 
 
-def test_a_report_that_was_under_way_for_long_is_no_loss() -> None:
+def test_log_regression_of_a_late_report_is_ignored() -> None:
     losses = LogRegressions()
     for _ in range(5):
         report(losses, {"air": Cursor({1: 3, 2: 9})}, REPORTS_MIN - 1)
@@ -44,14 +44,14 @@ def test_a_report_that_was_under_way_for_long_is_no_loss() -> None:
     assert losses.known == []
 
 
-def test_what_others_keep_is_not_asked_of_it() -> None:
+def test_log_regression_checks_own_partitions_only() -> None:
     losses = LogRegressions()
     for _ in range(REPORTS_MIN):
         losses.check_report("c", [], reported={}, expected=EXPECTED)
     assert losses.known == []
 
 
-def test_what_readers_have_retrieved_is_expected_after_a_restart_of_every_node() -> None:
+def test_log_regression_after_a_full_restart_uses_retrieved_cursors() -> None:
     losses = LogRegressions()
     losses.expect("air", Cursor({1: 6}))
     losses.expect("air", Cursor({1: 4, 2: 5}))
@@ -81,7 +81,7 @@ REPORTS = st.fixed_dictionaries(
         max_size=20,
     )
 )
-def test_reports_that_are_not_compared_again_hide_no_loss(steps: list[Any]) -> None:
+def test_log_regression_skipping_equal_reports_finds_the_same(steps: list[Any]) -> None:
     losses, always = LogRegressions(), LogRegressions()
     for node, partitions, reported, expected, retrieved in steps:
         for each in (losses, always):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo import samplers
 from galileo.errors import InputError, Unavailable
@@ -97,7 +98,7 @@ async def one_by_one(cluster: Any, *, north: float) -> set[Any]:
 @pytest.mark.parametrize(
     "rows_max", [50, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (1, 131_072))]
 )
-async def test_a_sampler_sees_what_a_read_of_each_label_finds(
+async def test_observing_sampler_gets_the_observations_of_its_labels(
     filled: Any, shown: list[tuple[int, int, int]], rows_max: int
 ) -> None:
     await filled.reconfigure(queries=QueryOptions(observed_rows_max=rows_max))
@@ -117,7 +118,7 @@ async def test_a_sampler_sees_what_a_read_of_each_label_finds(
 
 
 @pytest.mark.usefixtures("shown")
-async def test_a_label_at_the_edge_may_have_no_observation(filled: Any) -> None:
+async def test_observing_sampler_gets_border_labels_without_observations(filled: Any) -> None:
     """Its cell intersects the box, and all of its observations lie beside it."""
     labels = await filled.ask(QUERY)
     found = [
@@ -130,16 +131,16 @@ async def test_a_label_at_the_edge_may_have_no_observation(filled: Any) -> None:
 
 
 @pytest.mark.usefixtures("shown")
-async def test_a_sampler_that_raises_says_where(filled: Any) -> None:
+async def test_observing_sampler_that_raises_reports_its_traceback(filled: Any) -> None:
     spec = SamplerSpec("northern", {"north": 0.0, "fails": True})
-    with pytest.raises(samplers.SamplerFailed, match="ValueError: no luck") as caught:
+    with raises(samplers.SamplerFailed, sampler="northern") as caught:
         await sampled(filled, spec)
     trace = caught.value.details["traceback"]
     assert 'raise ValueError("no luck")' in trace
     assert "galileo/node" not in trace, "only its own frames"
 
 
-async def test_numbered_observations_come_from_every_node(filled: Any) -> None:
+async def test_read_numbered_parts_returns_observations_of_all_nodes(filled: Any) -> None:
     """As a coordinator reads them for a CCQ's sampler."""
     labels = (await filled.ask(QUERY)).in_commit_order()
     task = ReadTask("nam", numbered_parts(labels), labels.query)
@@ -154,7 +155,7 @@ async def test_numbered_observations_come_from_every_node(filled: Any) -> None:
     assert numbered_parts(labels).schema.equals(NUMBERED_PARTS_SCHEMA, check_metadata=False)
 
 
-async def test_what_retention_dropped_meanwhile_is_found_no_more(
+async def test_observed_after_retention_is_unavailable(
     filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = await filled.ask(QUERY)
@@ -169,7 +170,7 @@ async def test_what_retention_dropped_meanwhile_is_found_no_more(
         observed(shard, own, query=query)
 
 
-async def test_a_digest_names_the_text_of_a_standing_query(filled: Any) -> None:
+async def test_matching_text_of_a_digest_is_the_registered_query(filled: Any) -> None:
     node = filled["a"]
     text = parse(QUERY, filled.schema).to_json()
     await node.matching.register_queries("nam", [text])
@@ -179,11 +180,11 @@ async def test_a_digest_names_the_text_of_a_standing_query(filled: Any) -> None:
         node.matching.text("nam", b"?" * 16)
 
 
-async def test_an_observing_sampler_without_observations_is_our_mistake(filled: Any) -> None:
+async def test_apply_without_observations_is_an_internal_error(filled: Any) -> None:
     labels = await filled.ask(QUERY)
-    with pytest.raises(samplers.InternalError, match="expected observations"):
+    with raises(samplers.InternalError):
         samplers.apply(Northern(north=0.0), labels, seed=1)
-    with pytest.raises(InputError, match="expected the sampler to return"):
+    with raises(InputError, expected=f"{len(labels)} booleans"):
         samplers.apply(
             type("None", (), {"needs_observations": True, "sample": lambda *a, **k: None})(),
             labels,

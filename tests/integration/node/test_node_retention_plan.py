@@ -24,7 +24,7 @@ def log(*files: tuple[int, int, int], writing: bool = True) -> list[LogFile]:
     return pieces
 
 
-def test_age_takes_a_beginning_and_seals_what_is_written_to() -> None:
+def test_retention_plan_by_age_drops_a_prefix_and_seals_open_files() -> None:
     pieces = {1: log((2, 9, 5), (3, 9, 80), (1, 9, 5)), 2: log((4, 9, 50)), 3: []}
     settled = Bounds(Cursor({1: 9, 2: 9}), ())
     found = plan(pieces, AGE, bounds=settled, now_us=59 * MICROS)
@@ -33,7 +33,7 @@ def test_age_takes_a_beginning_and_seals_what_is_written_to() -> None:
     assert (found.drop, found.seal) == (Cursor({1: 2, 2: 4}), frozenset({2}))
 
 
-def test_bytes_take_the_oldest_files_of_all_partitions() -> None:
+def test_retention_plan_by_bytes_drops_the_oldest_files() -> None:
     policy = Retention(bytes=BYTES_MIN)
     size = BYTES_MIN // 2
     pieces = {
@@ -52,7 +52,7 @@ def test_bytes_take_the_oldest_files_of_all_partitions() -> None:
     assert plan(small, policy, bounds=settled, now_us=0).seal == frozenset()
 
 
-def test_readers_hold_back_unless_they_may_be_passed() -> None:
+def test_retention_plan_spares_readers_unless_past_readers() -> None:
     pieces = {1: log((2, 10, 1), (2, 20, 1), (2, 40, 1)), 2: log((1, 5, 1), (1, 5, 99))}
     readers = (ReaderProgress("b", Cursor({1: 3, 2: 9})), ReaderProgress("a", Cursor({1: 5, 2: 9})))
     settled = Cursor({1: 6, 2: 2})
@@ -79,7 +79,7 @@ files = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(0, 
     st.dictionaries(st.integers(0, 3), st.integers(0, 15)),
     st.booleans(),
 )
-def test_a_plan_against_a_dumb_one(
+def test_retention_plan_equals_a_simple_model(
     partitions: dict[int, list[tuple[int, int, int]]],
     now_s: int,
     cursors: list[dict[int, int]] | None,

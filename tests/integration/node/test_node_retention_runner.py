@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired, Unavailable, UnknownDataset
@@ -69,7 +70,7 @@ async def retain(cluster: Any, policy: Retention | None) -> dict[str, Any]:
     return await cluster["a"].apply_retention("nam")  # type: ignore[no-any-return]
 
 
-async def test_old_observations_go_everywhere(
+async def test_apply_retention_deletes_old_observations_everywhere(
     kept: Any, clocks: Clocks, make_observations: Any
 ) -> None:
     before = await kept.ask()
@@ -96,7 +97,7 @@ async def test_old_observations_go_everywhere(
     assert again == 0
 
 
-async def test_what_is_dropped_stays_so_and_is_still_recognised(
+async def test_retention_survives_restarts_and_keeps_duplicate_detection(
     kept: Any, clocks: Clocks, make_observations: Any
 ) -> None:
     frontier = (await kept.ask()).frontier
@@ -119,7 +120,7 @@ async def test_what_is_dropped_stays_so_and_is_still_recognised(
     assert kept["a"].catalog.retention("nam").retention == Retention("10d")
 
 
-async def test_a_scan_names_what_is_gone(kept: Any, clocks: Clocks) -> None:
+async def test_scan_names_commits_that_retention_deleted(kept: Any, clocks: Clocks) -> None:
     whole = await kept.ask()
     node = kept["a"]
     [(dataset, shard)] = node.catalog.shards.items()
@@ -156,7 +157,7 @@ async def test_a_scan_names_what_is_gone(kept: Any, clocks: Clocks) -> None:
     assert left.in_commit_order().table.equals(expected.table)
 
 
-async def test_reading_labels_whose_rows_are_gone_names_them(kept: Any) -> None:
+async def test_read_of_deleted_rows_names_their_commits(kept: Any) -> None:
     labels = await kept.ask()
     [(_, shard)] = kept["a"].catalog.shards.items()
     dropped = {}
@@ -165,7 +166,7 @@ async def test_reading_labels_whose_rows_are_gone_names_them(kept: Any) -> None:
             dropped[partition] = shard.drop(partition, journal.log_files()[0].last).until
     assert dropped
     for at in ("a", "b"):
-        with pytest.raises(DataExpired, match="leave them out") as caught:
+        with raises(DataExpired) as caught:
             await kept.read(labels, at=at)
         named = caught.value.details
         assert dict(zip(named["partitions"], named["until"], strict=True)) == dropped
@@ -173,7 +174,7 @@ async def test_reading_labels_whose_rows_are_gone_names_them(kept: Any) -> None:
     assert 0 < (await kept.read(left)).num_rows == sum(left.table.column("rows").to_pylist())
 
 
-async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
+async def test_synopsis_after_retention_prunes_remaining_commits_only(
     kept: Any, make_observations: Any
 ) -> None:
     [(_, shard)] = kept["a"].catalog.shards.items()
@@ -212,7 +213,7 @@ async def test_a_synopsis_of_what_is_left_vouches_for_nothing_else(
     assert view.pruned_until(nothing, mine, after=last) == later
 
 
-async def test_readers_are_spared_and_named(kept: Any, clocks: Clocks) -> None:
+async def test_apply_retention_spares_and_names_slow_readers(kept: Any, clocks: Clocks) -> None:
     frontier = (await kept.ask()).frontier
     asked: list[str] = []
     slow = ReaderProgress("slow", Cursor(dict.fromkeys(frontier, 1)))
@@ -231,10 +232,6 @@ async def test_readers_are_spared_and_named(kept: Any, clocks: Clocks) -> None:
     assert asked
     held = [one for report in reports.values() for one in report.held]
     assert {one.ccq_ids for one in held} == {("slow",)}
-    held = [one for node in kept.nodes for one in node.facts()[0].held]
-    assert sorted(held, key=lambda one: one.partition) == sorted(
-        held, key=lambda one: one.partition
-    )
     for node in kept.nodes:
         for journal in node.catalog.shard("nam").journals.values():
             assert journal.dropped <= 1
@@ -243,7 +240,9 @@ async def test_readers_are_spared_and_named(kept: Any, clocks: Clocks) -> None:
     assert len(await kept.ask()) == 0
 
 
-async def test_a_clock_that_is_set_forward_drops_nothing(kept: Any, clocks: Clocks) -> None:
+async def test_apply_retention_after_a_clock_jump_deletes_nothing(
+    kept: Any, clocks: Clocks
+) -> None:
     clocks.pass_(5.0)
     await kept["a"].apply_retention("nam")
     clocks.pass_(5.0)
@@ -255,7 +254,7 @@ async def test_a_clock_that_is_set_forward_drops_nothing(kept: Any, clocks: Cloc
     assert all(report.files for report in reports.values())
 
 
-async def test_a_file_that_is_written_to_for_long_is_sealed(kept: Any, clocks: Clocks) -> None:
+async def test_apply_retention_seals_old_open_segments(kept: Any, clocks: Clocks) -> None:
     journals = kept["a"].catalog.shard("nam").journals
     await retain(kept, Retention("80d"))
     before = {p: len(journal.log_files()) for p, journal in journals.items()}
@@ -267,7 +266,7 @@ async def test_a_file_that_is_written_to_for_long_is_sealed(kept: Any, clocks: C
     assert {p: len(journal.log_files()) for p, journal in journals.items()} == before
 
 
-async def test_bytes_bound_what_each_node_keeps(kept: Any, clocks: Clocks) -> None:
+async def test_apply_retention_bounds_the_bytes_of_each_node(kept: Any, clocks: Clocks) -> None:
     clocks.pass_(5.0)
     await kept["a"].apply_retention("nam")
     clocks.pass_(5.0)
@@ -282,7 +281,7 @@ async def test_bytes_bound_what_each_node_keeps(kept: Any, clocks: Clocks) -> No
     assert report.bytes == size - left
 
 
-async def test_a_policy_is_numbered_at_home_and_survives(kept: Any) -> None:
+async def test_set_retention_is_versioned_and_survives_restarts(kept: Any) -> None:
     await kept["b"].set_retention("nam", Retention("1d"))
     await kept["c"].set_retention("nam", None)
     numbered = await kept["a"].set_retention("nam", Retention("2d"))
@@ -303,7 +302,7 @@ async def test_a_policy_is_numbered_at_home_and_survives(kept: Any) -> None:
         await kept["a"].apply_own_retention("nam", numbered)
 
 
-async def test_the_thread_applies_policies_by_itself(
+async def test_retention_runner_applies_policies_and_survives_errors(
     kept: Any, clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     node, failing = kept["a"], [True]
@@ -329,7 +328,7 @@ async def test_the_thread_applies_policies_by_itself(
     assert "it is tried again" in caplog.text, "a look that fails does not end the thread"
 
 
-async def test_merged_files_of_an_ageing_dataset_span_a_part_of_the_age(
+async def test_compaction_of_an_ageing_dataset_bounds_the_span_of_segments(
     kept: Any, clocks: Clocks
 ) -> None:
     merging = CompactionRunner(
@@ -344,7 +343,7 @@ async def test_merged_files_of_an_ageing_dataset_span_a_part_of_the_age(
         merging.stop()
 
 
-async def test_a_selection_that_retention_overtakes_is_asked_again(
+async def test_select_overtaken_by_retention_is_unavailable(
     kept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = parse("temperature > -1000 OR temperature IS NULL", kept.schema)

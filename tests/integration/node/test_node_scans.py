@@ -80,7 +80,7 @@ def tell_all(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["unheard", "with synopses"])
-async def test_every_node_answers_alike_and_right(
+async def test_query_at_every_node_equals_a_simple_model(
     cluster: Any, make_observations: Make, heard: bool
 ) -> None:
     frame = await fill(cluster, make_observations)
@@ -95,7 +95,7 @@ async def test_every_node_answers_alike_and_right(
         assert sorted(rows.column("station").to_pylist()) == expected, query
 
 
-async def test_the_frontier_names_every_commit_that_was_looked_at(
+async def test_query_frontier_covers_all_published_commits(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -107,7 +107,7 @@ async def test_the_frontier_names_every_commit_that_was_looked_at(
     assert answer.frontier == published
 
 
-async def test_a_query_of_one_place_asks_only_the_group_that_has_it(
+async def test_query_of_one_cell_scans_its_group_only(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -120,7 +120,9 @@ async def test_a_query_of_one_place_asks_only_the_group_that_has_it(
     assert asked == members - {"a"}
 
 
-async def test_deltas_end_to_end_are_the_whole(cluster: Any, make_observations: Make) -> None:
+async def test_scans_between_successive_cursors_add_up_to_the_query(
+    cluster: Any, make_observations: Make
+) -> None:
     await fill(cluster, make_observations, batches=4)
     query = parse("temperature > 270", cluster.schema)
     everyone = frozenset(cluster.topology.partitions)
@@ -147,7 +149,7 @@ async def test_deltas_end_to_end_are_the_whole(cluster: Any, make_observations: 
 
 
 @pytest.mark.parametrize("away", [{"b"}, {"c"}, {"b", "c"}])
-async def test_what_cannot_be_reached_is_missing_and_said_so(
+async def test_query_with_unreachable_nodes_names_missing_partitions(
     cluster: Any, make_observations: Make, away: set[str]
 ) -> None:
     await fill(cluster, make_observations)
@@ -164,7 +166,7 @@ async def test_what_cannot_be_reached_is_missing_and_said_so(
 
 
 @pytest.mark.parametrize("labels_max", [0, 1, 100_000])
-async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reached(
+async def test_limited_query_reports_unreachable_nodes(
     cluster: Any, make_observations: Make, labels_max: int
 ) -> None:
     await fill(cluster, make_observations)
@@ -175,7 +177,7 @@ async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reache
     assert parts[-1].missing == placement.partitions_by_node(cluster.topology)["b"]
 
 
-async def test_nodes_that_need_not_be_asked_are_not_missed(
+async def test_query_of_one_cell_is_complete_without_other_groups(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -188,9 +190,7 @@ async def test_nodes_that_need_not_be_asked_are_not_missed(
     assert len(answer) > 0
 
 
-async def test_labels_of_a_stream_that_broke_are_dropped(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_query_drops_labels_of_a_broken_stream(cluster: Any, make_observations: Make) -> None:
     """The node had sent some labels; whether they are all is not known, so none count."""
     await cluster.reconfigure(queries=QueryOptions(labels_per_part=20))
     await fill(cluster, make_observations)
@@ -208,7 +208,7 @@ async def test_labels_of_a_stream_that_broke_are_dropped(
     assert identities(kept) == {one for one in identities(whole) if one[0] not in theirs}
 
 
-async def test_a_stream_that_broke_at_once_is_missing_too(
+async def test_query_with_a_stream_broken_at_once_is_partial(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -217,7 +217,7 @@ async def test_a_stream_that_broke_at_once_is_missing_too(
     assert set(answer.missing) == placement.partitions_by_node(cluster.topology)["b"]
 
 
-async def test_a_node_that_does_not_know_the_dataset_yet_is_missing(
+async def test_query_of_a_dataset_unknown_to_a_node_is_partial(
     cluster: Any, make_observations: Make
 ) -> None:
     late = Schema("late", [Feature("temperature")], geohash_precision=2)
@@ -227,7 +227,7 @@ async def test_a_node_that_does_not_know_the_dataset_yet_is_missing(
     assert parts == [ScanEnd(EMPTY_CURSOR, owned["b"] | owned["c"])]
 
 
-async def test_our_own_mistake_is_no_missing_partition(
+async def test_query_with_an_unexpected_error_raises_it(
     cluster: Any, make_observations: Make
 ) -> None:
     async def broken(node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
@@ -239,9 +239,7 @@ async def test_our_own_mistake_is_no_missing_partition(
         await cluster.ask()
 
 
-async def test_abandoned_answer_leaves_nothing_behind(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_abandoned_query_leaves_no_task(cluster: Any, make_observations: Make) -> None:
     await cluster.reconfigure(queries=QueryOptions(labels_per_part=1))
     await fill(cluster, make_observations, batches=1)
     before = asyncio.all_tasks()
@@ -269,7 +267,7 @@ def scanned_after(cluster: Any) -> Cursor:
     return after
 
 
-async def test_synopses_spare_nodes_the_work_on_what_cannot_match(
+async def test_query_skips_commits_pruned_by_synopses(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -287,7 +285,7 @@ async def test_synopses_spare_nodes_the_work_on_what_cannot_match(
     assert scanned_after(cluster) == EMPTY_CURSOR, "there may be a match"
 
 
-async def test_a_stale_synopsis_hides_nothing_that_was_stored_later(
+async def test_query_with_a_stale_synopsis_finds_later_commits(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -300,7 +298,7 @@ async def test_a_stale_synopsis_hides_nothing_that_was_stored_later(
     assert answer.frontier.covers(written.reached)
 
 
-async def test_a_spared_partition_of_a_node_that_is_away_is_missing_all_the_same(
+async def test_query_pruned_partition_of_an_unreachable_node_is_missing(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations)
@@ -319,7 +317,7 @@ async def local(cluster: Any, *tasks: ScanTask) -> list[ScanAnswer]:
     return [answer async for answer in cluster["a"].local_scans.scan(tasks)]
 
 
-async def test_tasks_of_one_scan_fail_alone(cluster: Any, make_observations: Make) -> None:
+async def test_scan_tasks_fail_separately(cluster: Any, make_observations: Make) -> None:
     await fill(cluster, make_observations)
     mine = placement.partitions_by_node(cluster.topology)["a"]
     query = parse("temperature > 280", cluster.schema).to_json()
@@ -336,7 +334,7 @@ async def test_tasks_of_one_scan_fail_alone(cluster: Any, make_observations: Mak
     assert sum(one.table.num_rows for one in alone if isinstance(one, ScanLabels)) > 0
 
 
-async def test_tasks_that_share_a_pass_get_what_they_get_alone(
+async def test_scan_tasks_together_equal_scan_tasks_alone(
     cluster: Any, make_observations: Make
 ) -> None:
     await fill(cluster, make_observations, batches=4)
@@ -366,7 +364,7 @@ async def test_tasks_that_share_a_pass_get_what_they_get_alone(
         assert alone[-1] in together
 
 
-async def test_unknown_partitions_are_not_answered(cluster: Any, make_observations: Make) -> None:
+async def test_scan_of_an_unknown_partition_fails(cluster: Any, make_observations: Make) -> None:
     await fill(cluster, make_observations)
     task = ScanTask(0, "nam", "true", EMPTY_CURSOR, None, frozenset({999}))
     [refused] = await local(cluster, task)
@@ -374,7 +372,7 @@ async def test_unknown_partitions_are_not_answered(cluster: Any, make_observatio
     assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"
 
 
-async def test_labels_of_a_partition_that_moves_amid_an_answer_are_sent_once(
+async def test_query_sends_labels_of_a_moving_partition_once(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler that looks at observations may find them gone when it has given some labels."""
@@ -462,7 +460,7 @@ async def test_abandoned_scan_ends(
     assert len(steps) > 2 * (taken + 3)
 
 
-async def test_a_step_ends_in_time_however_little_matches(
+async def test_query_in_short_steps_gives_the_same_answer(
     cluster: Any, make_observations: Make
 ) -> None:
     """With no time at all each look at a chunk is a step, and the answer is the same."""
@@ -474,7 +472,7 @@ async def test_a_step_ends_in_time_however_little_matches(
 
 
 @pytest.mark.parametrize("labels_max", [0, 40])
-async def test_a_task_alone_gets_what_it_gets_in_company(
+async def test_scan_task_alone_equals_the_same_task_beside_another(
     cluster: Any, make_observations: Make, labels_max: int
 ) -> None:
     await fill(cluster, make_observations, batches=4)

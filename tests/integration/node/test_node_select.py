@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht import placement
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model.rows import RowOptions, sorted_by_time
 from galileo.node.peers import ReadTask
@@ -49,7 +51,7 @@ def stations(table: pa.Table) -> list[str]:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-async def test_the_same_as_labels_and_an_exact_read(
+async def test_select_equals_a_query_and_an_exact_read(
     cluster: Any, make_observations: Make, query: str
 ) -> None:
     whole = make_observations(3000)
@@ -64,7 +66,7 @@ async def test_the_same_as_labels_and_an_exact_read(
     assert stations(await cluster.read(await cluster.ask(query))) == stations(expected)
 
 
-async def test_large_answers_come_in_tables_of_whole_commits(
+async def test_select_of_many_rows_returns_several_tables(
     cluster: Any, make_observations: Make
 ) -> None:
     await cluster.reconfigure(queries=QueryOptions(rows_per_piece=70, labels_per_part=50))
@@ -79,7 +81,9 @@ async def test_large_answers_come_in_tables_of_whole_commits(
     assert await cluster["a"].selection.count(query) == expected.num_rows
 
 
-async def test_a_long_search_gives_others_their_turn(cluster: Any, make_observations: Make) -> None:
+async def test_select_in_short_steps_returns_the_same_rows(
+    cluster: Any, make_observations: Make
+) -> None:
     await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
     whole = make_observations(1000)
     await cluster.ingest(whole)
@@ -89,7 +93,7 @@ async def test_a_long_search_gives_others_their_turn(cluster: Any, make_observat
 
 
 @pytest.mark.parametrize("order", ["", "time"])
-async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reached(
+async def test_select_limit_reached_early_reports_unreachable_nodes(
     cluster: Any, make_observations: Make, order: str
 ) -> None:
     await cluster.ingest(make_observations(300))
@@ -103,7 +107,7 @@ async def test_a_limit_that_is_reached_early_reports_nodes_that_cannot_be_reache
     assert missing == set((await cluster.ask("")).missing) != set()
 
 
-async def test_only_the_columns_that_were_asked_for(cluster: Any, make_observations: Make) -> None:
+async def test_select_returns_the_requested_columns(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(500))
     found = await select(cluster, f"temperature > 260 AND {BOX}", columns=("station", "latitude"))
     assert found.column_names == ["station", "latitude"]
@@ -111,24 +115,26 @@ async def test_only_the_columns_that_were_asked_for(cluster: Any, make_observati
 
 
 @pytest.mark.parametrize("columns", [("stations",), ("station", "station")])
-async def test_columns_that_are_not_there(cluster: Any, columns: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match="expected columns of dataset 'nam', each once"):
+async def test_select_of_unknown_or_repeated_columns_is_refused(
+    cluster: Any, columns: tuple[str, ...]
+) -> None:
+    with raises(InputError, parameter="columns"):
         await select(cluster, columns=columns)
 
 
-async def test_a_node_that_is_away_is_an_error(cluster: Any, make_observations: Make) -> None:
+async def test_select_with_an_unreachable_node_is_incomplete(
+    cluster: Any, make_observations: Make
+) -> None:
     await cluster.ingest(make_observations(300))
     cluster.network.away = {"b"}
-    with pytest.raises(
-        IncompleteAnswer, match=r"^partitions .* are missing, because their nodes are unreachable"
-    ):
+    missing = sorted(placement.partitions_by_node(cluster.topology)["b"])
+    with raises(IncompleteAnswer, missing=missing):
         await select(cluster)
-    with pytest.raises(IncompleteAnswer) as caught:
+    with raises(IncompleteAnswer, missing=missing):
         await cluster["a"].selection.count(parse("", cluster.schema))
-    assert "partial" not in caught.value.message, "a count cannot accept a partial answer"
 
 
-async def test_a_partial_selection_names_the_partitions_that_are_missing(
+async def test_select_partial_names_missing_partitions(
     cluster: Any, make_observations: Make
 ) -> None:
     whole = make_observations(300)
@@ -145,7 +151,7 @@ async def test_a_partial_selection_names_the_partitions_that_are_missing(
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_limits_and_orders_are_those_of_a_dumb_model(
+async def test_select_limit_and_order_equal_a_simple_model(
     cluster: Any, make_observations: Make, seed: int
 ) -> None:
     """Selected, and read behind labels, at every node; times repeat, so the rest may differ."""
@@ -182,23 +188,23 @@ async def test_limits_and_orders_are_those_of_a_dumb_model(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "parameter"),
     [
-        (RowOptions(order_by="temperature"), "expected an order, 'time' or '-time'"),
-        (RowOptions(limit=1_000_001, order_by="time"), "at most 1,000,000 observations"),
+        (RowOptions(order_by="temperature"), "order_by"),
+        (RowOptions(limit=1_000_001, order_by="time"), "limit"),
     ],
 )
-async def test_orders_and_limits_that_are_not_offered(
-    cluster: Any, options: RowOptions, message: str
+async def test_select_with_an_invalid_order_or_limit_is_refused(
+    cluster: Any, options: RowOptions, parameter: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
+    with raises(InputError, parameter=parameter):
         _ = [
             table
             async for table in cluster["a"].selection.select(parse("", cluster.schema), options)
         ]
 
 
-async def test_an_order_skips_time_buckets_behind_what_was_found(
+async def test_select_in_order_with_limit_reads_fewer_time_buckets(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = QueryOptions(rows_held_min=0, rows_per_piece=1, labels_per_part=10, step_s=-1.0)
@@ -253,7 +259,7 @@ def committed(cluster: Any) -> Cursor:
 
 
 @pytest.mark.parametrize("query", ["", f"temperature > 260 AND {BOX}"])
-async def test_commits_that_are_named_are_the_same_whenever_they_are_asked_for(
+async def test_select_of_a_commit_range_is_repeatable(
     cluster: Any, make_observations: Make, query: str
 ) -> None:
     whole = make_observations(900)
@@ -270,18 +276,16 @@ async def test_commits_that_are_named_are_the_same_whenever_they_are_asked_for(
     assert await between(cluster, cursors[1], cursors[1], query=query) == []
 
 
-async def test_commits_that_are_not_there_are_an_error(
-    cluster: Any, make_observations: Make
-) -> None:
+async def test_select_of_future_commits_is_refused(cluster: Any, make_observations: Make) -> None:
     await cluster.ingest(make_observations(300))
     last = committed(cluster)
     ahead = Cursor({partition: sequence + 1 for partition, sequence in last.items()})
     for node in "abc":
-        with pytest.raises(InputError, match="expected commits of this cluster"):
+        with raises(InputError):
             await between(cluster, EMPTY_CURSOR, ahead, at=node)
 
 
-async def test_commits_that_are_gone_are_named(cluster: Any, make_observations: Make) -> None:
+async def test_select_of_deleted_commits_names_them(cluster: Any, make_observations: Make) -> None:
     for batch in range(2):
         await cluster.ingest(make_observations(300, batch), batch=batch)
     last = committed(cluster)

@@ -30,7 +30,7 @@ PARTITION = 3
 Make = Callable[..., pa.Table]
 
 
-async def test_a_scan_sees_all_up_to_what_is_published(
+async def test_scan_during_writes_sees_all_published_commits(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     """The reason why a continuous query cannot miss, with a writer in another thread."""
@@ -93,7 +93,7 @@ def _no_memory(*_: Any, **__: Any) -> None:
     raise MemoryError
 
 
-def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
+def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later sequence would make readers skip the missing commit."""
@@ -127,7 +127,7 @@ def test_nothing_is_published_past_a_commit_that_could_not_be_indexed(
     journal.close()
 
 
-def test_a_synopsis_vouches_for_no_commit_that_it_could_not_take_in(
+def test_synopsis_after_a_failed_add_counts_all_commits(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = [
@@ -146,9 +146,7 @@ def test_a_synopsis_vouches_for_no_commit_that_it_could_not_take_in(
     assert estimate.low == sum(commit.paths.num_rows for commit in commits)
 
 
-def test_synopses_leave_out_a_partition_that_is_detached_meanwhile(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_synopses_leave_out_a_detached_partition(tmp_path: Path, schema: Schema) -> None:
     def owned() -> range:
         shard.journals = {}  # As `detach` does, in another thread.
         return range(10)
@@ -161,9 +159,7 @@ def test_synopses_leave_out_a_partition_that_is_detached_meanwhile(
         assert shard.synopses() == {}
 
 
-def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_shard_journals_iteration_survives_attach(tmp_path: Path, schema: Schema) -> None:
     """Partitions are opened in threads, while others count over those that are there."""
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
@@ -175,7 +171,7 @@ def test_who_goes_through_the_journals_is_not_disturbed_by_a_new_one(
         assert sorted(shard.journals) == [0, 1]
 
 
-def test_the_event_clock_is_that_of_the_newest_bucket_also_after_a_restart(
+def test_event_clock_is_the_newest_bucket_after_restart_too(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     commits = [
@@ -203,7 +199,7 @@ def test_the_event_clock_is_that_of_the_newest_bucket_also_after_a_restart(
     assert newest.index(newest[-1]) < step.sequence <= 12
 
 
-def test_the_event_clock_is_wound_before_a_commit_is_published(
+def test_event_clock_advances_before_a_commit_is_published(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     """Else a reader could hold a commit that the clock of its windows knows nothing of."""
@@ -224,7 +220,7 @@ def test_the_event_clock_is_wound_before_a_commit_is_published(
     assert ahead[-1:] == [False]
 
 
-def test_what_is_published_is_one_object_until_it_changes(
+def test_own_published_is_one_object_until_it_changes(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     owned = [frozenset({PARTITION, 5})]
@@ -264,7 +260,7 @@ def test_what_is_published_is_one_object_until_it_changes(
         assert seen[-1] == PublishedCommits(EMPTY_CURSOR, ())
 
 
-def test_the_last_commit_of_many_threads_is_published(
+def test_own_published_includes_the_last_commit_of_many_threads(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
     """Whatever the order in which they end, and however often readers look meanwhile."""

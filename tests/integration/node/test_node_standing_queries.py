@@ -81,7 +81,9 @@ def expected(cluster, node, text, schema, after):
     return set(zip(*(column.tolist() for column in columns), strict=True))
 
 
-async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, matching, texts, schema):
+async def test_match_equals_a_scan_of_each_query(
+    cluster, make_observations, matching, texts, schema
+):
     await fill(cluster, make_observations)
     partitions = owned(cluster, "a")
     made = matching("a")
@@ -114,7 +116,9 @@ async def test_a_match_is_a_scan_of_each_query(cluster, make_observations, match
     }
 
 
-async def test_queries_have_to_be_stood_once(cluster, make_observations, matching, texts):
+async def test_match_of_unregistered_queries_names_them(
+    cluster, make_observations, matching, texts
+):
     await fill(cluster, make_observations, batches=1)
     made = matching("a")
     wrong = '{"op":">","args":[{"property":"pressure"},1]}'
@@ -134,7 +138,7 @@ async def test_queries_have_to_be_stood_once(cluster, make_observations, matchin
 
 
 @pytest.mark.parametrize("pairs_max", [1, 50, 300])
-async def test_what_does_not_fit_comes_with_the_next_answers(
+async def test_match_above_pairs_max_continues_in_later_answers(
     cluster, make_observations, matching, texts, schema, pairs_max
 ):
     """An answer is bounded, makes progress, and with the others says everything once."""
@@ -169,7 +173,7 @@ async def test_what_does_not_fit_comes_with_the_next_answers(
     }
 
 
-async def test_full_index_evicts_least_recently_used_queries(schema, texts):
+async def test_registry_when_full_evicts_least_recently_used(schema, texts):
     registry = Registry(schema, queries_max=10)
     many = [parse(f"temperature > {number}", schema).to_json() for number in range(30)]
     registry.learn(texts[0])
@@ -186,12 +190,12 @@ async def test_full_index_evicts_least_recently_used_queries(schema, texts):
     assert sum(len(text) for text in many if small.slots([digest(text)])[0] >= 0) <= 500
 
 
-async def test_one_text_learnt_in_two_threads_is_there_once(schema, texts):
+async def test_registry_learns_one_text_from_many_threads_once(schema, texts):
     registry = Registry(schema)
     await asyncio.gather(*(asyncio.to_thread(registry.learn, texts[2]) for _ in range(8)))
     assert len(registry) == len(registry.standing) == 1
 
 
-async def test_an_unknown_dataset_is_an_error(cluster, matching):
+async def test_register_queries_of_an_unknown_dataset_is_refused(cluster, matching):
     with pytest.raises(UnknownDataset):
         await matching("a").register_queries("name", ["true"])
