@@ -264,7 +264,10 @@ def _rows(table: pa.Table, ranges: Any, ids: pa.Array) -> pa.Table:
     """The rows of ranges, of shape (n, 3): place of the id, first row, number of rows."""
     places, starts, counts = ranges.T
     if (starts + counts > table.num_rows).any():
-        raise InputError(f"expected rows within {table.num_rows} labels, got some past them")
+        raise InputError(
+            f"expected rows within {table.num_rows} labels, got some past them",
+            bound=table.num_rows,
+        )
     before = np.cumsum(counts) - counts
     at = np.arange(counts.sum()) + np.repeat(starts - before, counts)
     rows = table.take(pa.array(at))

@@ -113,7 +113,9 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(micros(value) if pa.types.is_timestamp(kind) else value, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InputError(f"expected a value of type {kind}, got {value!r}") from error
+        raise InputError(
+            f"expected a value of type {kind}, got {value!r}", expected=str(kind)
+        ) from error
 
 
 def place(
@@ -222,7 +224,8 @@ def _cell(schema: Schema, text: Any) -> int:
     if not isinstance(text, str) or len(text) != schema.geohash_precision:
         raise InputError(
             f"expected a geohash of {schema.geohash_precision} characters for level 'geohash' of "
-            f"dataset {schema.name!r}, got {text!r}"
+            f"dataset {schema.name!r}, got {text!r}",
+            level="geohash",
         )
     return geohash.cell_from_text(text)
 

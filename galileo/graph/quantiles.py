@@ -71,7 +71,8 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
     if shares and feature not in numeric:
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
-            f"({', '.join(numeric) or 'it has none'}), got {feature!r}"
+            f"({', '.join(numeric) or 'it has none'}), got {feature!r}",
+            feature=feature,
         )
 
 

@@ -78,13 +78,16 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
     if feature not in numeric:
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
-            f"({', '.join(numeric) or 'it has none'}), got {feature!r}"
+            f"({', '.join(numeric) or 'it has none'}), got {feature!r}",
+            feature=feature,
         )
     if bins is None:
         return
     count = bins if isinstance(bins, int) else len(bins) - 1
     if not 1 <= count <= BINS_MAX:
-        raise InputError(f"expected 1 to {BINS_MAX:,} bins, got {count:,}")
+        raise InputError(
+            f"expected 1 to {BINS_MAX:,} bins, got {count:,}", parameter="bins", bound=BINS_MAX
+        )
     edges = np.arange(2) if isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     if not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
         raise InputError(f"expected ascending, finite edges of bins, got {bins!r}")

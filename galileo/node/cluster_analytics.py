@@ -230,7 +230,9 @@ class ClusterAnalytics:
         level = drill_down.level_below(question.schema, question.prefix, question.order)
         if not 1 <= question.limit <= CHILDREN_MAX:
             raise InputError(
-                f"expected a limit from 1 to {CHILDREN_MAX:,} children, got {question.limit:,}"
+                f"expected a limit from 1 to {CHILDREN_MAX:,} children, got {question.limit:,}",
+                parameter="limit",
+                bound=CHILDREN_MAX,
             )
         shares = self._shares(PartitionScope(self._holders(question)))
         answers, errors = await _scatter_gather(

@@ -107,7 +107,9 @@ class NearestTo:
                 f"got {self.latitude!r} and {self.longitude!r}"
             )
         if not 1 <= self.count <= COUNT_MAX:
-            raise InputError(f"expected a count from 1 to {COUNT_MAX:,}, got {self.count!r}")
+            raise InputError(
+                f"expected a count from 1 to {COUNT_MAX:,}, got {self.count!r}", parameter="count"
+            )
         if not 0 < self.first_m < math.inf:
             raise InputError(f"expected a first radius above 0 metres, got {self.first_m!r}")
         if not self.within_m >= 0:

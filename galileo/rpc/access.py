@@ -112,7 +112,8 @@ class Principal:
         if not self.may_use(dataset):
             raise Forbidden(
                 f"expected a grant on the dataset {name_of_key(dataset)!r}, got none for "
-                f"{self.name!r}; ask an administrator of the cluster for one"
+                f"{self.name!r}; ask an administrator of the cluster for one",
+                dataset=name_of_key(dataset),
             )
 
     def check_owns(self, owner: str, ccq_id: str) -> None:
@@ -120,7 +121,8 @@ class Principal:
         if not self.owns(owner):
             raise Forbidden(
                 f"expected a continuous query of {self.name!r}, got {ccq_id!r} of another "
-                "principal; only its submitter and administrators may use it"
+                "principal; only its submitter and administrators may use it",
+                ccq_id=ccq_id,
             )
 
 
@@ -138,7 +140,9 @@ def check_method(principal: Principal, method: str) -> None:
         needed = f"one of the roles {', '.join(sorted(allowed))}" if allowed else "a rule for it"
         raise Forbidden(
             f"{principal.name!r} may not call {method.rpartition('.')[2]}, which needs {needed}; "
-            f"its roles: {roles}. Ask an administrator of the cluster for another token"
+            f"its roles: {roles}. Ask an administrator of the cluster for another token",
+            method=method.rpartition(".")[2],
+            roles=sorted(allowed),
         )
 
 
@@ -150,7 +154,8 @@ def check_request(principal: Principal, request: Any) -> None:
     for name in used_nodes_only_fields(message):
         raise Forbidden(
             f"expected no {name!r} in the request of {principal.name!r}, which is for calls "
-            "between nodes"
+            "between nodes",
+            parameter=name,
         )
     if not principal.may_use_all:
         for dataset in datasets_of(message):

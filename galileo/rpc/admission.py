@@ -351,7 +351,7 @@ def _decoder(
         try:
             if _is_inflated(data, policy):
                 message = f"expected a request of at most {FIELDS_MAX:,} parts, got more"
-                return _Unreadable(MessageTooLarge(message))
+                return _Unreadable(MessageTooLarge(message, bound=FIELDS_MAX))
             return _Read(decode(data) if decode is not None else data, len(data))
         except DecodeError as error:
             message = f"expected a message of protobuf, got {len(data):,} bytes that fail: {error}"

@@ -184,7 +184,8 @@ def given_tokens(request: continuous_pb2.FetchManyRequest) -> Sequence[str | Cur
     if len(request.stands) != len(request.tokens) or max(request.stands) > len(cursors):
         raise InputError(
             f"expected for each of {len(request.tokens):,} tokens 0 or one of {len(cursors)} "
-            f"cursors, got {len(request.stands):,} numbers up to {max(request.stands)}"
+            f"cursors, got {len(request.stands):,} numbers up to {max(request.stands)}",
+            parameter="stands",
         )
     both = zip(request.tokens, request.stands, strict=True)
     return [cursors[stand - 1] if stand else token for token, stand in both]

@@ -173,7 +173,8 @@ def _check_admin(caller: Principal) -> None:
     if not caller.is_admin:
         raise Forbidden(
             f"expected the role admin to examine a node, {caller.name!r} does not have it; ask an "
-            "administrator of the cluster"
+            "administrator of the cluster",
+            roles=["admin"],
         )
 
 

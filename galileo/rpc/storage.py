@@ -156,7 +156,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     ) -> AsyncIterator[storage_pb2.ScanReply]:
         if len(request.items) > SCAN_ITEMS_MAX:
             raise InputError(
-                f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}"
+                f"expected at most {SCAN_ITEMS_MAX} items in a scan, got {len(request.items)}",
+                bound=SCAN_ITEMS_MAX,
             )
         await self._check_vertices([(i.dataset, i.query_json) for i in request.items], context)
         tasks = [scan_task_from_pb(item) for item in request.items]
@@ -260,7 +261,10 @@ def match_task_from_pb(
     after = sequences_from_bytes(request.after, partitions=len(partitions))
     cursors = cursors_from_bytes(request.cursors, rows=len(after))
     if len(cursors) > items_max:
-        raise InputError(f"expected at most {items_max:,} items in a match, got {len(cursors):,}")
+        raise InputError(
+            f"expected at most {items_max:,} items in a match, got {len(cursors):,}",
+            bound=items_max,
+        )
     if len(request.digests) != DIGEST_BYTES * len(cursors):
         raise InputError(
             f"expected {DIGEST_BYTES} bytes of digest for each of {len(cursors):,} items, "

@@ -175,17 +175,22 @@ def add(path: Path, principal: Principal) -> str:
         ConfigError: the file is wrong.
     """
     if not _NAME.fullmatch(principal.name):
-        raise InputError(f"expected a name of a-z, 0-9, '_', '.', '-', got {principal.name!r}")
+        raise InputError(
+            f"expected a name of a-z, 0-9, '_', '.', '-', got {principal.name!r}", parameter="name"
+        )
     for pattern in principal.datasets:
         if not _PATTERN.fullmatch(pattern):
             raise InputError(
-                f"expected the name of a dataset, perhaps with '*' and '?', got {pattern!r}"
+                f"expected the name of a dataset, perhaps with '*' and '?', got {pattern!r}",
+                parameter="datasets",
             )
     token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_RANDOM_BYTES)
     with _locked(path):
         known = read(path) if path.exists() else Known({}, {})
         if any(one.name == principal.name for one in known.principals.values()):
-            raise InputError(f"{principal.name!r} has a token already; revoke it first")
+            raise InputError(
+                f"{principal.name!r} has a token already; revoke it first", principal=principal.name
+            )
         added = {**known.principals, digest_of(token): principal}
         _write(path, replace(known, principals=added))
     return token
@@ -203,7 +208,9 @@ def remove(path: Path, name: str) -> None:
         remaining = {digest: one for digest, one in known.principals.items() if one.name != name}
         if len(remaining) == len(known.principals):
             names = ", ".join(sorted(one.name for one in known.principals.values())) or "none"
-            raise InputError(f"expected the name of a principal, one of {names}; got {name!r}")
+            raise InputError(
+                f"expected the name of a principal, one of {names}; got {name!r}", principal=name
+            )
         _write(path, replace(known, principals=remaining))
 
 
@@ -261,14 +268,17 @@ def _content(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"expected auth.token_file to be a readable file: {error.strerror}; galileo token "
-            "create writes one"
+            "create writes one",
+            key="auth.token_file",
         ) from None
     except UnicodeDecodeError:
         raise ConfigError("expected UTF-8 in auth.token_file") from None
     if mode & _OTHERS:
         raise ConfigError(
             "expected auth.token_file to be a file that only its owner can read, got mode "
-            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it"
+            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it",
+            key="auth.token_file",
+            mode=f"{stat.S_IMODE(mode):04o}",
         )
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in auth.token_file")

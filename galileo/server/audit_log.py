@@ -52,7 +52,8 @@ class AuditLog:
         except OSError as error:
             raise ConfigError(
                 "expected audit.file to be a file that this process alone writes: "
-                f"{error.strerror}; name one for each node, on a disk that can be written"
+                f"{error.strerror}; name one for each node, on a disk that can be written",
+                key="audit.file",
             ) from None
 
     def write(self, event: Mapping[str, Any]) -> None:

@@ -119,7 +119,9 @@ class BulkFetches:
         if not len(given) == len(ccq_ids) <= CCQS_MAX:
             raise InputError(
                 f"expected at most {CCQS_MAX:,} ids and as many tokens, got {len(ccq_ids):,} ids "
-                f"and {len(given):,} tokens"
+                f"and {len(given):,} tokens",
+                parameter="tokens",
+                bound=CCQS_MAX,
             )
         given = self._cursors.same(given)
         asks = [self._read(n, *one) for n, one in enumerate(zip(ccq_ids, given, strict=True))]

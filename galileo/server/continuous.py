@@ -346,7 +346,9 @@ class ContinuousQueries:
     ) -> list[continuous_pb2.FetchPart]:
         if forwarded or coordinator == self._node.name:
             raise Unavailable(
-                "the continuous query is changing its coordinator", after_s=MOVING_RETRY_S
+                "the continuous query is changing its coordinator",
+                after_s=MOVING_RETRY_S,
+                ccq_id=request.ccq_id,
             )
         answer = asyncio.ensure_future(self._asked(coordinator, request))
         death = asyncio.ensure_future(self._driver.until_dead(coordinator))
@@ -355,7 +357,9 @@ class ContinuousQueries:
             if answer.done():
                 return answer.result()
             # A stopped process keeps its connections, so that the call would never fail.
-            raise Unavailable(f"node {coordinator} does not answer", after_s=MOVING_RETRY_S)
+            raise Unavailable(
+                f"node {coordinator} does not answer", node=coordinator, after_s=MOVING_RETRY_S
+            )
         finally:
             answer.cancel()
             death.cancel()
@@ -375,7 +379,9 @@ class ContinuousQueries:
         except Unavailable as error:
             details = {**error.details, "after_s": MOVING_RETRY_S}
             raise Unavailable(error.message, **details) from error
-        raise Unavailable(f"node {coordinator} closed the stream early", after_s=MOVING_RETRY_S)
+        raise Unavailable(
+            f"node {coordinator} closed the stream early", node=coordinator, after_s=MOVING_RETRY_S
+        )
 
     async def held(
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int

@@ -61,7 +61,8 @@ class Monitoring:
         except OSError as error:
             raise ConfigError(
                 f"expected an address to listen on as metrics.address, got {address}: "
-                f"{error.strerror or error}"
+                f"{error.strerror or error}",
+                key="metrics.address",
             ) from error
         self._server.begin("metrics")
 

@@ -396,13 +396,16 @@ class PeerMessenger:
         if request.sender not in self._boxes:
             raise InputError(
                 f"expected a sender of {sorted(self._boxes)}, got {request.sender!r}; "
-                "check that all nodes have one topology"
+                "check that all nodes have one topology",
+                node=request.sender,
             )
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
                 f"{self._node.name!r}; give all nodes the same [cluster] table: groups, ranges, "
-                "partitions_per_group and placement"
+                "partitions_per_group and placement",
+                node=request.sender,
+                key="cluster",
             )
         _check_protocol(request)
         held: list[peers_pb2.SynopsisVersion] = []
@@ -531,7 +534,9 @@ def _check_protocol(request: peers_pb2.GossipRequest) -> None:
         understood = ", ".join(map(str, PROTOCOLS_UNDERSTOOD))
         raise ConfigError(
             f"expected gossip of protocol {understood}, got protocol {request.protocol} of node "
-            f"{request.sender!r}; run compatible versions of Galileo on all nodes"
+            f"{request.sender!r}; run compatible versions of Galileo on all nodes",
+            node=request.sender,
+            expected=sorted(PROTOCOLS_UNDERSTOOD),
         )
 
 

@@ -36,7 +36,9 @@ class TracingOptions:
     def check(self) -> None:
         """Raises ConfigError if a value is invalid."""
         if not 0 <= self.ratio <= 1:
-            raise ConfigError(f"expected a tracing.ratio of 0 to 1, got {self.ratio}")
+            raise ConfigError(
+                f"expected a tracing.ratio of 0 to 1, got {self.ratio}", key="tracing.ratio"
+            )
         if not self.endpoint:
             return
         address, is_tls = collector_of(self.endpoint)
@@ -44,7 +46,8 @@ class TracingOptions:
             raise ConfigError(
                 f"expected tracing.endpoint with https:// or on this machine, got "
                 f"{self.endpoint!r}: spans contain requests; set tracing.insecure = true to "
-                "trust the network"
+                "trust the network",
+                key="tracing.insecure",
             )
 
 
@@ -66,7 +69,8 @@ def collector_of(endpoint: str) -> tuple[str, bool]:
         ConfigError: the endpoint is invalid.
     """
     expected = ConfigError(
-        f"expected a collector as http://host:{PORT} or https://host:{PORT}, got {endpoint!r}"
+        f"expected a collector as http://host:{PORT} or https://host:{PORT}, got {endpoint!r}",
+        key="tracing.endpoint",
     )
     try:
         parts = urlsplit(endpoint)

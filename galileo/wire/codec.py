@@ -139,7 +139,8 @@ def kept_rows(table: pa.Table, rows: KeptRows | None) -> pa.Table:
     ):
         raise InputError(
             f"expected first rows and row counts within {table.num_rows} labels, "
-            f"got {list(starts)[:5]} … and {list(counts)[:5]} …"
+            f"got {list(starts)[:5]} … and {list(counts)[:5]} …",
+            bound=table.num_rows,
         )
     slices = [table.slice(*place) for place in zip(starts, counts, strict=True)]
     return pa.concat_tables(slices) if slices else table.slice(0, 0)

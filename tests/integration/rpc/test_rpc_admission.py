@@ -136,12 +136,11 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     await server.stop(None)
 
 
-async def test_calls_are_counted_and_refused_beyond_the_limit(served: Served) -> None:
+async def test_admission_above_calls_max_is_overloaded(served: Served) -> None:
     calls = [served.call(STATUS) for _ in range(OPTIONS.calls_max)]
     await served.begun(OPTIONS.calls_max)
     error = await served.refused(STATUS)
     assert isinstance(error, Overloaded)
-    assert "answers 6 calls at the moment" in error.message
     assert error.details["after_s"] == admission.RETRY_AFTER_S
     heartbeat = served.call(HEARTBEAT, b"12")
     served.handlers.go.set()
@@ -152,14 +151,13 @@ async def test_calls_are_counted_and_refused_beyond_the_limit(served: Served) ->
     assert await served.call(STATUS, b"123") == b"3"
 
 
-async def test_a_request_counts_with_what_it_has_to_the_end_of_its_call(served: Served) -> None:
+async def test_admission_counts_request_bytes_until_the_call_ends(served: Served) -> None:
     size = 1_000_000
     calls = [served.call(STATUS, bytes(size)) for _ in range(3)]
     await served.begun(3)
     assert served.limits.requests_bytes == 3 * size
     error = await served.refused(LIST, bytes(200_000))
     assert isinstance(error, Overloaded)
-    assert "no room for a request of 200,000 bytes" in error.message
     calls[0].cancel()
     await served.until(2)
     fourth = served.call(LIST, bytes(200_000))
@@ -173,7 +171,7 @@ async def test_a_request_counts_with_what_it_has_to_the_end_of_its_call(served: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [STAYS_AWAY], indirect=True)
-async def test_uploads_that_never_end_keep_nobody_from_asking(served: Served) -> None:
+async def test_admission_of_unfinished_uploads_admits_other_calls(served: Served) -> None:
     """An ingest whose request stays away, over HTTP/2 by hand."""
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall(preface() + opened(INGEST) + data(b"\0\0\0\1\0" + b"x" * 10))
@@ -187,7 +185,7 @@ async def test_uploads_that_never_end_keep_nobody_from_asking(served: Served) ->
         assert await served.call(INGEST, b"12") == b"2"
 
 
-async def test_what_does_not_come_frees_its_room_when_the_caller_goes(served: Served) -> None:
+async def test_admission_releases_bytes_of_a_disconnected_caller(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall(preface() + opened(INGEST))
         await served.until(1)
@@ -200,7 +198,7 @@ async def test_what_does_not_come_frees_its_room_when_the_caller_goes(served: Se
     ("method", "most"),
     [(STATUS, SMALL_REQUEST_BYTES_MAX), (RUN, admission.QUERY_REQUEST_BYTES_MAX)],
 )
-async def test_requests_have_the_size_of_their_method(
+async def test_admission_bounds_request_bytes_by_method(
     served: Served, method: str, most: int
 ) -> None:
     served.handlers.go.set()
@@ -215,7 +213,7 @@ async def test_requests_have_the_size_of_their_method(
     assert f"at most {most:,} bytes" in error.message
 
 
-async def test_each_request_of_a_stream_is_looked_at(served: Served) -> None:
+async def test_admission_checks_each_request_of_a_stream(served: Served) -> None:
     async def sent() -> AsyncIterator[bytes]:
         yield bytes(10)
         yield message(admission.QUERY_REQUEST_BYTES_MAX)
@@ -228,29 +226,28 @@ async def test_each_request_of_a_stream_is_looked_at(served: Served) -> None:
     assert isinstance(error_of_rpc(caught.value, asked="the node"), MessageTooLarge)
 
 
-async def test_requests_of_very_many_parts_are_refused_before_they_are_decoded(
+async def test_admission_of_too_many_fields_is_refused_before_decoding(
     served: Served,
 ) -> None:
     served.handlers.go.set()
     empty = continuous_pb2.SubmitManyRequest(submissions=[continuous_pb2.SubmitRequest()])
     error = await served.refused(MANY, empty.SerializeToString() * (1 << 20))
     assert isinstance(error, MessageTooLarge)
-    assert "at most 262,144 parts" in error.message
+    assert error.details["bound"] == 262_144
     long = continuous_pb2.SubmitManyRequest(
         submissions=[continuous_pb2.SubmitRequest(query="x" * 3_000)] * 1_000
     )
     assert await served.call(MANY, long.SerializeToString()) == b"1000"
 
 
-async def test_what_is_no_message_is_an_error_of_the_caller(served: Served) -> None:
+async def test_admission_of_invalid_protobuf_is_an_input_error(served: Served) -> None:
     error = await served.refused(MANY, b"\xff\xff\xff")
     assert isinstance(error, InputError)
-    assert "expected a message of protobuf" in error.message
     assert isinstance(await served.refused(MANY, b"\xff" * (2 << 20)), InputError)
 
 
 @pytest.mark.parametrize("served", [READINGS], indirect=True)
-async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: Served) -> None:
+async def test_admission_ends_a_stalled_reader_for_a_waiting_one(served: Served) -> None:
     def select(request: bytes = b"") -> grpc.aio.UnaryStreamCall:
         return served.channel.unary_stream(SELECT)(request, timeout=TIMEOUT_S)
 
@@ -271,7 +268,7 @@ async def test_a_reader_that_takes_nothing_gives_way_to_one_that_waits(served: S
 
 
 @pytest.mark.slow
-async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
+async def test_stream_slots_end_one_stalled_reader_per_waiter() -> None:
     readings = admission.StreamSlots(2, gives_way_s=0.05)
 
     async def stalled() -> None:
@@ -292,7 +289,7 @@ async def test_one_reader_gives_way_to_one_however_long_its_end_takes() -> None:
     await asyncio.wait(slow)
 
 
-async def test_who_waits_for_longest_reads_first() -> None:
+async def test_stream_slots_are_granted_in_order() -> None:
     readings, order = admission.StreamSlots(1, gives_way_s=0.5), list[str]()
 
     async def read(name: str) -> None:
@@ -312,7 +309,7 @@ async def test_who_waits_for_longest_reads_first() -> None:
     assert order == ["first", "second"]
 
 
-async def test_room_that_comes_with_the_end_of_the_wait_is_not_lost() -> None:
+async def test_weighted_semaphore_after_a_timeout_keeps_its_count() -> None:
     room = admission._WeightedSemaphore(1)
     assert room.take_now(1)
     waiting = asyncio.create_task(room.take(1, within_s=0.0))
@@ -336,18 +333,17 @@ async def drained(call: grpc.aio.UnaryStreamCall) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [READ], indirect=True)
-async def test_readers_that_read_are_not_ended_for_others(served: Served) -> None:
+async def test_admission_keeps_active_readers_and_refuses_others(served: Served) -> None:
     calls = [served.channel.unary_stream(SELECT)(b"ends", timeout=TIMEOUT_S) for _ in range(2)]
     reading = [asyncio.create_task(drained(call)) for call in calls]
     await served.begun(2)
     error = await served.refused_stream(SELECT)
     assert isinstance(error, Overloaded)
-    assert "answers too many readers" in error.message
     served.handlers.go.set()
     assert await asyncio.gather(*reading) == [True, True]
 
 
-async def test_compressed_messages_are_refused(served: Served) -> None:
+async def test_admission_of_compressed_messages_is_unimplemented(served: Served) -> None:
     """64 MiB of zeros would travel in 64 KiB."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.channel.unary_unary(STATUS)(
@@ -383,7 +379,7 @@ def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() 
     assert frozenset({HEARTBEAT}) == HEARTBEATS
 
 
-def test_fields_are_counted_as_far_as_it_matters() -> None:
+def test_has_more_fields_counts_up_to_its_bound() -> None:
     made = cluster_pb2.ListDatasetsReply(schemas_json=["a", "", "b" * 300]).SerializeToString()
     assert has_more_fields(made, 2)
     assert not has_more_fields(made, 3)

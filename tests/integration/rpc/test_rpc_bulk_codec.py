@@ -13,6 +13,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from simulator.logs import SCHEMA, to_labels
 
 import galileo
@@ -108,7 +109,7 @@ async def fetched(served: Served, *answers: ManyFetched, tokens: dict[str, str],
 TOKENS = {"q0": "", "q1": "b", "q2": "c"}
 
 
-async def test_a_shared_pack_crosses_once_and_each_has_its_rows(served: Served) -> None:
+async def test_fetch_many_sends_a_shared_pack_once(served: Served) -> None:
     pieces = shared()
     assert pieces[0][0].data is pieces[1][0].data
     answer = ManyFetched([update(0, pieces[0], query_json="{}"), update(1, pieces[1])], False)
@@ -128,7 +129,7 @@ async def test_a_shared_pack_crosses_once_and_each_has_its_rows(served: Served) 
     assert served.face.asked[0][:2] == (["q0", "q1", "q2"], ["", "b", "c"])
 
 
-async def test_a_large_answer_comes_in_parts(served: Served) -> None:
+async def test_fetch_many_of_many_updates_comes_in_parts(served: Served) -> None:
     pieces, count = shared(), 2 * UPDATES_PER_PART + 1
     last = [update(count - 1, pieces[1])]
     empty = [update(place, ()) for place in range(1, count - 1)]
@@ -140,7 +141,7 @@ async def test_a_large_answer_comes_in_parts(served: Served) -> None:
     assert (list(updates), updates.more, updates.tokens["q2"]) == (ends, True, "t2")
 
 
-async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) -> None:
+async def test_fetch_many_returns_errors_and_gone_commits_by_query(served: Served) -> None:
     gone = (CommitRange(0, 1, 4),)
     answer = ManyFetched(
         [update(0, (), gone=gone), ManyUpdate(1, "q1", CcqExpired("it is over"))], False
@@ -151,7 +152,7 @@ async def test_errors_and_what_is_gone_belong_to_single_queries(served: Served) 
     assert updates.to_arrow().num_rows == 0
 
 
-async def test_one_that_is_elsewhere_is_asked_for_there(served: Served) -> None:
+async def test_fetch_many_follows_redirections(served: Served) -> None:
     elsewhere = ManyFetched([ManyUpdate(2, "q2", served.address)], False)
     there = ManyFetched([update(0, shared()[0])], False)
     updates = await fetched(served, elsewhere, there, tokens=TOKENS)
@@ -159,7 +160,7 @@ async def test_one_that_is_elsewhere_is_asked_for_there(served: Served) -> None:
     assert list(updates) == ["q2"]
 
 
-async def test_what_may_be_tried_again_is(served: Served) -> None:
+async def test_fetch_many_retries_transient_errors(served: Served) -> None:
     away = ManyFetched([ManyUpdate(0, "q0", Unavailable("moving", after_s=0.1))], False)
     updates = await fetched(
         served, away, ManyFetched([update(0, shared()[0])], False), tokens=TOKENS
@@ -167,7 +168,7 @@ async def test_what_may_be_tried_again_is(served: Served) -> None:
     assert (updates.errors, list(updates)) == ({}, ["q0"])
 
 
-async def test_who_waits_asks_once_without_waiting_and_is_told_when_there_is_news(
+async def test_fetch_many_with_wait_polls_once_before_waiting(
     served: Served,
 ) -> None:
     answers = ManyFetched([], False), ManyFetched([update(1, shared()[0])], False)
@@ -178,17 +179,17 @@ async def test_who_waits_asks_once_without_waiting_and_is_told_when_there_is_new
     assert list(updates) == ["q1"]
 
 
-async def test_rows_outside_of_a_pack_are_refused(served: Served) -> None:
+async def test_fetch_many_with_rows_outside_a_pack_is_refused(served: Served) -> None:
     data = shared()[0][0].data
     answer = ManyFetched([update(0, [Piece(data, ((3,), (9,)))])], False)
     updates = await fetched(served, answer, tokens=TOKENS)
-    with pytest.raises(InputError, match="rows within 4 labels"):
+    with raises(InputError, bound=4):
         updates.to_arrow()
     with pytest.raises(InputError):
         updates["q0"]
 
 
-async def test_readers_that_know_no_packs_are_told_so(served: Served) -> None:
+async def test_fetch_many_of_an_old_packing_version_is_refused(served: Served) -> None:
     async with open_channel(served.address) as channel:
         stub = continuous_pb2_grpc.ContinuousStub(channel)
         request = continuous_pb2.FetchManyRequest(packing=FORMAT_VERSION - 1)
@@ -197,7 +198,7 @@ async def test_readers_that_know_no_packs_are_told_so(served: Served) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_what_another_coordinator_answers_meanwhile_is_taken_whole_or_not_at_all(
+async def test_fetch_many_from_two_coordinators_is_consistent(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = bulk_fetch.BulkFetcher._apply_update
@@ -229,7 +230,7 @@ def sheet(*rows: tuple[int, int, int], pieces: list[list[Piece]], cursor: Cursor
     return Sheet(cursor, CURSOR, 1.5, 0.5, SCHEMA.to_json(), places, packs, starts, counts)
 
 
-async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
+async def test_fetch_many_sheet_equals_single_updates(served: Served) -> None:
     pieces = shared()
     known = ManyFetched([update(n, (), query_json="{}") for n in range(3)], False)
     one = ManyFetched((), False, [sheet((0, 0, 2), (1, 2, 2), (2, 0, 0), pieces=pieces)])
@@ -260,7 +261,7 @@ async def test_a_sheet_is_read_as_single_updates_are(served: Served) -> None:
     ]
 
 
-async def test_a_node_that_sends_no_sheets_gets_tokens(served: Served) -> None:
+async def test_fetch_many_from_a_node_without_sheets_sends_tokens(served: Served) -> None:
     served.face.answers = [ManyFetched((), False)]
     caller = cluster_caller([served.address], options=CallOptions(patience_s=5.0))
     try:
@@ -270,7 +271,7 @@ async def test_a_node_that_sends_no_sheets_gets_tokens(served: Served) -> None:
     assert served.face.asked[0][1] == [token.encode("q0", CURSOR)]
 
 
-async def test_the_rest_of_a_cut_answer_is_asked_for_next(served: Served) -> None:
+async def test_watch_many_continues_a_cut_answer(served: Served) -> None:
     pieces = shared()
     served.face.answers = [
         ManyFetched((), True, [sheet((0, 0, 2), pieces=pieces)]),
@@ -288,7 +289,7 @@ async def test_the_rest_of_a_cut_answer_is_asked_for_next(served: Served) -> Non
     assert served.face.asked[2][1] == [CURSOR, CURSOR, "c"]
 
 
-async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
+async def test_watch_many_reports_frontiers_after_partial_news(
     served: Served,
 ) -> None:
     """Who waits for what was ingested would wait for ever, where the rest has no match."""
@@ -318,9 +319,9 @@ async def test_a_watch_of_many_tells_how_far_it_is_after_news_of_a_part(
     assert not seen[1].is_news
 
 
-def test_cursors_that_do_not_pair_up_are_refused() -> None:
+def test_given_tokens_with_unpaired_cursors_are_refused() -> None:
     for stands in ([1], [2, 0]):
         request = continuous_pb2.FetchManyRequest(tokens=["", "a"], stands=stands)
         request.cursors.add()
-        with pytest.raises(InputError, match="cursors"):
+        with raises(InputError, parameter="stands"):
             module.given_tokens(request)

@@ -67,7 +67,7 @@ async def until(calls: CallTracker, wanted: dict[str, int]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_calls_of_every_kind_are_counted(
+async def test_call_tracker_counts_calls_of_every_kind(
     served: tuple[CallTracker, Handlers, grpc.aio.Channel],
 ) -> None:
     calls, handlers, channel = served
@@ -84,7 +84,7 @@ async def test_calls_of_every_kind_are_counted(
     await until(calls, {})
 
 
-async def test_a_call_that_is_cancelled_or_fails_counts_no_more(
+async def test_call_tracker_forgets_cancelled_and_failed_calls(
     served: tuple[CallTracker, Handlers, grpc.aio.Channel],
 ) -> None:
     calls, _, channel = served
@@ -100,7 +100,7 @@ async def test_a_call_that_is_cancelled_or_fails_counts_no_more(
     await until(calls, {})
 
 
-async def test_what_is_not_ours_or_not_there_is_left_alone(
+async def test_call_tracker_ignores_foreign_and_unknown_methods(
     served: tuple[CallTracker, Handlers, grpc.aio.Channel],
 ) -> None:
     calls, handlers, channel = served

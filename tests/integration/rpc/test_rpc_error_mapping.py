@@ -89,7 +89,7 @@ async def line() -> AsyncIterator[Line]:
     await made.server.stop(None)
 
 
-async def test_every_kind_of_error_arrives_as_itself(line: Line) -> None:
+async def test_error_of_every_kind_keeps_class_message_and_details(line: Line) -> None:
     for kind, cls in KINDS.items():
         line.servicer.error = cls("expected this, got that ✓\nsecond line", place=[1, 2])
         for got in (await line.unary_error(), await line.stream_error()):
@@ -99,7 +99,7 @@ async def test_every_kind_of_error_arrives_as_itself(line: Line) -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\U0001d54f", "\n"])
-async def test_an_error_of_any_length_arrives(line: Line, letter: str) -> None:
+async def test_error_of_any_length_keeps_class_and_details(line: Line, letter: str) -> None:
     line.servicer.error = errors.UnknownProperty(letter * 50_000, nearest=letter * 150)
     for got in (await line.unary_error(), await line.stream_error()):
         assert type(got) is errors.UnknownProperty
@@ -107,46 +107,42 @@ async def test_an_error_of_any_length_arrives(line: Line, letter: str) -> None:
         assert got.details == {"nearest": letter * 150}
 
 
-async def test_a_bug_is_reported_as_one_and_logged(
+async def test_unexpected_exception_is_an_internal_error_and_logged(
     line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.servicer.error = ZeroDivisionError("division by zero")
     for got in (await line.unary_error(), await line.stream_error()):
         assert type(got) is errors.InternalError
         assert "ZeroDivisionError('division by zero')" in got.message
-        assert "see the node's log" in got.message
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [
         ZeroDivisionError,
         ZeroDivisionError,
     ]
 
 
-async def test_a_request_above_the_limit_is_refused_with_advice(line: Line) -> None:
+async def test_request_above_message_bytes_max_is_too_large(line: Line) -> None:
     request = cluster_pb2.CreateDatasetRequest(schema_json="x" * (MESSAGE_BYTES_MAX + 1))
     with pytest.raises(grpc.RpcError) as failed:
         await line.cluster.CreateDataset(request)
     got = error_of_rpc(failed.value, asked=line.address)
     assert type(got) is errors.MessageTooLarge
-    assert "send smaller batches" in got.message
     await line.cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json="x"))
 
 
-async def test_an_answer_above_the_limit_is_no_silence(line: Line) -> None:
+async def test_answer_above_message_bytes_max_is_too_large(line: Line) -> None:
     with pytest.raises(grpc.RpcError) as failed:
         await line.cluster.ListDatasets(cluster_pb2.ListDatasetsRequest())
     assert type(error_of_rpc(failed.value, asked=line.address)) is errors.MessageTooLarge
 
 
-async def test_a_port_belongs_to_one_server(line: Line) -> None:
+async def test_server_port_in_use_cannot_be_bound(line: Line) -> None:
     second = grpc.aio.server(options=server_options())
     with pytest.raises(RuntimeError, match="bind"):
         second.add_insecure_port(line.address)
     await second.stop(None)
 
 
-async def test_nobody_at_the_port_is_unavailable_at_once(line: Line) -> None:
+async def test_call_to_a_closed_port_is_unavailable(line: Line) -> None:
     await line.server.stop(None)
     got = await line.unary_error()
     assert type(got) is errors.Unavailable
-    assert line.address in got.message
-    assert "could not be reached" in got.message

@@ -134,7 +134,7 @@ async def asked(child: asyncio.subprocess.Process, call: str) -> None:
 
 
 @pytest.mark.slow
-async def test_an_interrupted_call_stops_the_nodes_and_not_the_client(
+async def test_interrupted_client_call_stops_work_at_the_nodes(
     child: asyncio.subprocess.Process, work: Work
 ) -> None:
     for name, call in CALLS.items():

@@ -76,14 +76,14 @@ async def stream_error(call: Any) -> GalileoError:
 # --- datasets ------------------------------------------------------------------------------------
 
 
-async def test_a_dataset_is_created_at_any_node_and_listed_at_all(company: Any) -> None:
+async def test_create_dataset_at_any_node_is_listed_at_all(company: Any) -> None:
     await create(company, "b")
     for name in "abc":
         listed = await company[name].cluster.ListDatasets(cluster_pb2.ListDatasetsRequest())
         assert list(listed.schemas_json) == [company.schema.to_json()]
 
 
-async def test_a_refusal_of_the_home_comes_through_as_it_is(company: Any) -> None:
+async def test_create_dataset_refused_by_the_home_keeps_its_error(company: Any) -> None:
     await create(company)
     for name in "abc":
         refused = await error(create(company, name))
@@ -91,7 +91,7 @@ async def test_a_refusal_of_the_home_comes_through_as_it_is(company: Any) -> Non
         assert refused.details == {"same": True}
 
 
-async def test_a_schema_that_is_none_is_refused(company: Any) -> None:
+async def test_create_dataset_with_an_invalid_schema_is_refused(company: Any) -> None:
     request = cluster_pb2.CreateDatasetRequest(schema_json="{}")
     refused = await error(company["a"].cluster.CreateDataset(request))
     assert refused.kind == "invalid_schema"
@@ -114,7 +114,7 @@ async def late(company: Any) -> Schema:
     return schema
 
 
-async def test_rows_for_a_node_that_has_not_heard_of_the_dataset_are_stored(
+async def test_ingest_for_a_node_that_missed_the_dataset_is_stored(
     company: Any, late: Schema, make_observations: Make
 ) -> None:
     request = storage_pb2.IngestRequest(
@@ -124,7 +124,7 @@ async def test_rows_for_a_node_that_has_not_heard_of_the_dataset_are_stored(
     assert company["c"].node.catalog.schema(late.name) == late
 
 
-async def test_a_node_that_has_not_heard_of_the_dataset_can_be_asked(
+async def test_query_at_a_node_that_missed_the_dataset_is_complete(
     company: Any, late: Schema, make_observations: Make
 ) -> None:
     request = query_pb2.QueryRequest(dataset=late.name)
@@ -133,7 +133,7 @@ async def test_a_node_that_has_not_heard_of_the_dataset_can_be_asked(
     assert not parts[-1].tail.missing
 
 
-async def test_a_node_that_has_not_heard_of_the_dataset_takes_rows(
+async def test_ingest_at_a_node_that_missed_the_dataset_is_stored(
     company: Any, late: Schema, make_observations: Make
 ) -> None:
     request = storage_pb2.IngestRequest(
@@ -142,7 +142,7 @@ async def test_a_node_that_has_not_heard_of_the_dataset_takes_rows(
     assert (await company["c"].storage.Ingest(request)).rows == 300
 
 
-async def test_a_dataset_that_nobody_has_stays_unknown(company: Any) -> None:
+async def test_query_of_an_unknown_dataset_names_the_nearest(company: Any) -> None:
     await create(company)
     request = query_pb2.QueryRequest(dataset="nan")
     for name in "abc":
@@ -154,7 +154,9 @@ async def test_a_dataset_that_nobody_has_stays_unknown(company: Any) -> None:
 # --- observations --------------------------------------------------------------------------------
 
 
-async def test_rows_cross_the_cluster_and_come_back(company: Any, make_observations: Make) -> None:
+async def test_read_returns_ingested_rows_from_every_node(
+    company: Any, make_observations: Make
+) -> None:
     await create(company)
     table = make_observations(500)
     reply = await ingest(company, table)
@@ -178,7 +180,7 @@ def with_wrong_offsets(table: pa.Table) -> bytes:
 
 
 @pytest.mark.parametrize("case", ["rubbish", "nothing", "cut short", "wrong offsets"])
-async def test_bytes_that_are_no_table_are_refused(
+async def test_ingest_of_invalid_arrow_bytes_is_refused(
     company: Any, make_observations: Make, case: str
 ) -> None:
     await create(company)
@@ -191,19 +193,18 @@ async def test_bytes_that_are_no_table_are_refused(
     }
     refused = await error(ingest(company, bad[case]))
     assert type(refused) is InvalidObservations
-    assert "expected observations as an Arrow IPC stream" in refused.message
     assert (await ask(company))[0].num_rows == 0
     assert (await ingest(company, good)).rows == 10
 
 
-async def test_a_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
+async def test_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:
     await create(company)
     for data in (to_ipc(make_observations(5).drop_columns(["station"])), b"rubbish"):
         request = peers_pb2.CommitRequest(dataset="nam", producer="p", observations=data)
         assert isinstance(await error(company["a"].peer_storage.Commit(request)), InputError)
 
 
-async def test_a_node_that_is_held_dead_takes_no_rows_and_says_when_to_return(
+async def test_ingest_with_a_dead_owner_is_unavailable(
     company: Any, make_observations: Make
 ) -> None:
     await create(company)
@@ -211,15 +212,12 @@ async def test_a_node_that_is_held_dead_takes_no_rows_and_says_when_to_return(
     refused = await error(ingest(company, make_observations(300)))
     assert type(refused) is Unavailable
     assert refused.details == {"node": "b", "after_s": 1.0}
-    assert "try again when it is back" in refused.message
     company.dead.clear()
     assert (await ingest(company, make_observations(300))).rows == 300
     assert (await ask(company))[0].column("rows").to_numpy().sum() == 300
 
 
-async def test_a_node_that_is_gone_is_missing_in_the_answer(
-    company: Any, make_observations: Make
-) -> None:
+async def test_query_with_a_stopped_node_is_partial(company: Any, make_observations: Make) -> None:
     await create(company)
     await ingest(company, make_observations(300))
     whole, _ = await ask(company)
@@ -232,7 +230,7 @@ async def test_a_node_that_is_gone_is_missing_in_the_answer(
     assert partial.num_rows == kept.sum()
 
 
-async def test_wide_rows_travel_between_nodes_and_to_the_client(
+async def test_query_of_wide_rows_returns_bounded_messages(
     company: Any, make_observations: Make
 ) -> None:
     await create(company)
@@ -251,14 +249,14 @@ async def test_wide_rows_travel_between_nodes_and_to_the_client(
 # --- scans ---------------------------------------------------------------------------------------
 
 
-async def test_a_scan_has_a_limit_of_items(company: Any) -> None:
+async def test_scan_above_items_max_is_refused(company: Any) -> None:
     items = [storage_pb2.ScanItem()] * (SCAN_ITEMS_MAX + 1)
     refused = await stream_error(company["a"].storage.Scan(storage_pb2.ScanRequest(items=items)))
     assert isinstance(refused, InputError)
-    assert "at most 100000 items in a scan, got 100001" in refused.message
+    assert refused.details["bound"] == SCAN_ITEMS_MAX
 
 
-async def test_items_of_a_scan_fail_alone(company: Any, make_observations: Make) -> None:
+async def test_scan_items_fail_separately(company: Any, make_observations: Make) -> None:
     await create(company)
     await ingest(company, make_observations(300))
     mine = sorted(placement.partitions_by_node(company.topology)["a"])
@@ -278,7 +276,7 @@ async def test_items_of_a_scan_fail_alone(company: Any, make_observations: Make)
     assert [part.item for part in parts if part.labels]
 
 
-async def test_a_cursor_that_does_not_pair_up_is_refused(company: Any) -> None:
+async def test_scan_with_an_unpaired_cursor_is_refused(company: Any) -> None:
     await create(company)
     after = common_pb2.Cursor(partitions=[1], sequences=[])
     request = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(dataset="nam", after=after)])
@@ -289,7 +287,7 @@ async def test_a_cursor_that_does_not_pair_up_is_refused(company: Any) -> None:
 # --- the cluster ---------------------------------------------------------------------------------
 
 
-async def test_the_status_names_nodes_that_do_not_answer(company: Any) -> None:
+async def test_status_names_unreachable_nodes(company: Any) -> None:
     company.dead.add("b")
     reply = await company["a"].cluster.Status(cluster_pb2.StatusRequest())
     assert {node.name: node.state for node in reply.nodes} == {
@@ -301,12 +299,12 @@ async def test_the_status_names_nodes_that_do_not_answer(company: Any) -> None:
     assert (east.group, east.address) == ("east", company.topology.by_name["b"].address)
 
 
-async def test_every_node_hands_out_the_topology(company: Any) -> None:
+async def test_topology_is_served_by_every_node(company: Any) -> None:
     reply = await company["c"].cluster.Topology(cluster_pb2.TopologyRequest())
     assert reply.topology_json == company.topology.to_json()
 
 
-async def test_long_queries_are_read_beside_the_event_loop(
+async def test_long_queries_are_parsed_off_the_event_loop(
     company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check of a hostile polygon takes seconds, in which a node would look dead."""

@@ -109,9 +109,7 @@ def scanning() -> list[str]:
     return [name for name in names if name == cluster_scan._put.__qualname__]
 
 
-async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
-    filled: Any, steps: list[int]
-) -> None:
+async def test_stalled_reader_stops_its_scans_only(filled: Any, steps: list[int]) -> None:
     slow = ask(filled)
     first = await slow.read()
     assert first.HasField("head")
@@ -128,7 +126,7 @@ async def test_a_reader_that_stops_stops_the_scans_and_nobody_else(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node_options", [in_steps(1 << 14, parts_waiting_max=1)], ids=[""])
-async def test_a_reader_that_goes_away_ends_the_scans(filled: Any, steps: list[int]) -> None:
+async def test_cancelled_reader_ends_its_scans(filled: Any, steps: list[int]) -> None:
     call = ask(filled)
     await call.read()
     await call.read()
@@ -143,7 +141,7 @@ async def test_a_reader_that_goes_away_ends_the_scans(filled: Any, steps: list[i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("query_servicer", [ImpatientQueries])
-async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
+async def test_stalled_reader_is_cancelled_after_stalled_max(
     filled: Any, steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     call = ask(filled)
@@ -158,7 +156,7 @@ async def test_what_a_reader_holds_that_takes_nothing_for_long_is_given_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node_options", [in_steps(answers_max=2)], ids=[""])
-async def test_so_many_answers_at_a_time_and_no_more(filled: Any) -> None:
+async def test_queries_above_answers_max_are_overloaded(filled: Any) -> None:
     slow = [ask(filled) for _ in range(2)]
     for call in slow:
         await call.read()
@@ -188,7 +186,7 @@ def limit_parts_of_peers(company: Any, within_s: float) -> None:
 
 
 @pytest.mark.slow
-async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
+async def test_query_with_a_silent_peer_is_partial(
     company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its partitions are missing then; others' labels have come."""
@@ -208,7 +206,7 @@ async def test_a_peer_that_sends_nothing_is_not_waited_for_long(
 
 
 @pytest.mark.slow
-async def test_a_reader_slower_than_a_peer_may_be_gets_everything(filled: Any) -> None:
+async def test_query_with_a_slow_reader_is_complete(filled: Any) -> None:
     """The time that a peer has for its next part is not used up by our own reader."""
     limit_parts_of_peers(filled, 3.0)
     assert isinstance(filled["a"].peers, GrpcPeers)

@@ -88,7 +88,7 @@ async def check_all(address: str, tokens: Tokens, *, keys: Proves, is_node: TlsF
 
 
 @pytest.mark.slow
-async def test_tokens_without_certificates(tokens: Tokens, tmp_path: Path) -> None:
+async def test_permissions_with_tokens_without_tls(tokens: Tokens, tmp_path: Path) -> None:
     own = token_file(tmp_path / "own", tokens.tokens[Role.NODE])
     auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
     async with node(tmp_path / "data", {"auth": auth}) as address:
@@ -96,7 +96,7 @@ async def test_tokens_without_certificates(tokens: Tokens, tmp_path: Path) -> No
         await check_all(address, tokens, keys=lambda token: TlsFiles(token=token), is_node=is_node)
 
 
-async def test_tokens_and_certificates(
+async def test_permissions_with_tokens_and_tls(
     tokens: Tokens, certified: Certified, tmp_path: Path
 ) -> None:
     own, client = certified.of("node", "n"), certified.of("client", "ann")
@@ -112,13 +112,13 @@ async def test_tokens_and_certificates(
         assert await denied(address, keys_in(own, token="glt_of-no-principal")) == wanted("n")
 
 
-async def test_certificates_without_tokens(certified: Certified, tmp_path: Path) -> None:
+async def test_permissions_with_tls_without_tokens(certified: Certified, tmp_path: Path) -> None:
     own, client = certified.of("node", "m"), certified.of("client", "bob")
     async with node(tmp_path / "data", {"tls": tls_section(own)}) as address:
         assert await denied(address, keys_in(client)) == wanted("r", "w", "s", "a", "-")
         assert await denied(address, keys_in(own)) == wanted("n")
 
 
-async def test_neither(tmp_path: Path) -> None:
+async def test_permissions_without_authentication_deny_nothing(tmp_path: Path) -> None:
     async with node(tmp_path / "data", {}) as address:
         assert not any((await denied(address, TlsFiles())).values())

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import ConfigError
 from galileo.server.audit_log import AuditLog
@@ -21,7 +22,7 @@ def lines(path: Path) -> list[int]:
     return [json.loads(line)["n"] for line in path.read_text().splitlines()]
 
 
-def test_lines_are_appended_across_restarts(tmp_path: Path) -> None:
+def test_audit_log_appends_across_restarts(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "audit.jsonl"
     for start in (0, 2):
         written = AuditLog(path, bytes_max=10_000, files_max=2)
@@ -32,14 +33,14 @@ def test_lines_are_appended_across_restarts(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_others_could_read_is_no_longer_one(tmp_path: Path) -> None:
+def test_audit_log_makes_an_existing_file_private(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.touch(0o644)
     AuditLog(path, bytes_max=100, files_max=2).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_long_files_are_put_aside_and_old_ones_go(tmp_path: Path) -> None:
+def test_audit_log_rotates_long_files_and_deletes_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     written = AuditLog(path, bytes_max=30, files_max=3)
     for number in range(10, 40):
@@ -60,7 +61,7 @@ def test_long_files_are_put_aside_and_old_ones_go(tmp_path: Path) -> None:
     written.close()
 
 
-def test_two_processes_have_two_files(tmp_path: Path) -> None:
+def test_audit_log_locked_by_another_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     written = AuditLog(path, bytes_max=100, files_max=2)
     code = (
@@ -75,18 +76,18 @@ def test_two_processes_have_two_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "link"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_audit_log_at_a_directory_or_link_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "audit.jsonl"
     if kind == "directory":
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"expected audit\.file"):
+    with raises(ConfigError, key="audit.file"):
         AuditLog(path, bytes_max=100, files_max=2)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_cannot_be_written_is_logged_and_counted(
+def test_audit_log_write_error_is_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "audit.jsonl"
@@ -116,7 +117,7 @@ def test_what_cannot_be_written_is_logged_and_counted(
     assert path.read_text() == '{"n":1}\n{"n":\n{"n":6}\n'
 
 
-def test_files_that_were_put_aside_outlive_a_time_in_which_none_can_be_opened(
+def test_audit_log_keeps_rotated_files_when_open_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "audit.jsonl"
@@ -140,7 +141,7 @@ def test_files_that_were_put_aside_outlive_a_time_in_which_none_can_be_opened(
     written.close()
 
 
-def test_it_is_given_to_no_child(tmp_path: Path) -> None:
+def test_audit_log_descriptor_is_not_inheritable(tmp_path: Path) -> None:
     written = AuditLog(tmp_path / "audit.jsonl", bytes_max=100, files_max=2)
     assert not any(os.get_inheritable(fd) for fd in _descriptors(tmp_path))
     written.close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from simulator.logs import SCHEMA, to_labels
 
 from galileo.ccq import events as ccq
@@ -151,14 +152,14 @@ def tokens_after(fetched: ManyFetched, tokens: dict[str, str]) -> dict[str, str]
     return {**tokens, **{one.ccq_id: one.outcome.token for one in fetched.updates}}
 
 
-async def test_a_pack_that_most_readers_of_are_asked_for_is_given_as_it_is(many: Many) -> None:
+async def test_fetch_of_most_queries_of_a_pack_shares_the_pack(many: Many) -> None:
     many.stage.cycle(1)
     fetched = await many(dict.fromkeys(IDS, ""))
     assert rows(fetched) == dict.fromkeys(IDS, LABELS)
     assert len({id(piece.data) for one in fetched.updates for piece in one.outcome.pieces}) == 1
 
 
-async def test_of_a_pack_that_is_mostly_others_only_what_belongs_to_the_reader_is_given(
+async def test_fetch_of_few_queries_of_a_pack_copies_their_rows(
     many: Many,
 ) -> None:
     many.stage.cycle(1)
@@ -175,7 +176,7 @@ async def test_of_a_pack_that_is_mostly_others_only_what_belongs_to_the_reader_i
     assert unpack(piece.data, SCHEMA.label_schema).num_rows == LABELS
 
 
-async def test_only_what_has_news_is_told_and_each_label_once(many: Many) -> None:
+async def test_fetch_returns_queries_with_news_once(many: Many) -> None:
     many.stage.cycle(1)
     tokens = dict.fromkeys(IDS, "")
     first = await many(tokens)
@@ -187,7 +188,7 @@ async def test_only_what_has_news_is_told_and_each_label_once(many: Many) -> Non
     assert {one.outcome.answer.cursor for one in second.updates} == {Cursor({0: 2})}
 
 
-async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many) -> None:
+async def test_fetch_with_a_cached_or_decoded_token_is_equal(many: Many) -> None:
     many.stage.cycle(1)
     tokens = tokens_after(await many(dict.fromkeys(IDS, "")), {})
     many.stage.cycle(2)
@@ -202,7 +203,7 @@ async def test_a_token_says_the_same_whether_it_is_remembered_or_read(many: Many
 
 
 @pytest.mark.parametrize("fetches_per_step", [5])
-async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(many: Many) -> None:
+async def test_fetch_above_labels_max_is_cut_and_continued(many: Many) -> None:
     many.stage.cycle(1)
     tokens, got = dict.fromkeys(IDS, ""), dict[str, int]()
     for _ in range(COUNT):
@@ -217,7 +218,7 @@ async def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(many: Many) 
     assert got == dict.fromkeys(IDS, LABELS)
 
 
-async def test_who_waits_is_told_when_a_cycle_is_over(many: Many) -> None:
+async def test_fetch_that_waits_returns_after_a_cycle(many: Many) -> None:
     waiting = asyncio.create_task(many(dict.fromkeys(IDS, ""), wait_s=60.0))
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -226,13 +227,13 @@ async def test_who_waits_is_told_when_a_cycle_is_over(many: Many) -> None:
         assert rows(await waiting) == dict.fromkeys(IDS, LABELS)
 
 
-async def test_who_waits_in_vain_has_the_machine_asked_once(many: Many) -> None:
+async def test_fetch_that_waits_in_vain_asks_once(many: Many) -> None:
     tokens = dict.fromkeys(IDS, "")
     assert (await many(tokens, wait_s=0.05)).updates == ()
     assert many.stage.asked == COUNT
 
 
-async def test_one_that_may_not_be_fetched_does_not_keep_the_others(many: Many) -> None:
+async def test_fetch_with_one_refused_query_returns_the_others(many: Many) -> None:
     many.stage.cycle(1)
     many.revoked.add("q1")
     fetched = await many({"q1": "", "q2": ""})
@@ -242,8 +243,8 @@ async def test_one_that_may_not_be_fetched_does_not_keep_the_others(many: Many) 
     }
 
 
-async def test_there_is_a_token_for_each(many: Many) -> None:
-    with pytest.raises(InputError, match="as many tokens"):
+async def test_fetch_with_fewer_tokens_than_ids_is_refused(many: Many) -> None:
+    with raises(InputError, parameter="tokens"):
         await many.fetches.fetch(IDS, [], wait_s=0, labels_max=0, include_query=False)
 
 
@@ -258,7 +259,7 @@ async def in_sheets(many: Many, given: dict[str, str | Cursor]) -> ManyFetched:
     )
 
 
-async def test_those_that_have_most_in_common_come_in_sheets(many: Many) -> None:
+async def test_fetch_of_queries_with_equal_cursors_returns_one_sheet(many: Many) -> None:
     many.stage.cycle(1)
     answer = await in_sheets(many, dict.fromkeys(IDS, ""))
     (sheet,) = answer.sheets
@@ -276,14 +277,14 @@ async def test_those_that_have_most_in_common_come_in_sheets(many: Many) -> None
     assert later.counts == [LABELS] * COUNT
 
 
-async def test_errors_and_redirections_come_beside_the_sheets(many: Many) -> None:
+async def test_fetch_returns_errors_beside_sheets(many: Many) -> None:
     many.stage.cycle(1)
     answer = await in_sheets(many, {"q0": "", "unknown": "x", "q1": "wrong"})
     assert [update.ccq_id for update in answer.updates] == ["unknown", "q1"]
     assert [sheet.places for sheet in answer.sheets] == [[0]]
 
 
-async def test_those_of_a_dataset_that_was_just_dropped_get_that_error(many: Many) -> None:
+async def test_fetch_of_a_dropped_dataset_is_ccq_dropped(many: Many) -> None:
     many.stage.cycle(1)
     many.dropped.add(SCHEMA.name)  # The machine has not heard of it yet.
     fetched = await many(dict.fromkeys(IDS, ""))

@@ -36,7 +36,7 @@ def groups(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_limit_it_is_the_machines(groups: Path, tmp_path: Path) -> None:
+def test_cgroup_memory_without_a_limit_is_the_machines(groups: Path, tmp_path: Path) -> None:
     version_1(tmp_path / "mounted" / "memory" / "node" / "one", limit=2**63 - 4096, used=5)
     found = memory(groups, tmp_path / "mounted")
     assert found.total == psutil.virtual_memory().total
@@ -44,7 +44,7 @@ def test_without_a_limit_it_is_the_machines(groups: Path, tmp_path: Path) -> Non
     assert memory(tmp_path / "absent").total == found.total
 
 
-def test_the_least_limit_around_the_process_counts(groups: Path, tmp_path: Path) -> None:
+def test_cgroup_memory_uses_the_lowest_enclosing_limit(groups: Path, tmp_path: Path) -> None:
     root = tmp_path / "mounted" / "memory"
     version_1(root / "node" / "one", limit=200 * MIB, used=50 * MIB, files=10 * MIB)
     version_1(root / "node", limit=100 * MIB, used=60 * MIB)
@@ -53,7 +53,7 @@ def test_the_least_limit_around_the_process_counts(groups: Path, tmp_path: Path)
     assert memory(groups, tmp_path / "mounted").available == 40 * MIB
 
 
-def test_files_that_can_be_dropped_are_not_in_use(groups: Path, tmp_path: Path) -> None:
+def test_cgroup_memory_counts_inactive_files_as_available(groups: Path, tmp_path: Path) -> None:
     place = tmp_path / "mounted" / "node" / "one"
     version_2(place, limit=200 * MIB, used=150 * MIB, files=110 * MIB)
     version_2(place.parent, limit="max", used=300 * MIB)
@@ -62,6 +62,6 @@ def test_files_that_can_be_dropped_are_not_in_use(groups: Path, tmp_path: Path) 
     assert memory(groups, tmp_path / "mounted").available == 0
 
 
-def test_a_container_sees_its_group_as_the_root(groups: Path, tmp_path: Path) -> None:
+def test_cgroup_memory_in_a_container_reads_the_root_group(groups: Path, tmp_path: Path) -> None:
     version_2(tmp_path / "mounted", limit=64 * MIB, used=MIB)
     assert memory(groups, tmp_path / "mounted").total == 64 * MIB

@@ -184,7 +184,7 @@ CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 3), st.integers(0, 10
     ),
     pruned_items_max=st.sampled_from([0, 1_000]),
 )
-def test_each_gets_what_is_new_for_it(node, asked, pruned_items_max):
+def test_cycle_returns_new_commits_of_each_query(node, asked, pruned_items_max):
     owned = {EVERYWHERE: range(4), WEST: range(2), EAST: range(2, 4)}
     items = [
         item(n, query, after, compression="lz4" if lz4 else "")
@@ -198,7 +198,7 @@ def test_each_gets_what_is_new_for_it(node, asked, pruned_items_max):
         assert (result.failure, result.gone) == (None, EMPTY_CURSOR)
 
 
-async def test_queries_travel_once_and_cursors_are_shared(node):
+async def test_cycle_registers_queries_once_and_shares_cursors(node):
     evaluator = Evaluator()
     made = cycling(node, evaluator, pruned_items_max=0)
     after = Cursor(dict.fromkeys(range(4), 9))
@@ -215,7 +215,7 @@ async def test_queries_travel_once_and_cursors_are_shared(node):
     assert len(evaluator.stood) == 2, "they are known by now"
 
 
-async def test_what_a_node_forgot_is_introduced_again(node):
+async def test_cycle_registers_forgotten_queries_again(node):
     evaluator = Evaluator()
     made = cycling(node, evaluator)
     evaluator.unknown = {digest(WEST)}
@@ -228,7 +228,7 @@ async def test_what_a_node_forgot_is_introduced_again(node):
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
-async def test_a_node_that_cannot_be_told_is_told_later(node):
+async def test_cycle_registers_queries_at_an_unreachable_node_later(node):
     evaluator = Evaluator()
     made = cycling(node, evaluator)
     evaluator.away = True
@@ -238,7 +238,7 @@ async def test_a_node_that_cannot_be_told_is_told_later(node):
     assert evaluator.stood == [("a", "air", [WEST])]
 
 
-async def test_texts_travel_in_messages_of_bounded_size(node):
+async def test_cycle_bounds_the_bytes_of_registered_texts(node):
     evaluator = Evaluator()
     queries = [WEST.replace("9%", f"9{letter}%") for letter in "bcdefgh"]
     made = cycling(node, evaluator, texts_bytes_max=150)
@@ -246,7 +246,7 @@ async def test_texts_travel_in_messages_of_bounded_size(node):
     assert [len(texts) for _, _, texts in evaluator.stood] == [3, 3, 1]
 
 
-async def test_a_failure_is_its_items_alone(node):
+async def test_cycle_with_one_failed_item_returns_the_others(node):
     evaluator = Evaluator()
     evaluator.failing = {digest(WEST)}
     failed, other = await cycle(cycling(node, evaluator), item(0, WEST), item(1, EVERYWHERE))
@@ -255,7 +255,7 @@ async def test_a_failure_is_its_items_alone(node):
     assert found(other) == commits(EMPTY_CURSOR, range(4))
 
 
-async def test_what_retention_dropped_is_named(node):
+async def test_cycle_names_commits_that_retention_deleted(node):
     evaluator = Evaluator()
     evaluator.dropped = Cursor({0: 4, 2: 6})
     behind, past = await cycle(
@@ -266,7 +266,7 @@ async def test_what_retention_dropped_is_named(node):
     assert past.gone == EMPTY_CURSOR
 
 
-async def test_dead_nodes_are_not_asked(node):
+async def test_cycle_skips_dead_nodes(node):
     evaluator = Evaluator()
     (result,) = await cycle(cycling(node, evaluator, dead={"b"}), item(0, EVERYWHERE))
     assert [node.name for node in evaluator.requests[0].nodes] == ["a"]
@@ -274,7 +274,7 @@ async def test_dead_nodes_are_not_asked(node):
     assert result.reached == Cursor({0: 10, 1: 10})
 
 
-async def test_nothing_is_asked_where_placement_rules_everything_out(node):
+async def test_cycle_pruned_by_placement_calls_no_node(node):
     evaluator = Evaluator()
     after = Cursor({0: 10, 1: 10})
     (result,) = await cycle(cycling(node, evaluator), item(0, WEST, after))
@@ -282,7 +282,7 @@ async def test_nothing_is_asked_where_placement_rules_everything_out(node):
     assert result.reached == Cursor({2: 10, 3: 10})
 
 
-async def test_samplers_are_named_once(node):
+async def test_cycle_sends_each_sampler_once(node):
     evaluator = Evaluator()
     one, other = (SamplerSpec("uniform", {"fraction": f}, 1) for f in (0.1, 0.2))
     items = [item(n, WEST, sampler=spec) for n, spec in enumerate([None, one, other, one])]
@@ -292,7 +292,7 @@ async def test_samplers_are_named_once(node):
     assert from_bytes(group.samplers).tolist() == [0, 1, 2, 1]
 
 
-async def test_items_of_two_datasets_share_no_row(node):
+async def test_cycle_of_two_datasets_keeps_cursors_apart(node):
     sea = Schema("sea", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
     node.catalog.adopt(sea)
     node.view.update_sequences("sea", Cursor(dict.fromkeys(range(4), 20)))
@@ -302,7 +302,7 @@ async def test_items_of_two_datasets_share_no_row(node):
     assert [one.reached[3] for one in results] == [10, 20], "what placement rules out is certain"
 
 
-async def test_what_lies_past_the_answer_is_left_to_the_next_cycle(node, monkeypatch):
+async def test_cycle_leaves_later_commits_to_the_next_one(node, monkeypatch):
     evaluator = Evaluator()
     answered = evaluator._part
 
@@ -314,7 +314,7 @@ async def test_what_lies_past_the_answer_is_left_to_the_next_cycle(node, monkeyp
     assert found(result) == [(p, s) for p in range(4) for s in range(3 if p == 0 else 1, 8)]
 
 
-async def test_a_dataset_that_is_not_there_is_left_out_of_the_cycle(node):
+async def test_cycle_skips_items_of_unknown_datasets(node):
     """It was dropped, or has not been heard of; the queries of others go on."""
     gone, known = item(0, EVERYWHERE), item(1, EVERYWHERE)
     gone = replace(gone, ccq=replace(gone.ccq, dataset="air@7"))

@@ -14,7 +14,7 @@ from galileo.server.effect_executor import EffectExecutor
 
 
 @pytest.mark.parametrize("error", [CorruptData("rot"), RuntimeError("no memory")])
-async def test_packs_that_cannot_be_put_together_come_back_as_they_are(error: Exception) -> None:
+async def test_compact_packs_that_fails_keeps_the_packs(error: Exception) -> None:
     def fail(*, compressed: bool) -> NoReturn:
         raise error
 

@@ -32,7 +32,7 @@ class Raising:
         (ValueError("no idea"), SamplerFailed),
     ],
 )
-async def test_revocation_during_a_call_raises_sampler_revoked(
+async def test_effect_executor_sample_maps_errors_of_the_sampler(
     monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception]
 ) -> None:
     labels = to_labels([(0, 1, 0, 5)])

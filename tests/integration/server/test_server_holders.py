@@ -66,19 +66,19 @@ def ask(term: int, *, after: Cursor, node: str = "b") -> ReadHandedOffCache:
     return ReadHandedOffCache(1, CCQ, node, term, after, 100)
 
 
-async def test_what_is_held_comes_over_as_it_was(work: EffectExecutor) -> None:
+async def test_read_handed_off_cache_returns_labels_after_the_cursor(work: EffectExecutor) -> None:
     answer = await work(ask(5, after=Cursor({0: 1})))
     assert isinstance(answer, CacheReadAnswered)
     assert to_paths(answer.labels) == [path for path in PATHS if path[:2] != (0, 1)]
     assert (answer.request, answer.reached, answer.gone) == (1, REACHED, GONE)
 
 
-async def test_a_stretch_without_labels_is_one_all_the_same(work: EffectExecutor) -> None:
+async def test_read_handed_off_cache_without_labels_returns_its_range(work: EffectExecutor) -> None:
     assert await work(ask(6, after=Cursor())) == CacheReadAnswered(1, None, REACHED, GONE)
 
 
 @pytest.mark.parametrize(("term", "node"), [(4, "b"), (7, "b"), (5, "dead")])
-async def test_what_is_not_held_or_damaged_or_out_of_reach_is_said(
+async def test_read_handed_off_cache_absent_damaged_or_unreachable_fails(
     work: EffectExecutor, term: int, node: str
 ) -> None:
     assert await work(ask(term, after=Cursor(), node=node)) == CacheReadFailed(1)

@@ -65,7 +65,7 @@ def save(directory: Path, name: str, retrieved: int, *, ended: bool = False) -> 
         store.save_batch(RECORD_KIND, {name: TAGGED.encode(record)})
 
 
-async def test_a_log_that_ends_before_what_readers_have_is_reported(
+async def test_node_start_with_an_older_log_reports_a_regression(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await losses_after_start(config, ingests=True) == []

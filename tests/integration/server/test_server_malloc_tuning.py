@@ -111,24 +111,24 @@ def run(directory: Path, code: str, **more: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_program_that_nobody_told_and_its_children_use_arrows_system_pool(tmp_path: Path) -> None:
+def test_configure_malloc_selects_the_system_pool_for_children_too(tmp_path: Path) -> None:
     assert run(tmp_path, SETTLES) == "system 1 system"
 
 
-def test_what_the_environment_says_already_stays(tmp_path: Path) -> None:
+def test_configure_malloc_keeps_settings_of_the_environment(tmp_path: Path) -> None:
     more = {"MALLOC_ARENA_MAX": "7", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
     assert run(tmp_path, SETTLES, **more) == "mimalloc 7 mimalloc"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
-def test_threads_share_few_arenas(tmp_path: Path) -> None:
+def test_configure_malloc_bounds_the_arenas_of_threads(tmp_path: Path) -> None:
     assert int(run(tmp_path, ARENAS)) <= 2
     assert int(run(tmp_path, ARENAS, MALLOC_ARENA_MAX="8")) > 2
 
 
 @pytest.mark.slow
-def test_nodes_of_a_local_cluster_run_with_the_settings(tmp_path: Path) -> None:
+def test_local_cluster_nodes_have_the_malloc_settings(tmp_path: Path) -> None:
     with galileo.LocalCluster(1, 1, tmp_path) as running:
         found = psutil.Process(running.nodes[0].pid).environ()
     assert {name: found[name] for name in NODE_ENVIRONMENT} == dict(NODE_ENVIRONMENT)
@@ -136,19 +136,19 @@ def test_nodes_of_a_local_cluster_run_with_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
-def test_what_is_free_in_the_middle_of_the_heap_is_given_back(tmp_path: Path) -> None:
+def test_give_back_returns_free_memory_inside_the_heap(tmp_path: Path) -> None:
     given = int(run(tmp_path, GIVES_BACK, **NODE_ENVIRONMENT))
     assert given > 60_000_000
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the C heap is glibc's")
-def test_what_other_threads_have_freed_is_given_back_to_its_end(tmp_path: Path) -> None:
+def test_give_back_returns_memory_freed_by_threads(tmp_path: Path) -> None:
     given = int(run(tmp_path, GIVES_BACK_OF_THREADS, **NODE_ENVIRONMENT))
     assert given > 27_000_000
 
 
-def test_giving_back_where_nothing_is_free_is_harmless() -> None:
+def test_give_back_without_free_memory_is_harmless() -> None:
     give_back()
     give_back()
 
@@ -166,26 +166,26 @@ def looks(*shares: float, step_s: float = 1.0) -> list[bool]:
     return found
 
 
-def test_a_node_gives_back_when_it_rests_after_work() -> None:
+def test_idle_detector_after_work_fires_once() -> None:
     found = looks(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.01, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert [at for at, due in enumerate(found) if due] == [6]
 
 
-def test_work_that_is_little_at_a_time_counts_too() -> None:
+def test_idle_detector_with_constant_light_work_fires_at_intervals() -> None:
     share = QUIET_SHARE / 2
     found = looks(*[share] * 10)
     assert [at + 1 for at, due in enumerate(found) if due] == [APART_S, 2 * APART_S]
 
 
-def test_a_node_that_did_next_to_nothing_has_nothing_to_give_back() -> None:
+def test_idle_detector_without_work_never_fires() -> None:
     assert not any(looks(*[WORTH_S / 201] * 200))
 
 
-def test_a_node_that_never_rests_gives_back_every_now_and_then() -> None:
+def test_idle_detector_with_constant_work_fires_at_busy_max() -> None:
     found = looks(*[1.0] * 130)
     assert [at + 1 for at, due in enumerate(found) if due] == [BUSY_MAX_S, 2 * BUSY_MAX_S]
 
 
-def test_a_look_that_comes_late_judges_the_whole_time() -> None:
+def test_idle_detector_after_a_late_look_judges_the_whole_interval() -> None:
     assert looks(0.5, step_s=30.0) == [False]
     assert looks(0.5, 0.01, step_s=30.0) == [False, True]

@@ -25,6 +25,19 @@ def server(*words: str) -> list[str]:
     return [sys.executable, "-m", "galileo.server", *words]
 
 
+def check_refused(message: str, *words: str) -> str:
+    """What a node writes that does not start; `message` is part of it."""
+    done = subprocess.run(server(*words), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def address_in(config: Path) -> str:
+    return config.read_text().rpartition('address = "')[2].partition('"')[0]
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Of a cluster of one node."""
@@ -38,7 +51,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_health_and_reflection_are_served(cluster: galileo.LocalCluster) -> None:
+def test_node_serves_health_and_reflection(cluster: galileo.LocalCluster) -> None:
     with grpc.insecure_channel(cluster.addresses[0]) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         reply = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
@@ -51,39 +64,26 @@ def test_health_and_reflection_are_served(cluster: galileo.LocalCluster) -> None
 
 
 @pytest.mark.slow
-def test_a_directory_has_one_process(cluster: galileo.LocalCluster) -> None:
+def test_node_in_a_used_directory_does_not_start(cluster: galileo.LocalCluster) -> None:
     config = str(cluster.directory / "node-1.toml")
-    done = subprocess.run(
-        server("--config", config), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 2
     holder = cluster.node("node-1").pid
-    assert f"to be the only user of {cluster.directory / 'node-1'}, but process {holder}" in (
-        done.stderr
-    )
-    assert "Traceback" not in done.stderr
+    message = f"to be the only user of {cluster.directory / 'node-1'}, but process {holder}"
+    check_refused(message, "--config", config)
 
 
 @pytest.mark.slow
-def test_a_wrong_flag_is_refused_in_one_line(config: Path) -> None:
-    done = subprocess.run(
-        server("--config", str(config), "--set", "limits.ccq_max=3"),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("galileo: unknown key in [limits]: 'ccq_max'; did you mean")
-    assert done.stderr.count("\n") == 1
+def test_node_with_an_unknown_key_fails_in_one_line(config: Path) -> None:
+    message = "galileo: unknown key in [limits]: 'ccq_max'; did you mean"
+    text = check_refused(message, "--config", str(config), "--set", "limits.ccq_max=3")
+    assert text.count("\n") == 1
 
 
-def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) -> None:
+def test_node_stops_cleanly_on_sigterm(config: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(server("--config", str(config)), stderr=stderr)
     try:
-        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+        address = address_in(config)
         with galileo.connect(address, timeout=TIMEOUT_S) as client:
             assert client.status().complete
         process.send_signal(signal.SIGTERM)
@@ -97,40 +97,26 @@ def test_a_node_that_is_told_to_stop_stops_well(config: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_node_refuses_to_start_with_another_placement_than_its_data(config: Path) -> None:
-    with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
-        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
-        with galileo.connect(address, timeout=TIMEOUT_S) as client:
-            client.create_dataset(galileo.Schema("nam", [galileo.Feature("temperature")]))
-        process.send_signal(signal.SIGTERM)
-    config.write_text(config.read_text() + "partitions_per_group = 8\n")
-    refused = subprocess.run(
-        server("--config", str(config)), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    assert refused.returncode == 2
-    assert "does not match this node's data" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
-@pytest.mark.slow
-def test_data_of_another_rule_of_placement_is_refused_with_the_rule_that_placed_it(
-    config: Path,
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("partitions_per_group = 8", "does not match this node's data"),
+        ('placement = "bounded"', 'set placement = "rendezvous", which has placed this data'),
+    ],
+)
+def test_node_with_another_placement_than_its_data_does_not_start(
+    config: Path, setting: str, message: str
 ) -> None:
     with subprocess.Popen(server("--config", str(config)), stderr=subprocess.DEVNULL) as process:
-        address = config.read_text().rpartition('address = "')[2].partition('"')[0]
-        with galileo.connect(address, timeout=TIMEOUT_S) as client:
+        with galileo.connect(address_in(config), timeout=TIMEOUT_S) as client:
             client.create_dataset(galileo.Schema("nam", [galileo.Feature("temperature")]))
         process.send_signal(signal.SIGTERM)
-    config.write_text(config.read_text() + 'placement = "bounded"\n')
-    refused = subprocess.run(
-        server("--config", str(config)), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    assert refused.returncode == 2
-    assert 'set placement = "rendezvous", which has placed this data' in refused.stderr
+    config.write_text(f"{config.read_text()}{setting}\n")
+    check_refused(message, "--config", str(config))
 
 
 @pytest.mark.slow
-def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
+def test_node_ends_with_its_parent(config: Path) -> None:
     """The parent starts the node, waits until it serves, and dies."""
     code = (
         "import os, subprocess, sys, galileo\n"
@@ -143,7 +129,7 @@ def test_a_node_does_not_outlive_its_parent(config: Path) -> None:
         "print(node.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    address = config.read_text().rpartition('address = "')[2].partition('"')[0]
+    address = address_in(config)
     done = subprocess.run(
         [sys.executable, "-c", code, address],
         capture_output=True,

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from expected_errors import raises
 
 from galileo.dht.membership import HeartbeatArrived, Membership, Ticked
 from galileo.errors import ConfigError
@@ -43,20 +44,20 @@ class Checks:
         return [name for name, why in self.checks.look().checks.items() if why]
 
 
-def test_a_node_alone_is_ready(tmp_path: Path) -> None:
+def test_readiness_without_peers_is_ready(tmp_path: Path) -> None:
     made = Checks(tmp_path)
     made.checks.probe_disk()
     assert made.checks.look().is_ready
     assert list(tmp_path.iterdir()) == [], "the probe leaves nothing"
 
 
-def test_records_come_first(tmp_path: Path) -> None:
+def test_readiness_before_records_are_loaded_fails(tmp_path: Path) -> None:
     made = Checks(tmp_path)
     made.is_restored = False
     assert made.wrong() == ["catalog"]
 
 
-def test_peers_are_heard_or_given_up(tmp_path: Path) -> None:
+def test_readiness_waits_until_peers_report_or_are_dead(tmp_path: Path) -> None:
     made = Checks(tmp_path, "b", "c")
     assert "b, c" in made.checks.look().checks["peers"]
     made.members.step(HeartbeatArrived("b", 1), 0.1)
@@ -67,7 +68,7 @@ def test_peers_are_heard_or_given_up(tmp_path: Path) -> None:
     assert made.checks.look().is_ready
 
 
-def test_a_late_loop_is_not_ready_until_it_is_on_time_again(tmp_path: Path) -> None:
+def test_readiness_with_a_late_event_loop_fails(tmp_path: Path) -> None:
     made = Checks(tmp_path)
     made.checks.record_lag(2.5)
     assert made.wrong() == ["event loop"]
@@ -75,7 +76,7 @@ def test_a_late_loop_is_not_ready_until_it_is_on_time_again(tmp_path: Path) -> N
     assert made.wrong() == []
 
 
-def test_a_disk_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_readiness_with_an_unwritable_disk_fails(tmp_path: Path) -> None:
     made = Checks(tmp_path / "gone")
     made.checks.probe_disk()
     assert "cannot be written to" in made.checks.look().checks["disk"]
@@ -84,7 +85,9 @@ def test_a_disk_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     assert made.wrong() == []
 
 
-def test_a_disk_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_with_a_hanging_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, stuck, begun = Checks(tmp_path), threading.Event(), threading.Event()
 
     def hang(**options: object) -> None:
@@ -113,7 +116,7 @@ def status_of(url: str) -> int:
             return error.code
 
 
-async def test_a_node_that_is_not_ready_is_alive(tmp_path: Path) -> None:
+async def test_monitoring_of_an_unready_node_answers_live(tmp_path: Path) -> None:
     readiness = Readiness({"disk": "it is full"})
     served = Monitoring("127.0.0.1:0", measure=lambda: [], look=lambda: readiness)
     url = f"http://127.0.0.1:{served.port}"
@@ -124,7 +127,7 @@ async def test_a_node_that_is_not_ready_is_alive(tmp_path: Path) -> None:
         await asyncio.to_thread(served.close)
 
 
-async def test_a_loop_that_hangs_is_not_alive() -> None:
+async def test_monitoring_with_a_blocked_event_loop_is_not_live() -> None:
     served = Monitoring(
         "127.0.0.1:0", measure=lambda: [], look=lambda: Readiness({}), answer_within_s=0.1
     )
@@ -137,10 +140,10 @@ async def test_a_loop_that_hangs_is_not_alive() -> None:
             await asyncio.to_thread(served.close)
 
 
-async def test_a_taken_address_is_refused() -> None:
+async def test_monitoring_at_a_used_address_is_refused() -> None:
     served = Monitoring("127.0.0.1:0", measure=lambda: [], look=lambda: Readiness({}))
     try:
-        with pytest.raises(ConfigError, match=r"metrics\.address"):
+        with raises(ConfigError, key="metrics.address"):
             Monitoring(f"127.0.0.1:{served.port}", measure=lambda: [], look=lambda: Readiness({}))
     finally:
         await asyncio.to_thread(served.close)

@@ -26,6 +26,7 @@ import pandas as pd
 import psutil
 import pytest
 from click.testing import CliRunner
+from expected_errors import raises
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
@@ -42,7 +43,6 @@ from galileo.errors import (
     BatchConflict,
     ConfigError,
     Forbidden,
-    GalileoError,
     InputError,
     Unauthenticated,
     Unavailable,
@@ -142,16 +142,16 @@ def client_of(guarded: Guarded) -> Iterator[Callable[[str], Client]]:
         one.close()
 
 
-def test_readers_read_and_writers_write(client_of: Callable[[str], Client]) -> None:
+def test_reader_may_read_and_writer_may_write(client_of: Callable[[str], Client]) -> None:
     ann, bob = client_of("ann"), client_of("bob")
     assert ann.ingest("rain", rows(1)).rows == 3
     assert len(bob.query("rain")) == bob.select("rain").num_rows == 3
-    with pytest.raises(Forbidden, match=r"may not call Storage.*one of the roles admin, writer"):
+    with raises(Forbidden, method="Storage/Ingest", roles=["admin", "writer"]):
         bob.ingest("rain", rows(2))
     assert bob.select("rain").num_rows == 3
 
 
-def test_principals_do_not_share_a_producer(
+def test_producers_of_two_principals_are_separate(
     guarded: Guarded, client_of: Callable[[str], Client]
 ) -> None:
     """Whichever node takes the batch: its rows are of partitions of both."""
@@ -166,24 +166,26 @@ def test_principals_do_not_share_a_producer(
             assert again.ingest("rain", rows(11), producer="feed").duplicate_rows == 3
             with pytest.raises(BatchConflict):
                 again.ingest("rain", rows(12), producer="feed")
-    with pytest.raises(InputError, match="producer"):
+    with raises(InputError, parameter="producer"):
         ann.ingest("rain", rows(12), producer="root/feed")
     assert root.count("rain") == before + 9
 
 
-def test_what_was_not_granted_is_not_there(client_of: Callable[[str], Client]) -> None:
+def test_dataset_without_a_grant_is_forbidden_and_not_listed(
+    client_of: Callable[[str], Client],
+) -> None:
     eve, root = client_of("eve"), client_of("root")
     assert [schema.name for schema in eve.datasets()] == ["wind"]
     assert {schema.name for schema in root.datasets()} == {"rain", "wind"}
     for ask in (eve.query, eve.count, eve.explain):
-        with pytest.raises(Forbidden, match="expected a grant on the dataset 'rain'"):
+        with raises(Forbidden, dataset="rain"):
             ask("rain")
     output = {one["dataset"] for node in eve.status().nodes for one in node.datasets}
     assert output == {"wind"}
 
 
 @pytest.mark.parametrize("token", ["", TOKEN_PREFIX + "of-no-principal"])
-def test_nobody_gets_in_without_a_token(guarded: Guarded, token: str) -> None:
+def test_connect_without_a_known_token_is_unauthenticated(guarded: Guarded, token: str) -> None:
     with (
         Client(
             guarded.cluster.addresses[0], proof=Credentials(token, tls=guarded.client)
@@ -193,7 +195,7 @@ def test_nobody_gets_in_without_a_token(guarded: Guarded, token: str) -> None:
         client.datasets()
 
 
-def test_a_revoked_token_is_worth_nothing_after_a_moment(guarded: Guarded) -> None:
+def test_revoked_token_is_unauthenticated(guarded: Guarded) -> None:
     guarded.tokens.add("temp", Role.READER)
     with guarded.connect("temp") as client:
         await_that(lambda: bool(client.datasets()))
@@ -218,7 +220,7 @@ def await_that(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never did")
 
 
-def test_certificates_are_checked_on_both_sides(guarded: Guarded, tmp_path: Path) -> None:
+def test_connect_with_an_untrusted_certificate_is_refused(guarded: Guarded, tmp_path: Path) -> None:
     stranger = Certified.made(tmp_path).of("client", "stranger")
     expired = guarded.certified.of("client", "expired", valid_from=LONG_AGO, days=30)
     # Who trusts the right authority and shows no certificate of it, and the other way round.
@@ -236,17 +238,14 @@ def test_certificates_are_checked_on_both_sides(guarded: Guarded, tmp_path: Path
         errors.append(caught.value)
     # The client does not trust the node, or the node does not trust the client.
     assert [type(error) for error in errors] == [ConfigError, Unavailable, Unavailable]
-    assert "is of another authority" in errors[0].message
-    for error in errors[1:]:
-        assert "does not accept the client's certificate" in error.message
 
 
-def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
+def test_connect_without_tls_names_the_remedy(guarded: Guarded) -> None:
     address = guarded.cluster.addresses[0]
     proof = guarded.tokens.proof("root")
     with (
         Client(address, proof=proof, timeout="1h") as client,
-        pytest.raises(ConfigError, match=f"the node at {address} expects TLS.*as tls="),
+        raises(ConfigError, address=address, remedy="tls"),
     ):
         client.datasets()
     output = CliRunner().invoke(main, ["--node", address, "--timeout", "1h", "dataset", "list"])
@@ -255,11 +254,11 @@ def test_who_connects_without_tls_hears_so_at_once(guarded: Guarded) -> None:
     assert "by --tls, or set GALILEO_TLS" in output.stderr
 
 
-def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
+def test_connect_without_a_token_names_the_remedy(guarded: Guarded) -> None:
     address = guarded.cluster.addresses[0]
     with (
         Client(address, proof=Credentials(tls=guarded.client)) as client,
-        pytest.raises(Unauthenticated, match=r"pass token= or token_file= to galileo\.connect"),
+        raises(Unauthenticated, remedy="token"),
     ):
         client.datasets()
     output = CliRunner().invoke(
@@ -284,7 +283,7 @@ def test_who_lacks_a_token_hears_how_to_name_one(guarded: Guarded) -> None:
         ("bob", "drain node-1", "forbidden", "^'bob' may not call .*admin.*its roles: reader"),
     ],
 )
-def test_commands_without_the_rights_say_which_are_needed(
+def test_command_without_permission_names_the_needed_role(
     guarded: Guarded, tmp_path: Path, who: str, command: str, kind: str, message: str
 ) -> None:
     file = tmp_path / "rain.csv"
@@ -301,7 +300,7 @@ def test_commands_without_the_rights_say_which_are_needed(
     assert re.search(message, text), line
 
 
-def test_what_does_not_exist_names_nothing_that_was_not_granted(guarded: Guarded) -> None:
+def test_unknown_dataset_error_names_granted_datasets_only(guarded: Guarded) -> None:
     guarded.tokens.add("pat", Role.READER, datasets=("wind*", "x"))
     with guarded.connect("pat") as client:
         await_that(lambda: bool(client.datasets()))
@@ -315,7 +314,7 @@ def test_what_does_not_exist_names_nothing_that_was_not_granted(guarded: Guarded
         assert "rain" not in str(outcome)
 
 
-def test_every_method_of_a_node_asks_for_proof_but_its_health(guarded: Guarded) -> None:
+def test_every_method_but_health_requires_authentication(guarded: Guarded) -> None:
     services = [one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()]
     with open_blocking_channel(guarded.cluster.addresses[0], keys_in(guarded.client)) as channel:
         asked = 0
@@ -339,13 +338,13 @@ def test_every_method_of_a_node_asks_for_proof_but_its_health(guarded: Guarded) 
         assert service.full_name in ProtoReflectionDescriptorDatabase(channel).get_services()
 
 
-def test_an_admin_may_examine_nodes_and_nobody_else(guarded: Guarded) -> None:
+def test_node_diagnostics_require_the_admin_role(guarded: Guarded) -> None:
     def examined(name: str) -> list[NodeReport]:
         keys = guarded.tokens.proof(name, tls=guarded.client).keys({})
         return asyncio.run(conditions(guarded.cluster.addresses, patience_s=60, keys=keys))
 
     assert [(one.failure, one.version) for one in examined("root")] == [("", VERSION)] * 2
-    with pytest.raises(Forbidden, match="expected the role admin to examine a node"):
+    with raises(Forbidden, roles=["admin"]):
         examined("bob")
     keys = guarded.tokens.proof("eve", tls=guarded.client).keys({})
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
@@ -354,7 +353,7 @@ def test_an_admin_may_examine_nodes_and_nobody_else(guarded: Guarded) -> None:
     assert [one.dataset for one in status.datasets] == ["wind"]
 
 
-def test_no_admin_may_call_what_is_for_nodes(guarded: Guarded) -> None:
+def test_node_methods_are_denied_to_an_admin(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("root", tls=guarded.client).keys()
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
         mail = peers_pb2.GossipRequest(sender="node-2", epoch=1 << 60)
@@ -383,7 +382,7 @@ def shown_by(guarded: Guarded) -> bytes:
     return found
 
 
-def test_renewed_certificates_are_taken_without_a_restart(guarded: Guarded) -> None:
+def test_renewed_certificates_are_loaded_without_restart(guarded: Guarded) -> None:
     before, pids = shown_by(guarded), [node.pid for node in guarded.cluster.nodes]
     guarded.certified.of("node", "node")
     written = ssl.PEM_cert_to_DER_cert((guarded.node / "certificate.pem").read_text())
@@ -394,7 +393,7 @@ def test_renewed_certificates_are_taken_without_a_restart(guarded: Guarded) -> N
 
 
 @pytest.mark.slow
-def test_a_continuous_query_is_its_submitters(
+def test_ccq_of_another_principal_is_forbidden(
     guarded: Guarded, client_of: Callable[[str], Client]
 ) -> None:
     """With everything that it takes: an election, the evaluator, Spark's workers, forwarding."""
@@ -412,7 +411,7 @@ def test_a_continuous_query_is_its_submitters(
         lambda: next(iter(bob.watch(made.id, token=token))),
         lambda: bob.cancel(made.id),
     ):
-        with pytest.raises(Forbidden, match="expected a continuous query of 'bob'"):
+        with raises(Forbidden, ccq_id=made.id):
             refused()
     assert bob.list_ccqs() == []
     assert [one.owner for one in root.list_ccqs()] == ["ann"]
@@ -429,15 +428,13 @@ def test_a_continuous_query_is_its_submitters(
 @pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"sent code is not run here: {unavailable_reason()}"
 )
-def test_a_sent_sampler_runs_where_proof_is_asked_for(
+def test_sent_sampler_runs_in_a_cluster_with_authentication(
     guarded: Guarded, client_of: Callable[[str], Client], tmp_path: Path
 ) -> None:
     sam, ann = client_of("sam"), client_of("ann")
     (tmp_path / "first.py").write_text(FIRST)
     archive = galileo.sampler_archive(tmp_path / "first.py")
-    with pytest.raises(
-        Forbidden, match=r"may not call Samplers/Upload.* its roles: reader, writer"
-    ):
+    with raises(Forbidden, method="Samplers/Upload"):
         ann.query("rain", sampler=galileo.sampler(archive))
     ann.ingest("rain", rows(12))
     assert 1 <= len(sam.query("rain", sampler=galileo.sampler(archive))) <= 2, "one of each node"
@@ -454,7 +451,7 @@ def test_a_sent_sampler_runs_where_proof_is_asked_for(
 
 
 @pytest.mark.slow
-def test_sparql_is_served_by_whom_the_cluster_knows(guarded: Guarded, tmp_path: Path) -> None:
+def test_sparql_serve_with_a_token_answers_queries(guarded: Guarded, tmp_path: Path) -> None:
     bob = token_file(tmp_path / "token", guarded.tokens.tokens["bob"])
     node = ["--node", guarded.cluster.addresses[0], "--tls", str(guarded.client)]
     words = [*node, "--token-file", str(bob), "sparql", "serve", "rain", "--port", "0"]
@@ -521,7 +518,7 @@ def refused(config: Path, *overrides: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_a_node_complains_of_is_all_that_it_says(config: Path) -> None:
+def test_node_with_a_secret_as_file_name_does_not_print_it(config: Path) -> None:
     secret = TOKEN_PREFIX + "planted-by-mistake"
     done = subprocess.run(
         [sys.executable, "-m", "galileo.server", "--config", str(config)],
@@ -536,9 +533,7 @@ def test_what_a_node_complains_of_is_all_that_it_says(config: Path) -> None:
     assert "planted" not in done.stdout + done.stderr
 
 
-def test_a_node_does_not_start_with_secrets_that_others_can_read(
-    config: Path, tmp_path: Path
-) -> None:
+def test_node_with_a_readable_token_file_does_not_start(config: Path, tmp_path: Path) -> None:
     secret = token_file(tmp_path / "token", TOKEN_PREFIX + "planted-in-a-file")
     secret.chmod(0o644)
     output = refused(config, f"auth.node_token_file={secret}")
@@ -556,7 +551,7 @@ def test_a_node_does_not_start_with_secrets_that_others_can_read(
         ("node.listen", "expected host:port to listen on, got '(a token)'"),
     ],
 )
-def test_a_secret_in_the_wrong_place_is_not_repeated(
+def test_config_error_of_a_misplaced_secret_does_not_repeat_it(
     config: Path, key: str, complaint: str, tmp_path: Path
 ) -> None:
     given = {"auth.node_token_file": str(token_file(tmp_path / "token", TOKEN_PREFIX + "good"))}
@@ -566,7 +561,9 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(
     assert "planted" not in output
 
 
-def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_path: Path) -> None:
+def test_node_without_node_token_or_certificates_does_not_start(
+    config: Path, tmp_path: Path
+) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
     output = refused(config, f"auth.token_file={tokens.path}")
@@ -574,7 +571,7 @@ def test_nodes_that_could_not_prove_to_be_nodes_do_not_start(config: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_tokens_do_without_tls(tmp_path: Path) -> None:
+def test_cluster_with_tokens_without_tls_checks_permissions(tmp_path: Path) -> None:
     tokens = Tokens.made(tmp_path / "principals.toml")
     tokens.add("root", Role.ADMIN)
     tokens.add("bob", Role.READER)
@@ -589,6 +586,5 @@ def test_tokens_do_without_tls(tmp_path: Path) -> None:
         root.ingest("rain", rows(1))
         assert bob.select("rain").num_rows == 3
         assert bob.query("rain").complete
-        with pytest.raises(GalileoError) as caught:
+        with raises(Forbidden):
             bob.ingest("rain", rows(2))
-        assert caught.value.kind == "forbidden"

@@ -28,7 +28,7 @@ def spill(*, compression: Compression = "") -> SpillPacks:
 
 
 @pytest.mark.parametrize("compression", ["", "lz4"])
-async def test_labels_come_back_until_their_file_is_dropped(
+async def test_spill_file_returns_its_labels_until_dropped(
     tmp_path: Path, compression: Compression
 ) -> None:
     spills = opened(tmp_path)
@@ -45,7 +45,7 @@ async def test_labels_come_back_until_their_file_is_dropped(
     assert list((tmp_path / DIRECTORY).iterdir()) == []
 
 
-async def test_a_damaged_or_shortened_file_is_lost(tmp_path: Path) -> None:
+async def test_spill_file_damaged_or_truncated_returns_nothing(tmp_path: Path) -> None:
     spills = opened(tmp_path)
     path = tmp_path / DIRECTORY / "1.packs"
     await spills.write(spill())
@@ -58,7 +58,7 @@ async def test_a_damaged_or_shortened_file_is_lost(tmp_path: Path) -> None:
     spills.close()
 
 
-async def test_what_cannot_be_written_is_said_and_leaves_no_file(tmp_path: Path) -> None:
+async def test_spill_file_write_error_leaves_no_file(tmp_path: Path) -> None:
     spills = opened(tmp_path)
     directory = tmp_path / DIRECTORY
     (directory / "1.packs").mkdir()
@@ -68,7 +68,7 @@ async def test_what_cannot_be_written_is_said_and_leaves_no_file(tmp_path: Path)
     spills.close()
 
 
-async def test_the_machine_is_answered_whatever_goes_wrong(
+async def test_spill_file_unexpected_error_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts on it: what it has no answer about is never written, or loaded, again."""
@@ -89,7 +89,7 @@ async def test_the_machine_is_answered_whatever_goes_wrong(
     spills.close()
 
 
-async def test_files_of_an_earlier_life_are_deleted_and_nothing_else(tmp_path: Path) -> None:
+async def test_spill_files_of_an_earlier_run_are_deleted(tmp_path: Path) -> None:
     directory = tmp_path / DIRECTORY
     directory.mkdir()
     for name in ("7.packs", "12.packs", "notes.txt", "x.packs"):

@@ -49,7 +49,7 @@ def pair(collector: Collector) -> Iterator[galileo.LocalCluster]:
 
 
 @pytest.mark.slow
-def test_a_node_of_the_command_line_tells_its_spans(collector: Collector, tmp_path: Path) -> None:
+def test_serve_command_exports_spans_of_its_node(collector: Collector, tmp_path: Path) -> None:
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
     config = tmp_path / "lone.toml"
@@ -111,7 +111,7 @@ def check_family(trace: list[RecordedSpan]) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_is_followed_to_the_disks_of_both_nodes(
+def test_trace_of_an_ingest_reaches_the_disks_of_both_nodes(
     pair: galileo.LocalCluster, collector: Collector
 ) -> None:
     pair.client().ingest("rain", rows(day=1))
@@ -134,7 +134,7 @@ def test_a_batch_is_followed_to_the_disks_of_both_nodes(
     assert len(requests) == 1
 
 
-def test_a_query_is_followed_to_both_nodes(
+def test_trace_of_a_query_reaches_both_nodes(
     pair: galileo.LocalCluster, collector: Collector
 ) -> None:
     pair.client().query("rain", "rain > 0")
@@ -156,7 +156,7 @@ def has_java() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_java(), reason="there is no Java, without which Spark does not run")
-def test_a_tick_is_followed_to_spark_workers_and_back_to_the_nodes(
+def test_trace_of_a_cycle_reaches_spark_workers_and_nodes(
     pair: galileo.LocalCluster, collector: Collector
 ) -> None:
     client = pair.client()
