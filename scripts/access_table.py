@@ -1,42 +1,25 @@
-"""Writes the table of methods and roles of docs/security.md from the rules; `--check` compares."""
+"""The table of methods and roles of docs/security.md, from the policies of the methods."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from generated_files import markdown_table, replace_part
 
 from galileo.rpc.access import PUBLIC, RULES, Role
 
-TARGET = Path(__file__).parents[1] / "docs" / "security.md"
-BEGIN, END = "<!-- methods: scripts/access_table.py -->", "<!-- end of methods -->"
+PAGE = "docs/security.md"
+OWNED = (PAGE,)
 ROLES = (Role.READER, Role.WRITER, Role.SAMPLER_AUTHOR, Role.ADMIN, Role.NODE)
+
+
+def files() -> dict[str, str]:
+    return {PAGE: replace_part(PAGE, "methods", table())}
 
 
 def table() -> str:
     """A row for every method with a rule, a column for each role."""
-    head = ["method", "no proof", *(role.value for role in ROLES)]
-    rows = [head, ["---"] * len(head)]
+    rows = [["method", "no proof", *(role.value for role in ROLES)]]
     for method in sorted({*RULES, *PUBLIC}):
         is_public, roles = method in PUBLIC, RULES.get(method, frozenset())
         marks = ["yes" if is_public or role in roles else "" for role in ROLES]
         rows.append([f"`{method.rpartition('.')[2]}`", "yes" if is_public else "", *marks])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def written(page: str) -> str:
-    """The page with the table as it has to be."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
-
-
-def main() -> int:
-    page = TARGET.read_text(encoding="utf-8")
-    if "--check" in sys.argv[1:]:
-        return int(written(page) != page)
-    TARGET.write_text(written(page), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return markdown_table(*rows)

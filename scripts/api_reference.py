@@ -1,20 +1,18 @@
-"""Writes docs/api from the signatures and docstrings of what is public; `--check` only compares."""
+"""docs/api, from the signatures and docstrings of what is public."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import galileo
 import galileo.client
 
-TARGET = Path(__file__).parents[1] / "docs" / "api"
+DIRECTORY = "docs/api"
+OWNED = (f"{DIRECTORY}/*.md",)
 LINE_CHARS = 96
 
 CLIENT = (
@@ -60,10 +58,14 @@ PAGES: dict[str, tuple[str, str, str]] = {
 """A title, an introduction, and names, by file. Names of none are on the page "other"."""
 HOMES = ("galileo", "galileo.client", "galileo.query.builder")
 STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
-WRITTEN = "*Written by `scripts/api_reference.py` from the docstrings; do not edit.*"
+WRITTEN = "*Written by `scripts/generate` from the docstrings; do not edit.*"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Yields):$")
 ITEM = re.compile(r"^ {4}([\w*`][\w ,.*`]*):(?: (.*))?$")
 DOCUMENT = re.compile(r"(?<![\[\w/(])docs/([\w/-]+\.md)")
+
+
+def files() -> dict[str, str]:
+    return {f"{DIRECTORY}/{name}": text for name, text in pages().items()}
 
 
 def pages() -> dict[str, str]:
@@ -195,26 +197,3 @@ def _markdown(doc: str) -> str:
     if section == "Example":
         lines.append("```")
     return DOCUMENT.sub(r"[\g<0>](../\1)", "\n".join(lines))
-
-
-def main(target: Path = TARGET) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    given = parser.parse_args()
-    wanted = pages()
-    there = {path.name: path.read_text() for path in target.glob("*.md")}
-    if wanted == there:
-        return 0
-    if given.check:
-        print(f"{target} is not current: run scripts/api_reference.py", file=sys.stderr)
-        return 1
-    target.mkdir(exist_ok=True)
-    for name in there.keys() - wanted.keys():
-        (target / name).unlink()
-    for name, text in wanted.items():
-        (target / name).write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Writes galileo/client/blocking_calls.py from `AsyncClient`; `--check` only compares.
+"""galileo/client/blocking_calls.py, from `AsyncClient`.
 
 Each public method of `AsyncClient` becomes one of the blocking client: the same arguments, the same
 docstring without `await` and `async`, and a body that waits. docs/dev/decisions/0033 says why.
@@ -6,7 +6,6 @@ docstring without `await` and `async`, and a body that waits. docs/dev/decisions
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import subprocess
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "galileo" / "client" / "blocking_calls.py"
+TARGET = "galileo/client/blocking_calls.py"
+OWNED = (TARGET,)
 BASE = "from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables"
 
 BY_HAND = frozenset({"close"})
@@ -42,10 +42,10 @@ WORDS = (
 )
 """What a docstring says otherwise for the blocking client."""
 HEAD = '''\
-"""The calls of `Client`, written by scripts/blocking_client.py from `AsyncClient`; do not edit.
+"""The calls of `Client`, written by scripts/generate from `AsyncClient`; do not edit.
 
-To add or change a call, edit it in `AsyncClient`, then run
-`.venv/bin/python scripts/blocking_client.py`. Resolve a conflict in this file by running it, too.
+To add or change a call, edit it in `AsyncClient`, then run `scripts/generate`. Resolve a conflict
+in this file by running it, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Part(NamedTuple):
     definition: ast.ClassDef
 
 
-def source() -> str:
+def files() -> dict[str, str]:
     """The whole module, formatted."""
     parts = list(_parts("galileo.client.async_client", "AsyncClient"))
     methods = [method for part in parts for method in _methods(part.definition)]
@@ -70,7 +70,7 @@ def source() -> str:
     doc = '    """Every method waits until its call is done; Ctrl-C cancels the call."""'
     imports = "\n".join(sorted(_imports(parts, methods)))
     text = f"{HEAD}\n{imports}\n{BASE}\n\n\nclass BlockingCalls(BlockingBase):\n{doc}\n\n{body}\n"
-    return _formatted(text)
+    return {TARGET: _formatted(text)}
 
 
 def _parts(module: str, name: str) -> Iterator[Part]:
@@ -172,21 +172,3 @@ def _formatted(text: str) -> str:
             command, input=text, cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout
     return text
-
-
-def main(target: Path = TARGET) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    given = parser.parse_args()
-    text = source()
-    if not given.check:
-        target.write_text(text)
-        return 0
-    if target.exists() and target.read_text() == text:
-        return 0
-    print(f"{target} is not current: run scripts/blocking_client.py", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

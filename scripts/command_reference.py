@@ -1,14 +1,11 @@
-"""Writes docs/commands from the command line itself; `--check` only compares."""
+"""docs/commands, from the command line itself."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -22,7 +19,8 @@ from galileo.cli.output import (
     EXIT_TRANSIENT,
 )
 
-TARGET = Path(__file__).parents[1] / "docs" / "commands"
+DIRECTORY = "docs/commands"
+OWNED = (f"{DIRECTORY}/*.md",)
 
 NO_REWRAP = "\b"
 NO_REFERENCE = frozenset({"help", "version"})
@@ -45,7 +43,7 @@ PAGES = {
 }
 """A title and commands, by page. Commands of none are on the page "other"."""
 
-WRITTEN = "*Written by `scripts/command_reference.py` from the commands themselves; do not edit.*"
+WRITTEN = "*Written by `scripts/generate` from the commands themselves; do not edit.*"
 INTRODUCTION = f"""\
 The options of `galileo` itself may come before or after every command. Options that you leave out
 come from the environment (`GALILEO_NODE`, `GALILEO_TOKEN_FILE`, `GALILEO_TOKEN`, `GALILEO_TLS`),
@@ -77,6 +75,10 @@ A duration is `250ms`, `10s`, `2m`, `1h30m`, `7d`, `1 hour` or `10y`; a plain nu
 
 [Errors](../errors.md) lists the kinds of errors.
 """
+
+
+def files() -> dict[str, str]:
+    return {f"{DIRECTORY}/{name}": text for name, text in pages().items()}
 
 
 def pages() -> dict[str, str]:
@@ -170,26 +172,3 @@ def _meaning(option: click.Option) -> str:
 
 def _linked(text: str) -> str:
     return DOCUMENT.sub(r"[\g<0>](../\1)", text)
-
-
-def main(target: Path = TARGET) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    given = parser.parse_args()
-    wanted = pages()
-    there = {path.name: path.read_text() for path in target.glob("*.md")}
-    if wanted == there:
-        return 0
-    if given.check:
-        print(f"{target} is not current: run scripts/command_reference.py", file=sys.stderr)
-        return 1
-    target.mkdir(exist_ok=True)
-    for name in there.keys() - wanted.keys():
-        (target / name).unlink()
-    for name, text in wanted.items():
-        (target / name).write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -596,22 +596,8 @@ class RefuseCancel:
     failure: Failure
 
 
-ContinuousEffect = (
-    SaveRecord
-    | PurgeRecord
-    | Send
-    | StartCycle
-    | AbandonCycle
-    | Backfill
-    | ConfirmSequences
-    | CompactPacks
-    | SpillPacks
-    | LoadPacks
-    | DropSpills
-    | ReadHandedOffCache
-    | AnswerCacheRead
-    | RefuseCacheRead
-    | AnswerSubmit
+Reply = (
+    AnswerSubmit
     | AnswerBatch
     | RefuseSubmit
     | AnswerFetch
@@ -619,6 +605,20 @@ ContinuousEffect = (
     | RedirectFetch
     | AnswerCancel
     | RefuseCancel
+    | AnswerCacheRead
+    | RefuseCacheRead
 )
+"""Effects that answer the request whose number they have."""
+Task = (
+    StartCycle
+    | Backfill
+    | ConfirmSequences
+    | CompactPacks
+    | SpillPacks
+    | LoadPacks
+    | ReadHandedOffCache
+)
+"""Effects that take long; an event has the result of each."""
+ContinuousEffect = SaveRecord | PurgeRecord | Send | AbandonCycle | DropSpills | Task | Reply
 
 Effects = list[ContinuousEffect]

@@ -88,7 +88,7 @@ def ingest(
     only_list: bool,
     wanted: str,
 ) -> None:
-    """Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.
+    """Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB.
 
     Running the same command again stores nothing twice: batches are known by the file's
     content, so an ingest that broke off is resumed by repeating it.

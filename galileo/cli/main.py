@@ -55,7 +55,7 @@ COMMANDS = {
     "graph": LazyCommand("galileo.cli.analytics:graph", "The metadata graph of a dataset."),
     "ingest": LazyCommand(
         "galileo.cli.ingest:ingest",
-        "Ingest files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF, GRIB.",
+        "Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB.",
     ),
     "nearest": LazyCommand(
         "galileo.cli.analytics:nearest",

@@ -1,7 +1,7 @@
-"""The calls of `Client`, written by scripts/blocking_client.py from `AsyncClient`; do not edit.
+"""The calls of `Client`, written by scripts/generate from `AsyncClient`; do not edit.
 
-To add or change a call, edit it in `AsyncClient`, then run
-`.venv/bin/python scripts/blocking_client.py`. Resolve a conflict in this file by running it, too.
+To add or change a call, edit it in `AsyncClient`, then run `scripts/generate`. Resolve a conflict
+in this file by running it, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of observations: CSV, GeoJSON, Parquet, Arrow, NetCDF and GRIB."""
+"""Files of observations; `detection.READERS` lists the formats."""
 
 from galileo.formats.detection import FORMATS, open_source
 from galileo.formats.mapping import Mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from galileo.errors import InputError
@@ -17,31 +18,51 @@ from galileo.model.schema import Schema
 
 ISOLATED_FORMATS = ReaderPool()
 """Runs readers whose native libraries a damaged file can crash."""
-READERS: dict[str, Callable[[Path, Mapping], Reader]] = {
-    "arrow": open_arrow,
-    "csv": open_delimited,
-    "geojson": open_geojson,
-    "grib": ISOLATED_FORMATS.opener("grib"),
-    "netcdf": ISOLATED_FORMATS.opener("netcdf"),
-    "parquet": open_parquet,
-}
-FORMATS = tuple(READERS)
 
-_MAGIC = (
-    (b"PAR1", "parquet"),
-    (b"ARROW1", "arrow"),
-    (b"\xff\xff\xff\xff", "arrow"),
-    (b"CDF\x01", "netcdf"),
-    (b"CDF\x02", "netcdf"),
-    (b"CDF\x05", "netcdf"),
-    (b"\x89HDF\r\n\x1a\n", "netcdf"),
-    (b"GRIB", "grib"),
-)
-_SUFFIXES = {
-    **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
-    **dict.fromkeys((".geojson", ".json"), "geojson"),
-    **dict.fromkeys((".grib", ".grib1", ".grib2", ".grb", ".grb2"), "grib"),
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of files, as messages and documents name it and as files are recognised.
+
+    Attributes:
+        title: as documents write it.
+        open: opens a file.
+        magic: first bytes; each recognises a file whatever its name.
+        suffixes: recognise a file whose first bytes say nothing.
+        is_gzip_allowed: whether files may be compressed by gzip.
+        extra: of this distribution, that the reader needs.
+    """
+
+    title: str
+    open: Callable[[Path, Mapping], Reader]
+    magic: tuple[bytes, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    is_gzip_allowed: bool = False
+    extra: str = ""
+
+
+READERS: dict[str, Format] = {
+    "csv": Format("CSV", open_delimited, suffixes=(".csv", ".tsv", ".txt"), is_gzip_allowed=True),
+    "geojson": Format(
+        "GeoJSON", open_geojson, suffixes=(".geojson", ".json"), is_gzip_allowed=True
+    ),
+    "parquet": Format("Parquet", open_parquet, magic=(b"PAR1",)),
+    "arrow": Format("Arrow", open_arrow, magic=(b"ARROW1", b"\xff\xff\xff\xff")),
+    "netcdf": Format(
+        "NetCDF",
+        ISOLATED_FORMATS.opener("netcdf"),
+        magic=(b"CDF\x01", b"CDF\x02", b"CDF\x05", b"\x89HDF\r\n\x1a\n"),
+        extra="formats",
+    ),
+    "grib": Format(
+        "GRIB",
+        ISOLATED_FORMATS.opener("grib"),
+        magic=(b"GRIB",),
+        suffixes=(".grib", ".grib1", ".grib2", ".grb", ".grb2"),
+        extra="formats",
+    ),
 }
+FORMATS = tuple(sorted(READERS))
 
 
 def open_source(
@@ -72,7 +93,9 @@ def open_source(
     if name not in READERS:
         raise InputError(f"expected a format of {', '.join(FORMATS)}, got {name!r}")
     mapping = mapping or Mapping()
-    return Source(path, READERS[name](path, mapping), format=name, mapping=mapping, schema=schema)
+    return Source(
+        path, READERS[name].open(path, mapping), format=name, mapping=mapping, schema=schema
+    )
 
 
 def detect(path: Path) -> str:
@@ -83,15 +106,17 @@ def detect(path: Path) -> str:
     """
     with path.open("rb") as file:
         start = file.read(8)
-    by_magic = next((name for magic, name in _MAGIC if start.startswith(magic)), None)
-    if by_magic:
-        return by_magic
-    suffix = path.suffix.lower()
-    compressed = suffix == ".gz"
-    by_suffix = _SUFFIXES.get(Path(path.stem).suffix.lower() if compressed else suffix)
-    if by_suffix is None or (compressed and by_suffix == "grib"):
-        raise InputError(
-            f"cannot detect the format of {path}: give it as one of {', '.join(FORMATS)}; "
-            "only CSV and GeoJSON may be compressed by gzip"
-        )
-    return by_suffix
+    for name, known in READERS.items():
+        if start.startswith(known.magic):
+            return name
+    suffix, is_gzip = path.suffix.lower(), False
+    if suffix == ".gz":
+        suffix, is_gzip = Path(path.stem).suffix.lower(), True
+    for name, known in READERS.items():
+        if suffix in known.suffixes and (known.is_gzip_allowed or not is_gzip):
+            return name
+    titles = [known.title for known in READERS.values() if known.is_gzip_allowed]
+    raise InputError(
+        f"cannot detect the format of {path}: give it as one of {', '.join(FORMATS)}; "
+        f"only {' and '.join(titles)} may be compressed by gzip"
+    )

@@ -37,29 +37,6 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
 
 log = logging.getLogger(__name__)
 
-_Long: TypeAlias = (
-    ccq.StartCycle
-    | ccq.Backfill
-    | ccq.ConfirmSequences
-    | ccq.CompactPacks
-    | ccq.SpillPacks
-    | ccq.LoadPacks
-    | ccq.ReadHandedOffCache
-)
-_ANSWERS = (
-    ccq.AnswerFetch
-    | ccq.AnswerSubmit
-    | ccq.AnswerBatch
-    | ccq.RefuseSubmit
-    | ccq.RefuseFetch
-    | ccq.RedirectFetch
-    | ccq.AnswerCancel
-    | ccq.RefuseCancel
-    | ccq.AnswerCacheRead
-    | ccq.RefuseCacheRead
-)
-
-
 _REPEATED = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
 """Events that may be lost, because they are sent again."""
 
@@ -90,7 +67,7 @@ class Driver:
         members: its failure detector.
         store: stores the records.
         clock: wall and monotonic clock.
-        work: executes a long effect (`_Long`); returns the resulting event, never raises a
+        work: executes a long effect (`ccq.Task`); returns the resulting event, never raises a
             GalileoError.
         drop_spills: deletes spill files in the background.
         new_commits: called before each tick; returns CommitsObserved events of this node.
@@ -314,14 +291,14 @@ class Driver:
                 await asyncio.sleep(0)
 
     def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
-        if isinstance(effect, _ANSWERS):  # First, because there are thousands.
+        if isinstance(effect, ccq.Reply):  # First, because there are thousands.
             take = self._waiting.get(effect.request)
             if take is not None:
                 take(effect)
         elif isinstance(effect, ccq.Send):
             if self.mail is not None:
                 self.mail.send(effect.to, effect.message)
-        elif isinstance(effect, _Long):
+        elif isinstance(effect, ccq.Task):
             self._start(effect)
         elif isinstance(effect, ccq.DropSpills):
             self._drop_spills(effect.numbers)
@@ -373,7 +350,7 @@ class Driver:
         encoded = {name: TAGGED.encode(one) if one else None for name, one in values.items()}
         self._store.save_batch(RECORD_KIND, encoded)
 
-    def _start(self, effect: _Long) -> None:
+    def _start(self, effect: ccq.Task) -> None:
         task = asyncio.get_running_loop().create_task(self._do(effect))
         self._keep(task)
         if isinstance(effect, ccq.StartCycle):
@@ -381,7 +358,7 @@ class Driver:
             self._cycles[cycle_id] = task
             task.add_done_callback(lambda _: self._cycles.pop(cycle_id, None))
 
-    async def _do(self, effect: _Long) -> None:
+    async def _do(self, effect: ccq.Task) -> None:
         """Executes long work as a part of its request; a cycle is a request of its own."""
         if isinstance(effect, ccq.StartCycle):
             await self._run_cycle(effect)

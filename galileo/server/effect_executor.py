@@ -84,16 +84,7 @@ class EffectExecutor:
             failure_of=_failure_of,
         )
 
-    async def __call__(
-        self,
-        effect: ccq.StartCycle
-        | ccq.Backfill
-        | ccq.ConfirmSequences
-        | ccq.CompactPacks
-        | ccq.SpillPacks
-        | ccq.LoadPacks
-        | ccq.ReadHandedOffCache,
-    ) -> ccq.ContinuousEvent:
+    async def __call__(self, effect: ccq.Task) -> ccq.ContinuousEvent:
         """Executes an effect and returns the resulting event."""
         match effect:
             case ccq.CompactPacks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,58 +21,6 @@ FILES = (*policy.FILES, evaluator_pb2, health_pb2, reflection_pb2)
 SERVICES = [one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()]
 METHODS = {f"/{s.full_name}/{m.name}": m for s in SERVICES for m in s.methods}
 
-# Written out once more, for a rule that is changed by mistake shall not change what is expected.
-# r: reader, w: writer, s: author of samplers, a: admin, n: node, -: without any proof.
-EXPECTED = """
-Storage/Ingest                    w a
-PeerStorage/Commit                n
-Storage/Read                      r w s a n
-Storage/Select                    r w s a
-Storage/Scan                      r w s a n
-PeerStorage/RegisterQueries       n
-PeerStorage/Match                 n
-Query/Run                         r w s a
-Analytics/Explain                 r w s a n
-Analytics/Summarise               r w s a n
-Analytics/Estimate                r w s a
-Analytics/Children                r w s a n
-Analytics/Nearest                 r w s a n
-Analytics/Describe                r w s a n
-Continuous/Submit                 r w s a
-Continuous/SubmitMany             r w s a
-Continuous/Fetch                  r w s a n
-Continuous/FetchMany              r w s a
-Continuous/Watch                  r w s a
-PeerContinuous/ReadHandedOffCache n
-Continuous/List                   r w s a
-Continuous/Cancel                 r w s a
-Cluster/CreateDataset             w a n
-Cluster/DropDataset               w a n
-Cluster/ListDatasets              r w s a n
-Cluster/Status                    r w s a n
-Cluster/Topology                  r w s a n
-Cluster/Drain                     a n
-Cluster/SetRetention              a n
-Cluster/GetRetention              r w s a
-Cluster/ApplyRetention            a n
-PeerCluster/Gossip                n
-Partitions/Move                   a n
-Migration/ListPartition           n
-Migration/ReadFile                n
-Migration/Checksum                n
-Migration/Fence                   n
-Migration/Release                 n
-Migration/HandOver                n
-Samplers/Upload                   s a n
-Samplers/List                     r w s a
-Samplers/Revoke                   a n
-PeerSamplers/Get                  n
-Evaluator/Evaluate
-Evaluator/Ping
-Health/Check                      - r w s a n
-Health/Watch                      - r w s a n
-ServerReflection/ServerReflectionInfo  r w s a
-"""
 LETTERS = {
     Role.READER: "r",
     Role.WRITER: "w",
@@ -78,7 +28,24 @@ LETTERS = {
     Role.ADMIN: "a",
     Role.NODE: "n",
 }
-TABLE = {words[0]: set(words[1:]) for words in map(str.split, EXPECTED.strip().splitlines())}
+ROW = re.compile(r"^\| `(\w+/\w+)` \|(.*)\|$", re.MULTILINE)
+
+
+def _table() -> dict[str, set[str]]:
+    """Letters of those who may call each method; "-" is a caller without any proof.
+
+    From docs/security.md: `scripts/generate` writes its table from the policies of the methods, so
+    a policy that is changed by mistake shows as a change of that page.
+    """
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    columns = ("-", *LETTERS.values())
+    return {
+        method: {c for c, mark in zip(columns, marks.split("|"), strict=True) if mark.strip()}
+        for method, marks in ROW.findall(page)
+    }
+
+
+TABLE = _table()
 
 
 def short(method: str) -> str:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -101,14 +100,3 @@ def test_every_call_of_both_clients_is_documented() -> None:
     for cls in (Client, AsyncClient):
         assert [name for name in calls(cls) if not inspect.getdoc(getattr(cls, name))] == []
     assert "await" not in "".join(inspect.getdoc(getattr(Client, n)) or "" for n in calls(Client))
-
-
-def test_the_blocking_client_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = importlib.import_module("blocking_client")
-    assert writer.TARGET.read_text() == writer.source(), "run scripts/blocking_client.py"
-    target = tmp_path / "blocking_calls.py"
-    monkeypatch.setattr(sys, "argv", ["blocking_client.py", "--check"])
-    assert writer.main(target) == 1
-    monkeypatch.setattr(sys, "argv", ["blocking_client.py"])
-    assert writer.main(target) == 0
-    assert target.read_text() == writer.source()

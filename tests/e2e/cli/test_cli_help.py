@@ -52,47 +52,6 @@ def examples(path: str) -> list[str]:
     return re.findall(r"^\s*(galileo (?:[^\"\n]|\"[^\"]*\")*)$", block, flags=re.MULTILINE)
 
 
-def test_the_commands_are_these() -> None:
-    assert [path.removeprefix("galileo ") for path in LEAVES] == [
-        *(
-            "backup",
-            "ca create",
-            "ccq cancel",
-            "ccq fetch",
-            "ccq list",
-            "ccq spool",
-            "ccq submit",
-            "ccq submit-many",
-            "ccq watch",
-        ),
-        *("cert issue", "completion", "config check"),
-        *(
-            "count",
-            "dataset create",
-            "dataset drop",
-            "dataset list",
-            "dataset show",
-            "doctor",
-            "drain",
-            "estimate",
-            "evaluator",
-            "explain",
-            "graph children",
-            "ingest",
-            "nearest",
-            "partition move",
-            "query",
-            "read",
-        ),
-        *("restore", "retention apply", "retention set", "retention show"),
-        *("sampler list", "sampler new", "sampler revoke"),
-        *("sampler test", "sampler upload", "sampler uploads", "serve"),
-        *("sparql export", "sparql ontology", "sparql query", "sparql serve"),
-        *("stats", "status", "token create", "token list", "token revoke"),
-        *("top", "topology", "topology suggest", "up", "verify", "whoami"),
-    ]
-
-
 @pytest.mark.parametrize("path", ALL)
 def test_every_help_shows_an_example(path: str) -> None:
     found = examples(path)

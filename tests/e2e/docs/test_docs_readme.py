@@ -281,6 +281,6 @@ def test_the_decisions_are_listed(page: Callable[[str], Any]) -> None:
 
 
 def test_every_public_name_is_explained(page: Callable[[str], Any]) -> None:
-    text = "\n".join(page(name).text for name in ("README.md", "docs/calls.md", *WITH_CLUSTER))
+    text = "\n".join(page(name).text for name in ("README.md", "docs/api/README.md", *WITH_CLUSTER))
     names = [name for name in galileo.__all__ if not name.startswith("__")]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

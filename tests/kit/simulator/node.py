@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from galileo.ccq import events
 from galileo.ccq.events import (
     AbandonCycle,
     AnswerBatch,
     AnswerCacheRead,
-    AnswerCancel,
-    AnswerFetch,
     AnswerSubmit,
     Backfill,
     BatchSubmitted,
@@ -36,11 +35,6 @@ from galileo.ccq.events import (
     PurgeRecord,
     ReadHandedOffCache,
     RecordsLoaded,
-    RedirectFetch,
-    RefuseCacheRead,
-    RefuseCancel,
-    RefuseFetch,
-    RefuseSubmit,
     SaveRecord,
     Send,
     SequencesConfirmed,
@@ -82,18 +76,6 @@ MEMBERSHIP = membership.MembershipOptions(
 )
 
 Reply = Callable[[ContinuousEffect], None]
-_REPLIES = (
-    AnswerSubmit,
-    AnswerBatch,
-    RefuseSubmit,
-    AnswerFetch,
-    RefuseFetch,
-    RedirectFetch,
-    AnswerCancel,
-    RefuseCancel,
-    AnswerCacheRead,
-    RefuseCacheRead,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +341,7 @@ class Node:
             self._act(effect)
 
     def _act(self, effect: ContinuousEffect) -> None:
-        if isinstance(effect, _REPLIES):
+        if isinstance(effect, events.Reply):
             self._verify_kept(effect)
             reply = self._replies.pop(effect.request, None)
             if reply is not None:

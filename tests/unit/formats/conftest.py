@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from galileo.formats import detection
@@ -11,5 +13,6 @@ from galileo.formats.netcdf import open_netcdf
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(detection.READERS, "grib", open_grib)
-    monkeypatch.setitem(detection.READERS, "netcdf", open_netcdf)
+    for name, opener in (("grib", open_grib), ("netcdf", open_netcdf)):
+        known = replace(detection.READERS[name], open=opener)
+        monkeypatch.setitem(detection.READERS, name, known)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,8 @@ def test_without_the_extra_the_message_says_what_to_install(
     code = "raise ImportError('hidden')"
     readers = readers_with(monkeypatch, tmp_path / "hidden", module=module, code=code)
     for format in ("grib", "netcdf"):
-        monkeypatch.setitem(detection.READERS, format, readers.opener(format))
+        known = replace(detection.READERS[format], open=readers.opener(format))
+        monkeypatch.setitem(detection.READERS, format, known)
     with pytest.raises(ConfigError, match=r"pip install 'galileo-store\[formats\]'") as caught:
         open_source(path)
     assert caught.value.details["package"] == module
