@@ -20,7 +20,7 @@ from galileo.client import decode
 from galileo.client.results import Update
 from galileo.errors import DeadlineExceeded, InputError, NotOwner, TransientError
 from galileo.packing import FORMAT_VERSION
-from galileo.wire.caller import Caller, CallOptions, Connection, Stream
+from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection, Stream
 from galileo.wire.v1 import continuous_pb2
 from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
@@ -61,9 +61,8 @@ class Fetcher:
     ) -> None:
         self._coordinators_max = coordinators_max
         self._caller = caller
-        self._monotonic = monotonic
         self._coordinators: OrderedDict[str, str] = OrderedDict()
-        self._avoided: dict[str, float] = {}
+        self._avoided = AvoidedAddresses(caller.options.avoid_s, monotonic)
 
     def cache_coordinator(self, ccq_id: str, address: str) -> None:
         """Caches the "host:port" of a continuous query's coordinator; ignores an empty one."""
@@ -85,8 +84,7 @@ class Fetcher:
                 )
             except (TransientError, NotOwner) as error:
                 self._coordinators.pop(request.ccq_id, None)
-                if isinstance(error, DeadlineExceeded) or error.details.get("address") == address:
-                    self._avoided[address] = self._monotonic() + options.avoid_s
+                self._avoided.record(address, error)
         return await self._caller.call(lambda node: self._attempt(node, request, None))
 
     def watch(self, ccq_id: str, token: str, *, labels_max: int) -> AsyncGenerator[Update, None]:
@@ -116,9 +114,7 @@ class Fetcher:
 
     def _address(self, ccq_id: str) -> str | None:
         address = self._coordinators.get(ccq_id)
-        if address is None or self._avoided.get(address, 0.0) > self._monotonic():
-            return None
-        return address
+        return None if address is None or address in self._avoided else address
 
     async def _attempt(
         self,

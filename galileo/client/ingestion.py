@@ -42,28 +42,30 @@ Progress = Callable[[int], None]
 Result = TypeVar("Result")
 Batches: TypeAlias = Any
 """A table, a grid, a path, or an iterable of them: what `AsyncClient.ingest` takes."""
-_Running: TypeAlias = dict[asyncio.Task[storage_pb2.IngestReply], int]
-"""What is under way, with its bytes."""
+_Replies: TypeAlias = list[storage_pb2.IngestReply]
+"""Of the owners of a batch."""
+_Running: TypeAlias = dict[asyncio.Task[_Replies], int]
+"""The batches under way, with their bytes."""
 
 
 async def send_all(
     router: Router, sending: Sending, *, data: Batches, progress: Progress | None
 ) -> Receipt:
     """Sends everything and returns when all of it is durable; see `AsyncClient.ingest`."""
-    replies: list[storage_pb2.IngestReply] = []
+    batches: list[_Replies] = []
     running: _Running = {}
     try:
-        async with aclosing(sending.batches(data)) as batches:
-            async for batch in batches:
+        async with aclosing(sending.batches(data)) as unsent:
+            async for batch in unsent:
                 size = batch.table.nbytes
                 while _is_full(running, size):
-                    replies += await _some(running, progress)
+                    batches += await _some(running, progress)
                 sent = router.ingest(
                     sending.schema, batch.table, producer=batch.producer, batch=batch.number
                 )
                 running[asyncio.create_task(sent)] = size
         while running:
-            replies += await _some(running, progress)
+            batches += await _some(running, progress)
     except GalileoError as error:  # Under another name, what is stored by now would come twice.
         error.details.setdefault("producer", sending.name)
         raise
@@ -71,17 +73,18 @@ async def send_all(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return _receipt(sending, replies)
+    return _receipt(sending, batches)
 
 
-def _receipt(sending: Sending, replies: list[storage_pb2.IngestReply]) -> Receipt:
+def _receipt(sending: Sending, batches: list[_Replies]) -> Receipt:
+    replies = list(itertools.chain.from_iterable(batches))
     reached = EMPTY_CURSOR
     for reply in replies:
         reached = reached.join(cursor_from_pb(reply.reached))
     return Receipt(
         rows=sum(reply.rows for reply in replies),
         paths=sum(reply.paths for reply in replies),
-        batches=len(replies),
+        batches=len(batches),
         duplicate_rows=sum(reply.duplicate_rows for reply in replies),
         reached=reached,
         producer=sending.name,
@@ -282,13 +285,13 @@ def _is_full(running: _Running, size: int) -> bool:
     return many or sum(running.values()) + size > BYTES_IN_FLIGHT_MAX
 
 
-async def _some(running: _Running, progress: Progress | None) -> list[storage_pb2.IngestReply]:
+async def _some(running: _Running, progress: Progress | None) -> list[_Replies]:
     """Waits for at least one batch and takes those that are done out of `running`."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    replies = [task.result() for task in done]
+    batches = [task.result() for task in done]
     for task in done:
         del running[task]
     if progress is not None:
-        for reply in replies:
-            progress(int(reply.rows))
-    return replies
+        for replies in batches:
+            progress(sum(reply.rows for reply in replies))
+    return batches

@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
-from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import placement
 from galileo.dht.topology import Topology
+from galileo.errors import TransientError
 from galileo.model.schema import Schema
-from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.caller import AvoidedAddresses, Caller, Connection
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
@@ -46,12 +45,12 @@ class Router:
         self._monotonic = monotonic
         self._topology: Topology | None = None
         self._read_at = 0.0
-        self._avoided: dict[str, float] = {}
+        self._avoided = AvoidedAddresses(caller.options.avoid_s, monotonic)
 
     async def ingest(
         self, schema: Schema, table: pa.Table, *, producer: str, batch: int
-    ) -> storage_pb2.IngestReply:
-        """Stores one batch of normalised rows; durable when it returns.
+    ) -> list[storage_pb2.IngestReply]:
+        """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
         Raises:
             GalileoError: of a node; other nodes may have stored their rows.
@@ -74,7 +73,7 @@ class Router:
             replies.append(reply)
         if any(reply.forwarded_rows for reply in replies):
             await self._read_topology()
-        return _join(replies)
+        return replies
 
     async def _read_topology(self) -> None:
         age_s = self._monotonic() - self._read_at
@@ -86,25 +85,13 @@ class Router:
         self, owner: str, request: Bulk[storage_pb2.IngestRequest]
     ) -> storage_pb2.IngestReply:
         async def attempt(node: Connection) -> storage_pb2.IngestReply:
-            if node.address != owner:
-                self._avoided.setdefault(owner, self._monotonic() + self.options.avoid_s)
-            reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
+            try:
+                reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
+            except TransientError as error:
+                self._avoided.record(node.address, error)
+                raise
             return reply
 
-        if self._avoided.get(owner, 0.0) <= self._monotonic():
-            self._avoided.pop(owner, None)
         first = None if owner in self._avoided else owner
         patience_s = self.options.ingest_patience_s
         return await self._caller.call(attempt, patience_s=patience_s, first=first)
-
-
-def _join(replies: list[storage_pb2.IngestReply]) -> storage_pb2.IngestReply:
-    reached = EMPTY_CURSOR
-    for reply in replies:
-        reached = reached.join(cursor_from_pb(reply.reached))
-    return storage_pb2.IngestReply(
-        rows=sum(reply.rows for reply in replies),
-        paths=sum(reply.paths for reply in replies),
-        duplicate_rows=sum(reply.duplicate_rows for reply in replies),
-        reached=cursor_to_pb(reached),
-    )

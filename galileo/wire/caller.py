@@ -68,7 +68,8 @@ class CallOptions:
         fetch_part_s: time to the next part of an update that has begun; a slow network needs long
             for a large part.
         coordinator_s: time in which a coordinator that is called directly begins its answer.
-        avoid_s: how long a coordinator that did not is not called directly.
+        avoid_s: how long a coordinator that did not, or an owner that did not answer, is not called
+            directly.
         watch_wait_s: how long a node waits for news of a watched query before it answers.
         watch_silence_s: time after `watch_wait_s` after which a watch continues at another node.
         pause_s: the first pause between two attempts; each pause is twice the last.
@@ -272,6 +273,28 @@ class Connection:
         method_of = getattr(self.channel.stub(stub), method)
         call = method_of(*requests, timeout=timeout_s or self.options.stream_s)
         return Stream(call, asked=self.asked or self.address, name=self.name, part_s=part_s)
+
+
+class AvoidedAddresses:
+    """Addresses that did not answer, each for some time.
+
+    Args:
+        avoid_s: the time.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(self, avoid_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._avoid_s = avoid_s
+        self._monotonic = monotonic
+        self._until: dict[str, float] = {}
+
+    def record(self, address: str, error: GalileoError) -> None:
+        """Adds an address if `error` says that it did not answer; a node's own error does not."""
+        if isinstance(error, DeadlineExceeded) or error.details.get("address") == address:
+            self._until[address] = self._monotonic() + self._avoid_s
+
+    def __contains__(self, address: str) -> bool:
+        return self._until.get(address, 0.0) > self._monotonic()
 
 
 class Caller:

@@ -36,7 +36,7 @@ class SlowRouter:
 
     async def ingest(
         self, schema: Schema, table: pa.Table, *, producer: str, batch: int
-    ) -> storage_pb2.IngestReply:
+    ) -> list[storage_pb2.IngestReply]:
         self.calls += 1
         mine = self.calls
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class SlowRouter:
         await answered
         if mine == self._fails_at:
             raise Unavailable("no node could be reached")
-        return storage_pb2.IngestReply(rows=1, paths=1)
+        return [storage_pb2.IngestReply(rows=1, paths=1)]
 
     async def answer(self) -> None:
         while True:

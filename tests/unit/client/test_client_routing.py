@@ -13,7 +13,7 @@ import pytest
 from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router
 from galileo.dht import placement
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
-from galileo.errors import InvalidObservations
+from galileo.errors import InvalidObservations, Overloaded, TransientError, Unavailable
 from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
@@ -41,6 +41,7 @@ class Nodes:
     Attributes:
         topology: that is true now.
         away: addresses that do not answer.
+        overloaded: addresses whose nodes say that they are.
         taken: rows of each call, by the address that took them.
         tried: addresses that were called, also in vain.
         topologies_read: how often the topology was asked for.
@@ -50,6 +51,7 @@ class Nodes:
     topology: Topology = TOPOLOGY
     options: CallOptions = field(default_factory=CallOptions)
     away: set[str] = field(default_factory=set)
+    overloaded: set[str] = field(default_factory=set)
     taken: list[tuple[str, pa.Table]] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
     topologies_read: int = 0
@@ -65,13 +67,19 @@ class Nodes:
         addresses = [node.address for node in self.topology.nodes]
         for address in dict.fromkeys([first or addresses[0], *addresses]):
             self.tried.append(address)
-            if address not in self.away:
+            try:
                 return await attempt(Connection(_Channel(self, address), address))
+            except TransientError:
+                continue
         raise AssertionError("no node is left")
 
     def take(self, address: str, request: Any) -> storage_pb2.IngestReply:
         if address == self.refuses:
             raise InvalidObservations("no")
+        if address in self.away:
+            raise Unavailable("no answer", address=address)
+        if address in self.overloaded:
+            raise Overloaded("too many commits wait")
         rows = from_ipc(request.observations, SCHEMA.observation_schema)
         self.taken.append((address, rows))
         owned = placement.split_by_owner(self.topology, SCHEMA, rows)
@@ -98,7 +106,7 @@ class _Channel:
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_owner_gets_its_rows_in_one_call_and_in_their_order(seed: int) -> None:
     nodes, table = Nodes(), observations(500, seed)
-    reply = await Router(nodes).ingest(SCHEMA, table, producer="p", batch=3)  # type: ignore[arg-type]
+    replies = await Router(nodes).ingest(SCHEMA, table, producer="p", batch=3)  # type: ignore[arg-type]
     cells, buckets = (
         paths.cells_from_table(SCHEMA, table),
         paths.buckets_from_table(SCHEMA, table),
@@ -110,7 +118,7 @@ async def test_each_owner_gets_its_rows_in_one_call_and_in_their_order(seed: int
         expected.setdefault(address, []).append(float(row))
     assert {a: rows.column("temperature").to_pylist() for a, rows in nodes.taken} == expected
     assert len(nodes.taken) == len(expected) > 1
-    assert reply.rows == 500
+    assert sum(reply.rows for reply in replies) == 500
     assert nodes.topologies_read == 1
 
 
@@ -145,14 +153,28 @@ async def test_an_owner_that_cannot_be_reached_is_not_called_with_every_batch() 
     nodes, now = Nodes(away={away}), 10.0
     router = Router(nodes, monotonic=lambda: now)  # type: ignore[arg-type]
     for batch in range(5):
-        reply = await router.ingest(SCHEMA, table, producer="p", batch=batch)
-        assert reply.rows == 500
+        replies = await router.ingest(SCHEMA, table, producer="p", batch=batch)
+        assert sum(reply.rows for reply in replies) == 500
     assert nodes.tried.count(away) == 1
     nodes.away.clear()
     now += 2 * nodes.options.avoid_s
     nodes.taken.clear()
     await router.ingest(SCHEMA, table, producer="p", batch=5)
     assert away in dict(nodes.taken)
+
+
+async def test_router_owner_that_was_overloaded_is_called_with_the_next_batch() -> None:
+    table = observations(500)
+    owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
+    busy = TOPOLOGY.by_name[max(owners)].address
+    nodes = Nodes(overloaded={busy})
+    router = Router(nodes, monotonic=lambda: 10.0)  # type: ignore[arg-type]
+    await router.ingest(SCHEMA, table, producer="p", batch=0)
+    assert busy not in dict(nodes.taken)
+    nodes.overloaded.clear()
+    nodes.taken.clear()
+    await router.ingest(SCHEMA, table, producer="p", batch=1)
+    assert busy in dict(nodes.taken)
 
 
 async def test_an_error_of_one_owner_is_raised_when_all_have_answered() -> None:
