@@ -27,6 +27,7 @@ from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet, from_ipc, parse_label, to_ipc
 from galileo.model import paths
 from galileo.model.schema import Schema
+from galileo.packing import Compression
 from galileo.query import parse
 
 QUERY = "humidity < 60"
@@ -124,8 +125,8 @@ def forms_of(labels: LabelSet) -> list[Form]:
     return [
         _texts(labels),
         *(_ipc(labels, codec) for codec in (None, "lz4", "zstd")),
-        _cached(labels, compressed=False, paper=PAPER_COMPACTED),
-        _cached(labels, compressed=True, paper=PAPER_COMPRESSED),
+        _cached(labels, compression=Compression.NONE, paper=PAPER_COMPACTED),
+        _cached(labels, compression=Compression.LZ4, paper=PAPER_COMPRESSED),
     ]
 
 
@@ -156,29 +157,35 @@ def _ipc(labels: LabelSet, codec: str | None) -> Form:
     )
 
 
-def _cached(labels: LabelSet, *, compressed: bool, paper: float) -> Form:
+def _cached(labels: LabelSet, *, compression: Compression, paper: float) -> Form:
     """As the cache of a continuous query has them."""
     cache = LabelCache(EMPTY_CURSOR)
-    found = _whole(labels, compressed=compressed)
+    found = _whole(labels, compression=compression)
     reached = Cursor({p: int(labels.sequences.max()) for p in np.unique(labels.partitions)})
     cache.append(found, reached=reached)
     held = cache.select(EMPTY_CURSOR, labels_max=len(labels)).labels
     if held is None or not held.labels().in_commit_order().table.equals(labels.table):
         raise AssertionError("expected the labels that the cache was given, got others")
-    name = "the cache, compressed with lz4" if compressed else "the cache, compacted"
+    name = (
+        "the cache, compressed with lz4"
+        if compression is Compression.LZ4
+        else "the cache, compacted"
+    )
     return Form(
         name,
         cache.bytes,
-        lambda: _whole(labels, compressed=compressed),
+        lambda: _whole(labels, compression=compression),
         held.labels,
         undone=len(labels),
         paper=paper if len(labels) == PAPER_RESULTS else 0.0,
-        bytes_max=BYTES_MAX if compressed and len(labels) == PAPER_RESULTS else 0.0,
+        bytes_max=BYTES_MAX
+        if compression is Compression.LZ4 and len(labels) == PAPER_RESULTS
+        else 0.0,
     )
 
 
-def _whole(labels: LabelSet, *, compressed: bool) -> PackedLabels:
-    found = pack_labels(labels, compressed=compressed)
+def _whole(labels: LabelSet, *, compression: Compression) -> PackedLabels:
+    found = pack_labels(labels, compression)
     if found is None:
         raise AssertionError("expected labels, got none")
     return found

@@ -8,13 +8,13 @@ from typing import Literal, TypeAlias
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import GalileoError, InternalError, by_kind
 from galileo.model.windows import Window
+from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 
 NODES_MAX = 4096
 """Nodes that may start elections in a cluster; a term is `round * NODES_MAX + ordinal`."""
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
-Compression: TypeAlias = Literal["", "lz4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,12 @@ class Ccq:
     interval_s: float
     expires_at: float
     sampler: SamplerSpec | None = None
-    compression: Compression = ""
+    compression: Compression = Compression.NONE
     window: Window | None = None
     owner: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compression", Compression(self.compression))  # Of JSON: a text.
 
     def asks_the_same(self, other: Ccq) -> bool:
         """Whether `other` is this CCQ, submitted again (perhaps with a later expiry)."""

@@ -18,7 +18,7 @@ import numpy as np
 from galileo.ccq.packs import Commits, Pack, PackedLabels
 from galileo.errors import CorruptData
 from galileo.model.schema import Schema
-from galileo.packing import ROWS_MAX
+from galileo.packing import ROWS_MAX, Compression
 
 FILE_VERSION = 1
 _MAGIC = b"GSPL"
@@ -28,12 +28,12 @@ _CHECKSUM = struct.Struct("<I")
 _COMMIT_BYTES = 4 * 8
 
 
-def to_bytes(labels: PackedLabels, *, compressed: bool) -> bytes:
+def to_bytes(labels: PackedLabels, compression: Compression) -> bytes:
     """The packs as bytes; packs with labels of other CCQs, or dropped ones, are packed anew.
 
     Takes time in proportion to the bytes, more where labels are packed.
     """
-    packs = [one.alone(labels.schema, compressed=compressed) for one in labels.packs]
+    packs = [one.alone(labels.schema, compression) for one in labels.packs]
     parts = [_HEAD.pack(_MAGIC, FILE_VERSION, len(packs))]
     for one in packs:
         parts.append(_PACK.pack(one.rows, one.commits.shape[1], len(one.data)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from galileo.ccq.packs import Pack, PackedLabels, pack_labels
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
-from galileo.packing import pack
+from galileo.packing import Compression, pack
 
 SHARED_ROWS = 8_192
 
@@ -28,7 +28,7 @@ def pack_many(
     table: pa.Table,
     starts: Rows,
     *,
-    compressed: bool,
+    compression: Compression,
     shared_rows: int = SHARED_ROWS,
 ) -> list[PackedLabels]:
     """The labels of each of several CCQs.
@@ -37,7 +37,7 @@ def pack_many(
         schema: of their dataset.
         table: the labels of the CCQs, one CCQ after the other, each in commit order.
         starts: first row of each, ascending from 0 on; each has one at least.
-        compressed: whether packs are compressed with LZ4.
+        compression: of the packs.
         shared_rows: about so many are packed together; a CCQ with more has its own pack.
     """
     stops = np.append(starts[1:], table.num_rows)
@@ -45,15 +45,13 @@ def pack_many(
     packs_by_number: dict[int, PackedLabels] = {}
     for numbers in _groups(shared, stops - starts, shared_rows):
         packs_by_number |= _pack_group(
-            schema, table, numbers=numbers, starts=starts, stops=stops, compressed=compressed
+            schema, table, numbers=numbers, starts=starts, stops=stops, compression=compression
         )
     for number, start, stop in zip(
         range(len(starts)), starts.tolist(), stops.tolist(), strict=True
     ):
         if number not in packs_by_number:
-            alone = pack_labels(
-                LabelSet(schema, table.slice(start, stop - start)), compressed=compressed
-            )
+            alone = pack_labels(LabelSet(schema, table.slice(start, stop - start)), compression)
             assert alone is not None, "a CCQ without labels"
             packs_by_number[number] = alone
     return [packs_by_number[number] for number in range(len(starts))]
@@ -73,7 +71,7 @@ def _pack_group(
     numbers: Rows,
     starts: Rows,
     stops: Rows,
-    compressed: bool,
+    compression: Compression,
 ) -> dict[int, PackedLabels]:
     """The labels of some CCQs; others may lie between them."""
     sizes = stops[numbers] - starts[numbers]
@@ -82,7 +80,7 @@ def _pack_group(
         table.slice(start, size) for start, size in _adjacent_rows(starts[numbers], stops[numbers])
     ]
     table = pa.concat_tables(parts).combine_chunks()
-    data = pack(table, compressed=compressed)
+    data = pack(table, compression)
     commits, ends = _commits(LabelSet(schema, table), first)
     packs_by_number: dict[int, PackedLabels] = {}
     begin = 0

@@ -21,7 +21,7 @@ from galileo.cursor import Cursor
 from galileo.errors import CorruptData
 from galileo.labels import LabelSet, cut_between_commits
 from galileo.model.schema import Schema
-from galileo.packing import ROWS_MAX, pack, pack_uncompressed, unpack
+from galileo.packing import ROWS_MAX, Compression, pack, unpack
 
 PACK_BYTES_MAX = 16 << 20
 """Unpacked size of the labels of one pack; a single label may exceed it."""
@@ -68,14 +68,14 @@ class Pack:
     share: int = 0
 
     @staticmethod
-    def of(labels: LabelSet, *, compressed: bool) -> Pack:
+    def of(labels: LabelSet, compression: Compression) -> Pack:
         """Pack labels that are in commit order."""
         partitions, sequences = labels.partitions, labels.sequences
         differs = (np.diff(partitions) != 0) | (np.diff(sequences) != 0)
         starts = np.flatnonzero(np.concatenate(([True], differs)))
         counts = np.diff(np.append(starts, len(labels)))
         commits = np.stack((partitions[starts], sequences[starts], starts, counts))
-        data = pack(labels.table, compressed=compressed)
+        data = pack(labels.table, compression)
         return Pack(data, len(labels), commits.astype(np.int64))
 
     def __len__(self) -> int:
@@ -110,11 +110,11 @@ class Pack:
         """Select the commits of the mask; shares the packed data."""
         return self if mask.all() else Pack(self.data, self.rows, self.commits[:, mask], self.share)
 
-    def alone(self, schema: Schema, *, compressed: bool) -> Pack:
+    def alone(self, schema: Schema, compression: Compression) -> Pack:
         """The same labels in a pack without other rows."""
         if self.is_whole:
             return self if self.share == 0 else replace(self, share=0)
-        return Pack.of(LabelSet(schema, self.table(schema.label_schema)), compressed=compressed)
+        return Pack.of(LabelSet(schema, self.table(schema.label_schema)), compression)
 
     def past(self, cursor: Cursor) -> npt.NDArray[np.bool_]:
         """Which commits lie after `cursor`."""
@@ -199,9 +199,9 @@ class PackedLabels:
         )
         return self.until(until), until
 
-    def compact(self, *, compressed: bool) -> PackedLabels | None:
+    def compact(self, compression: Compression) -> PackedLabels | None:
         """The same labels in as few packs as possible; None if there are none."""
-        return pack_labels(self.labels(), compressed=compressed)
+        return pack_labels(self.labels(), compression)
 
     def labels(self) -> LabelSet:
         """The labels, unpacked."""
@@ -209,34 +209,28 @@ class PackedLabels:
         empty = self.schema.label_schema.empty_table()
         return LabelSet(self.schema, pa.concat_tables(tables) if tables else empty)
 
-    def to_bytes(self, *, compressed: bool = False) -> list[bytes]:
-        """Input of `galileo.packing.unpack`; packs with other rows are packed anew.
-
-        Args:
-            compressed: whether packs that are made anew are compressed; else they are not even
-                compacted, since a reader waits for them.
-        """
-        return [self._alone(one, compressed=compressed) for one in self.packs]
+    def to_bytes(self, compression: Compression = Compression.STREAM) -> list[bytes]:
+        """Input of `galileo.packing.unpack`; packs with other rows are packed anew."""
+        return [self._alone(one, compression) for one in self.packs]
 
     @property
     def is_quick(self) -> bool:
         """Whether `pieces` packs nothing anew."""
         return all(one.is_whole or one.is_mostly_kept for one in self.packs)
 
-    def pieces(self, *, compressed: bool = False) -> list[Piece]:
+    def pieces(self, compression: Compression = Compression.STREAM) -> list[Piece]:
         """As `to_bytes`, but packs with a few other rows stay as they are."""
         return [
             Piece(one.data, one.ranges())
             if one.is_mostly_kept and not one.is_whole
-            else Piece(self._alone(one, compressed=compressed), None)
+            else Piece(self._alone(one, compression), None)
             for one in self.packs
         ]
 
-    def _alone(self, one: Pack, *, compressed: bool) -> bytes:
+    def _alone(self, one: Pack, compression: Compression) -> bytes:
         if one.is_whole:
             return one.data
-        table = one.table(self.schema.label_schema)
-        return pack(table, compressed=True) if compressed else pack_uncompressed(table)
+        return pack(one.table(self.schema.label_schema), compression)
 
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
         packs: list[Pack] = []
@@ -251,8 +245,8 @@ class PackedLabels:
 
 def pack_labels(
     labels: LabelSet,
+    compression: Compression,
     *,
-    compressed: bool,
     rows_max: int = ROWS_MAX,
     bytes_max: int = PACK_BYTES_MAX,
 ) -> PackedLabels | None:
@@ -261,9 +255,7 @@ def pack_labels(
         return None
     if not _is_in_commit_order(labels):
         labels = labels.in_commit_order()
-    packs = tuple(
-        Pack.of(piece, compressed=compressed) for piece in _pieces(labels, rows_max, bytes_max)
-    )
+    packs = tuple(Pack.of(piece, compression) for piece in _pieces(labels, rows_max, bytes_max))
     return PackedLabels(labels.schema, packs)
 
 

@@ -3,12 +3,14 @@
     magic, version | checksum | flags | rows | columns | plain size | body
 
 The body is one column after the other, compressed with LZ4 if that was requested and saves space;
-or, from `pack_uncompressed`, an Arrow IPC stream, which is ten times as large and takes next to no
-time. `unpack(pack(table))` equals the table bit for bit, including NaN payloads and signed zeros.
-The bytes may come from another process: a CRC-32C and every length in them are checked.
+or an Arrow IPC stream. `unpack` of `pack` equals the table bit for bit, including NaN payloads and
+signed zeros. The bytes may come from another process: a CRC-32C and every length in them are
+checked.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 import google_crc32c
 import lz4.block
@@ -32,37 +34,68 @@ _CHECKSUM_BYTES = 4
 _LZ4, _ARROW_STREAM = 1, 2
 
 
-def pack(table: pa.Table, *, compressed: bool) -> bytes:
-    """Pack a table.
+class Compression(StrEnum):
+    """How tables are packed.
 
-    Args:
-        table: at most `ROWS_MAX` rows of columns of int32, int64, uint64, float64, bool, string or
-            timestamp, in any order; labels in commit order are smallest.
-        compressed: whether to use LZ4.
+    Values are those of stored records. Callers and the wire name the compression of a cache by
+    `text`; STREAM is for messages alone.
     """
-    _check_rows(table)
-    body = _body(table)
-    flags, packed = 0, body
-    if compressed:
-        smaller = lz4.block.compress(body, store_size=False)
-        if len(smaller) < len(body):
-            flags, packed = _LZ4, smaller
-    return _add_header(table, packed, flags=flags, plain_size=len(body))
+
+    NONE = ""
+    """Encoded column by column: about a tenth of Arrow."""
+    LZ4 = "lz4"
+    """As NONE, then compressed with LZ4 if that saves space."""
+    STREAM = "stream"
+    """An Arrow IPC stream: large, but packing it takes next to no time."""
+
+    @staticmethod
+    def parse(text: str) -> Compression:
+        """The compression of a cache, of its `text`; "" is "none".
+
+        Raises:
+            InputError: there is no such compression of a cache.
+        """
+        if text not in ("", *_TEXTS):
+            raise InputError(f"expected the compression 'none' or 'lz4', got {text!r}")
+        return _TEXTS[text] if text else Compression.NONE
+
+    @property
+    def text(self) -> str:
+        return self.value or "none"
+
+    @property
+    def for_reply(self) -> Compression:
+        """For labels of such a cache that are packed anew while a reader waits for them."""
+        return Compression.STREAM if self is Compression.NONE else self
 
 
-def pack_uncompressed(table: pa.Table) -> bytes:
-    """Like `pack`, without compression: faster, about 10 times larger; for one-off messages."""
-    _check_rows(table)
+_TEXTS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+def pack(table: pa.Table, compression: Compression) -> bytes:
+    """Packs a table of at most `ROWS_MAX` rows.
+
+    Its columns are of int32, int64, uint64, float64, bool, string or timestamp, in any order.
+    Labels in commit order are smallest.
+    """
+    if table.num_rows > ROWS_MAX:
+        raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
+    if compression is Compression.STREAM:
+        body = _stream(table)
+        return _add_header(table, body, flags=_ARROW_STREAM, plain_size=len(body))
+    columns = _body(table)
+    if compression is Compression.LZ4:
+        smaller = lz4.block.compress(columns, store_size=False)
+        if len(smaller) < len(columns):
+            return _add_header(table, smaller, flags=_LZ4, plain_size=len(columns))
+    return _add_header(table, columns, flags=0, plain_size=len(columns))
+
+
+def _stream(table: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    body = memoryview(sink.getvalue())
-    return _add_header(table, body, flags=_ARROW_STREAM, plain_size=len(body))
-
-
-def _check_rows(table: pa.Table) -> None:
-    if table.num_rows > ROWS_MAX:
-        raise ValueError(f"expected at most {ROWS_MAX} rows, got {table.num_rows}")
+    return memoryview(sink.getvalue())
 
 
 def _add_header(table: pa.Table, body: bytes | memoryview, *, flags: int, plain_size: int) -> bytes:

@@ -14,7 +14,7 @@ from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges
-from galileo.packing import FORMAT_VERSION, unpack
+from galileo.packing import FORMAT_VERSION, Compression, unpack
 from galileo.rpc.bulk_codec import ManyFetched, ManyParts, Update, given_tokens
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.ownership import Ownership
@@ -47,7 +47,7 @@ class Submission:
     interval_s: float
     expiration_s: float
     sampler: SamplerSpec | None
-    compression: str
+    compression: Compression
     window: Window | None = None
     owner: str = ""
     quotas: Quotas = UNBOUNDED
@@ -307,7 +307,7 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
         interval_s=request.interval_s,
         expiration_s=request.expiration_s,
         sampler=SamplerSpec.from_json(request.sampler_json) if request.sampler_json else None,
-        compression=request.compression or "none",
+        compression=Compression.parse(request.compression),
         window=Window.from_json(request.window_json) if request.window_json else None,
         owner=owner,
         quotas=quotas,

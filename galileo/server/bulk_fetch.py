@@ -25,7 +25,7 @@ from galileo.errors import DeadlineExceeded, GalileoError, InputError, InvalidTo
 from galileo.model.schema import Schema
 from galileo.model.windows import WindowProgress
 from galileo.node.storage_node import StorageNode
-from galileo.packing import pack, unpack
+from galileo.packing import Compression, pack, unpack
 from galileo.rpc.bulk_codec import ManyFetched, ManyUpdate, Update
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.driver import Driver
@@ -339,7 +339,7 @@ class _Shares:
         counts = np.array([count for one in ranges for count in one[1]], dtype=np.int64)
         before = np.cumsum(counts) - counts
         at = np.arange(counts.sum()) + np.repeat(starts - before, counts)
-        data, first = pack(table.take(pa.array(at)).combine_chunks(), compressed=False), 0
+        data, first = pack(table.take(pa.array(at)).combine_chunks(), Compression.NONE), 0
         for one, (_, sizes) in zip(packs, ranges, strict=True):
             rows = ((first,), (sum(sizes),)) if len(packs) > 1 else None
             self._rest[id(one)] = Piece(data, rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq, Compression
+from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
@@ -31,6 +31,7 @@ from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
+from galileo.packing import Compression
 from galileo.query import Query, parse_async
 from galileo.rpc.bulk_codec import ManyFetched, Update
 from galileo.rpc.continuous import (
@@ -197,10 +198,6 @@ class ContinuousQueries:
             )
         check_times(submission.interval_s, submission.expiration_s, submission.quotas)
         check_vertices(query, submission.quotas)
-        if submission.compression not in ("none", "lz4"):
-            raise InputError(
-                f"expected the compression 'none' or 'lz4', got {submission.compression!r}"
-            )
         free_bytes = self._node.store.free_bytes()
         if free_bytes < RECORDS_FREE_BYTES:
             raise Overloaded(
@@ -213,7 +210,6 @@ class ContinuousQueries:
                 f"the limit of {limits.ccqs_max} continuous queries is reached; cancel some",
                 after_s=60.0,
             )
-        compression: Compression = "lz4" if submission.compression == "lz4" else ""
         return Ccq(
             id=submission.ccq_id,
             dataset=query.schema.key,
@@ -221,7 +217,7 @@ class ContinuousQueries:
             interval_s=submission.interval_s,
             expires_at=self._clock.wall() + submission.expiration_s,
             sampler=submission.sampler,
-            compression=compression,
+            compression=submission.compression,
             window=submission.window,
             owner=submission.owner,
         )
@@ -325,7 +321,7 @@ class ContinuousQueries:
             self._driver.record_late(query.id, windows.late)
         return Update(
             answer,
-            await pieces_of(answer.labels, compressed=query.compression == "lz4"),
+            await pieces_of(answer.labels, query.compression),
             tokens.encode(query.id, answer.cursor, progress),
             self._schema(query).to_json(),
             query.query,
@@ -396,7 +392,7 @@ class ContinuousQueries:
             return None
         data = b""
         if answer.labels is not None:
-            data = await asyncio.to_thread(to_bytes, answer.labels, compressed=False)
+            data = await asyncio.to_thread(to_bytes, answer.labels, Compression.NONE)
         return CachedRange(data, answer.reached, answer.gone)
 
     async def find(self, ccq_id: str) -> Ccq:
@@ -474,7 +470,7 @@ class ContinuousQueries:
             interval_s=made.interval_s,
             expires_at=made.expires_at,
             sampler=made.sampler,
-            compression=made.compression or "none",
+            compression=made.compression.text,
             coordinator=coordinator,
             coordinator_address=self._address(coordinator),
             term=term,

@@ -382,14 +382,14 @@ def _holds(part: MatchedPartitions, item: int) -> bool:
 def _packed(group: _Group, matches: MatchBatch) -> dict[int, PackedLabels]:
     """The labels of each item with matches."""
     packs_of: dict[int, PackedLabels] = {}
-    is_compressed = np.array([item.ccq.compression == "lz4" for item in group.items])
-    for compressed in (False, True):
-        part = matches.where(is_compressed[matches.items] == compressed)
+    compressions = np.array([item.ccq.compression for item in group.items])
+    for compression in {item.ccq.compression for item in group.items}:
+        part = matches.where(compressions[matches.items] == compression)
         if len(part) == 0:
             continue
         table, items = _in_commit_order(part)
         starts = np.flatnonzero(np.append(True, items[1:] != items[:-1]))
-        packs = pack_many(group.schema, table, starts, compressed=compressed)
+        packs = pack_many(group.schema, table, starts, compression=compression)
         packs_of |= dict(zip(items[starts].tolist(), packs, strict=True))
     return packs_of
 

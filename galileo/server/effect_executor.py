@@ -155,8 +155,7 @@ class EffectExecutor:
             labels_max=effect.labels_max,
         )
         sampled = await self.sample(labels, effect.ccq.sampler, query=query)
-        compressed = effect.ccq.compression == "lz4"
-        packed = await asyncio.to_thread(pack_labels, sampled, compressed=compressed)
+        packed = await asyncio.to_thread(pack_labels, sampled, effect.ccq.compression)
         certain = Cursor({p: effect.until[p] for p in wanted - possible})
         return ccq.BackfillFinished(
             effect.request,
@@ -324,9 +323,8 @@ def _from_parts(parts: Sequence[bytes], schema: Schema) -> PackedLabels | None:
 
 
 async def _gather(effect: ccq.CompactPacks) -> ccq.PacksCompacted:
-    compressed = effect.ccq.compression == "lz4"
     try:
-        labels = await asyncio.to_thread(effect.labels.compact, compressed=compressed)
+        labels = await asyncio.to_thread(effect.labels.compact, effect.ccq.compression)
     except Exception as error:  # Any error: the cache waits for the result.
         name, why = effect.ccq.id, None if isinstance(error, GalileoError) else error
         template = "cannot compact labels of %s: %s"

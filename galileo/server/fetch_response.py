@@ -13,19 +13,20 @@ from galileo.ccq.packs import PackedLabels, Piece
 from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
+from galileo.packing import Compression
 from galileo.rpc.bulk_codec import Sheet
 
 CURSORS_KEPT = 1_024
 """Interned cursors."""
 
 
-async def pieces_of(labels: PackedLabels | None, *, compressed: bool) -> list[Piece]:
+async def pieces_of(labels: PackedLabels | None, compression: Compression) -> list[Piece]:
     """The packs of the cache; those with too many labels of others are packed anew in a thread."""
     if labels is None:
         return []
     if labels.is_quick:
         return labels.pieces()
-    return await asyncio.to_thread(labels.pieces, compressed=compressed)
+    return await asyncio.to_thread(labels.pieces, compression.for_reply)
 
 
 def check_progress(window: Window, progress: WindowProgress) -> None:

@@ -20,6 +20,7 @@ from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import GalileoError
 from galileo.model.schema import Schema
+from galileo.packing import Compression
 
 DIRECTORY = "spills"
 _NAME = re.compile(r"[0-9]{1,20}\.packs")
@@ -44,10 +45,9 @@ class SpillFiles:
         self._clear()
 
     async def write(self, effect: events.SpillPacks) -> events.PacksSpilled:
-        compressed = effect.ccq.compression == "lz4"
         try:
             size = await self._in_thread(
-                lambda: self._write(effect.number, effect.labels, compressed=compressed)
+                lambda: self._write(effect.number, effect.labels, effect.ccq.compression)
             )
         except Exception as error:  # Any error: the machine waits for its answer.
             name, template = effect.ccq.id, "cannot spill labels of %s: %s"
@@ -78,9 +78,9 @@ class SpillFiles:
 
     # --- in the thread -------------------------------------------------------------------------
 
-    def _write(self, number: int, labels: PackedLabels, *, compressed: bool) -> int:
+    def _write(self, number: int, labels: PackedLabels, compression: Compression) -> int:
         path = self._path(number)
-        data = to_bytes(labels, compressed=compressed)
+        data = to_bytes(labels, compression)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(path, flags, 0o600), "wb") as file:

@@ -24,7 +24,7 @@ from galileo.client import bulk_fetch
 from galileo.client.cluster_caller import cluster_caller
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CcqExpired, InputError, Unavailable
-from galileo.packing import FORMAT_VERSION
+from galileo.packing import FORMAT_VERSION, Compression
 from galileo.rpc import bulk_codec as module
 from galileo.rpc.bulk_codec import UPDATES_PER_PART, ManyFetched, ManyUpdate, Sheet, Update
 from galileo.rpc.continuous import ContinuousServicer
@@ -40,7 +40,9 @@ PATHS = [[(0, sequence, row, 7) for sequence in (number, 9)] for row, number in 
 def shared() -> list[list[Piece]]:
     """Labels of two queries in one pack."""
     tables = [labels.labels().table for labels in map(to_labels, PATHS) if labels is not None]
-    packs = pack_many(SCHEMA, pa.concat_tables(tables), np.array([0, 2]), compressed=False)
+    packs = pack_many(
+        SCHEMA, pa.concat_tables(tables), np.array([0, 2]), compression=Compression.NONE
+    )
     return [[Piece(one.data, one.ranges()) for one in labels.packs] for labels in packs]
 
 

@@ -19,7 +19,7 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
-from galileo.packing import FORMAT_VERSION
+from galileo.packing import FORMAT_VERSION, Compression
 from galileo.rpc.bulk_codec import Update
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.wire.caller import Stream
@@ -190,7 +190,7 @@ async def test_watch_repeats_fetch(stub, face: Face) -> None:
 
 
 async def test_fetch_of_damaged_labels_is_corrupt_data(stub, face: Face) -> None:
-    made = pack_labels(expected(), compressed=True)
+    made = pack_labels(expected(), Compression.LZ4)
     assert made is not None
     damaged = bytearray(made.packs[0].data)
     damaged[-1] ^= 1

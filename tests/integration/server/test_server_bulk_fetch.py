@@ -24,7 +24,7 @@ from galileo.config import LimitsSection
 from galileo.cursor import Cursor
 from galileo.election.messages import UsageStatistics
 from galileo.errors import InputError, SamplerRevoked
-from galileo.packing import unpack
+from galileo.packing import Compression, unpack
 from galileo.rpc.bulk_codec import ManyFetched
 from galileo.server.bulk_fetch import BulkFetches
 
@@ -63,7 +63,7 @@ class Stage:
         paths = [[(0, sequence, row, 7) for row in range(LABELS)] for _ in start.items]
         tables = [found.labels().table for found in map(to_labels, paths) if found is not None]
         starts = np.arange(len(paths)) * LABELS
-        packs = pack_many(SCHEMA, pa.concat_tables(tables), starts, compressed=False)
+        packs = pack_many(SCHEMA, pa.concat_tables(tables), starts, compression=Compression.NONE)
         results = tuple(
             ccq.CycleResult(item.ccq.id, item.term, item.after, labels, reached)
             for item, labels in zip(start.items, packs, strict=True)

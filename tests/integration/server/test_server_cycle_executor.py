@@ -26,6 +26,7 @@ from galileo.match_batch import MatchBatch, MatchedPartitions, from_bytes, to_by
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.packing import Compression
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.samplers import SamplerSpec
 from galileo.server.cycle_executor import CycleExecutor, CycleOptions
@@ -187,7 +188,7 @@ CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 3), st.integers(0, 10
 def test_cycle_returns_new_commits_of_each_query(node, asked, pruned_items_max):
     owned = {EVERYWHERE: range(4), WEST: range(2), EAST: range(2, 4)}
     items = [
-        item(n, query, after, compression="lz4" if lz4 else "")
+        item(n, query, after, compression=Compression.LZ4 if lz4 else Compression.NONE)
         for n, (query, after, lz4) in enumerate(asked)
     ]
     made = cycling(node, Evaluator(), pruned_items_max=pruned_items_max)

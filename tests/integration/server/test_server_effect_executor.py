@@ -10,12 +10,13 @@ import pytest
 from galileo.ccq.events import CompactPacks, PacksCompacted
 from galileo.ccq.model import Ccq
 from galileo.errors import CorruptData
+from galileo.packing import Compression
 from galileo.server.effect_executor import EffectExecutor
 
 
 @pytest.mark.parametrize("error", [CorruptData("rot"), RuntimeError("no memory")])
 async def test_compact_packs_that_fails_keeps_the_packs(error: Exception) -> None:
-    def fail(*, compressed: bool) -> NoReturn:
+    def fail(compression: Compression) -> NoReturn:
         raise error
 
     work = EffectExecutor(

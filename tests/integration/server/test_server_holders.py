@@ -14,6 +14,7 @@ from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import CommitRange, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.packing import Compression
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.effect_executor import EffectExecutor
@@ -34,7 +35,7 @@ class Face:
     ) -> CachedRange | None:
         labels = to_labels(PATHS)
         assert labels is not None
-        data = to_bytes(labels.after(after), compressed=False)
+        data = to_bytes(labels.after(after), Compression.NONE)
         answers = {5: data, 6: b"", 7: data[:-1]}
         return CachedRange(answers[term], REACHED, GONE) if term in answers else None
 

@@ -9,7 +9,8 @@ import pytest
 from simulator.logs import SCHEMA, to_labels, to_paths
 
 from galileo.ccq.events import LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
-from galileo.ccq.model import Ccq, Compression
+from galileo.ccq.model import Ccq
+from galileo.packing import Compression
 from galileo.server import spill_files as module
 from galileo.server.spill_files import DIRECTORY, SpillFiles
 
@@ -21,13 +22,13 @@ def opened(directory: Path) -> SpillFiles:
     return SpillFiles(directory, schema=lambda name: {SCHEMA.name: SCHEMA}[name])
 
 
-def spill(*, compression: Compression = "") -> SpillPacks:
+def spill(*, compression: Compression = Compression.NONE) -> SpillPacks:
     labels = to_labels(PATHS)
     assert labels is not None
     return SpillPacks(1, replace(CCQ, compression=compression), labels)
 
 
-@pytest.mark.parametrize("compression", ["", "lz4"])
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.LZ4])
 async def test_spill_file_returns_its_labels_until_dropped(
     tmp_path: Path, compression: Compression
 ) -> None:

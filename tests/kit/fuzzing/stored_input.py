@@ -26,7 +26,7 @@ from galileo.labels import from_ipc, to_ipc
 from galileo.model import paths as model_paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
-from galileo.packing import pack, unpack
+from galileo.packing import Compression, pack, unpack
 from galileo.samplers import SamplerSpec
 from galileo.server.peer_messaging import TAGGED
 from galileo.storage.disk import REAL_DISK
@@ -62,13 +62,13 @@ def _crc(data: bytes, order: str = "little") -> bytes:
 
 
 def _pack(data: bytes) -> None:
-    head = pack(FEW, compressed=False)[: _PACK_START - _CRC_BYTES]
+    head = pack(FEW, Compression.NONE)[: _PACK_START - _CRC_BYTES]
     unpack(head + _crc(data) + data, LABEL_SCHEMA).validate(full=True)
 
 
 def _packs() -> Iterator[bytes]:
-    for compressed in (False, True):
-        yield pack(FEW, compressed=compressed)[_PACK_START:]
+    for compression in (Compression.NONE, Compression.LZ4):
+        yield pack(FEW, compression)[_PACK_START:]
 
 
 def _pack_file(data: bytes) -> None:
@@ -79,9 +79,9 @@ def _pack_file(data: bytes) -> None:
 
 
 def _pack_files() -> Iterator[bytes]:
-    labels = pack_labels(LABELS, compressed=True)
+    labels = pack_labels(LABELS, Compression.LZ4)
     assert labels is not None
-    yield pack_codec.to_bytes(labels, compressed=True)[:-_CRC_BYTES]
+    yield pack_codec.to_bytes(labels, Compression.LZ4)[:-_CRC_BYTES]
 
 
 def _arrow(data: bytes) -> None:

@@ -6,6 +6,7 @@ from galileo.ccq.model import Record
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import CorruptData
+from galileo.packing import Compression
 from simulator.logs import SCHEMA
 from simulator.loop import Loop
 
@@ -67,7 +68,7 @@ class SpillDisk:
             self._loop.counters["packs not spilled"] += 1
             return None
         self._loop.counters["packs spilled"] += 1
-        self._files[number] = to_bytes(labels, compressed=False)
+        self._files[number] = to_bytes(labels, Compression.NONE)
         return len(self._files[number])
 
     def read(self, number: int, fails: float) -> PackedLabels | None:

@@ -16,6 +16,7 @@ from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.model.windows import ClockStep
+from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 from simulator.loop import Loop
 
@@ -133,7 +134,7 @@ def to_labels(paths: list[Path]) -> PackedLabels | None:
         pa.array(sequences.astype(np.int64)),
     ]
     labels = LabelSet(SCHEMA, pa.table(columns, schema=SCHEMA.label_schema))
-    return pack_labels(labels, compressed=False)
+    return pack_labels(labels, Compression.NONE)
 
 
 def keys_of_paths(paths: Iterable[Path]) -> Keys:

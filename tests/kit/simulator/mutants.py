@@ -37,6 +37,7 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.ccq.state import NodeState
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.packing import Compression
 from simulator.evaluator import Evaluate, by_sequence
 from simulator.logs import Log, Path, matches, scan, to_labels
 from simulator.variants import Conduct, Variant
@@ -191,7 +192,7 @@ def _cut_anywhere(
         first = int(left.sequences[left.partitions == partition].min())
         cursor = Cursor({**cursor, partition: first})
     return FetchResponse(
-        pack_labels(found.slice(0, labels_max), compressed=False), cursor, is_cut=True
+        pack_labels(found.slice(0, labels_max), Compression.NONE), cursor, is_cut=True
     )
 
 

@@ -58,6 +58,7 @@ from galileo.cursor import Cursor
 from galileo.dht import membership
 from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
+from galileo.packing import Compression
 from simulator.checker import Checker
 from simulator.disk import RecordDisk, SpillDisk
 from simulator.evaluator import Evaluator, Labour, Trouble
@@ -371,7 +372,7 @@ class Node:
                 self._loop.after(self._loop.delay(0.02), lambda: answer(self._confirm(effect)))
             case CompactPacks(ccq, term, labels):
                 self._loop.counters["packs gathered"] += 1
-                done = PacksCompacted(ccq.id, term, labels.compact(compressed=False))
+                done = PacksCompacted(ccq.id, term, labels.compact(Compression.NONE))
                 self._loop.after(GATHER_S, lambda: answer(done))
             case SpillPacks():
                 size = self._spills.write(effect.number, effect.labels, trouble.spoils)

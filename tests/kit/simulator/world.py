@@ -10,6 +10,7 @@ from random import Random
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.election.machine import ElectionOptions
+from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 from simulator.batches import BatchClient
 from simulator.checker import Checker
@@ -255,7 +256,7 @@ class World(NamedNodes):
                 interval_s=random.choice((0.3, 0.5, 1.0)),
                 expires_at=expires_at if number == 1 else NEVER,
                 sampler=SamplerSpec("thin", {}, number) if random.random() < 0.4 else None,
-                compression="lz4" if random.random() < 0.3 else "",
+                compression=Compression.LZ4 if random.random() < 0.3 else Compression.NONE,
                 window=window_of(self._seed, number) if self.variant.has_cursors else None,
             )
             readers.append(Reader(f"r{number}", self, ccq))

@@ -12,6 +12,7 @@ from galileo.ccq.fetches import compose
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.packing import Compression
 
 operations = st.lists(
     st.tuples(
@@ -65,7 +66,7 @@ def apply(cache: LabelCache, kind: str, cursor: Cursor, log, out: list[PackedLab
     elif kind == "gathered":
         held = sorted(to_paths(everything(cache)))
         for crowd in out:
-            cache.apply_compacted(crowd.compact(compressed=True))
+            cache.apply_compacted(crowd.compact(Compression.LZ4))
         out.clear()
         assert sorted(to_paths(everything(cache))) == held
     else:
@@ -130,7 +131,7 @@ def rested(cache: LabelCache) -> list[int]:
     """The cache after it was tidied: labels of each chunk."""
     crowd = cache.compact_at_rest()
     if crowd is not None:
-        cache.apply_compacted(crowd.compact(compressed=False))
+        cache.apply_compacted(crowd.compact(Compression.NONE))
     cache.check()
     return [chunk.labels for chunk in cache._chunks]
 
@@ -167,7 +168,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others():
         together.schema,
         together.labels().table,
         np.array([0, 20]),
-        compressed=False,
+        compression=Compression.NONE,
     )
     cache = LabelCache(EMPTY_CURSOR, labels_few=10)
     cache.append(mine, reached=Cursor({0: 1}))

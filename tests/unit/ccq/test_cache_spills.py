@@ -19,6 +19,7 @@ from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData
+from galileo.packing import Compression
 
 STEPS = (
     *("append", "append", "append", "spill", "spill", "written", "refused", "unload"),
@@ -69,7 +70,7 @@ def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None
         labels = cache.spill(disk.number + 1)
         if labels is not None:
             disk.number += 1
-            disk.writing[disk.number] = to_bytes(labels, compressed=False)
+            disk.writing[disk.number] = to_bytes(labels, Compression.NONE)
     elif kind in ("written", "refused") and disk.writing:
         number, data = disk.writing.popitem()
         if kind == "written":
@@ -95,7 +96,7 @@ def apply(cache: LabelCache, disk: Disk, kind: str, cursor: Cursor, log) -> None
         disk.crowds += [crowd] if crowd is not None else []
     elif kind == "gathered":
         for crowd in disk.crowds:
-            cache.apply_compacted(crowd.compact(compressed=False))
+            cache.apply_compacted(crowd.compact(Compression.NONE))
         disk.crowds.clear()
     if kind in ("spill", "written", "refused", "load", "unload", "gather"):
         assert (cache.base, cache.until, len(cache)) == (base, until, held)
@@ -177,14 +178,17 @@ def test_clearing_lets_go_of_memory_and_files() -> None:
 
 
 @examples(30)
-@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4), st.booleans())
-def test_packs_come_back_from_their_bytes(commits, compressed):
+@given(
+    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4),
+    st.sampled_from([Compression.NONE, Compression.LZ4]),
+)
+def test_packs_come_back_from_their_bytes(commits, compression):
     packs = [
         to_labels([(1, sequence, row, value) for row, value in enumerate(values)])
         for sequence, values in enumerate(commits, start=1)
     ]
     labels = PackedLabels.concat(packs) or PackedLabels(SCHEMA, ())
-    again = from_bytes(to_bytes(labels, compressed=compressed), SCHEMA)
+    again = from_bytes(to_bytes(labels, compression), SCHEMA)
     assert to_paths(again) == to_paths(labels)
     behind = Cursor({1: 1})
     assert to_paths(again.after(behind)) == to_paths(labels.after(behind))
@@ -194,7 +198,7 @@ def test_packs_of_some_commits_are_written_without_the_others() -> None:
     labels = to_labels([(0, s, row, s) for s in (1, 2, 3) for row in range(40)])
     assert labels is not None
     some = labels.after(Cursor({0: 2}))
-    again = from_bytes(to_bytes(some, compressed=False), SCHEMA)
+    again = from_bytes(to_bytes(some, Compression.NONE), SCHEMA)
     assert to_paths(again) == to_paths(some)
     assert again.is_whole
 
@@ -203,7 +207,7 @@ def test_packs_of_some_commits_are_written_without_the_others() -> None:
 def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
     labels = to_labels([(0, 1, row, row) for row in range(20)])
     assert labels is not None
-    data = bytearray(to_bytes(labels, compressed=False))
+    data = bytearray(to_bytes(labels, Compression.NONE))
     data[at] ^= 4
     with pytest.raises(CorruptData):
         from_bytes(bytes(data), SCHEMA)
@@ -224,7 +228,7 @@ def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
 def test_a_right_checksum_makes_no_wrong_numbers_right(at: int, number: int) -> None:
     labels = to_labels([(0, sequence, row, row) for sequence in (1, 2) for row in range(10)])
     assert labels is not None
-    data = bytearray(to_bytes(labels, compressed=False)[:-4])
+    data = bytearray(to_bytes(labels, Compression.NONE)[:-4])
     struct.pack_into("<q", data, 10 + at, number)
     with pytest.raises(CorruptData, match="share"):
         from_bytes(bytes(data) + struct.pack("<I", google_crc32c.value(bytes(data))), SCHEMA)

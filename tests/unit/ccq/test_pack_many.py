@@ -15,6 +15,7 @@ from galileo.cursor import Cursor
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
+from galileo.packing import Compression
 
 SCHEMA = Schema("air", [Feature("t", "K")])
 OWNERS = st.lists(
@@ -40,28 +41,28 @@ def labels_of(commits: list[tuple[int, int]]) -> LabelSet:
     return LabelSet(SCHEMA, pa.Table.from_arrays(arrays, schema=SCHEMA.label_schema))
 
 
-def together(owners, *, compressed=False):
+def together(owners, *, compression=Compression.NONE):
     sets = [labels_of(commits) for commits in owners]
     sizes = [len(labels) for labels in sets]
     table = pa.concat_tables([labels.table for labels in sets]).combine_chunks()
     starts = np.cumsum([0, *sizes[:-1]])
-    return sets, pack_many(SCHEMA, table, starts, compressed=compressed, shared_rows=8)
+    return sets, pack_many(SCHEMA, table, starts, compression=compression, shared_rows=8)
 
 
 @examples(25)
 @given(
     OWNERS,
-    st.booleans(),
+    st.sampled_from([Compression.NONE, Compression.LZ4]),
     st.dictionaries(st.integers(0, 2), st.integers(0, 5)),
     st.dictionaries(st.integers(0, 2), st.integers(0, 5)),
     st.integers(1, 6),
 )
-def test_each_has_its_own_as_if_packed_alone(owners, compressed, after, until, labels_max):
-    sets, found = together(owners, compressed=compressed)
+def test_each_has_its_own_as_if_packed_alone(owners, compression, after, until, labels_max):
+    sets, found = together(owners, compression=compression)
     assert len(found) == len(owners)
     reached = Cursor(dict.fromkeys(range(3), 5))
     for labels, mine in zip(sets, found, strict=True):
-        alone = pack_labels(labels, compressed=compressed)
+        alone = pack_labels(labels, compression)
         assert len(mine) == len(alone)
         assert mine.labels().table.equals(labels.table)
         window = [one.after(Cursor(after)).until(Cursor(until)) for one in (mine, alone)]
@@ -69,7 +70,7 @@ def test_each_has_its_own_as_if_packed_alone(owners, compressed, after, until, l
         cut, cut_alone = (one.cut(reached=reached, labels_max=labels_max) for one in (mine, alone))
         assert cut[1] == cut_alone[1]
         assert cut[0].labels().table.equals(cut_alone[0].labels().table)
-        gathered = mine.compact(compressed=compressed)
+        gathered = mine.compact(compression)
         assert gathered.is_whole
         assert gathered.labels().table.equals(labels.table)
 

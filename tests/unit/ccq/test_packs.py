@@ -24,7 +24,7 @@ from galileo.ccq.events import (
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.labels import LabelSet, first_commits
-from galileo.packing import unpack
+from galileo.packing import Compression, unpack
 from galileo.wire.codec import kept_rows
 
 PARTITIONS = (0, 1, 4)
@@ -44,7 +44,7 @@ def plain(of: list[Path]) -> LabelSet:
 
 
 def in_small_packs(of: list[Path], rows: int) -> PackedLabels:
-    made = pack_labels(plain(of), compressed=False, rows_max=rows)
+    made = pack_labels(plain(of), Compression.NONE, rows_max=rows)
     assert made is not None
     assert all(pack.rows <= rows for pack in made.packs)
     return made
@@ -65,16 +65,16 @@ def test_packed_labels_are_taken_apart_as_plain_ones_are(of, after, until, rows,
 
 
 def places(labels: LabelSet) -> list[Path]:
-    return to_paths(pack_labels(labels, compressed=False)) if len(labels) else []
+    return to_paths(pack_labels(labels, Compression.NONE)) if len(labels) else []
 
 
-@given(paths, cursors, st.booleans())
-def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compressed):
+@given(paths, cursors, st.sampled_from(Compression))
+def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compression):
     left = plain(of).after(after)
-    sent = pack_labels(plain(of), compressed=compressed)
+    sent = pack_labels(plain(of), compression)
     assert sent is not None
     schema = left.schema.label_schema
-    tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compressed=compressed)]
+    tables = [unpack(data, schema) for data in sent.after(after).to_bytes(compression)]
     assert pa.concat_tables([schema.empty_table(), *tables]).equals(left.in_commit_order().table)
 
 
@@ -108,7 +108,9 @@ def test_what_is_taken_out_of_a_pack_is_not_compacted_again_unless_it_is_to_be_c
     assert labels is not None
     some = labels.after(Cursor({0: 400}))
     schema = labels.schema.label_schema
-    (quick,), (small,) = (some.to_bytes(compressed=compressed) for compressed in (False, True))
+    (quick,), (small,) = (
+        some.to_bytes(compression) for compression in (Compression.STREAM, Compression.LZ4)
+    )
     assert len(small) < len(labels.packs[0].data) < len(quick)
     assert unpack(quick, schema).equals(unpack(small, schema))
     assert unpack(quick, schema).num_rows == len(some) == 99
@@ -127,7 +129,7 @@ def test_gathering_changes_nothing_but_the_packs(parts, after):
     joined = PackedLabels.concat(to_labels(part).after(after) for part in parts)
     if joined is None:
         return
-    together = joined.compact(compressed=True)
+    together = joined.compact(Compression.LZ4)
     assert together is not None
     assert len(together.packs) == 1
     assert sorted(to_paths(together)) == sorted(to_paths(joined))
@@ -136,13 +138,13 @@ def test_gathering_changes_nothing_but_the_packs(parts, after):
 def test_nothing_is_nothing() -> None:
     labels = to_labels([(0, 1, 0, 7)])
     assert labels is not None
-    assert pack_labels(labels.labels().slice(0, 0), compressed=True) is None
+    assert pack_labels(labels.labels().slice(0, 0), Compression.LZ4) is None
     assert PackedLabels.concat([None, labels.after(Cursor({0: 1}))]) is None
 
 
 def test_packs_are_bounded_in_bytes_too() -> None:
     labels = plain([(0, 1, row, row) for row in range(100)])
-    made = pack_labels(labels, compressed=False, bytes_max=labels.table.nbytes // 4)
+    made = pack_labels(labels, Compression.NONE, bytes_max=labels.table.nbytes // 4)
     assert made is not None
     assert 4 <= len(made.packs) <= 5
     assert made.labels().table.equals(labels.table)

@@ -25,6 +25,7 @@ from galileo.ccq.events import (
 from galileo.ccq.model import NODES_MAX, Failure
 from galileo.ccq.schedule import COMPACTION_CHECKS_MAX, RESTING_SLACK
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.packing import Compression
 
 FAILURE = Failure("unavailable", "spark")
 
@@ -148,7 +149,7 @@ def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
     assert to_paths(gather.labels) == [path(0, 1), path(0, 2), path(0, 3)]
     effects = driver.cycle([path(0, 4)], {0: 4}, now=4.0)
     assert only(effects, CompactPacks) == []
-    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(compressed=False)))
+    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(Compression.NONE)))
     cache = driver.machine.coordinated["q"].cache
     assert [len(chunk.packed) for chunk in cache._chunks] == [3, 1]
     (answer,) = driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
@@ -162,7 +163,7 @@ def test_what_was_acknowledged_meanwhile_does_not_come_back() -> None:
         effects = driver.cycle([path(0, sequence)], {0: sequence}, now=float(sequence))
     (gather,) = only(effects, CompactPacks)
     driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
-    together = gather.labels.compact(compressed=False)
+    together = gather.labels.compact(Compression.NONE)
     driver.feed(PacksCompacted("q", gather.term + 1, together))
     driver.feed(PacksCompacted("q", gather.term, together))
     cache = driver.machine.coordinated["q"].cache
@@ -190,7 +191,7 @@ def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
     (gather,) = driver.tick(3.0)
     assert to_paths(gather.labels) == [path(0, 1), path(0, 2)]
     assert only(driver.tick(4.0), CompactPacks) == []
-    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(compressed=False)))
+    driver.feed(PacksCompacted("q", gather.term, gather.labels.compact(Compression.NONE)))
     cache = driver.machine.coordinated["q"].cache
     assert [chunk.labels for chunk in cache._chunks] == [2]
     assert driver.tick(5.0) == []
@@ -216,7 +217,7 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
         driver.feed(CycleFinished(start.cycle_id, tuple(found)))
     (first,) = driver.tick(3.0)
     assert (first.ccq.id, driver.tick(3.1)) == ("q", [])
-    together = first.labels.compact(compressed=False)
+    together = first.labels.compact(Compression.NONE)
     driver.feed(PacksCompacted("q", first.term, together))
     (second,) = driver.tick(3.2)
     assert second.ccq.id == "r"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from galileo.errors import CorruptData, InputError
 from galileo.labels import to_ipc
 from galileo.model.times import TIME_TYPE
-from galileo.packing import FORMAT_VERSION, ROWS_MAX, pack, pack_uncompressed, streams, unpack
+from galileo.packing import FORMAT_VERSION, ROWS_MAX, Compression, pack, streams, unpack
 from galileo.packing.integers import encode_numbers
 
 int64s = st.integers(-(2**63), 2**63 - 1)
@@ -74,8 +74,8 @@ def bits(table: pa.Table) -> list:
     return [[plain(value) for value in column.to_pylist()] for column in columns]
 
 
-def there_and_back(table: pa.Table, *, compressed: bool) -> pa.Table:
-    back = unpack(pack(table, compressed=compressed), table.schema)
+def there_and_back(table: pa.Table, *, compression: Compression) -> pa.Table:
+    back = unpack(pack(table, compression), table.schema)
     back.validate(full=True)
     return back
 
@@ -83,12 +83,12 @@ def there_and_back(table: pa.Table, *, compressed: bool) -> pa.Table:
 NOTHING = (0, 0, None, None, None, None, None, 0, 1)
 
 
-@given(rows, st.booleans(), st.integers(1, 60))
+@given(rows, st.sampled_from(Compression), st.integers(1, 60))
 @example([NOTHING], True, 1)
 @example([NOTHING], False, 80)
-def test_packing_round_trips_bit_for_bit(lines, compressed, repeats):
+def test_packing_round_trips_bit_for_bit(lines, compression, repeats):
     table = table_of(lines * repeats)
-    back = there_and_back(table, compressed=compressed)
+    back = there_and_back(table, compression=compression)
     assert back.schema == table.schema
     assert bits(back) == bits(table)
 
@@ -97,7 +97,7 @@ def test_packing_round_trips_bit_for_bit(lines, compressed, repeats):
 def test_chunked_and_sliced_columns_pack_too(lines):
     table = table_of(lines)
     whole = pa.concat_tables([table, table.slice(1)]).slice(1)
-    assert bits(there_and_back(whole, compressed=False)) == bits(whole)
+    assert bits(there_and_back(whole, compression=Compression.NONE)) == bits(whole)
 
 
 PAYLOADS = np.array(
@@ -111,15 +111,15 @@ def test_odd_floats_among_decimals_keep_their_bits(every: int) -> None:
     values = np.round(np.random.default_rng(2).normal(290, 5, 3_000), 1)
     values[::every] = np.resize(PAYLOADS, len(values[::every]))
     table = pa.table({"f": pa.array(values, from_pandas=False)})
-    back = there_and_back(table, compressed=True)["f"].to_numpy()
+    back = there_and_back(table, compression=Compression.LZ4)["f"].to_numpy()
     assert np.array_equal(back.view(np.uint64), values.view(np.uint64))
 
 
 @pytest.mark.parametrize("values", [[], [7], [2**64 - 1, 0], [0] * 5_000])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_tables_without_much_in_them(values: list[int], compressed: bool) -> None:
+@pytest.mark.parametrize("compression", Compression)
+def test_tables_without_much_in_them(values: list[int], compression: Compression) -> None:
     table = pa.table({"cell": pa.array(values, pa.uint64())})
-    assert there_and_back(table, compressed=compressed).equals(table)
+    assert there_and_back(table, compression=compression).equals(table)
 
 
 def many(count: int, *, seed: int = 1) -> pa.Table:
@@ -154,14 +154,14 @@ def many(count: int, *, seed: int = 1) -> pa.Table:
 @pytest.mark.parametrize("count", [65, 1_000, 20_000, ROWS_MAX])
 def test_many_labels_in_any_order(count: int) -> None:
     table = many(count)
-    assert there_and_back(table, compressed=True).equals(table)
+    assert there_and_back(table, compression=Compression.LZ4).equals(table)
     shuffled = table.take(np.random.default_rng(3).permutation(count))
-    assert there_and_back(shuffled, compressed=False).equals(shuffled)
+    assert there_and_back(shuffled, compression=Compression.NONE).equals(shuffled)
 
 
 def test_packed_labels_take_a_fraction_of_their_memory() -> None:
     table = many(50_000)
-    plain, packed = len(pack(table, compressed=False)), len(pack(table, compressed=True))
+    plain, packed = len(pack(table, Compression.NONE)), len(pack(table, Compression.LZ4))
     assert packed <= plain < 3.0 * len(table)
     assert plain < len(to_ipc(table, compression="lz4")) / 3
 
@@ -173,7 +173,7 @@ def test_rows_that_follow_from_those_before_cost_nothing() -> None:
         table.schema.field("row"),
         table["row"].take(np.random.default_rng(3).permutation(len(table))),
     )
-    assert len(pack(scattered, compressed=True)) - len(pack(table, compressed=True)) > 50_000
+    assert len(pack(scattered, Compression.LZ4)) - len(pack(table, Compression.LZ4)) > 50_000
 
 
 def test_each_column_takes_what_is_new_in_it() -> None:
@@ -192,13 +192,13 @@ def test_each_column_takes_what_is_new_in_it() -> None:
         "mostly missing": (pa.array([None] * (count - 9) + [1.5] * 9, pa.float64()), 0.2),
     }
     for name, (column, most) in columns.items():
-        data = pack(pa.table({"c": column}), compressed=False)
+        data = pack(pa.table({"c": column}), Compression.NONE)
         assert 8 * len(data) / count <= most, name
 
 
 def test_more_rows_than_one_pack_takes_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 65536 rows"):
-        pack(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}), compressed=False)
+        pack(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}), Compression.NONE)
 
 
 # --- what comes over the wire --------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_more_rows_than_one_pack_takes_are_refused() -> None:
 
 def test_every_flipped_byte_is_noticed() -> None:
     table = many(70)
-    data = pack(table, compressed=True)
+    data = pack(table, Compression.LZ4)
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 0x40
@@ -216,27 +216,27 @@ def test_every_flipped_byte_is_noticed() -> None:
 
 @pytest.mark.parametrize("cut", [0, 3, 6, 40])
 def test_what_is_cut_short_is_noticed(cut: int) -> None:
-    data = pack(many(70), compressed=False)
+    data = pack(many(70), Compression.NONE)
     with pytest.raises(CorruptData, match="packed labels"):
         unpack(data[:cut], many(70).schema)
 
 
 def test_another_version_says_so() -> None:
-    data = bytearray(pack(many(3), compressed=False))
+    data = bytearray(pack(many(3), Compression.NONE))
     data[2] = FORMAT_VERSION + 1
     with pytest.raises(InputError, match="the same version of Galileo on both sides"):
         unpack(bytes(data), many(3).schema)
 
 
 def test_other_columns_are_refused() -> None:
-    data = pack(many(3), compressed=False)
+    data = pack(many(3), Compression.NONE)
     with pytest.raises(InputError, match="expected packed labels of 1 columns, got 8"):
         unpack(data, pa.schema([pa.field("cell", pa.uint64())]))
 
 
 def test_a_null_where_none_may_be_is_refused() -> None:
     holey = pa.table({"cell": pa.array([1, None, 3], pa.uint64())})
-    data = pack(holey, compressed=False)
+    data = pack(holey, Compression.NONE)
     with pytest.raises(InputError, match="expected a value in every row of 'cell'"):
         unpack(data, pa.schema([pa.field("cell", pa.uint64(), nullable=False)]))
 
@@ -245,7 +245,7 @@ def test_nulls_among_the_rows_that_others_follow_from_are_damage() -> None:
     holey = pa.table({"row": pa.array([0, 3], pa.int32()), "rows": pa.array([3, None], pa.int32())})
     whole = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in holey.column_names])
     plain = pa.table({"a": holey["row"].cast(pa.int64()), "rows": holey["rows"]})
-    data = pack(plain, compressed=False)
+    data = pack(plain, Compression.NONE)
     with pytest.raises(CorruptData):
         unpack(data, whole)
 
@@ -254,7 +254,7 @@ def test_nulls_among_the_rows_that_others_follow_from_are_damage() -> None:
 def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
     """A sender of packed labels can also compute a checksum."""
     table = many(data.draw(st.sampled_from([3, 70, 1_200])))
-    packed = bytearray(pack(table, compressed=data.draw(st.booleans())))
+    packed = bytearray(pack(table, data.draw(st.sampled_from(Compression))))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(7, len(packed) - 1) | st.integers(7, 60))
         packed[place] = data.draw(st.integers(0, 255))
@@ -273,27 +273,29 @@ def test_forged_bytes_with_a_right_checksum_raise_nothing_else(data) -> None:
 @example([])
 def test_plain_labels_round_trip_bit_for_bit(lines):
     table = table_of(lines)
-    back = unpack(pack_uncompressed(table), SCHEMA)
+    back = unpack(pack(table, Compression.STREAM), SCHEMA)
     assert back.schema == table.schema
     assert bits(back) == bits(table)
 
 
 def test_plain_labels_of_another_dataset_are_refused() -> None:
-    data = pack_uncompressed(many(10).drop_columns(["t"]).append_column("u", pa.array(["x"] * 10)))
+    data = pack(
+        many(10).drop_columns(["t"]).append_column("u", pa.array(["x"] * 10)), Compression.STREAM
+    )
     with pytest.raises(InputError, match="expected 10 packed labels of"):
         unpack(data, many(10).schema)
 
 
 @pytest.mark.parametrize("where", range(0, 400, 7))
 def test_damaged_plain_labels_are_never_believed(where: int) -> None:
-    data = bytearray(pack_uncompressed(many(3)))
+    data = bytearray(pack(many(3), Compression.STREAM))
     data[where % len(data)] ^= 0x40
     with pytest.raises((CorruptData, InputError)):
         unpack(bytes(data), many(3).schema)
 
 
 def test_plain_labels_that_are_no_stream_are_damaged_though_their_checksum_is_right() -> None:
-    whole = pack_uncompressed(many(3))
+    whole = pack(many(3), Compression.STREAM)
     head, content = whole[:3], whole[7:-40]
     forged = head + google_crc32c.value(content).to_bytes(4, "little") + content
     with pytest.raises(CorruptData, match="an Arrow IPC stream"):
@@ -304,12 +306,12 @@ def test_nulls_in_plain_labels_are_refused_where_none_may_be() -> None:
     table = pa.table({"row": pa.array([1, None], pa.int32())})
     required = pa.schema([pa.field("row", pa.int32(), nullable=False)])
     with pytest.raises(InputError):
-        unpack(pack_uncompressed(table), required)
+        unpack(pack(table, Compression.STREAM), required)
 
 
 def test_more_rows_than_one_plain_pack_takes_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 65536 rows"):
-        pack_uncompressed(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}))
+        pack(pa.table({"cell": np.zeros(ROWS_MAX + 1, dtype=np.uint64)}), Compression.STREAM)
 
 
 @pytest.mark.parametrize("long", [0, ROWS_MAX - 1])
@@ -321,7 +323,7 @@ def test_one_long_text_among_many_short_ones(long: int) -> None:
         texts = [None, *[""] * (ROWS_MAX - 1)]
         texts[long] = "x" * (1 << 20)
         table = pa.table({"station": pa.array(texts, pa.string())})
-        assert unpack(pack(table, compressed=False), table.schema).equals(table)
+        assert unpack(pack(table, Compression.NONE), table.schema).equals(table)
     finally:
         pa.set_memory_pool(kept)
 
