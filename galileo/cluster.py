@@ -84,7 +84,8 @@ class LocalCluster:
         if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
             raise InputError(
                 f"expected at least one node in each group, got {nodes!r} nodes and {groups!r} "
-                "groups"
+                "groups",
+                parameter="nodes",
             )
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
@@ -142,7 +143,8 @@ class LocalCluster:
                 f"the data in {self.directory} belongs to {count} nodes in {len(known)} groups, "
                 f"got {nodes} nodes in {groups} groups; start with --nodes {count} --groups "
                 f"{len(known)} (nodes={count}, groups={len(known)} in Python), or name another "
-                "directory"
+                "directory",
+                expected={"nodes": count, "groups": len(known)},
             )
 
     @property
@@ -196,13 +198,15 @@ class LocalCluster:
             if _is_held(self.directory / node.name / "lock"):
                 raise InputError(
                     f"expected a directory that no other cluster uses, got {self.directory}; "
-                    "stop the one that runs there, or name another directory"
+                    "stop the one that runs there, or name another directory",
+                    parameter="directory",
                 )
         for listen in [node.listen or node.address for node in idle]:
             if not _is_free(listen):
                 raise InputError(
                     f"expected a free port to listen on, got {listen}, where something "
-                    "listens already; is it another cluster? Stop it, or name another port"
+                    "listens already; is it another cluster? Stop it, or name another port",
+                    address=listen,
                 )
 
     def _await_company(self, timeout_s: float) -> None:
@@ -259,7 +263,7 @@ class LocalCluster:
             if node.name == name:
                 return node
         names = ", ".join(node.name for node in self.nodes)
-        raise InputError(f"no node is named {name!r}; the nodes are {names}")
+        raise InputError(f"no node is named {name!r}; the nodes are {names}", node=name)
 
     def join(self, group: int = 0) -> LocalNode:
         """Adds a node to a group of the cluster; it is not started.
@@ -348,14 +352,16 @@ class LocalCluster:
         if port is not None:
             if not 1 <= port <= PORT_MAX - count + 1:
                 raise InputError(
-                    f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count}"
+                    f"expected ports from 1 to {PORT_MAX}, got {port} for the first of {count}",
+                    parameter="port",
                 )
             return [f"127.0.0.1:{port + number}" for number in range(count)]
         if path.exists():
             known: list[str] = json.loads(path.read_text())
             if len(known) != count:
                 raise InputError(
-                    f"expected {len(known)} nodes as {self.directory} has data of, got {count}"
+                    f"expected {len(known)} nodes as {self.directory} has data of, got {count}",
+                    expected=len(known),
                 )
             return known
         addresses = _free_addresses(count)

@@ -101,7 +101,8 @@ class LocalNode:
             if has_ended or time.monotonic() > deadline:
                 what = "did not start" if has_ended else f"does not serve after {timeout_s:g} s"
                 raise Unavailable(
-                    f"node {self.name} {what}; the end of its log {self.log}:\n{self._log_tail()}"
+                    f"node {self.name} {what}; the end of its log {self.log}:\n{self._log_tail()}",
+                    node=self.name,
                 )
             time.sleep(0.05)
 

@@ -103,7 +103,7 @@ def nearest_request(
 ) -> analytics_pb2.NearestRequest:
     """Raises `InputError` for values that the message cannot hold; the node checks the rest."""
     if not isinstance(k, int | np.integer) or not 0 <= k < 1 << 32:
-        raise InputError(f"expected a number k of observations, got {k!r}")
+        raise InputError(f"expected a number k of observations, got {k!r}", parameter="k")
     east = _number(longitude, "a longitude")
     request = analytics_pb2.NearestRequest(
         dataset=dataset,
@@ -143,7 +143,7 @@ async def summarise(
     request = analytics_pb2.SummariseRequest(dataset=dataset, query=query, feature=feature)
     if isinstance(bins, int | np.integer):
         if not 0 <= bins < 1 << 32:
-            raise InputError(f"expected a number of bins, got {bins}")
+            raise InputError(f"expected a number of bins, got {bins}", parameter="bins")
         request.count = int(bins)
     elif bins is not None:
         request.edges.edges.extend(_numbers(bins, "a whole number of bins, or their edges"))
@@ -224,7 +224,9 @@ class Tree:
         require_complete: bool,
     ) -> Tree:
         if isinstance(order, str):
-            raise InputError(f"expected a list of levels, got the text {order!r}")
+            raise InputError(
+                f"expected a list of levels, got the text {order!r}", parameter="order"
+            )
         levels = levels_of(schema) if order is None else tuple(order)
         return cls(caller, schema, levels, require_complete)
 
@@ -239,7 +241,9 @@ class Tree:
     ) -> Children:
         """A page of the children of a vertex."""
         if not 1 <= limit < 1 << 32:
-            raise InputError(f"expected a limit of at least 1 child, got {limit!r}")
+            raise InputError(
+                f"expected a limit of at least 1 child, got {limit!r}", parameter="limit"
+            )
         request = analytics_pb2.ChildrenRequest(
             dataset=self.schema.key,
             prefix_json=values_to_json(prefix),
@@ -267,7 +271,9 @@ class Tree:
     ) -> AsyncGenerator[Vertex, None]:
         """All vertices below one, in preorder; fetches the pages on the way."""
         if depth is not None and (not isinstance(depth, int) or depth < 1):
-            raise InputError(f"expected a depth of at least 1 level, got {depth!r}")
+            raise InputError(
+                f"expected a depth of at least 1 level, got {depth!r}", parameter="depth"
+            )
         deepest = len(self.order) if depth is None else min(len(self.order), len(prefix) + depth)
         pages = [await self.children(prefix)]
         waiting = [pages[0].vertices()]

@@ -234,5 +234,7 @@ def _first_token(spool: Spool, ccq_id: str, *, stored_token: str, given: str) ->
     """The token at which a watch with a spool begins."""
     spool.check(ccq_id)
     if given and stored_token not in ("", given):
-        raise InputError(f"the spool {spool.path} has its own token; leave the token out")
+        raise InputError(
+            f"the spool {spool.path} has its own token; leave the token out", parameter="token"
+        )
     return stored_token or given

@@ -37,7 +37,8 @@ def cluster_caller(
         if not isinstance(address, str) or not is_address(with_port(address)):
             raise InputError(
                 f"expected an address as 'host:port' or 'host', got {address!r}; several are "
-                "arguments of their own"
+                "arguments of their own",
+                parameter="address",
             )
     known = map(with_port, configured)
     return Caller(known, options=options, clock=clock, keys=keys, discover=_members)

@@ -291,7 +291,7 @@ def _write(data: Any, path: str | os.PathLike[str], kind: type[Writer]) -> None:
                 writer.write(table)
         unfinished.replace(whole)
     except OSError as error:
-        raise InputError(f"cannot write {whole}: {error.strerror}") from error
+        raise InputError(f"cannot write {whole}: {error.strerror}", file=str(whole)) from error
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()

@@ -34,7 +34,8 @@ def parse_vertex(text: str, schema: Schema, *, order: Sequence[str]) -> tuple[An
     parts = text.split("/")
     if len(parts) > len(order):
         raise InputError(
-            f"expected a vertex of at most {len(order)} levels ({', '.join(order)}), got {text!r}"
+            f"expected a vertex of at most {len(order)} levels ({', '.join(order)}), got {text!r}",
+            bound=len(order),
         )
     pairs = zip(parts, order, strict=False)
     return tuple(_value(part, level, schema) for part, level in pairs)
@@ -47,13 +48,16 @@ def _value(part: str, level: str, schema: Schema) -> Any:
     if feature is None:
         raise InputError(
             f"expected levels of dataset {schema.name!r}, of {list(levels_of(schema))}, "
-            f"got {level!r}"
+            f"got {level!r}",
+            level=level,
         )
     try:
         return level_value(part, feature)
     except (ValueError, KeyError) as error:
         raise InputError(
-            f"expected a value of type {feature.type} or '~' for level {level!r}, got {part!r}"
+            f"expected a value of type {feature.type} or '~' for level {level!r}, got {part!r}",
+            level=level,
+            expected=feature.type,
         ) from error
 
 

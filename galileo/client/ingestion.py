@@ -273,7 +273,7 @@ def _no_table(given: object) -> InvalidObservations:
     return InvalidObservations(
         "expected a DataFrame (pandas, GeoPandas, polars), an Arrow table, batch or reader, an "
         "xarray Dataset or DataArray, a dict of arrays, the path of a file, or an iterable of "
-        f"them, got {type(given).__name__}{advice}"
+        f"them, got {'None' if given is None else type(given).__name__}{advice}"
     )
 
 

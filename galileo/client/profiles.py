@@ -153,12 +153,20 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
     except FileNotFoundError:
         tables = {}
     except OSError as error:
-        raise ConfigError(f"the profiles in {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"the profiles in {path} cannot be read: {error.strerror}", file=str(path)
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the profiles in {path} are not TOML: {error}") from error
+        raise ConfigError(
+            f"the profiles in {path} are not TOML: {error}", file=str(path)
+        ) from error
     if name and name not in tables:
         known = ", ".join(sorted(tables)) or "none"
-        raise ConfigError(f"there is no profile {name!r} in {path}; profiles: {known}")
+        raise ConfigError(
+            f"there is no profile {name!r} in {path}; profiles: {known}",
+            file=str(path),
+            profile=name,
+        )
     return _profile(
         tables.get(name or DEFAULT_PROFILE, {}), f"[{name or DEFAULT_PROFILE}] of {path}"
     )
@@ -166,22 +174,29 @@ def read_profile(name: str, environment: Mapping[str, str]) -> Profile:
 
 def _profile(table: Any, where: str) -> Profile:
     if not isinstance(table, dict):
-        raise ConfigError(f"expected {where} to be a table, got {table!r}")
+        raise ConfigError(f"expected {where} to be a table, got {table!r}", expected="table")
     for key, value in table.items():
         if key not in _KEYS:
             close = nearest_name(key, _KEYS)
             hint = f"; did you mean {close!r}?" if close else "."
-            raise ConfigError(f"unknown key in {where}: {key!r}{hint} Known: {', '.join(_KEYS)}")
+            raise ConfigError(
+                f"unknown key in {where}: {key!r}{hint} Known: {', '.join(_KEYS)}",
+                key=key,
+                nearest=close,
+            )
         if not _is_fitting(key, value):
             kind = {"node": "a text or a list of texts", "insecure": "true or false"}
             raise ConfigError(
-                f"expected {kind.get(key, 'a text')} for {key} in {where}, got {value!r}"
+                f"expected {kind.get(key, 'a text')} for {key} in {where}, got {value!r}",
+                key=key,
             )
     node = table.get("node", [])
     nodes = tuple(map(with_port, [node] if isinstance(node, str) else node))
     profile = Profile(**{**table, "node": nodes})
     if profile.output and profile.output not in OUTPUTS:
-        raise ConfigError(f"expected table or json for output in {where}, got {profile.output!r}")
+        raise ConfigError(
+            f"expected table or json for output in {where}, got {profile.output!r}", key="output"
+        )
     return replace(profile, token_file=_expand(profile.token_file), tls=_expand(profile.tls))
 
 

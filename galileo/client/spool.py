@@ -121,7 +121,10 @@ class Spool:
         self.path = Path(path)
         self._lock = threading.Lock()
         if not self.path.parent.is_dir():
-            raise InputError(f"the directory of the spool {self.path} does not exist; create it")
+            raise InputError(
+                f"the directory of the spool {self.path} does not exist; create it",
+                file=str(self.path),
+            )
         with self._speaking():
             self._database = sqlite3.connect(
                 self.path,
@@ -253,7 +256,9 @@ class Spool:
         if not rows:
             raise InputError(
                 f"{self.path} has no window that starts at {iso(start_us)}; windows() lists those "
-                "that it has"
+                "that it has",
+                file=str(self.path),
+                start=iso(start_us),
             )
         return _held(rows[0])
 
@@ -267,7 +272,9 @@ class Spool:
         if held and held != ccq_id:
             raise InputError(
                 f"expected a spool of {ccq_id!r}, got {self.path}, which holds updates of "
-                f"{held!r}; use another file"
+                f"{held!r}; use another file",
+                file=str(self.path),
+                ccq_id=held,
             )
 
     def updates(self, *, after: int = 0) -> Iterator[SpooledUpdate]:
@@ -293,7 +300,10 @@ class Spool:
         """
         held = self._all("SELECT schema, query FROM reader")
         if not held:
-            raise InputError(f"{self.path} holds nothing yet; watch a continuous query into it")
+            raise InputError(
+                f"{self.path} holds nothing yet; watch a continuous query into it",
+                file=str(self.path),
+            )
         schema = Schema.from_json(held[0][0])
         updates = self.updates() if window is None else self._updates_around(window)
         found = Labels.concat(schema, [update.labels for update in updates])
@@ -319,7 +329,9 @@ class Spool:
             table = from_ipc(data, schema.label_schema, bytes_max=UPDATE_BYTES_MAX)
         except InputError as error:
             raise CorruptData(
-                f"update {number} of {self.path} is damaged: {error.message}"
+                f"update {number} of {self.path} is damaged: {error.message}",
+                file=str(self.path),
+                update=number,
             ) from error
         return SpooledUpdate(number, Labels(schema, table, query=query))
 
@@ -340,12 +352,15 @@ class Spool:
         ccq, token = held or ("", "")
         if ccq and ccq != ccq_id:
             raise InputError(
-                f"expected an update of {ccq!r} for {self.path}, got one of {ccq_id!r}"
+                f"expected an update of {ccq!r} for {self.path}, got one of {ccq_id!r}",
+                file=str(self.path),
+                ccq_id=ccq,
             )
         if token != after:
             raise SpoolConflict(
                 f"another reader stores into {self.path}; nothing was stored by this one. "
-                "Let one of them watch, or give each a file of its own"
+                "Let one of them watch, or give each a file of its own",
+                file=str(self.path),
             )
 
     def _open(self) -> None:
@@ -377,7 +392,8 @@ class Spool:
     def _foreign(self) -> InputError:
         return InputError(
             f"expected a spool of format {FORMAT}, got {self.path}, which is another file or "
-            "was written by a later version; name a new file"
+            "was written by a later version; name a new file",
+            file=str(self.path),
         )
 
     @contextlib.contextmanager
@@ -405,11 +421,14 @@ class Spool:
         try:
             yield
         except sqlite3.ProgrammingError as error:
-            raise InputError(f"the spool {self.path} is closed; open it again") from error
+            raise InputError(
+                f"the spool {self.path} is closed; open it again", file=str(self.path)
+            ) from error
         except sqlite3.OperationalError as error:
             raise TransientError(
                 f"the spool {self.path} cannot be used now: {error}. It is as it was; mend that "
-                "and start again"
+                "and start again",
+                file=str(self.path),
             ) from error
         except sqlite3.DatabaseError as error:
             raise self._broken(error) from error
@@ -417,7 +436,7 @@ class Spool:
     def _broken(self, error: sqlite3.DatabaseError) -> GalileoError:
         if error.sqlite_errorname == "SQLITE_NOTADB":
             return self._foreign()
-        return CorruptData(f"the spool {self.path} is damaged: {error}")
+        return CorruptData(f"the spool {self.path} is damaged: {error}", file=str(self.path))
 
 
 def _held(row: tuple[Any, ...]) -> SpooledWindow:

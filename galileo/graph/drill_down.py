@@ -151,12 +151,14 @@ def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
     if not order or len(set(order)) < len(order) or not set(order) <= set(known):
         raise InputError(
             f"expected levels of dataset {schema.name!r}, each once, of {', '.join(known)}, "
-            f"got {', '.join(map(str, order)) or 'none'}"
+            f"got {', '.join(map(str, order)) or 'none'}",
+            parameter="order",
         )
     if len(prefix) >= len(order):
         raise InputError(
             f"expected at most {len(order) - 1} values above a level of dataset {schema.name!r}, "
-            f"got {len(prefix)}"
+            f"got {len(prefix)}",
+            bound=len(order) - 1,
         )
 
 

@@ -64,9 +64,15 @@ class Bounded:
 def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]) -> None:
     """Raise `InputError` unless the feature is numeric and the shares are valid."""
     if len(shares) > QUANTILES_MAX:
-        raise InputError(f"expected at most {QUANTILES_MAX:,} quantiles, got {len(shares):,}")
+        raise InputError(
+            f"expected at most {QUANTILES_MAX:,} quantiles, got {len(shares):,}",
+            parameter="quantiles",
+            bound=QUANTILES_MAX,
+        )
     if wrong := [f"{share:g}" for share in shares if not 0 <= share <= 1]:
-        raise InputError(f"expected quantiles from 0 to 1, got {', '.join(wrong)}")
+        raise InputError(
+            f"expected quantiles from 0 to 1, got {', '.join(wrong)}", parameter="quantiles"
+        )
     numeric = [f.name for f in schema.indexed if f.type != "text"]
     if shares and feature not in numeric:
         raise InputError(

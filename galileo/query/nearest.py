@@ -104,7 +104,8 @@ class NearestTo:
         if not (abs(self.latitude) <= 90 and abs(self.longitude) <= 180):
             raise InputError(
                 "expected a latitude from -90 to 90 and a longitude from -180 to 180 degrees, "
-                f"got {self.latitude!r} and {self.longitude!r}"
+                f"got {self.latitude!r} and {self.longitude!r}",
+                parameter="longitude" if abs(self.latitude) <= 90 else "latitude",
             )
         if not 1 <= self.count <= COUNT_MAX:
             raise InputError(
@@ -114,7 +115,8 @@ class NearestTo:
             raise InputError(f"expected a first radius above 0 metres, got {self.first_m!r}")
         if not self.within_m >= 0:
             raise InputError(
-                f"expected a greatest distance of 0 metres or more, got {self.within_m!r}"
+                f"expected a greatest distance of 0 metres or more, got {self.within_m!r}",
+                parameter="within_m",
             )
 
     @property

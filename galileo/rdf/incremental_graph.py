@@ -75,7 +75,8 @@ class IncrementalGraph(OpenGraph):
         """
         if labels.schema != self.schema:
             raise InputError(
-                f"expected labels of {self.schema.name!r} with its schema, got {labels!r}"
+                f"expected labels of {self.schema.name!r} with its schema, got {labels!r}",
+                dataset=labels.schema.name,
             )
         with self._adding:
             fresh = self._unseen(labels)
@@ -85,7 +86,9 @@ class IncrementalGraph(OpenGraph):
             if len(self) + len(fresh) > self.labels_max:
                 raise InputError(
                     f"expected a result of at most {self.labels_max:,} labels, got "
-                    f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max"
+                    f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max",
+                    parameter="labels_max",
+                    bound=self.labels_max,
                 )
             self._append(fresh)
             # If this fails, the next query starts a process and loads all parts.

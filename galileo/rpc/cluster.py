@@ -114,7 +114,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             return cluster_pb2.DrainReply()
         names = sorted(self._node.topology.by_name)
         if request.node not in names:
-            raise InputError(f"node {request.node!r} does not exist; nodes: {', '.join(names)}")
+            raise InputError(
+                f"node {request.node!r} does not exist; nodes: {', '.join(names)}",
+                node=request.node,
+            )
         return await self._peers.drain(request.node, request)
 
     @unary

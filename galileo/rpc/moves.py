@@ -35,7 +35,9 @@ class MovesServicer(migration_pb2_grpc.MigrationServicer):
     ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
         names = sorted(self._node.topology.by_name)
         if request.to not in names:
-            raise InputError(f"node {request.to!r} does not exist; nodes: {', '.join(names)}")
+            raise InputError(
+                f"node {request.to!r} does not exist; nodes: {', '.join(names)}", node=request.to
+            )
         if request.to != self._node.name:
             async with aclosing(self._peers.move(request.to, request)) as parts:
                 async for part in parts:

@@ -73,14 +73,14 @@ def delivered(
     return pa.concat_tables(tables), tokens
 
 
-def test_each_is_answered_in_its_order(
+def test_submit_many_answers_in_order(
     asked: list[galileo.Submission], submitted: list[Submitted]
 ) -> None:
     assert [one.id for one in submitted] == [one.id for one in asked]
     assert all(one.error is None and one.coordinator and one.token for one in submitted)
 
 
-def test_a_repetition_makes_nothing_twice(
+def test_submit_many_repeated_changes_nothing(
     client: galileo.Client,
     dataset: str,
     asked: list[galileo.Submission],
@@ -94,7 +94,7 @@ def test_a_repetition_makes_nothing_twice(
     assert sorted(listed) == sorted(one.id for one in asked)
 
 
-def test_what_was_stored_before_and_what_comes_after_is_delivered_once(
+def test_fetch_many_delivers_each_label_once(
     client: galileo.Client, dataset: str, submitted: list[Submitted]
 ) -> None:
     tokens = {one.id: one.token for one in submitted}
@@ -123,7 +123,7 @@ def test_what_was_stored_before_and_what_comes_after_is_delivered_once(
     assert len(single.labels) == expected[submitted[0].id]
 
 
-def test_an_update_of_one_query_is_what_a_fetch_of_it_alone_gives(
+def test_fetch_many_update_equals_a_single_fetch(
     client: galileo.Client, dataset: str, submitted: list[Submitted]
 ) -> None:
     tokens = {one.id: one.token for one in submitted}
@@ -142,7 +142,7 @@ def test_an_update_of_one_query_is_what_a_fetch_of_it_alone_gives(
         assert found.get(one.id, set()) == set(alone.texts().to_pylist())
 
 
-def test_wrong_ones_do_not_lose_the_others(
+def test_submit_many_with_invalid_queries_submits_the_others(
     client: galileo.Client, dataset: str, asked: list[galileo.Submission]
 ) -> None:
     good = galileo.Submission(dataset, "value > 3", interval="1h", expiration="2h")
@@ -168,7 +168,7 @@ def test_wrong_ones_do_not_lose_the_others(
     client.cancel(good.id)
 
 
-def test_errors_of_single_queries_are_told_beside_the_others(
+def test_fetch_many_returns_errors_beside_updates(
     client: galileo.Client, dataset: str, submitted: list[Submitted]
 ) -> None:
     (gone,) = client.submit_many([galileo.Submission(dataset, "value > 3", interval="1h")])
@@ -193,7 +193,7 @@ def test_errors_of_single_queries_are_told_beside_the_others(
     assert list(updates) == [submitted[0].id]
 
 
-def test_watching_many_ends_when_all_are_over(client: galileo.Client, dataset: str) -> None:
+def test_watch_many_ends_when_all_have_ended(client: galileo.Client, dataset: str) -> None:
     made = [galileo.Submission(dataset, f"value > {n}", interval="0.2s") for n in (3, 5)]
     tokens = {one.id: one.token for one in client.submit_many(made)}
     got: list[UpdateBatch] = []
@@ -207,7 +207,7 @@ def test_watching_many_ends_when_all_are_over(client: galileo.Client, dataset: s
     assert any(len(updates) for updates in got)
 
 
-def test_windows_are_told_of(client: galileo.Client, dataset: str) -> None:
+def test_fetch_many_returns_windows(client: galileo.Client, dataset: str) -> None:
     window = galileo.Window.tumbling("6h")
     asked = galileo.Submission(dataset, interval="0.2s", window=window)
     (made,) = client.submit_many([asked])

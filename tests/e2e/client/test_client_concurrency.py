@@ -19,7 +19,7 @@ from galileo.wire.channel import server_options
 from galileo.wire.v1 import cluster_pb2_grpc, continuous_pb2, continuous_pb2_grpc
 
 
-async def test_where_one_fails_the_others_are_over() -> None:
+async def test_gather_or_cancel_cancels_the_others_after_a_failure() -> None:
     over = []
 
     async def endless(number: int) -> None:
@@ -38,7 +38,7 @@ async def test_where_one_fails_the_others_are_over() -> None:
     assert sorted(over) == [1, 2]
 
 
-async def test_results_come_in_the_order_of_the_calls() -> None:
+async def test_gather_or_cancel_returns_results_in_order() -> None:
     async def later(turns: int) -> int:
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def serving(*nodes: Node) -> AsyncIterator[None]:
         yield
 
 
-async def test_an_error_of_one_coordinator_ends_the_reads_at_the_others() -> None:
+async def test_fetch_many_error_of_one_coordinator_cancels_the_others() -> None:
     known, slow, refusing = Node(), Node(), Node()
     refusing.refuses_after = slow.begun
     async with serving(known, slow, refusing):

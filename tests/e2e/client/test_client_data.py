@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,9 +157,7 @@ def joined(inner: st.SearchStrategy[Predicate]) -> st.SearchStrategy[Predicate]:
 
 @examples(40)
 @given(st.recursive(comparisons(), joined, max_leaves=4))
-def test_any_query_finds_what_pandas_finds(
-    client: galileo.Client, stored: Stored, predicate: Predicate
-) -> None:
+def test_query_equals_pandas(client: galileo.Client, stored: Stored, predicate: Predicate) -> None:
     """Missing values make a predicate unknown, in pandas' three-valued logic as in SQL's."""
     text, truth = predicate
     expected = stored.frame[truth(stored.frame).fillna(False).astype(bool)]
@@ -168,13 +168,13 @@ def test_any_query_finds_what_pandas_finds(
     assert set(geohash.to_text(cells, 3).to_pylist()) <= set(labels.geohashes().to_pylist())
 
 
-def test_what_comes_back_is_what_was_brought(client: galileo.Client, stored: Stored) -> None:
+def test_read_returns_observations_as_ingested(client: galileo.Client, stored: Stored) -> None:
     back = client.read(client.query(stored.name))
     brought = pa.Table.from_pandas(stored.frame, preserve_index=False).cast(back.schema)
     assert back.sort_by("note").equals(brought.sort_by("note"))
 
 
-def test_labels_are_one_path_for_each_block_and_tuple(
+def test_query_returns_one_label_per_block_part_and_tuple(
     client: galileo.Client, stored: Stored
 ) -> None:
     """Four commits, so a block part for each in which the tuple occurs."""
@@ -189,7 +189,9 @@ def test_labels_are_one_path_for_each_block_and_tuple(
     assert labels.table.column("rows").to_numpy().sum() == len(data)
 
 
-def test_labels_speak_in_columns_and_in_texts(client: galileo.Client, stored: Stored) -> None:
+def test_labels_to_pandas_has_columns_and_label_texts(
+    client: galileo.Client, stored: Stored
+) -> None:
     labels = client.query(stored.name, "station = 'beta/2' AND wet = true AND count = 2")
     shown = labels.to_pandas()
     assert list(shown.columns) == [
@@ -204,37 +206,37 @@ def test_labels_speak_in_columns_and_in_texts(client: galileo.Client, stored: St
         assert row["label"].startswith(row["block"] + "/")
 
 
-def test_labels_can_be_explored_as_rdf(client: galileo.Client, stored: Stored) -> None:
+def test_labels_sparql_counts_labels(client: galileo.Client, stored: Stored) -> None:
     labels = client.query(stored.name, "temperature > 300 AND station = 'alpha'")
     found = labels.sparql("SELECT (COUNT(?p) AS ?n) WHERE { ?p f:temperature ?t }")
     assert found.rows == [{"n": len(labels)}]
     assert len(labels) > 10
 
 
-def test_whole_paths_are_read_where_exactness_is_not_asked_for(
-    client: galileo.Client, stored: Stored
-) -> None:
+def test_read_not_exact_returns_whole_blocks(client: galileo.Client, stored: Stored) -> None:
     labels = client.query(stored.name, "S_INTERSECTS(geometry, BBOX(-100, 30, -90, 40))")
     exact, whole = client.read(labels), client.read(labels, exact=False)
     assert whole.num_rows == labels.table.column("rows").to_numpy().sum()
     assert set(notes(exact)) < set(notes(whole))
 
 
-def test_reading_in_pieces_is_reading(client: galileo.Client, stored: Stored) -> None:
+def test_read_batches_equals_read(client: galileo.Client, stored: Stored) -> None:
     labels = client.query(stored.name, "temperature > 290")
     pieces = list(client.read_batches(labels))
     assert len(pieces) > 1
     assert notes(pa.concat_tables(pieces)) == notes(client.read(labels))
 
 
-def test_a_reading_can_be_given_up(client: galileo.Client, stored: Stored) -> None:
+def test_read_batches_can_be_closed_early(client: galileo.Client, stored: Stored) -> None:
     pieces = client.read_batches(client.query(stored.name))
     assert next(pieces).num_rows > 0
     pieces.close()  # type: ignore[attr-defined]
     assert client.status().complete
 
 
-def test_a_selection_of_labels_can_be_read(client: galileo.Client, stored: Stored) -> None:
+def test_read_of_some_labels_returns_their_rows_only(
+    client: galileo.Client, stored: Stored
+) -> None:
     labels = client.query(stored.name, "temperature > 290")
     some = labels.where(np.arange(len(labels)) % 3 == 0)
     assert 0 < client.read(some).num_rows < client.read(labels).num_rows
@@ -281,7 +283,9 @@ QUICK = ("a DataFrame with an index", "a reader", "a generator of tables", "long
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in INPUTS]
 )
-def test_observations_come_in_many_shapes(client: galileo.Client, dataset: str, kind: str) -> None:
+def test_ingest_of_every_supported_type_stores_the_same(
+    client: galileo.Client, dataset: str, kind: str
+) -> None:
     data = frame(250, seed=5)
     receipt = client.ingest(dataset, INPUTS[kind](data), batch_rows=60)
     assert receipt.rows == 250
@@ -295,12 +299,12 @@ def test_observations_come_in_many_shapes(client: galileo.Client, dataset: str, 
 
 
 @pytest.mark.parametrize("data", [[], frame(3).iloc[:0], iter([frame(3).iloc[:0]])])
-def test_nothing_can_be_ingested_too(client: galileo.Client, dataset: str, data: Any) -> None:
+def test_ingest_of_no_rows_stores_nothing(client: galileo.Client, dataset: str, data: Any) -> None:
     receipt = client.ingest(dataset, data)
     assert (receipt.rows, receipt.batches, len(receipt.reached)) == (0, 0, 0)
 
 
-def test_progress_is_told_as_it_becomes_durable(client: galileo.Client, dataset: str) -> None:
+def test_ingest_progress_reports_durable_rows(client: galileo.Client, dataset: str) -> None:
     result: list[int] = []
     receipt = client.ingest(dataset, frame(950), batch_rows=100, progress=result.append)
     assert sorted(result) == [50, *[100] * 9]
@@ -308,7 +312,7 @@ def test_progress_is_told_as_it_becomes_durable(client: galileo.Client, dataset:
     assert receipt.paths == len(client.query(dataset))
 
 
-def test_the_same_again_stores_nothing_twice(client: galileo.Client, dataset: str) -> None:
+def test_ingest_repeated_by_a_producer_is_a_duplicate(client: galileo.Client, dataset: str) -> None:
     data = frame(500)
     first = client.ingest(dataset, data, producer="radar-7", batch_rows=120)
     assert (first.producer, first.duplicate_rows) == ("radar-7", 0)
@@ -318,9 +322,7 @@ def test_the_same_again_stores_nothing_twice(client: galileo.Client, dataset: st
     assert client.read(client.query(dataset)).num_rows == 500
 
 
-def test_a_longer_stream_of_the_same_producer_adds_the_rest(
-    client: galileo.Client, dataset: str
-) -> None:
+def test_ingest_of_a_longer_stream_stores_the_rest(client: galileo.Client, dataset: str) -> None:
     """As after an ingest that broke off."""
     data = frame(500)
     client.ingest(dataset, data.iloc[:200], producer="p", batch_rows=100)
@@ -329,33 +331,31 @@ def test_a_longer_stream_of_the_same_producer_adds_the_rest(
     assert notes(client.read(client.query(dataset))) == sorted(data["note"])
 
 
-def test_a_producer_that_cuts_its_batches_otherwise_is_told(
-    client: galileo.Client, dataset: str
-) -> None:
+def test_ingest_with_other_batch_sizes_is_a_conflict(client: galileo.Client, dataset: str) -> None:
     data = frame(500)
     client.ingest(dataset, data, producer="p", batch_rows=250)
-    with pytest.raises(BatchConflict, match="number each batch once"):
+    with raises(BatchConflict, sequence=1):
         client.ingest(dataset, data, producer="p", batch_rows=240)
     assert set(notes(client.read(client.query(dataset)))) == set(data["note"])
 
 
-def test_a_producer_that_counts_anew_is_told(client: galileo.Client, dataset: str) -> None:
+def test_ingest_with_restarted_batch_numbers_is_a_conflict(
+    client: galileo.Client, dataset: str
+) -> None:
     """One row per call: each call's only batch has the number 0."""
     client.ingest(dataset, frame(1).assign(note="first"), producer="sensor-7")
-    with pytest.raises(BatchConflict, match="give each producer a name of its own"):
+    with raises(BatchConflict, sequence=1):
         client.ingest(dataset, frame(1).assign(note="second"), producer="sensor-7")
     assert notes(client.read(client.query(dataset))) == ["first"]
 
 
-def test_without_a_producer_the_same_rows_are_new_rows(
-    client: galileo.Client, dataset: str
-) -> None:
+def test_ingest_without_a_producer_stores_rows_again(client: galileo.Client, dataset: str) -> None:
     one, two = client.ingest(dataset, frame(50)), client.ingest(dataset, frame(50))
     assert one.producer != two.producer
     assert client.read(client.query(dataset)).num_rows == 100
 
 
-def test_a_client_reads_what_it_wrote(
+def test_query_after_ingest_finds_it_at_every_node(
     cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
 ) -> None:
     """At every node, and with no pause in between."""
@@ -368,7 +368,7 @@ def test_a_client_reads_what_it_wrote(
             assert labels.frontier.covers(receipt.reached)
 
 
-def test_a_bad_table_in_a_stream_is_refused_and_the_others_stay(
+def test_ingest_of_a_stream_with_an_invalid_table_keeps_the_others(
     client: galileo.Client, dataset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = frame(100), frame(100, seed=1)
@@ -380,23 +380,25 @@ def test_a_bad_table_in_a_stream_is_refused_and_the_others_stay(
             yield good.iloc[: 100 if not result else 0]
         yield bad
 
-    with pytest.raises(InvalidObservations, match="row 7; nothing of this table was stored"):
+    with raises(InvalidObservations, row=7):
         client.ingest(dataset, stream(), batch_rows=100, producer="p", progress=result.append)
     kept = notes(client.read(client.query(dataset)))
     assert set(kept) == set(good["note"])
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_stream_that_breaks_breaks_the_ingest(client: galileo.Client, dataset: str) -> None:
+def test_ingest_of_a_failing_iterator_raises_its_error(
+    client: galileo.Client, dataset: str
+) -> None:
     def stream() -> Iterator[pd.DataFrame]:
         yield frame(10)
         raise ZeroDivisionError("the sensor is gone")
 
-    with pytest.raises(ZeroDivisionError, match="the sensor is gone"):
+    with pytest.raises(ZeroDivisionError):
         client.ingest(dataset, stream())
 
 
-def test_many_batches_that_fail_leave_no_stray_complaints(
+def test_ingest_with_many_failed_batches_logs_no_asyncio_error(
     client: galileo.Client, dataset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.ingest(dataset, frame(400), producer="p", batch_rows=100)
@@ -410,7 +412,7 @@ def test_many_batches_that_fail_leave_no_stray_complaints(
 # --- the cluster and the client ------------------------------------------------------------------
 
 
-def test_the_status_has_every_node_and_every_row(
+def test_status_has_every_node_and_all_rows(
     cluster: galileo.LocalCluster, client: galileo.Client, stored: Stored
 ) -> None:
     status = client.status()
@@ -427,24 +429,24 @@ def test_the_status_has_every_node_and_every_row(
     assert all(one["bytes_on_disk"] > 0 for one in facts)
 
 
-def test_datasets_are_listed_with_their_schemas(client: galileo.Client, stored: Stored) -> None:
+def test_datasets_lists_schemas(client: galileo.Client, stored: Stored) -> None:
     found = {one.name: one for one in client.datasets()}
     assert found[stored.name] == schema(stored.name) == client.schema(stored.name)
 
 
-def test_a_closed_client_ends_its_iterators(cluster: galileo.LocalCluster, stored: Stored) -> None:
+def test_client_closed_ends_its_iterators(cluster: galileo.LocalCluster, stored: Stored) -> None:
     one = galileo.connect(*cluster.addresses)
     pieces = one.read_batches(one.query(stored.name))
     next(pieces)
     one.close()
-    with pytest.raises(InputError, match="this client is closed"):
+    with raises(InputError):
         next(pieces)
 
 
 # --- coroutines ----------------------------------------------------------------------------------
 
 
-async def test_the_same_calls_as_coroutines(
+async def test_async_client_has_the_same_calls(
     cluster: galileo.LocalCluster, fresh_name: Fresh
 ) -> None:
     name, data = fresh_name("coroutines"), frame(600)
@@ -468,11 +470,9 @@ async def test_the_same_calls_as_coroutines(
         ]
 
 
-async def test_calls_of_one_client_run_side_by_side(
+async def test_async_client_runs_calls_concurrently(
     cluster: galileo.LocalCluster, stored: Stored
 ) -> None:
-    import asyncio
-
     async with galileo.AsyncClient(cluster.addresses[0]) as client:
         answers = await asyncio.gather(
             *(client.query(stored.name, f"temperature > {250 + n}") for n in range(20))

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ LEVELS = ["geohash", "datetime", "temperature", "count", "station", "wet"]
     as_text=st.booleans(),
 )
 @examples(80)
-def test_children_are_those_of_the_observations(
+def test_children_equal_those_of_the_observations(
     client: galileo.Client,
     explored: Any,
     order: list[str] | None,
@@ -73,7 +74,7 @@ def text_of(value: Any) -> str:
     return str(value).replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
 
 
-def test_a_walk_meets_every_vertex_once(client: galileo.Client, explored: Any) -> None:
+def test_tree_visits_every_vertex_once(client: galileo.Client, explored: Any) -> None:
     walked = list(client.tree(explored.name, order=["wet", "station", "count"]))
     rows = list(zip(*(explored.levels[name] for name in ("wet", "station", "count")), strict=True))
     paths = {row[:depth] for row in rows for depth in (1, 2, 3)}
@@ -89,7 +90,7 @@ def test_a_walk_meets_every_vertex_once(client: galileo.Client, explored: Any) -
     assert below == [v for v in walked if v.path[:2] == (True, "beta/2") and len(v.path) == 3]
 
 
-def test_a_walk_asks_only_as_far_as_it_is_followed(client: galileo.Client, explored: Any) -> None:
+def test_tree_can_be_closed_early(client: galileo.Client, explored: Any) -> None:
     walk = client.tree(explored.name)
     first: Vertex = next(iter(walk))
     assert (first.level, len(first.path)) == ("geohash", 1)
@@ -97,34 +98,34 @@ def test_a_walk_asks_only_as_far_as_it_is_followed(client: galileo.Client, explo
 
 
 @pytest.mark.parametrize(
-    ("vertex", "keywords", "message"),
+    ("vertex", "keywords", "details"),
     [
-        ("9x/2014-03-01/250/1/a/true/b", {}, "at most 6 levels"),
-        (["9xj"], {}, "geohash of 2 characters"),
-        (["9x", "2014-03-01", "warm"], {}, "expected a value of type float"),
-        ("9x/2014-03-01/warm", {}, "expected a value of type float or '~'"),
-        ("", {"order": ["geohash", "geohash"]}, "each once"),
-        ("", {"order": ["note"]}, "expected levels of dataset"),
-        ("", {"order": "geohash"}, "expected a list of levels"),
-        ("1", {"order": ["note", "count"]}, "expected levels of dataset"),
-        ("", {"limit": 0}, "at least 1 child"),
-        ("", {"limit": 100_001}, "limit from 1 to 100,000"),
-        ("", {"after": 3.5}, "expected a value of type string"),
-        ([object()], {}, "expected a time"),
-        (["9x", "2014-03-01", 1.0, 1, "a", True], {}, "at most 5 values"),
+        ("9x/2014-03-01/250/1/a/true/b", {}, {"bound": 6}),
+        (["9xj"], {}, {"level": "geohash"}),
+        (["9x", "2014-03-01", "warm"], {}, {"level": "temperature", "expected": "float"}),
+        ("9x/2014-03-01/warm", {}, {"level": "temperature", "expected": "float"}),
+        ("", {"order": ["geohash", "geohash"]}, {"parameter": "order"}),
+        ("", {"order": ["note"]}, {"parameter": "order"}),
+        ("", {"order": "geohash"}, {"parameter": "order"}),
+        ("1", {"order": ["note", "count"]}, {"level": "note"}),
+        ("", {"limit": 0}, {"parameter": "limit"}),
+        ("", {"limit": 100_001}, {"parameter": "limit"}),
+        ("", {"after": 3.5}, {"expected": "string"}),
+        ([object()], {}, {}),
+        (["9x", "2014-03-01", 1.0, 1, "a", True], {}, {"bound": 5}),
     ],
 )
-def test_what_is_no_vertex_is_refused(
+def test_children_of_an_invalid_vertex_or_level_are_refused(
     client: galileo.Client,
     explored: Any,
     vertex: Any,
     keywords: dict[str, Any],
-    message: str,
+    details: dict[str, Any],
 ) -> None:
-    with pytest.raises(InputError, match=message):
+    with raises(InputError, **details):
         client.children(explored.name, vertex, **keywords)
 
 
-def test_a_walk_of_no_depth_is_refused(client: galileo.Client, explored: Any) -> None:
-    with pytest.raises(InputError, match="depth of at least 1"):
+def test_tree_of_depth_zero_is_refused(client: galileo.Client, explored: Any) -> None:
+    with raises(InputError, parameter="depth"):
         list(client.tree(explored.name, depth=0))

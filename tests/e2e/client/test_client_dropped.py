@@ -12,7 +12,7 @@ import galileo
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-def test_a_dropped_client_ends_its_thread(cluster: galileo.LocalCluster, is_used: bool) -> None:
+def test_client_dropped_ends_its_thread(cluster: galileo.LocalCluster, is_used: bool) -> None:
     before = set(threading.enumerate())
     client = galileo.Client(cluster.addresses[0])
     if is_used:

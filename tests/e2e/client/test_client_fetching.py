@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
+from expected_errors import raises
 from simulator.logs import SCHEMA
 
 from galileo.client import AsyncClient
@@ -85,14 +86,14 @@ async def fetches(client: AsyncClient, *tokens: str) -> None:
         assert (await client.fetch("ccq-1", token=token)).token == token
 
 
-async def test_a_client_goes_where_the_answer_came_from(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_goes_to_the_coordinator_of_the_last_answer(nodes: tuple[Node, Node]) -> None:
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         await fetches(client, "a", "b", "c")
     assert (known.asked, coordinator.asked) == (["a"], ["b", "c"])
 
 
-async def test_a_client_follows_a_coordinator_that_moves(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_follows_a_moved_coordinator(nodes: tuple[Node, Node]) -> None:
     known, coordinator = nodes
     coordinator.coordinator = known.address
     async with AsyncClient(known.address) as client:
@@ -100,7 +101,7 @@ async def test_a_client_follows_a_coordinator_that_moves(nodes: tuple[Node, Node
     assert (known.asked, coordinator.asked) == (["a", "c"], ["b"])
 
 
-async def test_a_coordinator_that_says_nothing_is_not_waited_for(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_of_a_silent_coordinator_asks_another_node(nodes: tuple[Node, Node]) -> None:
     """Nor is it tried again with the next fetch, though the other node still names it."""
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
@@ -111,7 +112,7 @@ async def test_a_coordinator_that_says_nothing_is_not_waited_for(nodes: tuple[No
     assert (known.asked, coordinator.asked) == (["a", "b", "c"], ["b"])
 
 
-async def test_a_coordinator_that_is_gone_is_no_obstacle() -> None:
+async def test_fetch_of_a_stopped_coordinator_asks_another_node() -> None:
     known, coordinator = Node(), Node()
     async with serving(known), AsyncClient(known.address) as client:
         async with serving(coordinator):
@@ -121,17 +122,17 @@ async def test_a_coordinator_that_is_gone_is_no_obstacle() -> None:
     assert (known.asked, coordinator.asked) == (["a", "c", "d"], ["b"])
 
 
-async def test_what_the_coordinator_refuses_is_refused(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_refused_by_the_coordinator_is_refused(nodes: tuple[Node, Node]) -> None:
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         await fetches(client, "a")
         coordinator.error = InvalidToken("expected another token")
-        with pytest.raises(InvalidToken, match="another"):
+        with raises(InvalidToken):
             await client.fetch("ccq-1", token="b")
     assert known.asked == ["a"]
 
 
-async def test_who_waits_for_news_goes_to_any_node(nodes: tuple[Node, Node]) -> None:
+async def test_fetch_with_wait_goes_to_any_node(nodes: tuple[Node, Node]) -> None:
     """A coordinator that is silent then may just have none."""
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
@@ -140,7 +141,7 @@ async def test_who_waits_for_news_goes_to_any_node(nodes: tuple[Node, Node]) -> 
     assert (known.asked, coordinator.asked) == (["a", "b"], [])
 
 
-async def test_as_many_coordinators_as_fit_are_remembered(nodes: tuple[Node, Node]) -> None:
+async def test_fetcher_remembers_coordinators_max(nodes: tuple[Node, Node]) -> None:
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         client._fetcher = Fetcher(client._caller, coordinators_max=2)
@@ -158,7 +159,7 @@ async def test_as_many_coordinators_as_fit_are_remembered(nodes: tuple[Node, Nod
         (30.2, 29.3, None, False),  # did not wait
     ],
 )
-async def test_a_wait_in_which_nothing_was_evaluated_is_logged(
+async def test_fetch_wait_without_evaluation_is_logged(
     caplog: pytest.LogCaptureFixture,
     age_s: float,
     interval_s: float,

@@ -57,7 +57,7 @@ def children(
         ("closed", str([ROWS] * 2)),
     ],
 )
-def test_a_forked_process_connects_or_is_refused(
+def test_client_in_a_forked_process_connects_or_is_refused(
     children: Children, case: str, expected: str
 ) -> None:
     assert re.fullmatch(pattern(expected), children("few")[case])
@@ -82,7 +82,9 @@ def test_a_forked_process_connects_or_is_refused(
         ("error kept", REFUSED),
     ],
 )
-def test_however_it_was_forked(children: Children, case: str, expected: str) -> None:
+def test_client_in_any_kind_of_fork_connects_or_is_refused(
+    children: Children, case: str, expected: str
+) -> None:
     assert re.fullmatch(pattern(expected), children()[case])
 
 
@@ -90,7 +92,7 @@ def pattern(expected: str) -> str:
     return expected if ".*" in expected else re.escape(expected)
 
 
-def test_importing_galileo_turns_off_the_fork_handlers_of_grpc_unless_they_are_asked_for() -> None:
+def test_import_galileo_disables_grpc_fork_handlers_by_default() -> None:
     code = "import os, galileo; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
     for given, expected in (({}, "0"), ({"GRPC_ENABLE_FORK_SUPPORT": "1"}, "1")):
         done = subprocess.run(

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import shapely
+from expected_errors import raises
 
 import galileo
 from galileo.client.geo_files import PIECE_ROWS
-from galileo.errors import ConfigError, InputError
+from galileo.errors import InputError, MissingExtra
 from galileo.geo import geohash
 from galileo.model.times import times_from_micros
 
@@ -62,7 +63,7 @@ def geo(path: Path) -> Any:
     return json.loads(pq.read_metadata(path).metadata[b"geo"])
 
 
-def test_observations_are_points_of_geoparquet(tmp_path: Path) -> None:
+def test_write_geoparquet_of_observations_has_points(tmp_path: Path) -> None:
     table, path = observations(), tmp_path / "o.parquet"
     galileo.write_geoparquet(table, path)
     frame = geopandas.read_parquet(path)
@@ -74,7 +75,7 @@ def test_observations_are_points_of_geoparquet(tmp_path: Path) -> None:
     assert column["bbox"] == list(frame.total_bounds)
 
 
-def test_labels_are_rectangles_of_geoparquet(tmp_path: Path) -> None:
+def test_write_geoparquet_of_labels_has_rectangles(tmp_path: Path) -> None:
     held, path = labels(AROUND), tmp_path / "l.parquet"
     galileo.write_geoparquet(held, path)
     frame = geopandas.read_parquet(path)
@@ -83,7 +84,7 @@ def test_labels_are_rectangles_of_geoparquet(tmp_path: Path) -> None:
     assert frame["geohash"].tolist() == held.geohashes().to_pylist()
 
 
-def test_the_metadata_is_that_of_version_1_1(tmp_path: Path) -> None:
+def test_write_geoparquet_metadata_is_version_1_1(tmp_path: Path) -> None:
     """Required fields and values of the specification's JSON schema."""
     for data, kind in ((observations(), "Point"), (labels(AROUND), "Polygon")):
         galileo.write_geoparquet(data, tmp_path / "x.parquet")
@@ -101,7 +102,7 @@ def test_the_metadata_is_that_of_version_1_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
-def test_pieces_are_written_as_one(write: Any, tmp_path: Path) -> None:
+def test_write_geo_file_of_pieces_equals_the_whole(write: Any, tmp_path: Path) -> None:
     table = observations(40)
     write(table, tmp_path / "whole.x")
     write((table.slice(at, 7) for at in range(0, 40, 7)), tmp_path / "pieces.x")
@@ -114,20 +115,20 @@ def read_geojson(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
-def test_an_empty_table_is_a_file_and_nothing_is_none(write: Any, tmp_path: Path) -> None:
+def test_write_geo_file_of_an_empty_table_is_valid(write: Any, tmp_path: Path) -> None:
     write(SCHEMA.observation_schema.empty_table(), tmp_path / "empty")
     if write is galileo.write_geojson:
         result = json.loads((tmp_path / "empty").read_text())
         assert result == {"type": "FeatureCollection", "features": []}
     else:
         assert len(geopandas.read_parquet(tmp_path / "empty")) == 0
-    with pytest.raises(InputError, match="not even an empty table"):
+    with raises(InputError):
         write([], tmp_path / "none")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 @pytest.mark.parametrize("write", [galileo.write_geoparquet, galileo.write_geojson])
-def test_an_answer_without_labels_is_a_file_of_the_same_columns(
+def test_write_geo_file_of_an_empty_answer_has_all_columns(
     client: galileo.Client, fresh_name: Callable[[str], str], write: Any, tmp_path: Path
 ) -> None:
     name = fresh_name("empty-files")
@@ -158,7 +159,7 @@ def read_lines(path: Path) -> list[str]:
     return [json.dumps(feature) for feature in json.loads(path.read_text())["features"]]
 
 
-def test_observations_are_points_of_geojson() -> None:
+def test_to_geojson_of_observations_has_points() -> None:
     table = observations()
     result = json.loads(galileo.to_geojson(table))
     rows = table.to_pylist()
@@ -171,7 +172,7 @@ def test_observations_are_points_of_geojson() -> None:
         assert properties == {"t": row["t"], "name": row["name"]}
 
 
-def test_cells_at_the_antimeridian_and_the_poles_are_geojson() -> None:
+def test_to_geojson_of_border_cells_stays_within_bounds() -> None:
     result = json.loads(galileo.to_geojson(labels(AROUND)))
     for feature, (latitude, longitude) in zip(result["features"], AROUND, strict=True):
         shape = shapely.geometry.shape(feature["geometry"])
@@ -184,36 +185,38 @@ def test_cells_at_the_antimeridian_and_the_poles_are_geojson() -> None:
     assert result["features"][0]["geometry"]["coordinates"][0][0][0] == 180.0
 
 
-def test_a_large_table_is_cut_into_row_groups(tmp_path: Path) -> None:
+def test_write_geoparquet_of_a_large_table_has_row_groups(tmp_path: Path) -> None:
     table = observations(PIECE_ROWS + 3)
     galileo.write_geoparquet(table, tmp_path / "large.parquet")
     assert pq.read_metadata(tmp_path / "large.parquet").num_row_groups == 2
 
 
-def test_observations_as_a_geodataframe() -> None:
+def test_to_geopandas_of_observations_has_points() -> None:
     frame = galileo.to_geopandas(observations())
     assert frame.crs == "EPSG:4326"
     assert frame.geometry.x.tolist() == frame["longitude"].tolist()
 
 
-def test_what_has_no_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="latitude and longitude, or geohash"):
+def test_write_geojson_without_positions_is_refused(tmp_path: Path) -> None:
+    with raises(InputError):
         galileo.write_geojson(pa.table({"t": [1.0]}), tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^cannot write"):
+def test_write_geojson_to_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    with raises(InputError, file=str(tmp_path / "no" / "x.geojson")):
         galileo.write_geojson(observations(), tmp_path / "no" / "x.geojson")
 
 
-def test_without_geopandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_geopandas_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "geopandas", None)
-    with pytest.raises(ConfigError, match=r"galileo-store\[plots\]"):
+    with raises(MissingExtra, extra="plots"):
         galileo.to_geopandas(observations())
 
 
-def test_files_need_no_geopandas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_write_geoparquet_without_geopandas_works(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "geopandas", None)
     galileo.write_geoparquet(observations(), tmp_path / "x.parquet")
     assert pq.read_table(tmp_path / "x.parquet").num_rows == 5

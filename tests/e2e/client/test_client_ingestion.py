@@ -76,28 +76,28 @@ async def sent(router: SlowRouter, rows: int, *, batch_rows: int) -> int:
     return receipt.batches
 
 
-async def test_many_small_batches_are_under_way_together() -> None:
+async def test_ingest_sends_small_batches_concurrently() -> None:
     router = SlowRouter()
     assert await sent(router, 400, batch_rows=4) == 100
     assert router.most == BATCHES_IN_FLIGHT_MAX
 
 
 @pytest.mark.parametrize(("share", "most"), [(2, 2), (4, 4), (8, 8)])
-async def test_large_batches_are_as_many_as_their_bytes_allow(share: int, most: int) -> None:
+async def test_ingest_bounds_the_bytes_in_flight(share: int, most: int) -> None:
     rows = BYTES_IN_FLIGHT_MAX // share // ROW_BYTES
     router = SlowRouter()
     assert await sent(router, 12 * rows, batch_rows=rows) == 12
     assert router.most == most
 
 
-async def test_the_largest_batches_are_two_at_a_time() -> None:
+async def test_ingest_sends_the_largest_batches_two_at_a_time() -> None:
     rows = 2 * BYTES_IN_FLIGHT_MAX // ROW_BYTES
     router = SlowRouter()
     assert await sent(router, 3 * rows, batch_rows=rows) == 3
     assert router.most == BATCHES_IN_FLIGHT_MIN
 
 
-async def test_what_fails_ends_all_that_is_under_way() -> None:
+async def test_ingest_failure_cancels_batches_in_flight() -> None:
     router = SlowRouter(fails_at=3)
     with pytest.raises(Unavailable):
         await sent(router, 400, batch_rows=4)
@@ -105,7 +105,7 @@ async def test_what_fails_ends_all_that_is_under_way() -> None:
     assert all(future.done() for future in router.waiting)
 
 
-async def test_what_fails_says_under_which_name_it_goes_on() -> None:
+async def test_ingest_failure_names_the_producer() -> None:
     with pytest.raises(Unavailable) as caught:
         await sent(SlowRouter(fails_at=3), 400, batch_rows=4)
     assert caught.value.details["producer"] == "p"

@@ -169,7 +169,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     "calls",
     [("query_batches", "read", "ingest", "watch"), pytest.param([*CALLS], marks=pytest.mark.slow)],
 )
-def test_a_program_that_is_interrupted_leaves_no_work(
+def test_program_interrupted_leaves_no_call_at_nodes(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
     big: str,
@@ -227,7 +227,7 @@ def begin(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow
-def test_commands_that_are_interrupted_leave_no_work(
+def test_commands_interrupted_leave_no_call_at_nodes(
     cluster: galileo.LocalCluster, big: str, tmp_path: Path, ccq: galileo.Ccq, nodes: Nodes
 ) -> None:
     file = tmp_path / "big.csv"
@@ -260,9 +260,7 @@ def command_interrupted(process: subprocess.Popen[bytes], text: str, nodes: Node
 
 
 @pytest.mark.slow
-def test_sparql_that_is_interrupted_leaves_no_process(
-    cluster: galileo.LocalCluster, big: str
-) -> None:
+def test_sparql_interrupted_leaves_no_process(cluster: galileo.LocalCluster, big: str) -> None:
     """A product of three long lists takes for ever."""
     forever = "SELECT (COUNT(*) AS ?n) WHERE { ?a f:number ?x . ?b f:number ?y . ?c f:number ?z }"
     words = ["sparql", big, forever, "--query", "number < 2000", "--timeout", "600"]
@@ -316,7 +314,7 @@ async def forever(client: galileo.AsyncClient, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CANCELLED)
-async def test_a_task_that_is_cancelled_leaves_no_work(
+async def test_async_call_cancelled_leaves_no_call_at_nodes(
     name: str, cluster: galileo.LocalCluster, big: str, ccq: galileo.Ccq, nodes: Nodes
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[1]) as client:
@@ -390,7 +388,7 @@ STREAMS: dict[str, tuple[Callable[[galileo.AsyncClient], Any], tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_is_ended_that_is_cancelled_while_it_opens(name: str) -> None:
+async def test_stream_cancelled_while_it_opens_is_ended(name: str) -> None:
     """The node has begun to answer, and the client asks it for the addresses of the others."""
     begin, messages = STREAMS[name]
     node, server = Unfinished(*messages), grpc.aio.server()
@@ -410,7 +408,7 @@ async def test_a_stream_is_ended_that_is_cancelled_while_it_opens(name: str) -> 
         await server.stop(0)
 
 
-def test_the_status_says_what_nodes_are_at(client: galileo.Client, big: str, nodes: Nodes) -> None:
+def test_status_lists_running_calls(client: galileo.Client, big: str, nodes: Nodes) -> None:
     """So that the tests above see something.
 
     A node's scan may be over before its labels are read: connections hold some of them.

@@ -12,7 +12,7 @@ import pytest
 import galileo
 
 
-def test_an_interrupt_while_a_step_is_under_way_and_not_waited_for_yet(
+def test_iterator_interrupted_before_it_waits_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python may raise it between any two instructions."""

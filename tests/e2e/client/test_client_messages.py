@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from expected_errors import raises
 
 import galileo
 from galileo import f
-from galileo.errors import GalileoError
+from galileo.errors import (
+    CcqCancelled,
+    GalileoError,
+    InputError,
+    InvalidToken,
+    MessageTooLarge,
+    Unavailable,
+)
+from galileo.wire.channel import MESSAGE_BYTES_MAX
 
 Fresh = Callable[[str], str]
 
@@ -24,6 +34,7 @@ FRAME = pd.DataFrame(
         "time": ["2014-03-01T06:00Z"],
         "temperature": [290.0],
         "station": ["KDEN"],
+        "note": ["a"],
     }
 )
 LEAKS = re.compile(
@@ -56,7 +67,11 @@ def world(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:
     name = fresh_name("messages")
-    features = [galileo.Feature("temperature", "K"), galileo.Feature("station", type="text")]
+    features = [
+        galileo.Feature("temperature", "K"),
+        galileo.Feature("station", type="text"),
+        galileo.Feature("note", type="text", indexed=False),
+    ]
     client.create_dataset(galileo.Schema(name, features))
     client.ingest(name, FRAME)
     closed = galileo.connect(*cluster.addresses)
@@ -158,7 +173,34 @@ WRONG: dict[str, Case] = {
     "an interval backwards": (lambda w: galileo.during("2013", "2012"), "invalid_input", "'2012'"),
     "no parentheses": (lambda w: f.x > 1 & f.y, "invalid_input", "in parentheses"),
     "an unknown unit": (lambda w: galileo.near(1, 1, "5 miles"), "invalid_input", "'5 miles'"),
+    "a polygon of two points": (
+        lambda w: w.c.query(w.name, "S_INTERSECTS(geometry, POLYGON((0 0, 1 1, 0 0)))"),
+        "invalid_input",
+        "olygon",
+    ),
+    "a box upside down": (
+        lambda w: w.c.query(w.name, "S_INTERSECTS(geometry, BBOX(0, 50, 10, 40))"),
+        "invalid_input",
+        "50.*40",
+    ),
+    "CQL2 JSON": (lambda w: w.c.query(w.name, '{"op": '), "query_syntax", "CQL2 JSON"),
+    "an incomplete condition": (
+        lambda w: w.c.query(w.name, "temperature > 290 AND"),
+        "query_syntax",
+        r"(?s)expected.*line 1, column 22.*\^",
+    ),
+    "a feature that is not indexed": (
+        lambda w: w.c.query(w.name, "note = 'x'"),
+        "unsupported_query",
+        "note.*index",
+    ),
     # --- continuous queries ---
+    "an expiration within the interval": (
+        lambda w: w.c.submit(w.name, interval="1h", expiration="1m"),
+        "invalid_input",
+        "got an interval of 3,600 s and an expiration of 60 s; choose a shorter interval",
+    ),
+    "a long wait": (lambda w: w.c.fetch(w.ccq, wait="2h"), "invalid_input", "0 to 60 s"),
     "a token": (
         lambda w: w.c.fetch(w.ccq, token="bogus"),
         "invalid_token",
@@ -312,6 +354,46 @@ WRONG: dict[str, Case] = {
         "invalid_observations",
         "missing: time",
     ),
+    "a longitude of -181": (
+        lambda w: w.ingest(longitude=-181.0),
+        "invalid_observations",
+        "longitude from -180 to 360.*-181.0.*row 0",
+    ),
+    "a misspelt column": (
+        lambda w: w.c.ingest(w.name, FRAME.rename(columns={"temperature": "temprature"})),
+        "invalid_observations",
+        r"unknown: temprature \(did you mean temperature\?\).*Rename or drop",
+    ),
+    "a column too many": (
+        lambda w: w.ingest(humidity=3.0),
+        "invalid_observations",
+        "unknown: humidity.*drop columns",
+    ),
+    "times as numbers": (
+        lambda w: w.ingest(time=1_393_632_000),
+        "invalid_observations",
+        "times in column 'time'.*int64.*convert numbers first",
+    ),
+    "a time that is missing": (
+        lambda w: w.ingest(time=[pd.NaT]),
+        "invalid_observations",
+        "value in every row of column 'time'.*row 0",
+    ),
+    "a producer with a blank": (
+        lambda w: w.c.ingest(w.name, FRAME, producer="my radar"),
+        "invalid_input",
+        "'my radar'",
+    ),
+    "a dataset of another schema": (
+        lambda w: w.c.create_dataset(galileo.Schema(w.name, [galileo.Feature("a")])),
+        "dataset_exists",
+        "choose another name",
+    ),
+    "a dataset that is not there, to fill": (
+        lambda w: w.c.ingest("berg", FRAME),
+        "unknown_dataset",
+        "^dataset 'berg'",
+    ),
     "a producer": (
         lambda w: w.c.ingest(w.name, FRAME, producer=5),
         "invalid_input",
@@ -386,16 +468,111 @@ WRONG: dict[str, Case] = {
 }
 
 
+TYPES: list[tuple[Callable[[galileo.Client, str], Any], str]] = [
+    (lambda c, _: c.create_dataset("stations"), r"expected a schema, .* got 'stations'"),
+    (lambda c, d: c.set_retention(d, "30d"), r"expected galileo.Retention\('30d'\) or None"),
+    (lambda c, d: c.ingest(FRAME, d), "name of a dataset, got a DataFrame"),
+    (lambda c, d: c.ingest(c.schema(d), FRAME), "name of a dataset, got a Schema"),
+    (lambda c, d: c.ingest(d, None), "expected a DataFrame .* got None"),
+    (lambda c, d: c.ingest(d, "a.csv"), "there is no file at a.csv"),
+    (lambda c, d: c.ingest(d, [Path("a.csv")]), "there is no file at a.csv"),
+    (lambda c, d: c.ingest(d, FRAME.to_dict("records")), r"single values; .*DataFrame\("),
+    (lambda c, d: c.ingest(d, {"lat": [1, 2], "t": [1]}), r"same length, got lat \(2\), t"),
+    (lambda c, d: c.ingest(d, {"lat": np.ones((2, 2))}), "one dimension and type in .* 'lat'"),
+    (lambda c, d: c.ingest(d, FRAME.iloc[0]), r"got Series; .* pandas.DataFrame\("),
+    (lambda c, d: c.ingest(d, FRAME, mapping=3), "expected a mapping such as"),
+    (
+        lambda c, d: c.ingest(d, FRAME.set_index("time")),
+        r"missing: time; in the index: time, write \.reset_index\(\)",
+    ),
+    (lambda c, d: c.ingest(d, FRAME, batch_rows="10"), "a whole number of .* got '10'"),
+    (lambda c, d: c.ingest(d, FRAME, batch_rows=2.5), "a whole number of .* got 2.5"),
+    (lambda c, d: c.ingest(d, FRAME, batch_rows=0), "a whole number of at least 1, got 0"),
+    (lambda c, d: c.select(d, columns="time"), r"such as \['time'\], got 'time'"),
+    (lambda c, d: c.query(d, sampler="uniform"), r"such as galileo.sampler\('uniform', "),
+    (lambda c, d: c.read(d, "t > 1"), r"labels, .* got a str and a str; use client.select"),
+    (lambda c, d: next(c.read_batches(d)), r"labels, .* got a str; use client.select"),
+    (lambda c, d: c.read(d), r"labels, .* got a str; use client.select\(dataset, query\)"),
+    (lambda c, d: c.nearest(d, latitude="40", longitude=3), "a latitude, got '40'"),
+    (lambda c, d: c.nearest(d, latitude=40, longitude=None), "a longitude, got None"),
+    (lambda c, d: c.nearest(d, latitude=40, longitude=3, k=2.5), "a number k .* 2.5"),
+    (lambda c, d: c.nearest(d, latitude=40, longitude=3, within_m="5km"), "metres, got '5km'"),
+    (lambda c, d: c.summarise(d, feature="temperature", bins=4.5), "bins, or their edges"),
+    (lambda c, d: c.estimate(d, feature="temperature", quantiles=0.5), "a list of quantiles"),
+    (lambda c, _: c.fetch(123), r"a continuous query, as submit .* its id, .* got 123"),
+    (lambda c, _: list(c.watch(None)), "its id, .* got None"),
+    (lambda c, _: c.cancel(["ccq-1"]), "its id, "),
+    (lambda c, _: c.sparql_view(FRAME), "its id, "),
+    (lambda c, _: c.fetch("ccq-1", token=7), r"token of an update \(update.token\), got 7"),
+    (lambda c, _: c.fetch("ccq-1", labels_max="3"), "labels_max as a whole number"),
+    (lambda c, d: c.query(d).where([True, True]), "truth values, one for each label"),
+    (lambda c, d: c.query(d).where("temperature > 2"), "truth values, one for each label"),
+    (lambda c, d: c.query(d).slice("a", 2), "places as whole numbers, got 'a' and 2"),
+    (lambda c, d: c.query(d).slice(2, 1), "0 <= start <= stop, got 2 and 1"),
+    (lambda *_: galileo.Schema.from_json("{}"), "the key 'name' is missing"),
+    (lambda *_: galileo.Retention.from_json("{}"), "the key 'age_s' is missing"),
+    (lambda *_: galileo.SamplerSpec.from_json("{}"), "the key 'name' is missing"),
+    (lambda c, d: galileo.to_xarray(c.select(d).to_pandas()), "Arrow table, .* a DataFrame"),
+    (lambda c, d: galileo.to_geojson(c.select(d).to_pandas()), "Arrow table, .* a DataFrame"),
+]
+"""Arguments of a wrong type."""
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_says_what_is_wrong(world: World, name: str) -> None:
+def test_wrong_call_is_refused_with_kind_and_message(world: World, name: str) -> None:
     call, kind, message = WRONG[name]
     with pytest.raises(GalileoError) as caught:
         call(world)
     assert caught.value.kind == kind
-    assert re.search(message, caught.value.message), caught.value.message
-    assert not LEAKS.search(caught.value.message), caught.value.message
+    check_message(caught.value, message)
 
 
-def test_nothing_was_lost(world: World) -> None:
+@pytest.mark.parametrize(("call", "message"), TYPES)
+def test_argument_of_a_wrong_type_is_refused_with_a_message(
+    world: World, call: Callable[[galileo.Client, str], Any], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        call(world.c, world.name)
+    check_message(caught.value, message)
+
+
+def check_message(error: GalileoError, pattern: str) -> None:
+    assert re.search(pattern, error.message), error.message
+    assert not LEAKS.search(error.message), error.message
+
+
+@pytest.mark.parametrize("query", ["temprature > 3", "station > 3", "(temperature > 3", '{"op": '])
+def test_submit_of_a_wrong_query_is_refused_before_it_begins(world: World, query: str) -> None:
+    with pytest.raises(InputError):
+        world.c.submit(world.name, query, interval="1s", expiration="1h")
+    assert {info.id for info in world.c.list_ccqs() if info.dataset == world.name} == {world.ccq.id}
+
+
+def test_fetch_with_a_foreign_or_damaged_token_is_refused(world: World) -> None:
+    other = world.c.submit(world.name, "temperature > 280", interval="1h", expiration="2h")
+    middle = len(world.ccq.token) // 2
+    damaged = world.ccq.token[:middle] + "AA" + world.ccq.token[middle + 2 :]
+    for token in (other.token, damaged, "Bürgermeister"):
+        with raises(InvalidToken):
+            world.c.fetch(world.ccq, token=token)
+    assert world.c.fetch(world.ccq, token=world.ccq.token).token == world.ccq.token
+    world.c.cancel(other)
+    with raises(CcqCancelled):
+        world.c.fetch(other, token=other.token)
+
+
+def test_ingest_of_a_row_above_message_bytes_max_is_refused(world: World) -> None:
+    with raises(MessageTooLarge):
+        world.ingest(station="x" * MESSAGE_BYTES_MAX)
+
+
+def test_call_without_a_reachable_node_names_the_addresses(world: World) -> None:
+    with galileo.connect("127.0.0.1:9", timeout="100ms") as lonely:
+        for call in (lambda: lonely.query(world.name), lambda: lonely.ingest(world.name, FRAME)):
+            with raises(Unavailable, addresses=["127.0.0.1:9"]):
+                call()
+
+
+def test_wrong_calls_leave_everything_as_it_was(world: World) -> None:
     assert world.c.count(world.name) == 1
     assert world.ccq.id in {info.id for info in world.c.list_ccqs()}

@@ -62,7 +62,7 @@ def evil_labels(rows: int) -> galileo.Labels:
     return galileo.Labels(schema, pa.table(columns, schema=schema.label_schema), missing=[4])
 
 
-def test_labels_show_their_first_rows_escaped() -> None:
+def test_labels_html_shows_first_rows_escaped() -> None:
     page = evil_labels(12)._repr_html_()
     found = Checked(page)
     assert "script" not in found.names
@@ -74,22 +74,22 @@ def test_labels_show_their_first_rows_escaped() -> None:
     assert page.count("<tr>") == 1 + notebook_repr.ROWS_SHOWN
 
 
-def test_nothing_has_colours_of_its_own() -> None:
+def test_html_representations_have_no_colours() -> None:
     styles = set(re.findall('style="([^"]*)"', evil_labels(3)._repr_html_()))
     assert styles == {"border-collapse:collapse", notebook_repr._CELL}
     assert "color:" not in notebook_repr._CELL
     assert "background" not in notebook_repr._CELL
 
 
-def test_many_labels_make_a_small_page() -> None:
+def test_labels_html_of_many_labels_is_small() -> None:
     assert len(evil_labels(5000)._repr_html_()) < 10_000
 
 
-def test_no_labels_have_no_table() -> None:
+def test_labels_html_of_no_labels_has_no_table() -> None:
     assert Checked(evil_labels(0)._repr_html_()).names == {"div", "b", "br"}
 
 
-def test_an_update_shows_its_labels() -> None:
+def test_update_html_shows_its_labels() -> None:
     update = galileo.Update(evil_labels(2), "token", age_s=1.25, more=True)
     found = Checked(update._repr_html_())
     assert "as of 1.2 s ago" in found.text
@@ -98,7 +98,7 @@ def test_an_update_shows_its_labels() -> None:
     assert "token" not in found.text
 
 
-def test_a_status_shows_every_node() -> None:
+def test_status_html_shows_every_node() -> None:
     nodes = (
         NodeStatus("n1", "g", "h:1", "up", datasets=({"rows": 5}, {"rows": 6})),
         NodeStatus(EVIL, "g", "h:2", "unreachable"),
@@ -109,7 +109,7 @@ def test_a_status_shows_every_node() -> None:
     assert EVIL in found.text
 
 
-def test_findings_show_themselves() -> None:
+def test_analytics_html_shows_the_results() -> None:
     summary = FeatureSummary(
         "t", "true", 1, 2, 0, 3.0, 4.0, 7.0, (3.0, 4.0), (2,), frontier=EMPTY_CURSOR, missing=()
     )
@@ -131,7 +131,7 @@ def test_findings_show_themselves() -> None:
     ("value", "shown"),
     [(None, ""), (True, "yes"), (1234, "1,234"), (0.5, "0.5"), ((1, 2), "1, 2"), ("a" * 99, "…")],
 )
-def test_values_are_shown_plainly(value: object, shown: str) -> None:
+def test_html_cell_shows_values_plainly(value: object, shown: str) -> None:
     assert shown in Checked(notebook_repr.table([{"x": value}])).text
 
 
@@ -142,7 +142,7 @@ def vertices() -> list[Vertex]:
     return [vertex("a"), vertex("a", "b"), vertex("a", "c"), vertex("a", "c", "<x>"), vertex("d")]
 
 
-def test_a_tree_is_drawn_as_text() -> None:
+def test_tree_repr_draws_the_tree() -> None:
     result = "  1 paths, 2 observations"
     assert str(galileo.TreeView(vertices())) == "\n".join(
         [
@@ -155,7 +155,7 @@ def test_a_tree_is_drawn_as_text() -> None:
     )
 
 
-def test_a_tree_unfolds_in_a_notebook() -> None:
+def test_tree_html_unfolds() -> None:
     page = galileo.TreeView(vertices())._repr_html_()
     found = Checked(page)
     assert found.names == {"details", "summary", "div", "b"}
@@ -163,13 +163,13 @@ def test_a_tree_unfolds_in_a_notebook() -> None:
     assert "<x>" in found.text
 
 
-def test_a_tree_of_a_part_begins_at_its_root() -> None:
+def test_tree_of_a_prefix_begins_at_its_root() -> None:
     below = galileo.TreeView(vertices()[1:4])
     assert str(below).startswith("├── l2 b")
     Checked(below._repr_html_())
 
 
-def test_a_tree_asks_for_no_more_than_it_shows() -> None:
+def test_tree_repr_fetches_what_it_shows_only() -> None:
     asked = []
 
     def walk():  # type: ignore[no-untyped-def]
@@ -186,7 +186,7 @@ def test_a_tree_asks_for_no_more_than_it_shows() -> None:
     assert str(galileo.TreeView([])) == galileo.TreeView([])._repr_html_() == ""
 
 
-def test_a_tree_of_a_dataset(client: galileo.Client, explored: object) -> None:
+def test_tree_repr_of_a_dataset(client: galileo.Client, explored: object) -> None:
     name = explored.name  # type: ignore[attr-defined]
     view = galileo.TreeView(client.tree(name, depth=2), limit=30)
     text = str(view)

@@ -12,7 +12,9 @@ import galileo
 from galileo.wire.caller import Caller
 
 
-def test_progress_counts_labels_and_observations(client: galileo.Client, explored: Any) -> None:
+def test_progress_counts_labels_and_observations_once(
+    client: galileo.Client, explored: Any
+) -> None:
     found: list[int] = []
     labels = client.query(explored.name, progress=found.append)
     assert sum(found) == len(labels) > 0
@@ -24,7 +26,7 @@ def test_progress_counts_labels_and_observations(client: galileo.Client, explore
     assert client.select(explored.name, progress=selected.append).num_rows == sum(selected)
 
 
-async def test_what_is_asked_for_again_is_not_counted_again(
+async def test_progress_of_a_retried_call_counts_once(
     cluster: galileo.LocalCluster, explored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[0]) as client:
@@ -46,7 +48,7 @@ async def test_what_is_asked_for_again_is_not_counted_again(
     assert sum(selected) == table.num_rows
 
 
-def test_an_error_of_the_callback_ends_the_call(client: galileo.Client, explored: Any) -> None:
+def test_progress_callback_error_ends_the_call(client: galileo.Client, explored: Any) -> None:
     def refuse(count: int) -> None:
         raise KeyError(count)
 
@@ -58,7 +60,7 @@ def test_an_error_of_the_callback_ends_the_call(client: galileo.Client, explored
     assert client.count(explored.name) == len(explored.frame)
 
 
-def test_every_call_takes_a_condition(
+def test_every_query_call_takes_a_condition(
     cluster: galileo.LocalCluster, client: galileo.Client, explored: Any
 ) -> None:
     name, warm = explored.name, galileo.f.temperature > 280

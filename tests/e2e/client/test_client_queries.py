@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 import galileo
 from galileo.client import LabelBatches, Labels, QueryEnd
@@ -157,7 +158,7 @@ async def counted(batches: LabelBatches, given: list[int], *, line: Line) -> Non
 
 
 @pytest.mark.parametrize("query", ["", "number < 5", "number < 0"])
-def test_the_batches_are_the_answer(client: galileo.Client, stored: str, query: str) -> None:
+def test_query_batches_equal_the_query(client: galileo.Client, stored: str, query: str) -> None:
     whole = client.query(stored, query)
     batches = client.query_batches(stored, query)
     assert batches.end is None
@@ -171,23 +172,23 @@ def test_the_batches_are_the_answer(client: galileo.Client, stored: str, query: 
     assert list(batches) == []
 
 
-def test_batches_can_be_given_up(client: galileo.Client, stored: str) -> None:
+def test_query_batches_can_be_closed_early(client: galileo.Client, stored: str) -> None:
     with client.query_batches(stored) as batches:
         assert len(next(batches)) > 0
     assert batches.end is None
     assert list(batches) == []
 
 
-def test_a_wrong_query_is_told_at_the_first_batch(client: galileo.Client, stored: str) -> None:
+def test_query_batches_of_an_invalid_query_fail_at_the_first(
+    client: galileo.Client, stored: str
+) -> None:
     with pytest.raises(QuerySyntaxError):
         next(client.query_batches(stored, "number >"))
     with pytest.raises(UnknownDataset):
         next(client.query_batches("nowhere"))
 
 
-def test_what_is_read_of_each_batch_is_what_is_read_of_all(
-    client: galileo.Client, stored: str
-) -> None:
+def test_read_of_each_batch_equals_read_of_all(client: galileo.Client, stored: str) -> None:
     query = "number < 30000"
     tables = [
         t for labels in client.query_batches(stored, query) for t in client.read_batches(labels)
@@ -196,7 +197,7 @@ def test_what_is_read_of_each_batch_is_what_is_read_of_all(
     assert sorted(numbers) == list(range(30_000))
 
 
-async def test_a_node_lost_before_the_first_labels_is_made_up_for(
+async def test_query_batches_retry_before_the_first_labels(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
     line.cut_after = 0
@@ -209,7 +210,7 @@ async def test_a_node_lost_before_the_first_labels_is_made_up_for(
     assert batches.end.labels == ROWS
 
 
-async def test_a_node_lost_later_ends_the_answer_and_says_so(
+async def test_query_batches_lost_after_labels_are_unavailable(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
     line.cut_after = WITHIN_ANSWER_BYTES
@@ -217,9 +218,7 @@ async def test_a_node_lost_later_ends_the_answer_and_says_so(
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
         batches = client.query_batches(stored)
         given: list[int] = []
-        with pytest.raises(
-            Unavailable, match=r"broke off after [0-9,]+ labels.*repeat the query"
-        ) as lost:
+        with raises(Unavailable) as lost:
             await counted(batches, given, line=line)
         assert lost.value.details["labels"] == sum(given)
         assert 0 < sum(given) < ROWS
@@ -227,7 +226,7 @@ async def test_a_node_lost_later_ends_the_answer_and_says_so(
         assert len(await client.query(stored)) == ROWS, "which asks again by itself"
 
 
-async def test_a_collected_answer_is_asked_for_again(
+async def test_query_retries_after_a_lost_node(
     cluster: galileo.LocalCluster, line: Line, stored: str
 ) -> None:
     line.cut_after = 1 << 20
@@ -237,7 +236,7 @@ async def test_a_collected_answer_is_asked_for_again(
     assert len(set(identities(labels.table))) == len(labels) == ROWS
 
 
-def test_labels_of_partitions_that_were_lost_are_told_apart() -> None:
+def test_query_end_known_drops_labels_of_missing_partitions() -> None:
     schema = Schema("nam", [Feature("number", indexed=False)], geohash_precision=3)
     rows = {"cell": 1, "bucket": 0, "row": 0, "rows": 1, "sequence": 2}
     places = [rows | {"partition": partition} for partition in (0, 1, 1, 2)]
@@ -256,7 +255,7 @@ async def notes(batches: AsyncIterator[pa.Table]) -> list[str]:
 
 
 @pytest.mark.parametrize("after", [0, 200_000, 1_500_000])
-async def test_a_read_goes_on_elsewhere_where_it_broke(
+async def test_read_continues_at_another_node(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
     line: Line,
@@ -277,7 +276,7 @@ async def test_a_read_goes_on_elsewhere_where_it_broke(
     assert line.cuts == 0
 
 
-async def test_a_read_goes_on_over_many_breaks(
+async def test_read_continues_over_many_breaks(
     client: galileo.Client, line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the one node that there is; each break comes after some more rows."""
@@ -297,7 +296,7 @@ async def test_a_read_goes_on_over_many_breaks(
     assert found == expected
 
 
-async def test_patience_with_a_read_ends(
+async def test_read_ends_after_its_timeout(
     client: galileo.Client, line: Line, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = client.query(stored)
@@ -310,20 +309,20 @@ async def test_patience_with_a_read_ends(
     assert line.cuts == 0
 
 
-async def test_a_node_that_says_nothing_is_not_waited_for_long(line: Line, stored: str) -> None:
+async def test_query_batches_of_a_silent_node_are_unavailable(line: Line, stored: str) -> None:
     line.cut_after, line.silent = WITHIN_ANSWER_BYTES, True
     async with galileo.AsyncClient(line.address, timeout="500ms") as client:
         client._caller.options = replace(client._caller.options, part_s=2.0)
         batches = client.query_batches(stored)
         await anext(batches)
-        with pytest.raises(Unavailable, match="broke off") as lost:
+        with raises(Unavailable) as lost:
             _ = [labels async for labels in batches]
     # The ping of gRPC may notice first.
     cause = lost.value.__cause__
     assert isinstance(cause, DeadlineExceeded) or "ping timeout" in str(cause)
 
 
-def test_batches_that_are_dropped_wait_for_no_collector() -> None:
+def test_query_batches_dropped_are_freed_at_once() -> None:
     """Else their answer goes on at the nodes for as long as the collector has nothing to do."""
 
     async def never() -> query_pb2.QueryRequest:

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 import galileo
 from galileo import errors
@@ -159,7 +160,7 @@ async def outcome(
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_only_what_may_pass_by_itself_is_tried_again(
+async def test_calls_retry_transient_errors_only(
     name: str, node: tuple[FailingNode, galileo.AsyncClient]
 ) -> None:
     for kind in KINDS:
@@ -173,7 +174,7 @@ async def test_only_what_may_pass_by_itself_is_tried_again(
 
 
 @pytest.mark.parametrize("name", ["query", "read", "ingest", "submit", "fetch"])
-async def test_what_grpc_says_by_itself_is_judged_the_same(
+async def test_calls_retry_transient_grpc_status_only(
     name: str, node: tuple[FailingNode, galileo.AsyncClient]
 ) -> None:
     for code, cls in BARE.items():
@@ -185,7 +186,7 @@ async def test_what_grpc_says_by_itself_is_judged_the_same(
             assert (got, asked) == (cls, 1), code
 
 
-def test_the_kinds_that_are_tried_again_are_these() -> None:
+def test_retried_kinds_are_transient() -> None:
     assert {
         "transient",
         "unavailable",
@@ -196,7 +197,7 @@ def test_the_kinds_that_are_tried_again_are_these() -> None:
     assert len(RETRIED) < len(KINDS) / 3
 
 
-async def test_a_call_ends_when_its_patience_does(
+async def test_call_retries_end_after_the_timeout(
     node: tuple[FailingNode, galileo.AsyncClient],
 ) -> None:
     """The node never has enough; time passes only by waiting."""
@@ -209,13 +210,13 @@ async def test_a_call_ends_when_its_patience_does(
     client._caller.clock = BackoffClock(lambda: now[0], sleep, random.Random(2).random)
     failing.failures = 10**9
     failing.begin(abort_with(errors.Overloaded("busy")))
-    with pytest.raises(errors.Overloaded, match="busy"):
+    with raises(errors.Overloaded):
         await client.query("some")
     assert 28.0 < now[0] <= 30.0
     assert 25 < failing.calls.total() < 50
 
 
-async def test_a_submission_of_many_waits_as_any_other_call_does() -> None:
+async def test_submit_many_retries_until_the_timeout() -> None:
     now = [0.0]
 
     async def sleep(seconds: float) -> None:

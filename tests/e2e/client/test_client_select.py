@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 import galileo
 from galileo.errors import InputError, UnknownDataset, UnknownProperty
@@ -68,9 +69,7 @@ def notes(table: pa.Table) -> list[str]:
         "temperature > 1000",
     ],
 )
-def test_a_selection_is_an_exact_read_in_one_call(
-    client: galileo.Client, stored: str, query: str
-) -> None:
+def test_select_equals_an_exact_read(client: galileo.Client, stored: str, query: str) -> None:
     read = client.read(client.query(stored, query))
     selected = client.select(stored, query)
     assert selected.schema.equals(read.schema)
@@ -81,8 +80,10 @@ def test_a_selection_is_an_exact_read_in_one_call(
     assert notes(some) == notes(read)
 
 
-def test_a_selection_says_what_is_wrong(client: galileo.Client, stored: str) -> None:
-    with pytest.raises(InputError, match="expected columns of dataset"):
+def test_select_with_an_invalid_column_property_or_dataset_is_refused(
+    client: galileo.Client, stored: str
+) -> None:
+    with raises(InputError, parameter="columns"):
         client.select(stored, columns=["nope"])
     with pytest.raises(UnknownProperty):
         client.select(stored, "nope > 1")

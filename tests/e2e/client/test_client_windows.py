@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from expected_errors import raises
 
 import galileo
 from galileo.cli.main import main
@@ -64,9 +65,7 @@ def submit(client: galileo.Client, dataset: str) -> Iterator[Callable[..., galil
         client.cancel(one.id)
 
 
-def test_a_window_closes_with_the_time_of_the_data_and_late_labels_open_it_again(
-    client, dataset, submit
-):
+def test_window_closes_by_event_time_and_reopens_for_late_labels(client, dataset, submit):
     client.ingest(dataset, at(0, 1, 2, 3))
     ccq = submit(Window.tumbling("1h"))
     assert [(one.labels, one.state) for one in ccq.windows] == [(3, "open")]
@@ -92,7 +91,7 @@ def test_a_window_closes_with_the_time_of_the_data_and_late_labels_open_it_again
 
 
 @pytest.mark.slow
-def test_lateness_keeps_a_window_open_and_sliding_ones_overlap(client, dataset, submit):
+def test_window_sliding_with_lateness_stays_open(client, dataset, submit):
     ccq = submit(Window.sliding("2h", slide="1h", lateness="1h"))
     assert (ccq.windows, ccq.clock_us) == ((), None)
     client.ingest(dataset, at(2, 1, 2))
@@ -112,7 +111,7 @@ def test_lateness_keeps_a_window_open_and_sliding_ones_overlap(client, dataset, 
     ]
 
 
-def test_a_spool_has_the_labels_of_a_window_over_all_updates(client, dataset, submit, tmp_path):
+def test_spool_collects_the_labels_of_a_window(client, dataset, submit, tmp_path):
     ccq = submit(Window.tumbling("1h"))
     with Spool(tmp_path / "windows.spool") as spool:
         watched = client.watch(ccq.id, token=ccq.token, spool=spool)
@@ -127,7 +126,7 @@ def test_a_spool_has_the_labels_of_a_window_over_all_updates(client, dataset, su
 
 
 @pytest.mark.slow
-def test_the_commands_speak_of_windows(cluster, client, dataset, tmp_path: Path):
+def test_ccq_commands_show_windows(cluster, client, dataset, tmp_path: Path):
     def run(*words: str, fails: int = 0) -> str:
         done = CliRunner().invoke(main, ["--node", cluster.addresses[1], "ccq", *words])
         assert done.exit_code == fails, done.output
@@ -169,7 +168,7 @@ def test_the_commands_speak_of_windows(cluster, client, dataset, tmp_path: Path)
     assert "'tumbling:1h'" in run(*submitting, "--window", "hourly", fails=2)
 
 
-def test_only_a_query_with_windows_can_be_watched_for_those_that_close(cluster, submit):
+def test_ccq_watch_closed_only_without_windows_is_refused(cluster, submit):
     ccq = submit(None)
     words = ["--node", cluster.addresses[0], "ccq", "watch", ccq.id, "--closed-only"]
     done = CliRunner().invoke(main, words)
@@ -177,13 +176,13 @@ def test_only_a_query_with_windows_can_be_watched_for_those_that_close(cluster, 
     assert "has none" in done.output
 
 
-def test_windows_over_the_time_of_commits_are_refused(client, dataset, submit):
-    with pytest.raises(InputError, match="not that of their commit"):
+def test_window_over_commit_time_is_refused(client, dataset, submit):
+    with raises(InputError):
         submit(Window.tumbling("1h", over="commit"))
 
 
-def test_a_token_with_impossible_windows_is_refused(client, submit):
+def test_fetch_with_impossible_windows_in_the_token_is_refused(client, submit):
     ccq = submit(Window.tumbling("1h"))
     forged = token.encode(ccq.id, EMPTY_CURSOR, WindowProgress(0, ((2**50, 1),)))
-    with pytest.raises(InvalidToken, match="impossible"):
+    with raises(InvalidToken):
         client.fetch(ccq.id, token=forged)
