@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from galileo.client import decode, partition_move
+from galileo.client import decode
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
-from galileo.client.partition_move import MoveProgress
 from galileo.client.profiles import Credentials
-from galileo.client.results import ClusterStatus
+from galileo.client.results import ClusterStatus, MoveProgress
 from galileo.client.routing import Router
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
-from galileo.wire.caller import CallOptions
-from galileo.wire.v1 import cluster_pb2
+from galileo.wire.caller import CallOptions, Stream
+from galileo.wire.v1 import cluster_pb2, partitions_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
@@ -147,7 +147,29 @@ class AsyncClient(AsyncObservations):
         """
         instance_of(int, partition, "the number of a partition")
         instance_of(str, to, "the name of a node")
-        return partition_move.move(self._caller, partition, to=to)
+        request = partitions_pb2.MoveRequest(partition=partition, to=to)
+        furthest = -1
+
+        def is_progress(progress: MoveProgress) -> bool:
+            nonlocal furthest
+            before, furthest = furthest, max(furthest, progress.bytes_done)
+            return furthest > before
+
+        async def rest() -> AsyncGenerator[MoveProgress, None]:
+            """The progress of the move; a repeated request continues it."""
+            stream, part = await self._caller.open(
+                lambda node: node.stream(PartitionsStub, "Move", request),
+                Stream.read,
+            )
+            with stream:
+                while part is not None:
+                    yield MoveProgress(partition, part.stage, part.bytes_done, part.bytes_total)
+                    if part.stage == "done":
+                        return
+                    part = await stream.read()
+            raise Unavailable("the node closed the stream before the partition had moved")
+
+        return self._caller.resume(rest, is_progress=is_progress)
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

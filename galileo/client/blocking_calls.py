@@ -27,7 +27,6 @@ from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitted
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
-from galileo.client.partition_move import MoveProgress
 from galileo.client.results import (
     CallerIdentity,
     Ccq,
@@ -36,6 +35,7 @@ from galileo.client.results import (
     ClusterStatus,
     DroppedDataset,
     Labels,
+    MoveProgress,
     Receipt,
     RetentionReport,
     RevokedSampler,

@@ -493,3 +493,19 @@ class ClusterStatus:
         ]
         up = sum(node.state == "up" for node in self.nodes)
         return notebook_repr.card(f"Cluster: {up} of {len(self.nodes)} nodes are up", rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProgress:
+    """The progress of the move of a partition.
+
+    Attributes:
+        partition: that moves.
+        stage: "copy", "verify", "switch", in which producers of the partition wait, or "done".
+        bytes_done, bytes_total: of its files; both 0 at the end.
+    """
+
+    partition: int
+    stage: str
+    bytes_done: int
+    bytes_total: int

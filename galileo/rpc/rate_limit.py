@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from math import inf
 from typing import Any, cast
 
 from google.protobuf.message import Message
 
 from galileo.errors import Throttled
-from galileo.model.quotas import NO_RATE, Quotas
-from galileo.rpc.access import ANONYMOUS, Principal, is_between_nodes
+from galileo.model.quotas import KINDS, NO_RATE, Quotas
+from galileo.rpc.access import ANONYMOUS, Principal, Role, is_between_nodes
 from galileo.rpc.error_mapping import Context, refuse
 from galileo.rpc.quotas import QuotaResolver
+from galileo.wire.v1 import cluster_pb2
 from galileo.wire.zero_copy import Bulk
 
 WAIT_MAX_S = 1.0
@@ -29,6 +31,10 @@ BURST_S = 1.0
 """Unused capacity is kept for this long."""
 CALLS_RETRY_S = 0.5
 METERS_MAX = 20_000
+UNCOUNTED = -1.0
+COUNTED = {"ccqs_max": "cluster", **dict.fromkeys(("calls_max", "calls_per_s"), "node")}
+COUNTED |= dict.fromkeys(("bytes_in_per_s", "bytes_out_per_s"), "node")
+"""Where the usage of a quota is counted; other quotas apply to each query by itself."""
 
 
 class TokenBucket:
@@ -280,3 +286,44 @@ def size_of(message: Any) -> int:
     if isinstance(message, Bulk):
         return int(message.head.ByteSize()) + int(message.observations.size)
     return message.ByteSize() if isinstance(message, Message) else 0
+
+
+class Callers:
+    """Describes callers.
+
+    Args:
+        metering: of the node.
+        owned_by: the number of continuous queries of an owner.
+    """
+
+    def __init__(self, metering: Metering, *, owned_by: Callable[[str], int]) -> None:
+        self._metering = metering
+        self._owned_by = owned_by
+
+    def describe(self, principal: Principal) -> cluster_pb2.Caller:
+        """Describes a principal, with its quotas; a node has none."""
+        is_named = principal is not ANONYMOUS
+        caller = cluster_pb2.Caller(
+            name=principal.name,
+            roles=sorted(principal.roles) if is_named else (),
+            datasets=principal.datasets,
+            expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
+        )
+        if not (is_named and Role.NODE in principal.roles):
+            caller.quotas.extend(self._quotas(principal))
+        return caller
+
+    def _quotas(self, principal: Principal) -> Iterator[cluster_pb2.Quota]:
+        meter = self._metering.meter(principal)
+        for name in KINDS:
+            bound, used = getattr(meter.quotas, name), self._used(name, principal, meter)
+            counted = COUNTED.get(name, "query")
+            yield cluster_pb2.Quota(name=name, bound=bound, used=used, counted=counted)
+
+    def _used(self, name: str, principal: Principal, meter: PrincipalUsage) -> float:
+        if name == "ccqs_max":
+            return self._owned_by(principal.name)
+        if name == "calls_max":
+            return meter.calls
+        bucket = meter.buckets.get(name)
+        return UNCOUNTED if bucket is None else max(0.0, bucket.used)

@@ -48,9 +48,9 @@ from galileo.rpc.ownership import Ownership
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.policy import service_names
 from galileo.rpc.query import QueryServicer
+from galileo.rpc.rate_limit import Callers
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
-from galileo.rpc.whoami import Callers
 from galileo.sampler_runtime import SandboxLimits
 from galileo.server.cgroup_memory import memory
 from galileo.server.continuous import ContinuousQueries
