@@ -82,6 +82,7 @@ class JobQueue:
                 f"expected at most {requests_max} waiting requests of {items_max} queries, "
                 f"got one of {len(request)} behind {len(self._waiting)}; try again later",
                 after_s=1.0,
+                bound=requests_max,
             )
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)

@@ -45,13 +45,18 @@ class SparkOptions:
         if not (_LOCAL.fullmatch(self.master) or self.master.startswith(("spark://", "sc://"))):
             raise ConfigError(
                 "expected a Spark master such as 'local[2]', 'spark://host:7077' or "
-                f"'sc://host:15002', got {self.master!r}"
+                f"'sc://host:15002', got {self.master!r}",
+                parameter="master",
             )
         if self.tasks < 0:
-            raise ConfigError(f"expected the tasks of a job to be 0 or more, got {self.tasks}")
+            raise ConfigError(
+                f"expected the tasks of a job to be 0 or more, got {self.tasks}", parameter="tasks"
+            )
         if self.heap_mb < HEAP_MIN_MB:
             raise ConfigError(
-                f"expected a Spark heap of at least {HEAP_MIN_MB} MB, got {self.heap_mb}"
+                f"expected a Spark heap of at least {HEAP_MIN_MB} MB, got {self.heap_mb}",
+                parameter="heap_mb",
+                bound=HEAP_MIN_MB,
             )
 
     @property

@@ -88,7 +88,10 @@ class RuntimeDir:
             raise ConfigError(
                 f"expected the evaluator's runtime directory {self.path} to be owned by this "
                 f"user and writable for no other; got mode {stat.S_IMODE(status.st_mode):04o} "
-                f"of user {status.st_uid}; name another in evaluator.directory"
+                f"of user {status.st_uid}; name another in evaluator.directory",
+                key="evaluator.directory",
+                mode=f"{stat.S_IMODE(status.st_mode):04o}",
+                uid=status.st_uid,
             )
 
     def read(self) -> EvaluatorRecord | None:
@@ -154,7 +157,8 @@ class RuntimeDir:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"cannot create the evaluator's runtime directory {self.path}: {error.strerror}"
+                f"cannot create the evaluator's runtime directory {self.path}: {error.strerror}",
+                key="evaluator.directory",
             ) from error
         self._check_owned()
 

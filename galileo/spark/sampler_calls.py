@@ -141,12 +141,17 @@ class BackgroundCalls:
         calls = self._calls
         active = sum(not call.done.is_set() for call in calls.values() if call.archive == archive)
         if active >= max(1, int(ARCHIVE_SHARE * self.calls_max)):
-            raise Overloaded(f"{active} calls of this uploaded sampler run; it is called later")
+            raise Overloaded(
+                f"{active} calls of this uploaded sampler run; it is called later", calls=active
+            )
         if len(calls) < self.calls_max:
             return
         done = [key for key, call in calls.items() if call.done.is_set()]
         if not done:
-            raise Overloaded(f"{self.calls_max} uploaded samplers run; this one is called later")
+            raise Overloaded(
+                f"{self.calls_max} uploaded samplers run; this one is called later",
+                bound=self.calls_max,
+            )
         del calls[next((key for key in done if calls[key].delivered), done[0])]
 
     def _serve(self) -> None:

@@ -134,7 +134,8 @@ def cursor_of_text(text: str) -> Cursor:
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             "expected the option 'starting' to be 'earliest', 'latest' or a cursor such as "
-            f'{{"0": 12, "1": 7}}, got {text!r}'
+            f'{{"0": 12, "1": 7}}, got {text!r}',
+            option="starting",
         ) from error
 
 
@@ -143,12 +144,18 @@ def _check_names(options: Mapping[str, str]) -> None:
         if name not in NAMES and name not in _SPARKS:
             close = nearest_name(name, NAMES)
             hint = f"; did you mean {close!r}?" if close else ""
-            raise InputError(f"expected options of {', '.join(NAMES)}; got {name!r}{hint}")
+            raise InputError(
+                f"expected options of {', '.join(NAMES)}; got {name!r}{hint}",
+                option=name,
+                nearest=close,
+            )
 
 
 def _required(options: Mapping[str, str], name: str) -> str:
     if not options.get(name):
-        raise InputError(f"expected the option {name!r}, got none; add .option({name!r}, ...)")
+        raise InputError(
+            f"expected the option {name!r}, got none; add .option({name!r}, ...)", option=name
+        )
     return options[name]
 
 
@@ -157,7 +164,8 @@ def _one_of(options: Mapping[str, str], name: str, default: str, *others: str) -
     if value not in (default, *others):
         raise InputError(
             f"expected the option {name!r} to be one of {', '.join((default, *others))}; "
-            f"got {value!r}"
+            f"got {value!r}",
+            option=name,
         )
     return value
 
@@ -167,7 +175,13 @@ def _count(options: Mapping[str, str], name: str, default: int, *, least: int) -
     try:
         value = int(text)
     except ValueError as error:
-        raise InputError(f"expected the option {name!r} to be a number, got {text!r}") from error
+        raise InputError(
+            f"expected the option {name!r} to be a number, got {text!r}", option=name
+        ) from error
     if value < least:
-        raise InputError(f"expected the option {name!r} to be at least {least}, got {value}")
+        raise InputError(
+            f"expected the option {name!r} to be at least {least}, got {value}",
+            option=name,
+            bound=least,
+        )
     return value

@@ -33,7 +33,7 @@ async def handle(evaluator_options, evaluator_environment):
         yield handle
 
 
-async def test_one_job_answers_several_queries_from_two_nodes(
+async def test_evaluate_answers_several_queries_from_two_nodes_in_one_job(
     handle, serve_labels, make_labels, make_request
 ):
     left, right = make_labels(0, range(1, 6)), make_labels(1, range(1, 4))
@@ -82,7 +82,7 @@ async def test_evaluate_failed_items_do_not_affect_others(
 
 
 @pytest.mark.slow
-async def test_a_sampler_that_takes_its_process_down_fails_alone(
+async def test_evaluate_sampler_that_ends_its_process_fails_alone(
     handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
@@ -93,7 +93,7 @@ async def test_a_sampler_that_takes_its_process_down_fails_alone(
     assert len(answers[1].labels) == 20
 
 
-async def test_a_node_that_cannot_be_reached_holds_up_only_its_partitions(
+async def test_evaluate_unreachable_node_delays_its_partitions_only(
     handle, serve_labels, make_labels, make_request
 ):
     async with serve_labels({"air": make_labels(0, range(1, 3))}) as node:
@@ -209,7 +209,7 @@ async def test_evaluate_stopped_worker_fails_no_item(
 
 
 @pytest.mark.slow
-async def test_jobs_are_counted_and_large_ones_leave_nothing_on_disk(
+async def test_evaluate_counts_jobs_and_leaves_no_files(
     handle, evaluator_options, serve_labels, make_labels, make_request
 ):
     """A request of a megabyte and more is broadcast, and PySpark's file of it stays for good."""

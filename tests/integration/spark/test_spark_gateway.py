@@ -41,7 +41,7 @@ def start_parent(job_request: Path, what: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_the_jvm_dies_with_its_parent(tmp_path, await_true):
+def test_jvm_ends_with_its_parent(tmp_path, await_true):
     with start_parent(tmp_path, "stay") as parent:
         pid, port, secret = map(int, parent.stdout.readline().split())
         jvm = psutil.Process(pid)
@@ -55,7 +55,7 @@ def test_the_jvm_dies_with_its_parent(tmp_path, await_true):
 
 
 @pytest.mark.slow
-def test_the_jvm_ends_on_close(tmp_path):
+def test_jvm_ends_on_close(tmp_path):
     with start_parent(tmp_path, "close") as parent:
         pid = int(parent.stdout.readline().split()[0])
         assert parent.stdout.readline() == "False\n"
@@ -71,7 +71,7 @@ def jvm_options(tmp_path):
     return make
 
 
-def test_a_jvm_that_ends_at_once_is_an_error(jvm_options, tmp_path):
+def test_jvm_that_ends_at_once_is_refused(jvm_options, tmp_path):
     """A real Java, without Spark's classes."""
     with (
         (tmp_path / "output").open("wb") as log,
@@ -81,7 +81,7 @@ def test_a_jvm_that_ends_at_once_is_an_error(jvm_options, tmp_path):
     assert b"PythonGatewayServer" in (tmp_path / "output").read_bytes()
 
 
-def test_variables_are_set_for_a_while_only(monkeypatch):
+def test_variables_are_set_within_their_context_only(monkeypatch):
     monkeypatch.setenv("GALILEO_TEST_OLD", "before")
     monkeypatch.delenv("GALILEO_TEST_NEW", raising=False)
     with environment_variables({"GALILEO_TEST_OLD": "now", "GALILEO_TEST_NEW": "now"}):

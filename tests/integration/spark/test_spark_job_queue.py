@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import Overloaded, Unavailable
 from galileo.spark.job_queue import JobQueue, QueueOptions
@@ -67,7 +68,7 @@ async def test_submit_full_queue_refuses(engine, jobs, job_request):
     async with serving(jobs, items_max=2) as (queue, _):
         first = await first_job(engine, queue, job_request)
         waiting = await submitted(queue, *(job_request(str(n)) for n in range(3)))
-        with pytest.raises(Overloaded, match="at most 3"):
+        with raises(Overloaded, bound=3):
             await queue.submit(job_request("x"))
         engine.free.set()
         await asyncio.gather(first, *waiting)

@@ -47,7 +47,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_killed_evaluator_is_replaced_and_its_lease_ends_it_with_all_its_children(
+async def test_ensure_replaces_a_killed_evaluator_until_its_lease_ends(
     evaluator_options, serve_labels, make_labels, make_request
 ):
     options = dataclasses.replace(evaluator_options, idle_timeout_s=LEASE_S)
@@ -157,7 +157,7 @@ async def test_ensure_record_of_another_process_kills_no_process(runtime_dir, id
 
 
 @pytest.mark.slow
-def test_a_second_evaluator_refuses_to_start(runtime_dir):
+def test_evaluator_in_a_locked_directory_does_not_start(runtime_dir):
     lock = RuntimeDir(runtime_dir).try_lock()
     # In a process of its own: this one must not import PySpark's session.
     code = (
@@ -173,6 +173,6 @@ def test_a_second_evaluator_refuses_to_start(runtime_dir):
     assert "runs already in" in done.stderr
 
 
-def test_nodes_do_not_import_pyspark():
+def test_node_imports_no_pyspark():
     code = "import sys, galileo.spark.launcher; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import replace
 
 import pytest
+from expected_errors import raises
 
 from galileo.cursor import Cursor
 from galileo.errors import Overloaded, SamplerFailed
@@ -72,7 +73,7 @@ def test_deliver_failed_call_is_removed(calls, make_labels):
     for _ in range(2):
         call = calls.start(("fails",), call_of(fails))
         assert call.done.wait(60)
-        with pytest.raises(SamplerFailed, match="ValueError: no luck"):
+        with raises(SamplerFailed):
             calls.deliver(("fails",), call)
     labels = make_labels(0, range(1, 2))
     call = calls.start(("fails",), call_of(lambda: labels))
@@ -86,7 +87,7 @@ def test_deliver_galileo_error_keeps_its_class(calls):
 
     call = calls.start(("busy",), call_of(busy))
     assert call.done.wait(60)
-    with pytest.raises(Overloaded, match="later"):
+    with raises(Overloaded):
         calls.deliver(("busy",), call)
 
 
@@ -100,7 +101,7 @@ def test_start_evicts_results_but_not_running_calls(calls, make_labels):
             assert call.done.wait(60)
         assert calls.start(("hangs",), call_of(lambda: labels)) is hanging
         also = calls.start(("hangs, too",), call_of(lambda: free.wait(60) and labels, spec=OTHER))
-        with pytest.raises(Overloaded, match="2 uploaded samplers run"):
+        with raises(Overloaded, bound=2):
             calls.start(("one more",), call_of(lambda: labels, spec=THIRD))
     finally:
         free.set()
@@ -153,7 +154,7 @@ def test_start_limits_calls_of_one_archive(make_labels):
     try:
         for number, spec in enumerate(greedy[:4]):
             calls.start((number,), call_of(lambda: free.wait(60) and labels, spec=spec))
-        with pytest.raises(Overloaded, match="4 calls of this uploaded sampler"):
+        with raises(Overloaded, calls=4):
             calls.start((4,), call_of(lambda: labels, spec=greedy[4]))
         other = calls.start(("other",), call_of(lambda: labels, spec=OTHER))
         assert other.done.wait(60), "two threads are left"
@@ -206,6 +207,6 @@ def test_run_system_exit_keeps_the_thread(make_labels):
 
     call = calls.start(("leaves",), call_of(leaves))
     assert call.done.wait(60)
-    with pytest.raises(SamplerFailed, match="SystemExit"):
+    with raises(SamplerFailed):
         calls.deliver(("leaves",), call)
     assert calls.start(("stays",), call_of(lambda: labels)).done.wait(60)

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import SamplerFailed, SamplerRevoked, UnknownSampler
 from galileo.samplers import SamplerSpec
@@ -34,22 +35,19 @@ def test_sample_keeps_the_mask(make_labels):
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("raises", "no idea"), ("exits", "SystemExit"), ("nomask", "booleans"), ("sleeps", "options")],
-)
-def test_a_sampler_that_fails(make_labels, name, says):
-    with pytest.raises(SamplerFailed, match=says):
+@pytest.mark.parametrize("name", ["raises", "exits", "nomask", "sleeps"])
+def test_sample_with_a_failing_sampler_is_sampler_failed(make_labels, name):
+    with raises(SamplerFailed):
         run(make_labels(0, range(1, 3)), name)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_a_sampler_that_never_ends_is_stopped_and_other_alarms_stay(make_labels):
+def test_sample_above_its_time_limit_is_stopped(make_labels):
     before = signal.getsignal(signal.SIGALRM)
     timer = signal.getitimer(signal.ITIMER_REAL)
     started = time.monotonic()
-    with pytest.raises(SamplerFailed, match=r"not ended within 1 s"):
+    with raises(SamplerFailed):
         run(make_labels(0, range(1, 3)), "hangs", timeout_s=0.2)
     assert time.monotonic() - started < 60, "it never ends by itself"
     assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=5)
@@ -57,7 +55,7 @@ def test_a_sampler_that_never_ends_is_stopped_and_other_alarms_stay(make_labels)
 
 
 @pytest.mark.usefixtures("installed")
-def test_without_a_main_thread_there_is_no_time_limit(make_labels):
+def test_sample_outside_the_main_thread_has_no_time_limit(make_labels):
     kept = []
     labels = make_labels(0, range(1, 3))
     thread = threading.Thread(
@@ -68,8 +66,8 @@ def test_without_a_main_thread_there_is_no_time_limit(make_labels):
     assert len(kept[0]) == 20
 
 
-def test_an_unknown_sampler(make_labels):
-    with pytest.raises(UnknownSampler, match="unheard-of"):
+def test_sample_with_an_unknown_sampler_is_refused(make_labels):
+    with raises(UnknownSampler, sampler="unheard-of"):
         run(make_labels(0, range(1, 2)), "unheard-of")
 
 
@@ -84,7 +82,7 @@ class Revoked:
 
 def test_sample_revoked_within_a_call_is_sampler_revoked(make_labels):
     spec = SamplerSpec("sent", {}, 1, archive="0" * 64)
-    with pytest.raises(SamplerRevoked, match="was revoked"):
+    with raises(SamplerRevoked, digest="0" * 64):
         sample(
             make_labels(0, range(1, 3)),
             spec,

@@ -125,7 +125,7 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_everything_is_read_as_it_is_stored(
+def test_load_reads_everything_as_stored(
     load: Any, air: str, client: galileo.Client, spark: SparkSession
 ) -> None:
     frame = load(air)
@@ -148,7 +148,9 @@ def test_everything_is_read_as_it_is_stored(
     assert numbers(many) == list(range(ROWS))
 
 
-def test_columns_and_schema(load: Any, air: str, cluster: Any, spark: SparkSession) -> None:
+def test_load_selects_columns_and_checks_the_schema(
+    load: Any, air: str, cluster: Any, spark: SparkSession
+) -> None:
     frame = load(air, columns="number, time")
     assert frame.columns == ["number", "time"]
     assert numbers(frame) == list(range(ROWS))
@@ -158,7 +160,7 @@ def test_columns_and_schema(load: Any, air: str, cluster: Any, spark: SparkSessi
         reader.schema("number double").load().count()
 
 
-def test_a_query_is_answered_by_nodes_and_seen_in_the_plan(
+def test_load_pushes_the_query_to_nodes_and_shows_it_in_the_plan(
     spark: SparkSession,
     cluster: galileo.LocalCluster,
     client: galileo.Client,
@@ -178,7 +180,7 @@ def test_a_query_is_answered_by_nodes_and_seen_in_the_plan(
 
 
 @pytest.mark.slow
-def test_filters_of_one_query_do_not_narrow_another(
+def test_load_filters_of_one_query_do_not_narrow_another(
     load: Any, air: str, client: galileo.Client
 ) -> None:
     frame = load(air)
@@ -204,7 +206,7 @@ def test_pushdown_all_pushes_all_filters(
     assert numbers(frame) == numbers(plain) != []
 
 
-def test_labels(load: Any, air: str, client: galileo.Client) -> None:
+def test_load_as_labels_reads_labels(load: Any, air: str, client: galileo.Client) -> None:
     query = f"temperature > 300 AND {BOX}"
     found = load(air, what="labels", query=query).toPandas()
     expected = client.query(air, query)
@@ -215,7 +217,7 @@ def test_labels(load: Any, air: str, client: galileo.Client) -> None:
 
 
 @pytest.mark.slow
-def test_labels_are_read_where_they_are_now(
+def test_load_as_labels_reads_moved_partitions(
     air: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
     known = discover(cluster.addresses, air, keys=NO_TLS_FILES)
@@ -237,7 +239,7 @@ def test_labels_are_read_where_they_are_now(
 
 
 @pytest.mark.slow
-def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: galileo.Client) -> None:
+def test_load_excludes_later_commits(load: Any, empty: str, client: galileo.Client) -> None:
     client.ingest(empty, made(100))
     frame = load(empty)
     client.ingest(empty, made(100, first=100))
@@ -261,14 +263,14 @@ def test_what_came_after_a_load_is_not_in_it(load: Any, empty: str, client: gali
         ),
     ],
 )
-def test_wrong_options_are_named(
+def test_load_with_invalid_options_is_refused(
     load: Any, air: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AnalysisException, match=message):
         load(air, **options).count()
 
 
-def test_a_wrong_dataset_is_named(load: Any) -> None:
+def test_load_of_an_unknown_dataset_is_refused(load: Any) -> None:
     with pytest.raises(AnalysisException, match="does not exist"):
         load("nowhere")
 
@@ -277,7 +279,7 @@ def test_a_wrong_dataset_is_named(load: Any) -> None:
 
 
 @pytest.mark.slow
-def test_columns_and_conditions_spare_bytes(spark: SparkSession) -> None:
+def test_load_with_columns_and_conditions_reads_fewer_bytes(spark: SparkSession) -> None:
     with behind_a_line() as (running, line):
         client = running.client()
         client.create_dataset(schema("air"))
@@ -311,7 +313,7 @@ def save(frame: DataFrame, cluster: galileo.LocalCluster, dataset: str, **option
 
 
 @pytest.mark.slow
-def test_what_is_written_is_stored_once(
+def test_write_stores_rows_once(
     load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
     frame = load(air, rows_per_task=2_000)
@@ -326,7 +328,7 @@ def test_what_is_written_is_stored_once(
 
 
 @pytest.mark.slow
-def test_a_task_that_fails_after_it_has_written(
+def test_write_with_a_failed_task_stores_rows_once(
     load: Any,
     air: str,
     empty: str,
@@ -350,7 +352,7 @@ def test_a_task_that_fails_after_it_has_written(
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused_before_anything_is_sent(
+def test_write_of_another_schema_is_refused_before_sending(
     load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
     with pytest.raises(PySparkException, match="missing: number; unknown: n"):
@@ -359,7 +361,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.slow
-def test_a_dataset_is_not_overwritten(
+def test_write_with_overwrite_is_refused(
     load: Any, air: str, empty: str, client: galileo.Client, cluster: galileo.LocalCluster
 ) -> None:
     with pytest.raises(PySparkException, match="expected mode 'append'"):
@@ -389,7 +391,7 @@ def copy(spark: SparkSession, address: str, source: str, target: str, **options:
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_from_its_checkpoint(
+def test_stream_continues_from_its_checkpoint(
     spark: SparkSession,
     cluster: galileo.LocalCluster,
     client: galileo.Client,
@@ -451,7 +453,7 @@ def test_stream_starts_at_option_starting(
 
 
 @pytest.mark.slow
-def test_a_gap_ends_a_stream_or_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
+def test_stream_gap_fails_or_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
     settings = {"storage": {"segment_bytes_max": 4_096, "compaction": False}}
     with galileo.LocalCluster(1, 1, settings=settings) as running:
         address, client = running.addresses[0], running.client()
@@ -486,7 +488,7 @@ def published(client: galileo.Client, dataset: str) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_the_page_runs(
+def test_spark_data_source_page_runs(
     spark: SparkSession, cluster: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "spark-data-source.md").read_text(encoding="utf-8")
@@ -506,7 +508,7 @@ def test_the_page_runs(
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(
+def test_spark_notebook_runs(
     spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client
 ) -> None:
     place = ROOT / "docs" / "notebooks" / "spark" / "data_source.ipynb"

@@ -143,7 +143,7 @@ def lacking(kind: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["standalone", "connect"])
-def test_a_dataset_is_read_written_and_streamed(
+def test_source_on_every_master_reads_writes_and_streams(
     kind: str,
     launch: Callable[..., tuple[subprocess.Popen[bytes], Path]],
     cluster: galileo.LocalCluster,

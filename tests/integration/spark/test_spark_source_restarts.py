@@ -57,7 +57,7 @@ def kill(job: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 300 * KILLS)
-def test_each_row_arrives_once_however_often_the_job_is_killed(
+def test_stream_killed_repeatedly_stores_each_row_once(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
     fresh_name: Callable[[str], str],
