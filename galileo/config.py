@@ -342,7 +342,12 @@ def _refuse_unknown(what: str, raw: Mapping[str, Any], known: Sequence[str]) -> 
         if key not in known:
             close = nearest_name(key, list(known))
             hint = f"; did you mean {close!r}?" if close else "."
-            raise ConfigError(f"unknown {what}: {key!r}{hint} Known: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"unknown {what}: {key!r}{hint} Known: {', '.join(sorted(known))}",
+                key=key,
+                nearest=close,
+                known=sorted(known),
+            )
 
 
 def _check(config: Config) -> None:

@@ -41,7 +41,7 @@ def read_submissions(path: Path, defaults: Defaults) -> list[Submission]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"expected UTF-8 in {path}: {error}") from error
+        raise InputError(f"expected UTF-8 in {path}: {error}", file=str(path)) from error
     # Not `splitlines`: it also ends lines at characters that JSON allows within texts.
     lines = enumerate(text.split("\n"), start=1)
     return [_submission(line, number, defaults) for number, line in lines if line.strip()]
@@ -52,7 +52,9 @@ def _submission(line: str, number: int, defaults: Defaults) -> Submission:
         fields = _json_object(line)
         unknown = [key for key in fields if key not in KEYS]
         if unknown:
-            raise InputError(f"expected keys of {', '.join(KEYS)}, got {', '.join(unknown)}")
+            raise InputError(
+                f"expected keys of {', '.join(KEYS)}, got {', '.join(unknown)}", key=unknown[0]
+            )
         return _parse(fields, number, defaults)
     except (ValueError, InputError) as error:
         raise InputError(f"line {number} of the file: {error}", line=number) from error

@@ -32,7 +32,9 @@ class Position:
     ) -> None:
         if not _NAME.fullmatch(begin):
             raise InputError(
-                f"expected start, now or a name of letters, digits, '_', '.' and '-', got {begin!r}"
+                "expected start, now or a name of letters, digits, '_', '.' and '-', "
+                f"got {begin!r}",
+                parameter="from",
             )
         variables = os.environ if environment is None else environment
         home = variables.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -58,7 +60,9 @@ class Position:
         except (UnicodeDecodeError, InvalidToken) as error:
             raise InputError(
                 f"{self._path} holds no position of {self._ccq_id}: {error}. Delete the file to "
-                "begin at the first label"
+                "begin at the first label",
+                file=str(self._path),
+                ccq_id=self._ccq_id,
             ) from error
         return token
 

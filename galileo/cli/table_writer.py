@@ -59,13 +59,17 @@ def format_of(output: str, given: str | None) -> str:
     """
     if output == STDOUT:
         if given not in (None, *LINES):
-            raise InputError(f"expected {' or '.join(LINES)} for standard output, got {given}")
+            raise InputError(
+                f"expected {' or '.join(LINES)} for standard output, got {given}",
+                parameter="format",
+            )
         return given or "ndjson"
     known = given or SUFFIXES.get(Path(output).suffix.lower())
     if known is None:
         raise InputError(
             f"expected a file ending in {', '.join(SUFFIXES)}, got {Path(output).name!r}; "
-            "else name the format"
+            "else name the format",
+            parameter="output",
         )
     return known
 
@@ -99,7 +103,9 @@ def writing(
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise InputError(f"cannot write {output}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot write {output}: {error.strerror or error}", file=str(output)
+        ) from error
 
 
 def write_table(table: pa.Table, path: Path) -> None:

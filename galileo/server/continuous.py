@@ -204,6 +204,7 @@ class ContinuousQueries:
                 f"expected {RECORDS_FREE_BYTES:,} bytes of free disk for records of continuous "
                 f"queries, got {free_bytes:,} at node {self._node.name}; make room there",
                 after_s=60.0,
+                node=self._node.name,
             )
         if len(self._driver.machine.state.record_table.records) >= limits.ccqs_max:
             raise Overloaded(

@@ -58,7 +58,7 @@ def values(done: Result) -> Any:
     return json.loads(done.stdout)
 
 
-def test_explain(run: Run, dataset: str) -> None:
+def test_explain_prints_plan_and_counts(run: Run, dataset: str) -> None:
     warm = int((frame()["temperature"] > 4).sum())
     result = values(run("explain", dataset, "temperature > 4", "--json"))
     assert (result["found"], result["complete"], result["dataset"]) == (warm, True, dataset)
@@ -71,7 +71,7 @@ def test_explain(run: Run, dataset: str) -> None:
     assert "temperature > 4" in words
 
 
-def test_nearest(run: Run, dataset: str) -> None:
+def test_nearest_prints_observations_by_distance(run: Run, dataset: str) -> None:
     point = ["--latitude", "40", "--longitude", "-105.5"]
     found = values(run("nearest", dataset, *point, "-k", "4", "--json"))
     distances = [row["distance_m"] for row in found["rows"]]
@@ -86,7 +86,7 @@ def test_nearest(run: Run, dataset: str) -> None:
     assert "expected a latitude from -90 to 90" in refused.stderr
 
 
-def test_summarise(run: Run, dataset: str) -> None:
+def test_stats_prints_summary_and_histogram(run: Run, dataset: str) -> None:
     result = values(run("stats", dataset, "--feature", "temperature", "--bins", "3", "--json"))
     temperatures = frame()["temperature"]
     assert result["observations"] == ROWS
@@ -101,7 +101,7 @@ def test_summarise(run: Run, dataset: str) -> None:
         run("stats", dataset, "--feature", "temperature", *wrong, fails=2)
 
 
-def test_drill(run: Run, dataset: str) -> None:
+def test_graph_children_prints_pages_of_vertices(run: Run, dataset: str) -> None:
     order = ["--order", "station,temperature"]
     result = values(run("graph", "children", dataset, *order, "--json"))
     stations = frame()["station"].value_counts()
@@ -122,7 +122,7 @@ def test_drill(run: Run, dataset: str) -> None:
     run("graph", "children", dataset, "a%2Fb/warm", *order, fails=2)
 
 
-def test_drill_from_the_root(run: Run, dataset: str) -> None:
+def test_graph_children_of_the_root_prints_cells(run: Run, dataset: str) -> None:
     result = values(run("graph", "children", dataset, "--limit", "1000", "--json"))
     assert result["level"] == "geohash"
     assert sum(child["observations"] for child in result["children"]) == ROWS
@@ -131,7 +131,7 @@ def test_drill_from_the_root(run: Run, dataset: str) -> None:
     assert time["vertex"] == f"{cell}/2014-03-01T06:00:00Z"
 
 
-def test_estimate(run: Run, dataset: str) -> None:
+def test_estimate_prints_bounds_and_quantiles(run: Run, dataset: str) -> None:
     result = values(run("estimate", dataset, "--feature", "temperature", "--json"))
     assert result["low"] <= result["count"] <= result["high"]
     assert len(result["quantiles"]) in (0, 5)

@@ -40,7 +40,7 @@ def flip_a_byte(directory: Path) -> Path:
     return path
 
 
-def test_verify_tells_that_all_is_well(node: Path) -> None:
+def test_verify_of_an_intact_node_finds_nothing(node: Path) -> None:
     result = run("verify", node)
     assert result.exit_code == 0
     assert "3 commits in 3 files" in result.output
@@ -49,7 +49,7 @@ def test_verify_tells_that_all_is_well(node: Path) -> None:
     assert (actual["ok"], actual["commits"], actual["damages"]) == (True, 3, [])
 
 
-def test_verify_names_the_damage_and_ends_with_1(node: Path) -> None:
+def test_verify_of_a_damaged_node_exits_with_1(node: Path) -> None:
     path = flip_a_byte(node)
     result = run("verify", node)
     assert result.exit_code == 1
@@ -61,13 +61,13 @@ def test_verify_names_the_damage_and_ends_with_1(node: Path) -> None:
     assert (damage["dataset"], damage["partition"], damage["sequence"]) == ("nam", 0, 1)
 
 
-def test_verify_refuses_another_directory(tmp_path: Path) -> None:
+def test_verify_of_another_directory_is_refused(tmp_path: Path) -> None:
     result = run("verify", tmp_path)
     assert result.exit_code == 2
     assert "expected the directory of a node" in result.stderr
 
 
-def test_a_backup_is_taken_and_restored(node: Path, tmp_path: Path) -> None:
+def test_backup_can_be_restored(node: Path, tmp_path: Path) -> None:
     result = run("backup", node, tmp_path / "backup")
     assert result.exit_code == 0
     assert f"3 commits in 3 files, {sizes(node):,.1f} MB" in result.output
@@ -83,7 +83,7 @@ def sizes(node: Path) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def test_backup_and_restore_overwrite_nothing(node: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_over_existing_data_are_refused(node: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     result = run("backup", node, tmp_path / "there")
     assert result.exit_code == 2

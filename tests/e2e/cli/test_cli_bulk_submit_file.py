@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from expected_errors import raises
 
 import galileo
 from galileo.cli.bulk_submit_file import Defaults, read_submissions
@@ -22,7 +23,7 @@ def written(tmp_path: Path, *lines: object) -> Path:
     return path
 
 
-def test_a_line_says_all_or_leaves_it_to_the_defaults(tmp_path: Path) -> None:
+def test_read_submissions_fills_defaults(tmp_path: Path) -> None:
     spec = galileo.sampler("uniform", fraction=0.5, seed=3)
     window = galileo.Window.tumbling("1h")
     path = written(
@@ -49,7 +50,7 @@ def test_a_line_says_all_or_leaves_it_to_the_defaults(tmp_path: Path) -> None:
     assert json.loads(str(second.query))["op"] == ">"
 
 
-def test_ids_are_drawn_where_there_is_no_key(tmp_path: Path) -> None:
+def test_read_submissions_without_a_key_draws_ids(tmp_path: Path) -> None:
     found = read_submissions(written(tmp_path, {}, {}), Defaults("nam"))
     assert len({one.id for one in found}) == 2
 
@@ -65,15 +66,15 @@ def test_ids_are_drawn_where_there_is_no_key(tmp_path: Path) -> None:
         ('{"compression": 5}', "expected a text as compression, got 5"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_with_its_number(
+def test_read_submissions_of_an_invalid_line_names_its_number(
     tmp_path: Path, line: str, expected: str
 ) -> None:
-    with pytest.raises(InputError, match="line 2 of the file") as caught:
+    with raises(InputError, line=2) as caught:
         read_submissions(written(tmp_path, {}, line), Defaults("nam"))
     assert expected in caught.value.message
 
 
-def test_a_line_ends_where_the_file_says_so(tmp_path: Path) -> None:
+def test_read_submissions_splits_at_line_feeds_only(tmp_path: Path) -> None:
     """Not where JSON has a separator of lines or paragraphs within a text."""
     path = tmp_path / "queries.jsonl"
     path.write_bytes('{"query": "name = \'a\u2028b\x85c\'"}\r\n{"query": "é > 1"}'.encode())
@@ -81,19 +82,19 @@ def test_a_line_ends_where_the_file_says_so(tmp_path: Path) -> None:
     assert (first.query, second.query) == ("name = 'a\u2028b\x85c'", "é > 1")
 
 
-def test_a_file_is_utf_8(tmp_path: Path) -> None:
+def test_read_submissions_of_other_encodings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "queries.jsonl"
     path.write_bytes('{"query": "é > 1"}'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"expected UTF-8 in .*queries\.jsonl"):
+    with raises(InputError, file=str(path)):
         read_submissions(path, Defaults("nam"))
 
 
-def test_a_line_needs_a_dataset(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--dataset"):
+def test_read_submissions_without_a_dataset_is_refused(tmp_path: Path) -> None:
+    with raises(InputError, line=1):
         read_submissions(written(tmp_path, {}), Defaults())
 
 
-def test_a_file_is_submitted_and_again_makes_nothing_twice(
+def test_ccq_submit_many_repeated_changes_nothing(
     cluster: galileo.LocalCluster,
     client: galileo.Client,
     fresh_name: Callable[[str], str],

@@ -39,7 +39,7 @@ def found(*reports: NodeReport) -> list[tuple[str, str, str]]:
     return [(one.severity, one.node, one.what) for one in of_cluster(reports)]
 
 
-def test_where_all_is_well_there_is_nothing_to_say() -> None:
+def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
     assert found(WELL, replace(WELL, name="b", clock_s=-1.0)) == []
     assert of_host("a", HOST) == []
 
@@ -73,7 +73,7 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
         ({"troubled": (CcqProblem("q", "bug", "?"),)}, "problem", "query q fails (bug)"),
     ],
 )
-def test_a_node_has_one_finding_for_what_is_wrong(
+def test_diagnosis_of_one_problem_is_one_finding(
     changed: dict[str, object], severity: str, said: str
 ) -> None:
     [(found_severity, node, what)] = found(replace(WELL, **changed))  # type: ignore[arg-type]
@@ -93,14 +93,14 @@ def test_a_node_has_one_finding_for_what_is_wrong(
         ({"clock_s": 60.02}, "warning", "clock of b is 60 s ahead of that of a"),
     ],
 )
-def test_nodes_are_compared(changed: dict[str, object], severity: str, said: str) -> None:
+def test_diagnosis_compares_nodes(changed: dict[str, object], severity: str, said: str) -> None:
     other = replace(replace(WELL, name="b"), **changed)  # type: ignore[arg-type]
     [(found_severity, node, what)] = found(WELL, other)
     assert (found_severity, node) == (severity, "")
     assert said in what
 
 
-def test_a_cluster_that_is_uneven_is_one_finding() -> None:
+def test_diagnosis_of_uneven_load_is_one_finding() -> None:
     busy = replace(WELL, relative_load=1.5)
     [(severity, node, what)] = found(busy, replace(WELL, name="b", relative_load=0.0))
     assert (severity, node) == ("warning", "")
@@ -110,16 +110,16 @@ def test_a_cluster_that_is_uneven_is_one_finding() -> None:
     assert found(replace(WELL, relative_load=1.2)) == []
 
 
-def test_a_clock_that_could_not_be_read_well_is_not_blamed() -> None:
+def test_diagnosis_ignores_an_uncertain_clock() -> None:
     assert found(WELL, replace(WELL, name="b", clock_s=8.0, clock_within_s=4.0)) == []
 
 
-def test_a_node_that_is_away_is_not_compared() -> None:
+def test_diagnosis_does_not_compare_unreachable_nodes() -> None:
     away = NodeReport("b", "10.0.0.2:7701", failure="no route")
     assert [severity for severity, *_ in found(WELL, away)] == ["problem"]
 
 
-def test_one_dead_node_is_one_problem() -> None:
+def test_diagnosis_of_one_dead_node_is_one_finding() -> None:
     away = NodeReport("c", "10.0.0.3:7701", failure="connection refused")
     here = [replace(WELL, name=name, peers_dead=("c",)) for name in "ab"]
     assert found(*here, away) == [
@@ -127,29 +127,29 @@ def test_one_dead_node_is_one_problem() -> None:
     ]
 
 
-def test_commits_that_are_lost_are_one_problem_whoever_reports_them() -> None:
+def test_diagnosis_of_lost_commits_is_one_finding() -> None:
     knowing = replace(WELL, status=replace(STATUS, lost=("partition 3",)))
     [(severity, node, what)] = found(knowing, replace(knowing, name="b"))
     assert (severity, node, what) == ("problem", "", "commits are lost: partition 3")
 
 
-def test_status_says_once_which_commits_are_lost() -> None:
+def test_status_remarks_name_lost_commits_once() -> None:
     knowing = replace(STATUS, lost=("partition 3",))
     words = remarks(ClusterStatus((knowing, replace(knowing, name="b"))))
     assert words == "commits are lost: partition 3 (see galileo doctor)"
 
 
-def test_problems_come_first() -> None:
+def test_diagnosis_lists_problems_before_warnings() -> None:
     slow, gone = replace(WELL, sync_s=0.2), replace(WELL, name="b", failure="gone")
     assert [one[:2] for one in found(slow, gone)] == [("problem", "b"), ("warning", "a")]
 
 
-def test_a_host_is_examined_without_its_node() -> None:
+def test_diagnosis_of_a_host_finds_its_problems() -> None:
     bad = replace(HOST, sync_s=REFUSED_S, open_files_max=256, java="no", containment="no")
     assert [one.severity for one in of_host("a", bad)] == ["problem"] * 3 + ["warning"]
 
 
-def test_status_leaves_cells_empty_of_what_an_unreachable_node_did_not_report() -> None:
+def test_status_of_an_unreachable_node_has_empty_cells() -> None:
     row = {"node": "a", "state": "unreachable", "rows": 0, "memory": "0 B", "group": "group-1"}
     known = {"node": "a", "state": "unreachable", "group": "group-1"}
     assert answered_only(replace(STATUS, state="unreachable"), row) == {

@@ -46,7 +46,7 @@ def pair() -> Iterator[galileo.LocalCluster]:
         yield running
 
 
-def test_a_cluster_is_examined_and_a_node_that_is_gone_is_found(
+def test_doctor_finds_a_killed_node(
     pair: galileo.LocalCluster,
 ) -> None:
     node = ("--node", pair.addresses[0])
@@ -81,7 +81,7 @@ def test_a_cluster_is_examined_and_a_node_that_is_gone_is_found(
     assert "node 'node-2' is unreachable, so it cannot be drained" in refused.stderr
 
 
-def test_a_host_is_examined_for_a_file(tmp_path: Path) -> None:
+def test_doctor_with_a_config_examines_the_host(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(TEXT.format(name="a", directory=tmp_path))
     done = run("doctor", "--config", str(file), "--json")
@@ -92,7 +92,7 @@ def test_a_host_is_examined_for_a_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
-def test_a_host_without_a_limit_of_open_files_lacks_none(
+def test_doctor_without_a_limit_of_open_files_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -102,7 +102,7 @@ def test_a_host_without_a_limit_of_open_files_lacks_none(
     assert not [what for what in findings(done) if "files" in what]
 
 
-def test_before_its_first_start_a_node_has_no_directory_and_its_host_is_examined(
+def test_doctor_before_the_first_start_warns_of_the_directory(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "node.toml"
@@ -116,7 +116,7 @@ def test_before_its_first_start_a_node_has_no_directory_and_its_host_is_examined
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.toml"]
 
 
-def test_a_directory_that_cannot_be_looked_for_is_told(tmp_path: Path) -> None:
+def test_doctor_of_an_impossible_directory_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(TEXT.format(name="a", directory=tmp_path / ("long" * 100)))
     done = run("doctor", "--config", str(file))
@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_looked_for_is_told(tmp_path: Path) -> None:
 # --- configuration files ---------------------------------------------------------------------
 
 
-def test_sound_files_of_one_cluster_are_well(tmp_path: Path) -> None:
+def test_config_check_of_valid_files_finds_nothing(tmp_path: Path) -> None:
     files = []
     for name in "ab":
         files.append(tmp_path / f"{name}.toml")
@@ -141,7 +141,7 @@ def test_sound_files_of_one_cluster_are_well(tmp_path: Path) -> None:
     }
 
 
-def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
+def test_config_check_names_every_problem_with_its_file(tmp_path: Path) -> None:
     bad, gone, broken = tmp_path / "bad.toml", tmp_path / "gone.toml", tmp_path / "broken.toml"
     bad.write_text(TEXT.format(name="c", directory="") + "[limits]\nccq_max = 1\n[loging]\n")
     broken.write_text("[node\n")
@@ -157,7 +157,7 @@ def test_all_that_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
     assert "expected TOML" in lines[5]
 
 
-def test_files_that_differ_about_their_cluster_are_told(tmp_path: Path) -> None:
+def test_config_check_of_differing_clusters_names_them(tmp_path: Path) -> None:
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     text = TEXT.format(name="a", directory="/data")
     first.write_text(text)
@@ -170,7 +170,7 @@ def test_files_that_differ_about_their_cluster_are_told(tmp_path: Path) -> None:
     assert "got 'a' in both" in twice["what"]
 
 
-def test_a_group_of_one_node_beside_a_group_of_two_is_a_warning(tmp_path: Path) -> None:
+def test_config_check_of_uneven_groups_warns(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     text = TEXT.format(name="a", directory="/data")
     file.write_text(text)

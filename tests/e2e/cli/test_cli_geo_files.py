@@ -6,6 +6,7 @@ from pathlib import Path
 import geopandas
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.cli.table_writer import STDOUT, format_of, writing
 from galileo.errors import InputError
@@ -16,7 +17,7 @@ CELLS = pa.table({"geohash": ["9xj", "9xk"], "t": [0.5, 1.5]})
 
 @pytest.mark.parametrize("name", ["x.geoparquet", "x.geojson"])
 @pytest.mark.parametrize(("table", "kind"), [(TABLE, "Point"), (CELLS, "Polygon")])
-def test_observations_and_labels_are_written_with_their_shapes(
+def test_writing_of_geo_formats_has_shapes(
     table: pa.Table, kind: str, name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
@@ -33,6 +34,6 @@ def test_observations_and_labels_are_written_with_their_shapes(
 
 
 @pytest.mark.parametrize("format", ["geojson", "geoparquet"])
-def test_they_need_a_file(format: str) -> None:
-    with pytest.raises(InputError, match="for standard output"):
+def test_format_of_geo_formats_on_standard_output_is_refused(format: str) -> None:
+    with raises(InputError, parameter="format"):
         format_of(STDOUT, format)

@@ -53,7 +53,7 @@ def examples(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_every_help_shows_an_example(path: str) -> None:
+def test_help_of_every_command_shows_an_example(path: str) -> None:
     found = examples(path)
     assert found, help_of(path)
     if path in LEAVES:
@@ -61,7 +61,7 @@ def test_every_help_shows_an_example(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_every_example_is_a_command_line_that_parses(path: str) -> None:
+def test_help_examples_parse(path: str) -> None:
     for line in examples(path):
         words = shlex.split(re.split(r" [|&](?: |$)", line)[0])[1:]
         command: click.Command = main
@@ -76,13 +76,13 @@ def test_every_example_is_a_command_line_that_parses(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_every_option_says_what_it_is(path: str) -> None:
+def test_help_describes_every_option(path: str) -> None:
     options = [one for one in ALL[path].params if isinstance(one, click.Option)]
     assert [option.name for option in options if not option.help] == []
 
 
 @pytest.mark.parametrize("path", LEAVES)
-def test_results_come_as_json_where_there_are_any(path: str) -> None:
+def test_json_option_is_at_every_command_with_results(path: str) -> None:
     params = LEAVES[path].params
     options = {text for one in params if not isinstance(one, SharedOption) for text in one.opts}
     without = ("galileo serve", "galileo evaluator", "galileo completion")
@@ -90,29 +90,29 @@ def test_results_come_as_json_where_there_are_any(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_help_fits_a_terminal(path: str) -> None:
+def test_help_fits_80_columns(path: str) -> None:
     wide = [line for line in help_of(path).splitlines() if len(line) > 80]
     assert wide == []
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path not in LEAVES])
-def test_lists_of_commands_have_whole_sentences(path: str) -> None:
+def test_help_lists_commands_with_whole_sentences(path: str) -> None:
     assert "..." not in help_of(path).partition("Commands:")[2]
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "galileo", "--version"], capture_output=True, text=True, check=True
     )
     assert galileo.__version__ in done.stdout
 
 
-def test_an_unknown_command_is_a_usage_error() -> None:
+def test_unknown_command_is_a_usage_error() -> None:
     done = CliRunner().invoke(main, ["qery"])
     assert done.exit_code == 2
     assert "No such command 'qery'" in done.stderr
 
 
-def test_the_check_of_the_wheels_runs_every_command() -> None:
+def test_wheel_smoke_runs_every_command() -> None:
     run = {*wheel_smoke.COMMANDS, *wheel_smoke.WITH_EXTRA, *wheel_smoke.NODES_REFUSE}
     assert {f"galileo {name}" for name in run} == LEAVES.keys()

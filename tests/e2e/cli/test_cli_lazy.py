@@ -30,12 +30,12 @@ def loaded(code: str, among: tuple[str, ...] = HEAVY) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"]])
-def test_help_and_version_import_nothing_that_takes_long(words: list[str]) -> None:
+def test_help_and_version_import_no_heavy_module(words: list[str]) -> None:
     code = f"from galileo.cli.main import main\nmain({words}, standalone_mode=False)"
     assert loaded(code) == []
 
 
-def test_names_are_completed_without_importing_commands() -> None:
+def test_completion_imports_no_command() -> None:
     code = (
         "import click\n"
         "from galileo.cli.main import main\n"
@@ -48,26 +48,26 @@ def test_names_are_completed_without_importing_commands() -> None:
     assert loaded(code) == []
 
 
-def test_only_what_runs_a_node_imports_spark_before_it_is_used() -> None:
+def test_import_of_commands_leaves_out_spark() -> None:
     names = [name for name in COMMANDS if name not in ("serve", "evaluator")]
     code = f"from galileo.cli.main import main\n[main.commands[name] for name in {names}]"
     assert loaded(code, ("pyspark", "py4j", "matplotlib", "geopandas", "xarray")) == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_of_each_command_what_its_own_help_says(name: str) -> None:
+def test_lazy_command_help_equals_its_own(name: str) -> None:
     command = main.commands[name]
     assert command.name == name
     assert COMMANDS[name].help == command.get_short_help_str(limit=1000)
 
 
-def test_the_list_names_every_command() -> None:
+def test_list_of_commands_is_complete() -> None:
     result = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2]
     named = [line.split()[0] for line in result.splitlines() if line[:3].strip()]
     assert [name for name in named if name in COMMANDS] == sorted(COMMANDS)
 
 
-def test_a_command_is_loaded_once_when_it_is_asked_for() -> None:
+def test_lazy_command_is_loaded_once() -> None:
     commands = LazyCommands({"top": ONE})
     assert list(commands) == ["top"]
     assert "top" in commands
@@ -77,7 +77,7 @@ def test_a_command_is_loaded_once_when_it_is_asked_for() -> None:
         commands["pot"]
 
 
-def test_commands_can_be_added_and_taken_away() -> None:
+def test_lazy_group_commands_can_be_added_and_removed() -> None:
     @click.command()
     def plain() -> None:
         """Do something plain."""
@@ -96,7 +96,7 @@ def test_commands_can_be_added_and_taken_away() -> None:
         del group.commands["plain"]
 
 
-def test_a_line_is_completed_where_the_extra_of_its_command_is_missing(
+def test_completion_without_an_extra_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def load(later: LazyCommand) -> click.Command:
@@ -108,7 +108,7 @@ def test_a_line_is_completed_where_the_extra_of_its_command_is_missing(
     assert [item.value for item in complete.get_completions(["serve"], "")] == ["serve"]
 
 
-def test_a_name_that_is_not_there_is_told() -> None:
+def test_lazy_command_of_an_unknown_name_fails() -> None:
     with pytest.raises(AttributeError, match="no_such"):
         LazyCommand("galileo.cli.top:no_such", "").load()
 
@@ -129,7 +129,7 @@ main(["query", "nam", "--output", "labels.csv"])
 """
 
 
-def test_an_interrupt_while_a_command_is_imported_ends_with_its_own_status() -> None:
+def test_interrupt_during_import_exits_with_interrupted() -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT_AN_IMPORT],
         capture_output=True,

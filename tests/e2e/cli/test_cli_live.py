@@ -48,7 +48,7 @@ def ccq(client: galileo.Client, fresh_name: Fresh) -> Iterator[galileo.Ccq]:
     client.cancel(made.id)
 
 
-def test_top_shows_nodes_and_ccqs_once(
+def test_top_once_prints_nodes_and_ccqs(
     run: Callable[..., Result], ccq: galileo.Ccq, client: galileo.Client
 ) -> None:
     result = run("top", "--once").output
@@ -59,7 +59,7 @@ def test_top_shows_nodes_and_ccqs_once(
     assert ccq.coordinator in result
 
 
-def test_a_long_value_stays_in_one_piece_where_nobody_watches(
+def test_rows_without_a_terminal_keep_long_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Output(as_json=False).rows([{"id": "x" * 300, "query": "y" * 300}])
@@ -69,26 +69,26 @@ def test_a_long_value_stays_in_one_piece_where_nobody_watches(
     assert max(len(line) for line in result.splitlines()) < 620
 
 
-def test_top_tells_json_line_by_line(run: Callable[..., Result]) -> None:
+def test_top_with_json_prints_a_line_per_refresh(run: Callable[..., Result]) -> None:
     result = run("top", "--times", "2", "--interval", "10ms", "--json").output.splitlines()
     frames = [json.loads(line) for line in result]
     assert [frame["complete"] for frame in frames] == [True, True]
     assert len(frames[0]["nodes"]) == 3
 
 
-def test_status_follows_itself_where_nobody_watches(run: Callable[..., Result]) -> None:
+def test_status_watch_without_a_terminal_prints_repeatedly(run: Callable[..., Result]) -> None:
     result = run("status", "--watch", "--times", "2", "--interval", "10ms").output
     assert ESCAPE not in result
     assert result.count("host CPU") == 2
     assert run("status").output.count("host CPU") == 1
 
 
-def test_top_is_redrawn_on_a_terminal(run: Callable[..., Result]) -> None:
+def test_top_on_a_terminal_redraws(run: Callable[..., Result]) -> None:
     result = run("top", "--times", "2", "--interval", "10ms", env=ON_A_TERMINAL).output
     assert f"{ESCAPE}[1A" in result, "the cursor goes up to draw over the first"
 
 
-def test_a_real_terminal_is_noticed(cluster: galileo.LocalCluster) -> None:
+def test_status_watch_on_a_pseudo_terminal_redraws(cluster: galileo.LocalCluster) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     command += ["status", "--watch", "--times", "2", "--interval", "10ms"]
     ours, theirs = pty.openpty()
@@ -112,9 +112,7 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_watched_query_is_redrawn_on_a_terminal(
-    run: Callable[..., Result], ccq: galileo.Ccq
-) -> None:
+def test_ccq_watch_on_a_terminal_redraws(run: Callable[..., Result], ccq: galileo.Ccq) -> None:
     result = run(
         "ccq", "watch", ccq.id, "--from", "start", "--updates", "1", env=ON_A_TERMINAL
     ).output
@@ -123,7 +121,7 @@ def test_a_watched_query_is_redrawn_on_a_terminal(
     assert ESCAPE in result
 
 
-def test_a_watched_query_is_plain_where_nobody_watches(
+def test_ccq_watch_without_a_terminal_is_plain(
     run: Callable[..., Result], ccq: galileo.Ccq
 ) -> None:
     result = run("ccq", "watch", ccq.id, "--from", "start", "--updates", "1").output
@@ -147,7 +145,7 @@ class Looks:
 SCREEN = Frame((Panel([{"node": "n1"}], title="t"),), {"node": "n1"})
 
 
-def test_while_nobody_answers_the_last_screen_stays(
+def test_refresh_loop_keeps_the_last_screen_during_errors(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -161,12 +159,12 @@ def test_while_nobody_answers_the_last_screen_stays(
     assert all(200.0 < one <= 300.0 for one in slept)
 
 
-def test_the_first_look_has_to_succeed() -> None:
+def test_refresh_loop_with_a_failing_first_look_fails() -> None:
     with pytest.raises(Unavailable):
         refresh_loop(Output(as_json=False), Looks(Unavailable("away")), every_s=1.0)
 
 
-def test_errors_are_json_for_programs(
+def test_refresh_loop_with_json_prints_errors_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_display.time, "sleep", lambda _: None)
@@ -178,7 +176,7 @@ def test_errors_are_json_for_programs(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_can_read_its_completion(shell: str, tmp_path: Path) -> None:
+def test_completion_script_is_valid_in_its_shell(shell: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["completion", shell])
     assert done.exit_code == 0
     assert "_GALILEO_COMPLETE" in done.output
@@ -189,7 +187,7 @@ def test_a_shell_can_read_its_completion(shell: str, tmp_path: Path) -> None:
     subprocess.run([shell, "-n", str(script)], check=True)
 
 
-def test_bash_completes_commands(tmp_path: Path) -> None:
+def test_completion_in_bash_completes_commands(tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     if shutil.which("bash") is None or not (programs / "galileo").exists():
         pytest.skip("bash or the galileo program is not installed")
@@ -220,7 +218,7 @@ except BrokenPipeError:
 
 
 @pytest.mark.parametrize("is_in_background", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_watch_that_waits_ends_with_the_reader_of_its_pipe(is_in_background: bool) -> None:
+def test_stop_when_reader_ends_stops_a_waiting_watch(is_in_background: bool) -> None:
     """Shells have a command in the background of a script ignore SIGINT."""
     command = [sys.executable, "-c", WAITING_IN_A_PIPE]
     if is_in_background:

@@ -119,6 +119,13 @@ WRONG: dict[str, tuple[str, str]] = {
     "query {air} --limit 3 --all": ("invalid_input", "--limit or --all, got both"),
     "query {air} --limit many": ("usage", "'--limit': 'many' is not a valid integer"),
     "query {air} --limt 3": ("usage", "'--limt'.*Did you mean.*'--limit'"),
+    "query {air} --limit -1": ("usage", "'--limit'"),
+    "read {air} --order-by temperature": ("usage", "'--order-by'"),
+    "query {air} --output - --format parquet": ("invalid_input", "for standard output"),
+    "sparql {air} 'SELECT * {{SERVICE <http://x/> {{?s ?p ?o}}}}'": (
+        "unsupported_query",
+        "SERVICE",
+    ),
     "reed {air}": ("usage", "No such command 'reed'.*'read'"),
     "read {air} --columns temp": ("invalid_input", "of latitude, .*; got temp"),
     "read {air} --columns temp --output {files}/no.csv": (
@@ -154,6 +161,11 @@ WRONG: dict[str, tuple[str, str]] = {
         "got both; leave one out",
     ),
     "sampler revoke abc": ("invalid_input", "8 digits .*got 'abc'"),
+    "ccq submit {air} --sampler-file {files}/sampler.py": (
+        "invalid_archive",
+        "a method sample, got none; send a file with one",
+    ),
+    f"sampler revoke {'0' * 64}": ("unknown_sampler", "which no node in reach has"),
     "sampler new 'a b'": ("invalid_input", "got 'a b'"),
     # --- files to ingest ---
     "ingest {air} /nowhere.csv": ("usage", "File '/nowhere.csv' does not exist"),
@@ -267,7 +279,7 @@ STATUS = {"unavailable": TRY_AGAIN, "ccq_cancelled": GONE, "ccq_expired": GONE}
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_a_wrong_command_says_what_is_wrong(world: World, command: str) -> None:
+def test_wrong_command_is_refused_with_kind_and_message(world: World, command: str) -> None:
     kind, pattern = WRONG[command]
     done = world.run(command)
     assert done.exit_code == STATUS.get(kind, 2), done.output
@@ -300,7 +312,7 @@ def message_of(stderr: str, kind: str) -> str:
     "words",
     ["query {air} --limt 3", "query {air} --limit many", "ccq spool /nowhere", "reed {air}"],
 )
-def test_an_error_of_the_command_line_is_json_with_json(world: World, words: str) -> None:
+def test_usage_error_with_json_is_json(world: World, words: str) -> None:
     done = world.run(f"{words} --json")
     assert done.exit_code == 2
     error = json.loads(done.stderr)["error"]

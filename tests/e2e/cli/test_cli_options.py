@@ -42,7 +42,7 @@ OPTIONS = ("--node", "h", "--timeout", "1m", "--tls", "/t", "--insecure", "--jso
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_options_stand_before_or_after_a_command(at: int) -> None:
+def test_shared_options_before_or_after_a_command(at: int) -> None:
     words = ["sampler", "list"]
     session = parse(*words[:at], *OPTIONS, *words[at:])
     assert (session.addresses, session.timeout) == (["h:7701"], "1m")
@@ -50,12 +50,14 @@ def test_options_stand_before_or_after_a_command(at: int) -> None:
     assert session.output.as_json
 
 
-def test_the_last_one_counts() -> None:
+def test_shared_option_given_twice_uses_the_last() -> None:
     session = parse("--node", "a", "sampler", "--timeout", "1s", "list", "--node", "b:1")
     assert (session.addresses, session.timeout) == (["b:1"], "1s")
 
 
-def test_a_profile_says_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_option_fills_missing_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "galileo").mkdir()
     (tmp_path / "galileo" / "config.toml").write_text(
         '[default]\nnode = "a"\n[lab]\nnode = "b"\noutput = "json"\n'
@@ -70,13 +72,13 @@ def test_a_profile_says_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
     assert repr(galileo.connect(profile="lab")) == repr(galileo.connect("b"))
 
 
-def test_a_command_keeps_an_option_of_its_own() -> None:
+def test_command_with_its_own_timeout_keeps_it() -> None:
     drain = main.commands["drain"]
     [own] = [one for one in drain.params if "--timeout" in one.opts]
     assert own.expose_value
 
 
-def test_the_help_of_a_command_lists_only_its_own_options() -> None:
+def test_help_of_a_command_leaves_out_shared_options() -> None:
     result = CliRunner().invoke(main, ["topology", "--help"]).output
     assert "--token-file" not in result
     assert "--token-file" in CliRunner().invoke(main, ["--help"]).output
@@ -86,7 +88,7 @@ def test_the_help_of_a_command_lists_only_its_own_options() -> None:
     "words",
     [["sampler", "list"], pytest.param(["sampler", "list", "--json"], marks=pytest.mark.slow)],
 )
-def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words: list[str]) -> None:
+def test_closed_pipe_ends_a_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -102,7 +104,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words: list[str]) -> No
     assert (done.returncode, done.stderr) == (EXIT_PIPE, "")
 
 
-def test_errors_are_json_after_the_command_too() -> None:
+def test_json_option_after_the_command_prints_errors_as_json() -> None:
     done = CliRunner().invoke(main, ["status", "--node", "a b", "--json"])
     assert done.exit_code == 2
     assert json.loads(done.stderr)["error"]["kind"] == "invalid_input"

@@ -32,14 +32,14 @@ LOOKS_LIKE_MARKUP = ("[/b]", "[red]", "[bold]x[/bold]", "\\[a]", "[link=file:x]"
 
 
 @pytest.mark.parametrize("text", LOOKS_LIKE_MARKUP)
-def test_a_table_shows_texts_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_show_markup_as_text(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=False).rows([{"name": text, text: 1}], title=f"of {text}")
     result = capsys.readouterr().out
     assert result.count(text) == 3
 
 
 @pytest.mark.parametrize("text", LOOKS_LIKE_MARKUP)
-def test_a_progress_bar_shows_texts_as_they_are(text: str) -> None:
+def test_progress_shows_markup_as_text(text: str) -> None:
     program = (
         "import sys; from galileo.cli.output import Output\n"
         "with Output(as_json=False).progress(unit='rows') as bar: bar.add_task(sys.argv[1])"
@@ -74,7 +74,7 @@ def ending(error: Exception, *, as_json: bool) -> Result:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_errors_are_told_without_secrets_wherever_they_have_them(as_json: bool) -> None:
+def test_errors_are_printed_without_secrets(as_json: bool) -> None:
     for error in (
         InputError("got glt_planted", value="glt_planted"),
         SamplerFailed("it raised", traceback="ValueError: glt_planted\n"),
@@ -86,7 +86,7 @@ def test_errors_are_told_without_secrets_wherever_they_have_them(as_json: bool) 
             assert json.loads(done.stderr)["error"]["kind"] == error.kind
 
 
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_os_error_of_a_file_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = CliRunner().invoke(main, ["ca", "create", str(tmp_path / "file" / "authority")])
     assert done.exit_code == EXIT_INPUT
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert f"cannot use {tmp_path / 'file' / 'authority'}: Not a directory" in result
 
 
-def test_other_errors_of_the_system_stay_what_they_are() -> None:
+def test_os_error_without_a_file_is_raised() -> None:
     done = ending(OSError(5, "Input/output error"), as_json=False)
     assert isinstance(done.exception, OSError)
 
@@ -119,7 +119,7 @@ def raw_controls(text: str) -> list[str]:
 
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_stored_texts_send_nothing_to_the_terminal(
+def test_stored_control_characters_are_not_printed(
     control: str, as_json: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = Output(as_json=as_json)
@@ -148,7 +148,7 @@ def table(rows: list[dict[str, object]], width: int) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_columns_that_do_not_fit_are_left_out_and_named() -> None:
+def test_table_too_wide_leaves_out_and_names_columns() -> None:
     lines = table([{f"column-{n}": "x" * 10 for n in range(12)}], 80)
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == [f"column-{n}" for n in range(6)]
@@ -156,7 +156,7 @@ def test_columns_that_do_not_fit_are_left_out_and_named() -> None:
     assert "--wide" in " ".join(lines)
 
 
-def test_a_table_that_fits_is_shown_as_it_is() -> None:
+def test_table_that_fits_is_complete() -> None:
     assert table([{"id": "a", "rows": 1200}, {"id": "long", "rows": 3}], 80) == [
         "id     rows",
         "───────────",
@@ -165,7 +165,7 @@ def test_a_table_that_fits_is_shown_as_it_is() -> None:
     ]
 
 
-def test_long_cells_are_folded_before_a_column_goes() -> None:
+def test_table_folds_long_cells_first() -> None:
     lines = table([{"id": "x" * 60, "rows": 1, "state": "up"}], 60)
     assert max(map(len, lines)) <= 60
     assert lines[0].split() == ["id", "rows", "state"]
@@ -175,24 +175,24 @@ def test_long_cells_are_folded_before_a_column_goes() -> None:
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")]
 )
-def test_sizes_are_short(count: float, words: str) -> None:
+def test_size_of_bytes_is_short(count: float, words: str) -> None:
     assert size_of_bytes(count) == words
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.2, "0s"), (45, "45s"), (3700, "1h1m"), (2 * 86400 + 3 * 3600, "2d3h")]
 )
-def test_times_left_are_short(seconds: float, words: str) -> None:
+def test_time_left_is_short(seconds: float, words: str) -> None:
     assert time_left(seconds) == words
 
 
-def test_a_column_of_numbers_stands_on_the_right_where_its_first_value_is_missing() -> None:
+def test_table_of_numbers_with_a_missing_first_is_right_aligned() -> None:
     lines = table([{"rain": None, "x": "a"}, {"rain": 12.5, "x": "b"}, {"rain": 3, "x": "c"}], 80)
     assert lines[-1].split() == ["3", "c"]
     assert lines[-1].index("3") == lines[-2].index("12.5") + 3
 
 
-def test_the_note_below_a_table_names_few_of_many_columns() -> None:
+def test_table_note_names_few_of_many_columns() -> None:
     lines = table([{f"column-{n}": "x" * 10 for n in range(180)}], 80)
     note = " ".join(lines[3:])
     assert "Not shown: column-6, column-7" in note
@@ -200,12 +200,12 @@ def test_the_note_below_a_table_names_few_of_many_columns() -> None:
     assert len(lines[3:]) <= 3
 
 
-def test_the_id_of_a_continuous_query_is_not_folded() -> None:
+def test_table_keeps_ccq_ids_in_one_line() -> None:
     lines = table([{"id": f"ccq-{'0' * 32}", "query": "x" * 30, "state": "running"}], 80)
     assert f"ccq-{'0' * 32}" in lines[2]
 
 
-def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
+def test_fold_breaks_between_words_and_keeps_quoted_lines() -> None:
     quoted = "    temperature > 290 AND " + "humidity < 50 AND " * 4
     words = f"galileo: {'word ' * 30}end\n{quoted}"
     *folded, last = fold(words, width=80, indent="  ").split("\n")
@@ -215,7 +215,7 @@ def test_long_lines_are_folded_between_words_and_quoted_ones_are_not() -> None:
     assert fold("a short line", width=80, first="  ") == "  a short line"
 
 
-def test_words_of_a_result_are_folded_at_the_width_of_the_terminal(
+def test_value_folds_words_at_the_terminal_width(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Output(as_json=False, columns=40).value(
@@ -231,7 +231,7 @@ def test_words_of_a_result_are_folded_at_the_width_of_the_terminal(
     ("missing", "words"),
     [((1,), "partition 1 is missing, because its node"), ((1, 3), "partitions 1, 3 are missing")],
 )
-def test_a_partial_answer_names_one_or_more_partitions(
+def test_warn_partial_names_partitions(
     missing: tuple[int, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Output(as_json=False).warn_partial(missing)

@@ -60,7 +60,7 @@ def read(terminal: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: str) -> None:
+def test_progress_on_a_terminal_counts_rows(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     result, actual = shown([*command, "read", dataset, "t >= 500", "--all"])
     assert b"2,500 observations" in actual
@@ -73,7 +73,7 @@ def test_a_terminal_sees_what_has_come(cluster: galileo.LocalCluster, dataset: s
 
 
 @pytest.mark.slow
-def test_a_terminal_without_colours_sees_none(cluster: galileo.LocalCluster, dataset: str) -> None:
+def test_progress_with_no_color_has_no_colours(cluster: galileo.LocalCluster, dataset: str) -> None:
     command = [sys.executable, "-m", "galileo", "--node", cluster.addresses[0]]
     _, actual = shown([*command, "query", dataset, "t >= 500"], NO_COLOR="1")
     assert b"2,500 labels" in actual
@@ -81,7 +81,9 @@ def test_a_terminal_without_colours_sees_none(cluster: galileo.LocalCluster, dat
 
 
 @pytest.mark.parametrize("words", [["query"], ["read"], ["count"], ["query", "--json"]])
-def test_nobody_else_does(words: list[str], cluster: galileo.LocalCluster, dataset: str) -> None:
+def test_progress_without_a_terminal_is_silent(
+    words: list[str], cluster: galileo.LocalCluster, dataset: str
+) -> None:
     name, *options = words
     done = CliRunner().invoke(main, ["--node", cluster.addresses[0], name, dataset, *options])
     assert done.exit_code == 0
@@ -89,7 +91,7 @@ def test_nobody_else_does(words: list[str], cluster: galileo.LocalCluster, datas
     assert "\x1b" not in done.stdout
 
 
-def test_a_file_is_ingested_under_the_eyes_of_a_terminal(
+def test_progress_of_ingest_counts_rows(
     cluster: galileo.LocalCluster, dataset: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "more.csv"

@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
+from expected_errors import raises
 
 import galileo
 from galileo import samplers
 from galileo.cli.main import main
+from galileo.errors import SamplerRevoked
 from galileo.model.schema import Feature, Schema
 from galileo.sampler_runtime import unavailable_reason
 
@@ -73,7 +75,7 @@ def _own_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- what is installed -----------------------------------------------------------------------
 
 
-def test_the_list_names_what_is_installed() -> None:
+def test_sampler_list_names_installed_samplers() -> None:
     rows = {row["name"]: row for row in run_json("sampler", "list")}
     assert set(rows) == set(samplers.installed())
     assert rows["reservoir"]["distribution"] == "galileo-samplers"
@@ -81,7 +83,7 @@ def test_the_list_names_what_is_installed() -> None:
     assert "galileo-samplers" in run("sampler", "list").stdout
 
 
-def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
+def test_sampler_list_of_a_failing_import_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "lost-1.0.dist-info"
@@ -102,7 +104,7 @@ def test_a_sampler_that_cannot_be_imported_is_listed_with_its_reason(
         pytest.param("uniform", ["fraction=0.1"], 4, marks=pytest.mark.slow),
     ],
 )
-def test_an_installed_sampler_is_tested_by_name(
+def test_sampler_test_of_an_installed_sampler_passes(
     name: str, options: list[str], skipped: int
 ) -> None:
     words = [word for option in options for word in ("--option", option)]
@@ -115,7 +117,7 @@ def test_an_installed_sampler_is_tested_by_name(
 # --- a new one -------------------------------------------------------------------------------
 
 
-def test_a_new_sampler_keeps_the_rule_as_it_is(tmp_path: Path) -> None:
+def test_sampler_new_passes_its_tests(tmp_path: Path) -> None:
     made = run_json("sampler", "new", "dry_hours", "--directory", str(tmp_path))
     home = tmp_path / "dry_hours"
     assert made["directory"] == str(home)
@@ -135,7 +137,7 @@ def test_a_new_sampler_keeps_the_rule_as_it_is(tmp_path: Path) -> None:
     assert len(lines) <= 12
 
 
-def test_a_change_for_the_worse_is_found(tmp_path: Path) -> None:
+def test_sampler_test_of_a_wrong_sampler_fails(tmp_path: Path) -> None:
     run("sampler", "new", "worse", "--directory", str(tmp_path))
     code = tmp_path / "worse" / "galileo_sampler_worse" / "__init__.py"
     text = code.read_text()
@@ -150,13 +152,13 @@ def test_a_change_for_the_worse_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Dry", "9th", "../up", "dry-hours", ""])
-def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+def test_sampler_new_with_an_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     done = run("sampler", "new", name, "--directory", str(tmp_path), fails=2)
     assert "expected a name of small letters" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_sampler_may_look_at_observations(tmp_path: Path) -> None:
+def test_sampler_new_with_observations_passes_its_tests(tmp_path: Path) -> None:
     run_json("sampler", "new", "steep", "--directory", str(tmp_path), "--observations")
     home = tmp_path / "steep"
     assert "needs_observations = True" in (home / "galileo_sampler_steep/__init__.py").read_text()
@@ -168,13 +170,13 @@ def test_a_new_sampler_may_look_at_observations(tmp_path: Path) -> None:
     assert galileo.sampler_archive(home).name == "steep", "it can be sent as it is"
 
 
-def test_the_place_must_be_there(tmp_path: Path) -> None:
+def test_sampler_new_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
     done = run("sampler", "new", "mine", "--directory", str(tmp_path / "no"), fails=2)
     assert "expected a directory" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_sampler_new_over_an_existing_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     done = run("sampler", "new", "mine", "--directory", str(tmp_path), fails=2)
     assert "exists already" in done.stderr
@@ -184,7 +186,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 # --- files -----------------------------------------------------------------------------------
 
 
-def test_a_file_s_samplers_are_tested_with_the_options_given(tmp_path: Path) -> None:
+def test_sampler_test_of_a_file_uses_the_options(tmp_path: Path) -> None:
     path = tmp_path / "by_place.py"
     path.write_text(BROKEN)
     rows = run_json("sampler", "test", str(path), "--option", "every=2", "--ignores-seed", fails=1)
@@ -198,7 +200,7 @@ def test_a_file_s_samplers_are_tested_with_the_options_given(tmp_path: Path) -> 
     assert "has no option 'some'" in done.stderr
 
 
-def test_a_file_s_own_checks_go_first(tmp_path: Path) -> None:
+def test_sampler_test_of_a_file_prefers_its_own_checks(tmp_path: Path) -> None:
     path = tmp_path / "even_rows.py"
     path.write_text(KEEPING)
     rows = run_json("sampler", "test", str(path), fails=1)
@@ -246,7 +248,7 @@ def dataset(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
     return name
 
 
-def test_a_query_is_thinned_where_its_labels_lie(
+def test_query_with_a_sampler_is_the_same_at_every_node(
     client: galileo.Client, dataset: str, cluster: galileo.LocalCluster, tmp_path: Path
 ) -> None:
     spec = galileo.sampler("reservoir", n=30, seed=7)
@@ -274,21 +276,7 @@ def test_a_query_is_thinned_where_its_labels_lie(
     assert sorted(pd.read_parquet(target)["label"]) == sorted(expected)
 
 
-def test_query_with_a_wrong_sampler_names_the_mistake(
-    client: galileo.Client, dataset: str, cluster: galileo.LocalCluster
-) -> None:
-    with pytest.raises(galileo.GalileoError, match="did you mean 'uniform'") as caught:
-        client.query(dataset, sampler=galileo.sampler("unifrom"))
-    assert caught.value.kind == "unknown_sampler"
-    with pytest.raises(galileo.GalileoError, match="indexed feature") as caught:
-        client.query(dataset, sampler=galileo.sampler("weighted", feature="rain", n=3))
-    assert caught.value.kind == "invalid_input"
-    node = ("--node", cluster.addresses[0])
-    done = run(*node, "query", dataset, "--option", "n=30", fails=2)
-    assert "--option and --seed need --sampler or --sampler-file" in done.stderr
-
-
-def test_a_sampler_file_goes_along_with_a_query(
+def test_query_with_a_sampler_file_sends_it(
     client: galileo.Client, dataset: str, cluster: galileo.LocalCluster, tmp_path: Path
 ) -> None:
     if unavailable_reason() is not None:
@@ -313,39 +301,11 @@ def test_a_sampler_file_goes_along_with_a_query(
     done = run(*node, "query", dataset, "--sampler-file", str(path), fails=4)
     assert "[sampler_revoked]" in done.stderr
     batches = client.query_batches(dataset, sampler=galileo.sampler_archive(path))
-    with batches, pytest.raises(galileo.GalileoError, match="revoked"):
+    with batches, raises(SamplerRevoked, digest=digest):
         next(iter(batches))
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--sampler", "uniform", "--sampler-file", "{file}"], "got both; leave one out"),
-        (["--sampler-file", "{file}"], "expected one class with a method sample, got none"),
-    ],
-)
-def test_sampler_file_without_a_sampler_names_the_mistake(
-    words: list[str], says: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "nothing.py"
-    path.write_text("x = 1\n")
-    filled = [word.format(file=path) for word in words]
-    assert says in run("query", "nam", *filled, fails=2).stderr
-    assert says in run("ccq", "submit", "nam", *filled, fails=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("digest", "says"), [("abc", "at least 8 digits"), ("0" * 64, "which no node in reach has")]
-)
-def test_revoke_of_an_unknown_sampler_names_the_mistake(
-    digest: str, says: str, cluster: galileo.LocalCluster
-) -> None:
-    assert says in run("--node", cluster.addresses[0], "sampler", "revoke", digest, fails=2).stderr
-
-
-def test_what_a_continuous_query_delivers_merges_to_what_a_query_finds(
-    client: galileo.Client, dataset: str
-) -> None:
+def test_merged_labels_of_a_ccq_equal_a_query(client: galileo.Client, dataset: str) -> None:
     spec = galileo.sampler("stratified", by="cell", precision=1, per_stratum=2, seed=3)
     ccq = client.submit(dataset, interval="1h", expiration="1h", sampler=spec)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from expected_errors import raises
 from proving import token_file
 
 from galileo.cli.main import main
@@ -21,7 +22,7 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, words)))
 
 
-def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
+def test_token_commands_create_list_and_revoke(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     made = run(
         *("token", "create", "ann", "--role", "reader", "--role", "sampler-author"),
@@ -56,7 +57,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert run("token", "revoke", "ann", "--principals", path).exit_code == 2
 
 
-def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
+def test_token_create_with_quotas_and_expiration(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     words = ("token", "create", "--role", "reader", "--principals", path)
     quotas = ("--quota", "ccqs_max=5", "--quota", "calls_per_s=2.5")
@@ -74,7 +75,7 @@ def test_tokens_have_quotas_and_a_last_day(tmp_path: Path) -> None:
     assert "unknown name in --quota: 'ccqs_mx'; did you mean 'ccqs_max'?" in misspelt.stderr
 
 
-def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
+def test_token_create_with_a_failed_output_adds_no_principal(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     words = ("token", "create", "ann", "--role", "reader", "--principals", path)
     refused = run(*words, "--output", tmp_path / "nowhere" / "ann.token")
@@ -84,14 +85,14 @@ def test_a_token_that_cannot_be_written_lets_nobody_in(tmp_path: Path) -> None:
     assert run(*words, "--output", tmp_path / "ann.token").exit_code == 0
 
 
-def test_a_token_expires_in_a_year_that_there_is(tmp_path: Path) -> None:
+def test_token_create_with_too_many_days_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     words = ("token", "create", "ann", "--role", "reader", "--principals", path)
     assert run(*words, "--days", "10000000").exit_code == 2
     assert run(*words, "--days", "36500").exit_code == 0
 
 
-def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
+def test_cert_issue_makes_certificates_of_nodes_and_clients(tmp_path: Path) -> None:
     authority = tmp_path / "authority"
     assert run("ca", "create", authority, "--cluster", "plains").exit_code == 0
     done = run("cert", "issue", "node", authority, "n-1", "--host", "127.0.0.1", "--json")
@@ -108,7 +109,7 @@ def test_an_authority_certifies_nodes_and_clients(tmp_path: Path) -> None:
     assert "expected no authority in" in " ".join(again.stderr.split())
 
 
-def test_who_a_client_is_comes_from_what_it_is_told_then_from_the_environment(
+def test_credentials_prefer_arguments_to_the_environment(
     tmp_path: Path,
 ) -> None:
     known = {"GALILEO_TOKEN": "glt_a", "GALILEO_TLS": str(tmp_path)}
@@ -120,12 +121,12 @@ def test_who_a_client_is_comes_from_what_it_is_told_then_from_the_environment(
     assert (own.token, own.token_file) == ("", "mine")
     both = {**known, "GALILEO_TOKEN_FILE": "theirs"}
     assert (Credentials().keys(both).token, Credentials().keys(both).token_file) == ("", "theirs")
-    with pytest.raises(InputError, match="expected a token or a file of one, got both"):
+    with raises(InputError):
         Credentials("glt_b", "mine").keys({})
     assert "glt_b" not in repr(Credentials("glt_b"))
 
 
-def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
+def test_serve_for_other_hosts_without_tls_requires_insecure(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text(
         f'[node]\nname = "a"\ndirectory = "{tmp_path / "data"}"\n'
@@ -139,7 +140,7 @@ def test_serving_others_without_tls_takes_a_word(tmp_path: Path) -> None:
     assert "expected auth.token_file to be a readable file" in " ".join(further.stderr.split())
 
 
-def test_a_token_travels_unencrypted_to_other_machines_only_if_told_to(tmp_path: Path) -> None:
+def test_token_without_tls_to_other_hosts_requires_insecure(tmp_path: Path) -> None:
     path = token_file(tmp_path / "token", "glt_planted")
     words = ("--token-file", path, "--node", "192.0.2.1:1", "--timeout", "10ms", "status")
     refused = run(*words)
@@ -148,14 +149,14 @@ def test_a_token_travels_unencrypted_to_other_machines_only_if_told_to(tmp_path:
 
 
 @pytest.mark.parametrize("words", [[], ["--insecure"]])
-def test_who_trusts_the_network_says_so(words: list[str]) -> None:
+def test_option_insecure_is_in_the_credentials(words: list[str]) -> None:
     assert main.callback is not None
     with main.make_context("galileo", [*words, "status"]) as context:
         context.invoke(main.callback, **context.params)
     assert context.obj.proof.keys({}).insecure == bool(words)
 
 
-def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = token_file(tmp_path / "token", "glt_planted")
     path.chmod(0o644)
     done = run("--token-file", path, "status")

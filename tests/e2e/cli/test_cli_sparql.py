@@ -83,7 +83,9 @@ def value(done: Result) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_query_is_a_line_a_file_or_standard_input(run: Run, dataset: str, tmp_path: Path) -> None:
+def test_sparql_query_from_argument_file_or_standard_input(
+    run: Run, dataset: str, tmp_path: Path
+) -> None:
     path = tmp_path / "count.rq"
     path.write_text(f"# how many\n{COUNT}\n")
     for words, given in (
@@ -98,13 +100,13 @@ def test_a_query_is_a_line_a_file_or_standard_input(run: Run, dataset: str, tmp_
         assert "invalid_input" in run("query", dataset, *words, fails=2).stderr
 
 
-def test_a_misspelt_feature_is_named_on_standard_error(run: Run, dataset: str) -> None:
+def test_sparql_with_a_misspelt_feature_warns(run: Run, dataset: str) -> None:
     done = run(dataset, "ASK { ?p f:temprature ?t }", "--json")
     assert json.loads(done.stdout)["boolean"] is False
     assert "did you mean f:temperature?" in done.stderr
 
 
-def test_answers_are_written_in_w3c_formats(run: Run, dataset: str, tmp_path: Path) -> None:
+def test_sparql_query_writes_w3c_formats(run: Run, dataset: str, tmp_path: Path) -> None:
     assert run("query", dataset, COUNT, *WARM, "--format", "csv").stdout.split() == ["n", str(HOT)]
     path = tmp_path / "cells.xml"
     text = "SELECT ?h { ?c a g:Cell ; g:value ?h }"
@@ -116,7 +118,7 @@ def test_answers_are_written_in_w3c_formats(run: Run, dataset: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("suffix", [".nt", ".ttl", ".rdf", ".jsonld"])
-def test_what_is_exported_can_be_asked_again_without_a_cluster(
+def test_sparql_export_can_be_queried_without_a_cluster(
     run: Run, dataset: str, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"warm{suffix}"
@@ -125,7 +127,7 @@ def test_what_is_exported_can_be_asked_again_without_a_cluster(
     assert value(done) == [{"n": HOT}]
 
 
-def test_sources_and_options_that_do_not_go_together_are_refused(
+def test_sparql_with_conflicting_options_is_refused(
     run: Run, dataset: str, exported: Path, tmp_path: Path
 ) -> None:
     assert "--query" in run("query", str(exported), COUNT, *WARM, fails=2).stderr
@@ -139,13 +141,15 @@ def test_sources_and_options_that_do_not_go_together_are_refused(
     assert "unknown_dataset" in run("query", "nowhere", COUNT, fails=2).stderr
 
 
-def test_update_is_refused_in_words_of_the_command_line(run: Run, exported: Path) -> None:
+def test_sparql_update_is_refused_with_the_remedy(run: Run, exported: Path) -> None:
     refusal = run("query", str(exported), "DELETE WHERE { ?s ?p ?o }", fails=2).stderr
     assert "galileo sparql export" in refusal
     assert "to_graph" not in refusal
 
 
-def test_answers_lead_to_blocks_and_observations(run: Run, dataset: str, tmp_path: Path) -> None:
+def test_sparql_query_returns_blocks_and_observations(
+    run: Run, dataset: str, tmp_path: Path
+) -> None:
     text = "SELECT ?p { ?p f:temperature ?t } ORDER BY DESC(?t) LIMIT 3"
     blocks = value(run("query", dataset, text, "--blocks", "--json"))["blocks"]
     assert len(blocks) == 3
@@ -156,7 +160,7 @@ def test_answers_lead_to_blocks_and_observations(run: Run, dataset: str, tmp_pat
     assert sorted(found) == sorted(frame()["temperature"])[-3:]
 
 
-def test_continuous_queries_and_spools_are_sources(
+def test_sparql_query_of_ccqs_and_spools(
     run: Run, client: galileo.Client, dataset: str, tmp_path: Path
 ) -> None:
     ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
@@ -170,7 +174,7 @@ def test_continuous_queries_and_spools_are_sources(
         client.cancel(ccq.id)
 
 
-def test_the_ontology_is_printed(run: Run) -> None:
+def test_sparql_ontology_prints_turtle(run: Run) -> None:
     assert run("ontology").stdout == rdf.ontology()
     assert value(run("ontology", "--json")) == {"turtle": rdf.ontology()}
 
@@ -206,7 +210,7 @@ def ended(pids: list[int], *, within_s: float = 60.0) -> bool:
     return False
 
 
-def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> None:
+def test_sparql_serve_of_a_file_until_interrupted(exported: Path) -> None:
     with started("serve", str(exported), "--port", "0", "--json") as serving:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["url"]
@@ -221,7 +225,7 @@ def test_an_endpoint_serves_a_file_until_it_is_interrupted(exported: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_endpoint_says_when_its_query_has_ended(
+def test_sparql_serve_warns_when_its_ccq_has_ended(
     cluster: galileo.LocalCluster, client: galileo.Client, dataset: str
 ) -> None:
     ccq = client.submit(dataset, "temperature > 290", interval="1h", expiration="2h")
@@ -239,7 +243,7 @@ def test_an_endpoint_says_when_its_query_has_ended(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_query_and_its_processes(exported: Path) -> None:
+def test_sparql_query_interrupted_ends_its_processes(exported: Path) -> None:
     with started("query", str(exported), ENDLESS, "--timeout", "600") as asking:
         family = psutil.Process(asking.pid)
         until = time.monotonic() + 60

@@ -40,7 +40,7 @@ def watched(nodes: list[Any], looks: int) -> None:
     supervise(Output(as_json=False), nodes, Looks(looks))  # type: ignore[arg-type]
 
 
-def test_a_node_that_ends_is_reported_and_restarted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_supervise_restarts_an_ended_node(capsys: pytest.CaptureFixture[str]) -> None:
     well, dead = Node("node-1", running=True), Node("node-2")
     watched([well, dead], looks=1)
     assert (well.starts, dead.starts) == (0, 1)
@@ -51,7 +51,7 @@ def test_a_node_that_ends_is_reported_and_restarted(capsys: pytest.CaptureFixtur
     )
 
 
-def test_a_node_that_keeps_ending_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_supervise_gives_up_after_restarts_max(capsys: pytest.CaptureFixture[str]) -> None:
     dead = Node("node-2")
     watched([dead], looks=RESTARTS_MAX + 5)
     assert dead.starts == RESTARTS_MAX
@@ -70,5 +70,5 @@ def test_a_node_that_keeps_ending_is_left_alone(capsys: pytest.CaptureFixture[st
         ([("", 0), ("zz", 1)], ["[0,zz)", "[zz,)"]),
     ],
 )
-def test_geohash_ranges_are_short(ranges: list[tuple[str, int]], of_each: list[str]) -> None:
+def test_ranges_of_group_are_short(ranges: list[tuple[str, int]], of_each: list[str]) -> None:
     assert [ranges_of_group(ranges, group) for group in range(len(of_each))] == of_each

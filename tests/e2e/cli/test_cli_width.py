@@ -83,7 +83,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_table_fits_80_columns(
+def test_tables_fit_80_columns(
     line: str,
     cluster: galileo.LocalCluster,
     dataset: str,
@@ -97,7 +97,7 @@ def test_a_table_fits_80_columns(
     assert "…" not in done.stdout
 
 
-def test_a_terminal_of_80_columns_is_filled_and_wide_shows_all(
+def test_status_on_a_terminal_fits_its_width_unless_wide(
     cluster: galileo.LocalCluster,
 ) -> None:
     narrow = _on_terminal("--node", cluster.addresses[0], "status")
@@ -109,7 +109,7 @@ def test_a_terminal_of_80_columns_is_filled_and_wide_shows_all(
 
 
 @pytest.mark.usefixtures("narrow")
-def test_a_submission_names_commands_that_fit_but_for_the_token(
+def test_ccq_submit_text_fits_80_columns(
     client: galileo.Client, cluster: galileo.LocalCluster, dataset: str
 ) -> None:
     words = ["--node", cluster.addresses[0], "ccq", "submit", dataset, "feature_1 > 4"]
@@ -122,7 +122,7 @@ def test_a_submission_names_commands_that_fit_but_for_the_token(
     assert token.startswith("    --token ")
 
 
-def test_wide_shows_where_labels_are_stored(cluster: galileo.LocalCluster, dataset: str) -> None:
+def test_query_with_wide_shows_all_columns(cluster: galileo.LocalCluster, dataset: str) -> None:
     words = ["--node", cluster.addresses[0], "query", dataset, "--wide"]
     shown = CliRunner().invoke(main, words).stdout.splitlines()[0].split()
     result = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["labels"][0]

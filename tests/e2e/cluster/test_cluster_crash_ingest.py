@@ -22,7 +22,7 @@ def fragile() -> Iterator[galileo.LocalCluster]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_acknowledged_observations_survive_ten_kills_and_none_is_there_twice(
+def test_ingest_through_ten_kills_stores_exactly_once(
     fragile: galileo.LocalCluster,
 ) -> None:
     client = fragile.client(timeout="60s")

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from expected_errors import raises
 
 import galileo
 from galileo import samplers
@@ -145,7 +146,7 @@ def follow_through_kills(cluster: galileo.LocalCluster, ccq: galileo.Ccq) -> Rea
 
 
 @pytest.mark.timeout(600)
-def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_killed(
+def test_watch_with_a_killed_coordinator_delivers_exactly_once(
     fragile: galileo.LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = fragile.client(timeout="60s")
@@ -176,7 +177,7 @@ def test_updates_are_the_full_answer_exactly_once_though_the_coordinator_is_kill
     assert reader.ended.kind == "ccq_cancelled"
 
 
-def test_a_second_reader_with_the_first_token_gets_the_same_labels(
+def test_fetch_by_a_second_reader_returns_the_same_labels(
     fragile: galileo.LocalCluster,
 ) -> None:
     client = fragile.client(timeout="60s")
@@ -211,7 +212,9 @@ def _ingest_values(client: Client, dataset: str, rows: int, *, seed: int) -> Non
 
 
 @pytest.mark.slow
-def test_nothing_new_costs_no_job(fragile: galileo.LocalCluster, evaluator: dict[str, Any]) -> None:
+def test_ccqs_without_new_commits_run_no_job(
+    fragile: galileo.LocalCluster, evaluator: dict[str, Any]
+) -> None:
     """Ten intervals without a commit, for many queries at three nodes: the evaluator runs nothing.
 
     One commit later it does, so what is counted is what one means to count.
@@ -279,7 +282,7 @@ def _jobs(directory: Path) -> evaluator_pb2.PingReply:
 
 
 @pytest.mark.slow
-def test_a_partial_initial_result_is_completed_when_the_node_is_back(
+def test_submit_with_a_stopped_node_is_completed_later(
     fragile: galileo.LocalCluster,
 ) -> None:
     client = fragile.client(timeout="60s")
@@ -305,7 +308,7 @@ def test_a_partial_initial_result_is_completed_when_the_node_is_back(
 
 
 @pytest.mark.slow
-def test_a_drained_coordinator_is_stopped_without_a_gap(
+def test_drain_of_a_coordinator_moves_its_ccqs_first(
     fragile: galileo.LocalCluster,
 ) -> None:
     """The watch goes on at the next coordinator before the node is stopped, and not after it."""
@@ -344,19 +347,19 @@ def test_a_drained_coordinator_is_stopped_without_a_gap(
 
 
 @pytest.mark.slow
-def test_draining_is_undone_and_asks_for_a_node_that_exists(
+def test_drain_can_be_undone(
     fragile: galileo.LocalCluster,
 ) -> None:
     client = fragile.client()
     client.drain("node-2")
     client.drain("node-2", undo=True)
     assert [node.state for node in client.status().nodes] == ["up"] * 3
-    with pytest.raises(InputError, match="'node-9' does not exist; nodes: node-1, node-2, node-3"):
+    with raises(InputError, node="node-9"):
         client.drain("node-9")
 
 
 @pytest.mark.slow
-def test_a_cluster_that_stops_takes_its_evaluator_along() -> None:
+def test_local_cluster_stop_ends_its_evaluator() -> None:
     """Also one that was only starting, which has not said yet where it listens."""
     with galileo.LocalCluster(nodes=1, groups=1) as running:
         client = running.client()

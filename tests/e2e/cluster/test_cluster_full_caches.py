@@ -108,7 +108,7 @@ def read_all(client: Client, ccq: galileo.Ccq, expected: set[tuple[int, int, int
 
 
 @pytest.mark.slow
-def test_a_full_node_gives_away_and_holds_and_no_label_is_lost_or_repeated(
+def test_full_cache_hands_off_and_spills_without_losing_labels(
     tight: LocalCluster,
 ) -> None:
     client = tight.client()

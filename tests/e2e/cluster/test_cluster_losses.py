@@ -18,7 +18,7 @@ PATIENCE_S = 300.0
 
 
 @pytest.mark.slow
-def test_a_node_on_an_empty_disk_is_told_of_by_the_others(tmp_path: Path) -> None:
+def test_node_restarted_on_an_empty_disk_is_reported_by_others(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(1), 500
     frame = pd.DataFrame(
         {

@@ -131,7 +131,7 @@ class Reader:
             assert time.monotonic() < deadline, f"{self.ccq.info.query} has not reached {reached}"
 
 
-def test_updates_are_the_rows_that_a_polled_postgis_has_not_shown_yet(session, shared, capsys):
+def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
     random = np.random.default_rng(SEED)
     session.ask(
         "CREATE TABLE gauges (number int PRIMARY KEY, latitude float8, longitude float8, "

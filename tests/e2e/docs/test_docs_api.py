@@ -10,7 +10,7 @@ import galileo
 import galileo.client
 
 
-def test_every_public_name_has_a_heading_and_a_link_that_leads_to_it() -> None:
+def test_api_reference_links_every_public_name() -> None:
     pages = api_reference.pages()
     public = {*galileo.__all__, *galileo.client.__all__} - {"__version__"}
     links = re.findall(r"\[`(\w+)`\]\((\w+\.md)#(\w+)\)", pages["README.md"])
@@ -20,7 +20,7 @@ def test_every_public_name_has_a_heading_and_a_link_that_leads_to_it() -> None:
         assert [h for h in headings if h.lower().replace(" ", "-") == anchor] == [name]
 
 
-def test_every_call_of_a_client_is_in_it() -> None:
+def test_api_reference_has_every_call_of_the_client() -> None:
     text = api_reference.pages()["client.md"]
     calls = [name for name in dir(galileo.Client) if not name.startswith("_")]
     assert all(f"### Client.{name}\n" in text for name in calls)

@@ -95,7 +95,7 @@ def await_states(hosts: Hosts, wanted: dict[str, str], *, within_s: float) -> No
 
 
 @pytest.mark.slow
-def test_three_hosts_are_set_up_one_fails_and_comes_back(hosts: Hosts) -> None:
+def test_cluster_page_sets_up_three_hosts_with_a_failure(hosts: Hosts) -> None:
     everywhere = dict.fromkeys(NAMES, "up")
     await_states(hosts, everywhere, within_s=WITHIN_S)
     schema = galileo.Schema("rain", [galileo.Feature("rain", "mm")], geohash_precision=2)
@@ -124,13 +124,13 @@ def test_three_hosts_are_set_up_one_fails_and_comes_back(hosts: Hosts) -> None:
         assert client.select("rain").num_rows == 5
 
 
-def test_the_files_differ_in_the_node_alone(page: Callable[[str], Any]) -> None:
+def test_cluster_page_files_differ_in_the_node_only(page: Callable[[str], Any]) -> None:
     rest = {text.partition("[security]")[2] for _, text in page(PAGE).blocks("toml")}
     assert len(rest) == 1
     assert "ranges" in rest.pop()
 
 
-def test_the_service_runs_what_the_command_line_takes(page: Callable[[str], Any]) -> None:
+def test_cluster_page_service_runs_a_valid_command(page: Callable[[str], Any]) -> None:
     [(_, unit)] = page(PAGE).blocks("ini")
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]

@@ -73,7 +73,7 @@ def lost_of(given: dict[str, Any]) -> set[str]:
     return set(lost(given, json.loads(json.dumps(known, cls=JSONEncoder))))
 
 
-def test_grafana_knows_every_key_of_the_dashboard() -> None:
+def test_dashboard_has_keys_of_the_grafana_schema_only() -> None:
     found = lost_of(board())
     assert {one for one in found if not one.startswith(".templating")} == {
         f".{name}" for name in BESIDE
@@ -92,13 +92,13 @@ def test_grafana_knows_every_key_of_the_dashboard() -> None:
         lambda one: one.update(time_range="1h"),
     ],
 )
-def test_a_key_that_grafana_does_not_know_is_seen(damage: Callable[[Any], None]) -> None:
+def test_dashboard_check_notices_unknown_keys(damage: Callable[[Any], None]) -> None:
     damaged = board()
     damage(damaged)
     assert lost_of(damaged) - lost_of(board())
 
 
-def test_variables_that_are_asked_for_are_there() -> None:
+def test_dashboard_variables_are_defined() -> None:
     variables = {one["name"]: one for one in board()["templating"]["list"]}
     uids = {target["datasource"]["uid"] for target in targets()}
     uids |= {one["datasource"]["uid"] for one in variables.values() if "datasource" in one}
@@ -217,7 +217,7 @@ def _combined(expr: promql.BinaryExpr) -> Series | None:
     return Series(frozenset.intersection(*labels), frozenset().union(*(one.kinds for one in sides)))
 
 
-def test_every_expression_of_the_dashboard_has_an_answer() -> None:
+def test_dashboard_expressions_select_exported_metrics() -> None:
     asked = 0
     for target in targets():
         found = understood(parsed(target["expr"]))
@@ -229,7 +229,7 @@ def test_every_expression_of_the_dashboard_has_an_answer() -> None:
     assert asked > 30
 
 
-def test_every_alarm_has_an_answer(page: Callable[[str], Any]) -> None:
+def test_alarm_expressions_select_exported_metrics(page: Callable[[str], Any]) -> None:
     [text] = [text for _, text in page("docs/metrics.md").blocks("yaml") if "alert:" in text]
     alarms = re.findall(r"^ +expr: (.+)$", text, re.MULTILINE)
     assert len(alarms) == text.count("alert:")
@@ -253,11 +253,11 @@ def test_every_alarm_has_an_answer(page: Callable[[str], Any]) -> None:
         ("galileo_ccq_cache_bytes / galileo_cache_bytes", "no series match"),
     ],
 )
-def test_an_expression_without_an_answer_is_seen(expr: str, why: str) -> None:
+def test_expression_check_notices_invalid_expressions(expr: str, why: str) -> None:
     with pytest.raises(AssertionError, match=why):
         understood(parsed(expr))
 
 
-def test_an_expression_that_is_none_is_seen() -> None:
+def test_expression_that_does_not_parse_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unclosed|unexpected|parse"):
         parsed("sum(galileo_ready")

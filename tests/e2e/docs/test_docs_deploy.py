@@ -65,12 +65,12 @@ def parses(words: list[str]) -> None:
     assert all(one.startswith("/etc/") for one in rest)
 
 
-def test_the_unit_of_the_page_is_the_file(page: Callable[[str], Any]) -> None:
+def test_systemd_unit_of_the_page_is_the_file(page: Callable[[str], Any]) -> None:
     [(_, shown)] = page("docs/cluster.md").blocks("ini")
     assert shown == (DEPLOY / "galileo.service").read_text()
 
 
-def test_what_the_unit_runs_is_taken() -> None:
+def test_systemd_unit_runs_valid_commands() -> None:
     service = unit()["Service"]
     for key in ("ExecStartPre", "ExecStart"):
         program, *words = service[key].split()
@@ -80,7 +80,7 @@ def test_what_the_unit_runs_is_taken() -> None:
     assert f'directory = "{directory}"' in (ROOT / "docs" / "cluster.md").read_text()
 
 
-def test_systemd_knows_every_key_of_the_unit(tmp_path: Path) -> None:
+def test_systemd_unit_is_verified_by_systemd(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
@@ -95,14 +95,14 @@ def test_systemd_knows_every_key_of_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, messages) == (0, [])
 
 
-def test_the_container_file_is_made_of_known_instructions() -> None:
+def test_containerfile_has_known_instructions_only() -> None:
     names = [name for name, _ in instructions()]
     assert names[0] == "FROM"
     assert set(names) == INSTRUCTIONS
     assert names.count("ENTRYPOINT") == names.count("CMD") == 1
 
 
-def test_what_the_container_file_copies_is_there() -> None:
+def test_containerfile_copies_existing_files() -> None:
     for line in of("COPY"):
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources), line
@@ -114,13 +114,13 @@ def test_what_the_container_file_copies_is_there() -> None:
     assert {"readme", "license-files"} <= set(built), "the files that a build needs are copied"
 
 
-def test_what_the_container_runs_is_taken() -> None:
+def test_containerfile_runs_a_valid_command() -> None:
     [entry], [words] = of("ENTRYPOINT"), of("CMD")
     assert json.loads(entry) == ["galileo"]
     parses(json.loads(words))
 
 
-def test_the_environment_of_the_container_is_a_configuration(cluster: LocalCluster) -> None:
+def test_containerfile_environment_is_a_valid_configuration(cluster: LocalCluster) -> None:
     made = dict(pair.split("=", 1) for line in of("ENV") for pair in line.split())
     loaded = config.load(cluster.directory / "node-1.toml", environment=made)
     assert loaded.logging.format == "json"

@@ -115,7 +115,7 @@ BLOCKING = [one for one in PUBLIC if not one.name.startswith("AsyncClient") and 
 
 
 @pytest.mark.parametrize("one", PUBLIC, ids=lambda one: one.name)
-def test_everything_public_is_documented(one: Documented) -> None:
+def test_public_names_have_docstrings_with_examples(one: Documented) -> None:
     assert one.doc, f"{one.name} has no docstring"
     if one.needs_example:
         assert one.examples, f"{one.name} has no example: add a section `Example:` with >>> lines"
@@ -188,7 +188,7 @@ def compiled(example: doctest.Example) -> CodeType:
 
 
 @pytest.mark.parametrize("one", ASYNC, ids=lambda one: one.name)
-def test_the_examples_of_the_async_client_are_those_of_the_other(one: Documented) -> None:
+def test_docstrings_of_both_clients_have_the_same_examples(one: Documented) -> None:
     assert all(compiled(example) for example in one.examples)
     [twin] = [other for other in PUBLIC if other.name == one.name.removeprefix("Async")]
     awaited = [example.source for example in one.examples]
@@ -198,7 +198,7 @@ def test_the_examples_of_the_async_client_are_those_of_the_other(one: Documented
 
 
 @pytest.mark.parametrize("one", BLOCKING, ids=lambda one: one.name)
-def test_the_examples_run(
+def test_docstring_examples_run(
     one: Documented,
     names: Callable[[str], dict[str, Any]],
     cluster: galileo.LocalCluster,

@@ -46,7 +46,7 @@ def expressions(panels: list[dict[str, Any]]) -> Iterator[str]:
         yield from (target["expr"] for target in panel.get("targets", ()))
 
 
-def test_the_names_follow_the_conventions() -> None:
+def test_metrics_names_follow_prometheus_conventions() -> None:
     names = [one.name for one in DEFINITIONS]
     assert len(set(names)) == len(names)
     for one in DEFINITIONS:
@@ -59,14 +59,14 @@ def test_the_names_follow_the_conventions() -> None:
         assert not re.search(r"_(ms|mb|kb|minutes|percent)(_|$)", one.name), "no base unit"
 
 
-def test_alarms_and_prose_name_what_there_is(page: Callable[[str], Any]) -> None:
+def test_metrics_page_alarms_name_exported_metrics(page: Callable[[str], Any]) -> None:
     [alarms] = [text for _, text in page(PAGE).blocks("yaml") if "alert:" in text]
     named = set(_NAME.findall(alarms))
     assert named
     assert named <= exported()
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_dashboard_names_exported_metrics() -> None:
     named = {name for expr in expressions(dashboard()["panels"]) for name in _NAME.findall(expr)}
     assert named <= exported(), named - exported()
     unseen = {one.shown for one in DEFINITIONS} - {
@@ -90,7 +90,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     }
 
 
-def test_the_labels_of_the_dashboard_are_those_of_the_metrics() -> None:
+def test_dashboard_labels_are_those_of_the_metrics() -> None:
     labels = {one.shown: {*one.labels, "instance", "job", "le"} for one in DEFINITIONS}
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
@@ -114,12 +114,12 @@ PROMISED = (
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_what_tells_of_the_promise_is_on_the_dashboard(name: str) -> None:
+def test_dashboard_shows_the_metrics_of_the_guarantees(name: str) -> None:
     shown = " ".join(expressions(dashboard()["panels"]))
     assert re.search(rf"galileo_{name}(_total|_bucket|_count|_sum)?\b", shown)
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_dashboard_panels_are_complete() -> None:
     board = dashboard()
     assert board["title"] == "Galileo"
     assert board["id"] is None, "an id of one Grafana means nothing in another"
@@ -141,7 +141,7 @@ def test_the_dashboard_is_whole() -> None:
     assert used == variables
 
 
-def test_no_two_panels_overlap() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard()["panels"]:
         at = panel["gridPos"]
@@ -156,6 +156,6 @@ def test_no_two_panels_overlap() -> None:
 
 
 @pytest.mark.parametrize("bracket", ["()", "{}", "[]"])
-def test_the_expressions_are_balanced(bracket: str) -> None:
+def test_dashboard_expressions_have_balanced_brackets(bracket: str) -> None:
     for expr in expressions(dashboard()["panels"]):
         assert expr.count(bracket[0]) == expr.count(bracket[1]), expr

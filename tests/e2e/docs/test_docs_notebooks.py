@@ -38,7 +38,7 @@ def kinds(outputs: list[dict[str, Any]]) -> list[list[str]]:
     return [sorted(output.get("data", [output["output_type"]])) for output in outputs]
 
 
-def test_these_are_the_tutorials() -> None:
+def test_notebooks_are_the_listed_tutorials() -> None:
     assert NAMES == ["nam_forecast", "quakes", "stations", "storms"]
 
 
@@ -49,7 +49,7 @@ def test_these_are_the_tutorials() -> None:
         for path in NOTEBOOKS
     ],
 )
-def test_a_tutorial_runs_and_shows_what_is_stored(
+def test_notebook_runs_and_shows_its_stored_outputs(
     path: Path,
     cluster: galileo.LocalCluster,
     tmp_path: Path,
@@ -69,7 +69,7 @@ def test_a_tutorial_runs_and_shows_what_is_stored(
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_was_run_whole_and_is_small(path: Path) -> None:
+def test_notebook_is_stored_fully_run_and_small(path: Path) -> None:
     notebook = notebook_runner.Notebook.read(path)
     numbers = [cell["execution_count"] for cell in notebook.code]
     assert numbers == list(range(1, len(numbers) + 1)), "run scripts/notebooks"
@@ -85,14 +85,14 @@ def test_a_tutorial_was_run_whole_and_is_small(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_tells_the_whole_story(path: Path) -> None:
+def test_notebook_has_all_sections(path: Path) -> None:
     code = "\n".join("".join(cell["source"]) for cell in notebook_runner.Notebook.read(path).code)
     for part in ("ingest(", "submit(", "cancel(", "plot", "to_geopandas(", "LocalCluster("):
         assert part in code, part
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_the_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
+def test_notebook_links_exist(path: Path) -> None:
     links = [
         one for one in _LINK.findall(notebook_runner.Notebook.read(path).text) if ":" not in one
     ]
@@ -100,7 +100,7 @@ def test_the_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_tutorial_is_a_notebook_as_the_format_wants_it(path: Path) -> None:
+def test_notebook_conforms_to_the_format(path: Path) -> None:
     raw = notebook_runner.Notebook.read(path).raw
     assert (raw["nbformat"], raw["nbformat_minor"]) == (4, 5)
     names = [cell["id"] for cell in raw["cells"]]
@@ -114,7 +114,7 @@ def test_a_tutorial_is_a_notebook_as_the_format_wants_it(path: Path) -> None:
 # --- what runs them ------------------------------------------------------------------------------
 
 
-def test_a_cell_shows_what_it_prints_and_its_last_value() -> None:
+def test_notebook_cell_shows_prints_and_last_value() -> None:
     kernel = notebook_runner.Kernel()
     printed, value = kernel.run("x = 1\nprint('hello')\nx + 1", name="cell")
     assert printed["text"] == "hello\n"
@@ -123,7 +123,7 @@ def test_a_cell_shows_what_it_prints_and_its_last_value() -> None:
     assert kernel.run("y = x", name="cell") == kernel.run("", name="cell") == []
 
 
-def test_a_cell_shows_tables_and_figures() -> None:
+def test_notebook_cell_shows_tables_and_figures() -> None:
     kernel = notebook_runner.Kernel()
     [frame] = kernel.run("import pandas\npandas.DataFrame({'a': [1]})", name="cell")
     assert "<table" in frame["data"]["text/html"]
@@ -132,7 +132,7 @@ def test_a_cell_shows_tables_and_figures() -> None:
     assert kernel.run("1;", name="cell") == [], "a figure is shown once"
 
 
-def test_a_cell_that_fails_is_named() -> None:
+def test_notebook_cell_that_fails_is_named() -> None:
     with pytest.raises(ZeroDivisionError) as failed:
         notebook_runner.Kernel().run("1\n1 / 0", name="quakes.ipynb, cell 3")
     assert failed.traceback[-1].path == Path("quakes.ipynb, cell 3") or any(

@@ -66,7 +66,7 @@ def run(page: Any, *, node: str = DOCUMENTED_NODE) -> dict[str, Any]:
     return names
 
 
-def test_the_readme_runs_and_finds_something(
+def test_readme_code_runs_and_finds_labels(
     page: Callable[[str], Any],
     evaluator: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_the_readme_runs_and_finds_something(
 
 
 @pytest.mark.parametrize("name", WITH_CLUSTER)
-def test_the_code_runs_against_a_cluster(
+def test_page_code_runs_against_a_cluster(
     name: str,
     page: Callable[[str], Any],
     cluster: galileo.LocalCluster,
@@ -119,7 +119,7 @@ def posts() -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
-def test_the_cookbook_runs_and_posts_its_alert(
+def test_cookbook_code_runs_and_posts_its_alert(
     page: Callable[[str], Any],
     cluster: galileo.LocalCluster,
     tmp_path: Path,
@@ -139,12 +139,12 @@ def test_the_cookbook_runs_and_posts_its_alert(
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_the_code_runs(name: str, page: Callable[[str], Any]) -> None:
+def test_page_code_runs_alone(name: str, page: Callable[[str], Any]) -> None:
     run(page(name))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_the_configurations_load(name: str, page: Callable[[str], Any]) -> None:
+def test_page_configurations_load(name: str, page: Callable[[str], Any]) -> None:
     loaded = [config.from_dict(tomllib.loads(text)) for _, text in page(name).blocks("toml")]
     assert loaded
     assert all(one.node.name in one.topology.by_name for one in loaded)
@@ -194,7 +194,7 @@ def make_files(command: click.Command, arguments: list[str], context: click.Cont
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_commands_parse(
+def test_page_commands_parse(
     name: str, page: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_the_commands_parse(
         "galileo ccq submit nam --compression zip",
     ],
 )
-def test_a_wrong_command_is_noticed(
+def test_command_check_notices_a_wrong_command(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,7 +224,7 @@ def test_a_wrong_command_is_noticed(
         parse(words[1:])
 
 
-def test_shell_is_taken_apart() -> None:
+def test_command_check_splits_shell() -> None:
     text = 'up --nodes 3 &\nquery "a > 1\n AND b" \\\n  --json | jq .x > out\n'
     assert list(filter(None, commands(text))) == [
         ["up", "--nodes", "3"],
@@ -235,7 +235,7 @@ def test_shell_is_taken_apart() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_links_lead_somewhere(name: str, page: Callable[[str], Any]) -> None:
+def test_page_links_exist(name: str, page: Callable[[str], Any]) -> None:
     dead = []
     for link in page(name).links:
         if link.startswith(("http://", "https://")):
@@ -251,13 +251,13 @@ def test_the_links_lead_somewhere(name: str, page: Callable[[str], Any]) -> None
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_modules_that_are_named_exist(name: str, page: Callable[[str], Any]) -> None:
+def test_page_modules_exist(name: str, page: Callable[[str], Any]) -> None:
     named = _MODULE.findall(page(name).prose)
     places = [ROOT, ROOT / "galileo", ROOT / "tests" / "kit" / "simulator"]
     assert [one for one in named if not any((place / one).is_file() for place in places)] == []
 
 
-def test_the_index_lists_every_page(page: Callable[[str], Any]) -> None:
+def test_documentation_index_lists_every_page(page: Callable[[str], Any]) -> None:
     listed = {link for link in page("docs/README.md").links if not link.startswith("..")}
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     there |= {f"dev/{path.name}" for path in (ROOT / "docs" / "dev").glob("*.md")}
@@ -265,7 +265,7 @@ def test_the_index_lists_every_page(page: Callable[[str], Any]) -> None:
     assert there | {"dev/decisions/README.md", "api/README.md", "commands/README.md"} == listed
 
 
-def test_every_picture_is_shown_and_all_are_small(page: Callable[[str], Any]) -> None:
+def test_pictures_are_used_and_small(page: Callable[[str], Any]) -> None:
     pictures = list((ROOT / "docs").glob("**/img/*"))
     shown = {link.rpartition("/")[2] for name in PAGES for link in page(name).links}
     assert [path.name for path in pictures if path.name not in shown] == []
@@ -275,12 +275,12 @@ def test_every_picture_is_shown_and_all_are_small(page: Callable[[str], Any]) ->
     assert [svg for svg in drawn if "@font-face" in svg or "https://cdn" in svg] == []
 
 
-def test_the_decisions_are_listed(page: Callable[[str], Any]) -> None:
+def test_decisions_are_listed(page: Callable[[str], Any]) -> None:
     there = {path.name for path in (ROOT / "docs" / "dev" / "decisions").glob("0*.md")}
     assert there == set(page("docs/dev/decisions/README.md").links)
 
 
-def test_every_public_name_is_explained(page: Callable[[str], Any]) -> None:
+def test_public_names_are_explained_in_a_page(page: Callable[[str], Any]) -> None:
     text = "\n".join(page(name).text for name in ("README.md", "docs/api/README.md", *WITH_CLUSTER))
     names = [name for name in galileo.__all__ if not name.startswith("__")]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

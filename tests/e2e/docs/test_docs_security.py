@@ -8,7 +8,7 @@ from typing import Any
 from galileo.model.quotas import KINDS
 
 
-def test_every_quota_is_explained(page: Callable[[str], Any]) -> None:
+def test_security_page_explains_every_quota(page: Callable[[str], Any]) -> None:
     [rows] = page("docs/security.md").tables("Quotas")
     named = [name.strip("`") for quotas, *_ in rows for name in quotas.split(", ")]
     assert sorted(named) == sorted(KINDS)

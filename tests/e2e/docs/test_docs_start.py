@@ -42,7 +42,7 @@ class Terminal:
         return done.stdout
 
 
-def test_the_first_page_works_as_it_stands(
+def test_start_page_runs_as_written(
     page: Callable[[str], Any],
     cluster: galileo.LocalCluster,
     client: galileo.Client,

@@ -36,7 +36,7 @@ def lines_with_a_word(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{number}: {word[0]}"
 
 
-def test_no_line_has_a_vague_word() -> None:
+def test_documents_and_code_have_no_vague_words() -> None:
     lines = [
         line
         for path in texts()
