@@ -17,7 +17,6 @@ from galileo.client import Client
 
 NODES = 3
 EXPIRATION = "1h"
-UPDATE_TIMEOUT_S = 60.0
 UPDATES_UNTIMED = 2
 
 

@@ -30,12 +30,10 @@ class MergeResult:
     Attributes:
         record: the merged one; None if the incoming one was refused as ended long ago.
         is_news: term, coordinator or end are new here.
-        is_stale: term or end of the incoming one are older.
     """
 
     record: Record | None
     is_news: bool
-    is_stale: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,7 @@ class RecordTable:
             self._replace(mine, merged, now=now)
             if not is_news:
                 self.dirty[merged.ccq.id] = None
-        return MergeResult(
-            merged, is_news, is_stale=_announced_state(merged) != _announced_state(incoming)
-        )
+        return MergeResult(merged, is_news)
 
     def acknowledge(self, ccq_id: str, cursor: Cursor) -> None:
         """Join a cursor that clients have acknowledged to the record."""
@@ -187,12 +183,12 @@ class RecordTable:
         ccq_id = incoming.ccq.id
         remaining_s = incoming.ccq.expires_at - wall
         if incoming.ended is not None and remaining_s < -self._options.tombstone_slack_s:
-            return MergeResult(None, is_news=False, is_stale=False)
+            return MergeResult(None, is_news=False)
         self.records[ccq_id] = incoming
         self.postpone(ccq_id, max(now, now + remaining_s))
         self._count(incoming, 1)
         self._schedule_purge(incoming, now=now)
-        return MergeResult(incoming, is_news=True, is_stale=False)
+        return MergeResult(incoming, is_news=True)
 
     def _replace(self, old: Record, new: Record, *, now: float) -> None:
         self._count(old, -1)
