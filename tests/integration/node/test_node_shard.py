@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,63 +31,68 @@ PARTITION = 3
 Make = Callable[..., pa.Table]
 
 
-async def test_scan_during_writes_sees_all_published_commits(
-    tmp_path: Path, schema: Schema, make_observations: Make
-) -> None:
-    """The reason why a continuous query cannot miss, with a writer in another thread."""
-    commits = [
-        Commit("p", batch, *paths.index(schema, make_observations(3, seed=batch)))
-        for batch in range(60)
-    ]
-    query = parse("", schema)
-    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
+@contextmanager
+def opened(
+    directory: Path, schema: Schema, *partitions: int, cls: type[Shard] = Shard, **named: Any
+) -> Iterator[Shard]:
+    """A shard in a new store, with these partitions, which are empty."""
+    with Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
-
-        def seen() -> set[int]:
-            table = shard.graph.scan(query, after=EMPTY_CURSOR, until=shard.published())
-            return set(table.column("sequence").to_pylist())
-
-        done, looked = threading.Event(), threading.Semaphore(0)
-
-        def write_one(number: int, commit: Commit) -> list[Committed | GalileoError]:
-            if number % 20 == 10:  # not all may be written before the first look
-                looked.acquire(timeout=60)
-            return shard.write(PARTITION, [commit])
-
-        def write() -> list[list[Committed | GalileoError]]:
-            try:
-                return [write_one(number, commit) for number, commit in enumerate(commits)]
-            finally:
-                done.set()
-
-        with ThreadPoolExecutor(1) as executor:
-            writing = asyncio.get_running_loop().run_in_executor(executor, write)
-            looks = 0
-            while not done.is_set():
-                published = shard.published()
-                table = shard.graph.scan(query, after=EMPTY_CURSOR, until=published)
-                found = set(table.column("sequence").to_pylist())
-                assert found == set(range(1, published[PARTITION] + 1))
-                looks += 1
-                looked.release()
-                await asyncio.sleep(0)
-            await writing
-        assert looks > 1
-        assert seen() == set(range(1, 61))
+        shard = cls(schema, epoch=store.epoch, **named)
+        for partition in partitions:
+            shard.attach(partition, store.journal(schema.name, partition))
+        yield shard
 
 
 @pytest.fixture
 def stored(tmp_path: Path, schema: Schema) -> Iterator[Shard]:
     """A shard with an empty partition."""
-    with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
-        store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+    with opened(tmp_path, schema, PARTITION) as shard:
         yield shard
+
+
+def commits_of(shard: Shard, make: Make, count: int, *, rows: int = 3) -> list[Commit]:
+    batches = ((n, make(rows, seed=n)) for n in range(count))
+    return [Commit("p", n, *paths.index(shard.schema, table)) for n, table in batches]
+
+
+async def test_scan_during_writes_sees_all_published_commits(
+    stored: Shard, make_observations: Make
+) -> None:
+    """The reason why a continuous query cannot miss, with a writer in another thread."""
+    commits = commits_of(stored, make_observations, 60)
+    query = parse("", stored.schema)
+
+    def seen(until: Cursor) -> set[int]:
+        table = stored.graph.scan(query, after=EMPTY_CURSOR, until=until)
+        return set(table.column("sequence").to_pylist())
+
+    done, looked = threading.Event(), threading.Semaphore(0)
+
+    def write_one(number: int, commit: Commit) -> list[Committed | GalileoError]:
+        if number % 20 == 10:  # not all may be written before the first look
+            looked.acquire(timeout=60)
+        return stored.write(PARTITION, [commit])
+
+    def write() -> list[list[Committed | GalileoError]]:
+        try:
+            return [write_one(number, commit) for number, commit in enumerate(commits)]
+        finally:
+            done.set()
+
+    with ThreadPoolExecutor(1) as executor:
+        writing = asyncio.get_running_loop().run_in_executor(executor, write)
+        looks = 0
+        while not done.is_set():
+            published = stored.published()
+            assert seen(published) == set(range(1, published[PARTITION] + 1))
+            looks += 1
+            looked.release()
+            await asyncio.sleep(0)
+        await writing
+    assert looks > 1
+    assert seen(stored.published()) == set(range(1, 61))
 
 
 def _no_memory(*_: Any, **__: Any) -> None:
@@ -97,10 +103,7 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later sequence would make readers skip the missing commit."""
-    commits = [
-        Commit("p", batch, *paths.index(stored.schema, make_observations(3, seed=batch)))
-        for batch in range(4)
-    ]
+    commits = commits_of(stored, make_observations, 4)
     stored.write(PARTITION, commits[:1])
     with monkeypatch.context() as patched:
         patched.setattr(stored.graph, "insert", _no_memory)
@@ -130,10 +133,7 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
 def test_synopsis_after_a_failed_add_counts_all_commits(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = [
-        Commit("p", batch, *paths.index(stored.schema, make_observations(40, seed=batch)))
-        for batch in range(2)
-    ]
+    commits = commits_of(stored, make_observations, 2, rows=40)
     stored.write(PARTITION, commits[:1])
     with monkeypatch.context() as patched:
         patched.setattr(Synopsis, "add", _no_memory)
@@ -151,11 +151,7 @@ def test_synopses_leave_out_a_detached_partition(tmp_path: Path, schema: Schema)
         shard.journals = {}  # As `detach` does, in another thread.
         return range(10)
 
-    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
-        store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch, owned=owned)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+    with opened(tmp_path, schema, PARTITION, owned=owned) as shard:
         assert shard.synopses() == {}
 
 
@@ -174,17 +170,10 @@ def test_shard_journals_iteration_survives_attach(tmp_path: Path, schema: Schema
 def test_event_clock_is_the_newest_bucket_after_restart_too(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
-    commits = [
-        Commit("p", batch, *paths.index(schema, make_observations(3, seed=batch)))
-        for batch in range(12)
-    ]
-    buckets = [int(column_micros(commit.paths.column("bucket")).max()) for commit in commits]
-    newest = [max(buckets[: number + 1]) for number in range(12)]
-    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
-        store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
+    with opened(tmp_path, schema, PARTITION) as shard:
+        commits = commits_of(shard, make_observations, 12)
+        buckets = [int(column_micros(commit.paths.column("bucket")).max()) for commit in commits]
+        newest = [max(buckets[: number + 1]) for number in range(12)]
         assert shard.event_clock() == ()
         for number, commit in enumerate(commits):
             shard.write(PARTITION, [commit])
@@ -210,13 +199,8 @@ def test_event_clock_advances_before_a_commit_is_published(
             ahead.append(self.published()[partition] >= commits.last_sequence)
             super()._wind(partition, commits)
 
-    with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
-        store.create_dataset(schema)
-        store.recover(lambda *_: None)
-        shard = Watched(schema, epoch=store.epoch)
-        shard.attach(PARTITION, store.journal(schema.name, PARTITION))
-        commit = Commit("p", 0, *paths.index(schema, make_observations(3, seed=0)))
-        assert shard.write(PARTITION, [commit])
+    with opened(tmp_path, schema, PARTITION, cls=Watched) as shard:
+        assert shard.write(PARTITION, commits_of(shard, make_observations, 1))
     assert ahead[-1:] == [False]
 
 
