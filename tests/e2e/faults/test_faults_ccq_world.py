@@ -63,7 +63,9 @@ def judged(directory: Path, readers: list[Any], *, sent: int = ROWS) -> Trial:
     return trial
 
 
-def test_it_finds_what_queries_find(stored: tuple[Path, dict[str, LabelSet]]) -> None:
+def test_checker_of_complete_deliveries_finds_nothing(
+    stored: tuple[Path, dict[str, LabelSet]],
+) -> None:
     directory, found = stored
     assert all(0 < len(labels) < ROWS for labels in found.values())
     trial = judged(directory, [reader(way, labels) for way, labels in found.items()])
@@ -73,7 +75,7 @@ def test_it_finds_what_queries_find(stored: tuple[Path, dict[str, LabelSet]]) ->
 
 
 @pytest.mark.parametrize("way", QUERIES)
-def test_it_misses_a_label_that_was_not_handed_out(
+def test_checker_finds_a_label_that_was_not_delivered(
     stored: tuple[Path, dict[str, LabelSet]], way: str
 ) -> None:
     directory, found = stored
@@ -85,7 +87,7 @@ def test_it_misses_a_label_that_was_not_handed_out(
     assert "'lied': " in complaint
 
 
-def test_it_sees_observations_that_are_not_there(
+def test_checker_finds_observations_that_are_not_stored(
     stored: tuple[Path, dict[str, LabelSet]],
 ) -> None:
     (complaint,) = judged(stored[0], [], sent=ROWS + 1).complaints

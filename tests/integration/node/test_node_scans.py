@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
-from galileo.errors import InputError, PartitionMoved
+from galileo.errors import PartitionMoved, UnknownProperty
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.labels import LabelSet
 from galileo.model.schema import Feature, Schema
@@ -398,15 +399,15 @@ async def test_query_sends_labels_of_a_moving_partition_once(
     assert identities(found) < identities(whole)
 
 
-async def test_a_wrong_query_never_gets_as_far_as_a_scan(cluster: Any) -> None:
-    with pytest.raises(InputError):
+async def test_query_of_an_unknown_property_is_refused(cluster: Any) -> None:
+    with raises(UnknownProperty, property="tempera"):
         await cluster.ask("tempera > 3")
 
 
 # --- step by step --------------------------------------------------------------------------------
 
 
-async def test_an_answer_is_made_as_it_is_taken(
+async def test_query_scans_ahead_of_its_reader_within_the_queue(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ahead of its reader a scan makes only what the queue and one step hold."""

@@ -357,7 +357,7 @@ async def test_heartbeat_repeats_a_drop_that_the_disk_refused(
     assert b.catalog.generations == {"nam": 1}
 
 
-async def test_a_retention_is_told_until_the_peer_has_it(post: Post) -> None:
+async def test_heartbeat_announces_a_retention_until_acknowledged(post: Post) -> None:
     a, b = post.wire.nodes["a"], post.wire.nodes["b"]
     first = a.catalog.set_retention("nam", Retention("30d"))
     post.wire.away.add("b")
