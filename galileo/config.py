@@ -23,6 +23,7 @@ from galileo.logging_setup import AuditSection
 from galileo.model.quotas import Quotas
 from galileo.model.schema import nearest_name
 from galileo.redaction import redacted
+from galileo.spark.options import SparkOptions
 from galileo.tracing import TracingOptions
 from galileo.wire.channel import is_loopback as is_loopback
 from galileo.wire.tls_credentials import TlsFiles
@@ -79,15 +80,9 @@ class MembershipSection:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorSection:
-    """The host's Spark evaluator.
+    """The host's Spark evaluator; the nodes of one host find it by the shared `directory`."""
 
-    `master` is a Spark master (`local[2]`, `spark://host:port`) or a Spark Connect address
-    (`sc://host:port`); the nodes of one host find it by the shared `directory`.
-    """
-
-    master: str = "local[2]"
     directory: str = ""
-    heap_mb: int = 512
     idle_timeout_s: float = 60.0
     cycle_timeout_s: float = 60.0
 
@@ -180,6 +175,7 @@ class Config:
     storage: StorageSection = field(default_factory=StorageSection)
     membership: MembershipSection = field(default_factory=MembershipSection)
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
+    spark: SparkOptions = field(default_factory=SparkOptions)
     samplers: SamplersSection = field(default_factory=SamplersSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
@@ -214,6 +210,7 @@ SECTIONS: dict[str, type] = {
     "storage": StorageSection,
     "membership": MembershipSection,
     "evaluator": EvaluatorSection,
+    "spark": SparkOptions,
     "samplers": SamplersSection,
     "limits": LimitsSection,
     "metrics": MetricsSection,
@@ -225,6 +222,10 @@ SECTIONS: dict[str, type] = {
     "quotas": Quotas,
     "audit": AuditSection,
 }
+MOVED_KEYS = {"evaluator": {"master": "spark", "heap_mb": "spark"}}
+"""Keys that earlier versions had in another section, and the section that has them now."""
+ZERO_KEYS = frozenset({"spark.tasks"})
+"""Numbers for which zero has a meaning."""
 UPLOAD_POLICIES = ("disabled", "sandboxed")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -255,7 +256,7 @@ def load(
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
-    raw = read(path)
+    raw = _moved(read(path))
     variables = os.environ if environment is None else environment
     try:
         for assignment in [*_from_environment(variables), *overrides]:
@@ -279,10 +280,34 @@ def read(path: Path) -> dict[str, Any]:
 def from_dict(raw: Mapping[str, Any]) -> Config:
     """Builds and checks the configuration. Raises ConfigError."""
     _refuse_unknown("section", raw, [*SECTIONS, "cluster"])
+    raw = _moved(raw)
     sections = {name: _section(name, raw.get(name, {})) for name in SECTIONS}
     config = Config(topology=_topology_of(raw), **sections)
     _check(config)
     return config
+
+
+def _moved(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the keys of earlier versions in their present sections.
+
+    Raises:
+        ConfigError: a key is set in both sections.
+    """
+    result = dict(raw)
+    for old, keys in MOVED_KEYS.items():
+        table = result.get(old)
+        for key in [key for key in keys if isinstance(table, Mapping) and key in table]:
+            new = keys[key]
+            target = result.get(new, {})
+            _refuse_other_than_table(new, target)
+            if key in target:
+                raise ConfigError(
+                    f"expected {new}.{key} or {old}.{key}, its name in earlier versions, got "
+                    f"both; remove {old}.{key}"
+                )
+            result[new] = {**target, key: result[old][key]}
+            result[old] = {name: value for name, value in result[old].items() if name != key}
+    return result
 
 
 def _section(name: str, raw: Any) -> Any:
@@ -296,11 +321,30 @@ def _section(name: str, raw: Any) -> Any:
 def _typed(key: str, value: Any, kind: type) -> Any:
     if isinstance(value, str) and kind is not str:
         value = _parsed(value)
+    if typing.get_origin(kind) is Mapping:
+        return _texts(key, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
         raise ConfigError(f"expected {kind.__name__} for {key}, got {value!r}")
     return value
+
+
+def _texts(key: str, value: Any) -> dict[str, str]:
+    """A table as texts by dotted names, in which `a.b = 1` and `"a.b" = "1"` are the same."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"expected a table for {key}, got {value!r}")
+    result: dict[str, str] = {}
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            result |= {f"{name}.{rest}": text for rest, text in _texts(key, inner).items()}
+        elif isinstance(inner, bool):
+            result[name] = str(inner).lower()
+        elif isinstance(inner, str | int | float):
+            result[name] = str(inner)
+        else:
+            raise ConfigError(f"expected a text or number for {name} in {key}, got {inner!r}")
+    return result
 
 
 def _parsed(text: str) -> Any:
@@ -322,6 +366,7 @@ def _from_environment(variables: Mapping[str, str]) -> list[str]:
 def _assign(raw: dict[str, Any], assignment: str) -> None:
     target, equals, value = assignment.partition("=")
     section, dot, key = target.strip().partition(".")
+    section = MOVED_KEYS.get(section, {}).get(key, section)
     if not equals or not dot or section not in SECTIONS:
         raise ConfigError(
             "expected section.key=value with a section of "
@@ -425,6 +470,19 @@ def _check_metrics(config: Config) -> None:
         )
 
 
+def _check_spark(config: Config) -> None:
+    is_protected = config.keys.is_tls or config.auth.token_file
+    is_open = config.spark.standalone and not config.spark.secret_file
+    if is_protected and is_open and not config.security.insecure:
+        raise ConfigError(
+            f"expected spark.secret_file for {config.spark.master}, got none: this cluster uses "
+            "certificates or tokens, and without the secret anyone who reaches the Spark cluster "
+            "can run code as this node; name the file of the secret that Spark's master and "
+            "workers have as spark.authenticate.secret, or set security.insecure = true to trust "
+            "the network"
+        )
+
+
 def _check_node_credentials(config: Config) -> None:
     if config.auth.token_file and len(config.topology.nodes) > 1:
         config.keys.check_of_node()
@@ -438,7 +496,9 @@ def _check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 def _check_positive(name: str, section: Any) -> None:
     for key in dataclasses.fields(section):
         value = getattr(section, key.name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        least_is_zero = f"{name}.{key.name}" in ZERO_KEYS
+        if is_number and not (value > 0 or (value == 0 and least_is_zero)):
             raise ConfigError(f"expected {name}.{key.name} above zero, got {value}")
 
 
@@ -453,6 +513,7 @@ _CHECKS = (
     _check_listen,
     _check_metrics,
     lambda config: config.keys.check_named(),
+    _check_spark,
     _check_node_credentials,
     lambda config: _check_one_of("logging.format", config.logging.format, LOG_FORMATS),
     lambda config: _check_one_of("logging.level", config.logging.level, LOG_LEVELS),
@@ -467,6 +528,10 @@ def problems(raw: Mapping[str, Any]) -> list[str]:
 
 def _find_errors(raw: Mapping[str, Any]) -> list[str]:
     messages: list[str] = []
+    try:
+        raw = _moved(raw)
+    except ConfigError as error:
+        return [error.message]
     sections = {name: SECTIONS[name]() for name in SECTIONS}
     for name, values in raw.items():
         try:

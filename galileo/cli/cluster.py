@@ -188,6 +188,8 @@ def remarks(found: ClusterStatus) -> str:
     lines = [f"{node.name} does not answer" for node in found.nodes if node.state == "unreachable"]
     for node in found.nodes:
         lines += [f"{node.name}: stopped: {reason}" for reason in node.stopped]
+        if node.evaluator_problem:
+            lines.append(f"{node.name}: evaluates no queries: {node.evaluator_problem}")
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
     # Each node reports what it knows, which is most often the same.

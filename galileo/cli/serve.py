@@ -67,7 +67,7 @@ def evaluator(session: Session, *, path: Path, overrides: tuple[str, ...]) -> No
 
     \b
     Example:
-      galileo evaluator --config node-1.toml --set evaluator.master=local[4]
+      galileo evaluator --config node-1.toml --set spark.master=local[4]
     """
     loaded = configuration.load(path, overrides=overrides)
     start_logging(loaded.logging.format, level=loaded.logging.level)

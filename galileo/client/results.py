@@ -408,7 +408,8 @@ class NodeStatus:
     other nodes coordinate by now. `spilled_bytes` are files. `ccqs_overloaded` of those that it
     coordinates have cycles that take longer than their update interval. `calls` are those that the
     node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
-    commits that a node had reported and has no more, as this node knows.
+    commits that a node had reported and has no more, as this node knows. `evaluator_problem` is why
+    the queries that it coordinates are not evaluated at present; empty if they are.
     """
 
     name: str
@@ -428,6 +429,7 @@ class NodeStatus:
     spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    evaluator_problem: str = ""
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
 

@@ -58,7 +58,7 @@ async def condition(
         host_condition,
         Path(config.node.directory),
         takes_samplers=takes_samplers,
-        master=config.evaluator.master,
+        master=config.spark.master,
     )
     return cluster_pb2.NodeCondition(
         version=parts.version,

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from galileo.config import Config
 from galileo.errors import GalileoError
 from galileo.spark.launcher import EvaluatorClient
-from galileo.spark.options import EvaluatorOptions, SparkOptions
+from galileo.spark.options import EvaluatorOptions
 from galileo.wire.internal.v1 import evaluator_pb2
 
 LOOK_S = 5.0
+STARTS_SLOWLY_S = 20.0
+"""A start of the evaluator that takes longer is a problem; about twice that of a quiet machine."""
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ def evaluator_options(config: Config) -> EvaluatorOptions:
     section = config.evaluator
     return EvaluatorOptions(
         runtime_dir=config.evaluator_directory,
-        spark=SparkOptions(master=section.master, heap_mb=section.heap_mb),
+        spark=config.spark,
         idle_timeout_s=section.idle_timeout_s,
         keys=config.keys,
         tracing=config.tracing,
@@ -32,12 +34,31 @@ def evaluator_options(config: Config) -> EvaluatorOptions:
 
 
 class Evaluation:
-    """Starts the evaluator on demand, and renews its lease while this node coordinates CCQs."""
+    """Starts the evaluator on demand, and renews its lease while this node coordinates CCQs.
+
+    Raises:
+        ConfigError: the secret of the Spark cluster cannot be read.
+    """
 
     def __init__(self, config: Config) -> None:
+        config.spark.read_secret()
+        self._failure = ""
+        self._is_needed = False
         self._timeout_s = config.evaluator.cycle_timeout_s
         self._handle = EvaluatorClient(evaluator_options(config))
         self._warming: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is evaluated at present; "" if it is, or nothing needs to be."""
+        if self._failure or not self._is_needed:
+            return self._failure
+        if self._handle.missing_s < STARTS_SLOWLY_S:
+            return ""
+        return (
+            f"the evaluator has been starting for {self._handle.missing_s:.0f} s; it wrote last: "
+            f"{self._handle.last_line}"
+        )
 
     def warm(self) -> None:
         """Starts the evaluator in the background, before the first cycle."""
@@ -50,13 +71,22 @@ class Evaluation:
         Raises:
             TransientError: there is no evaluator, or it timed out; nothing is lost.
         """
-        return await self._handle.evaluate(request, timeout_s=self._timeout_s)
+        try:
+            reply = await self._handle.evaluate(request, timeout_s=self._timeout_s)
+        except GalileoError as error:
+            self._failure = error.message
+            raise
+        self._failure = ""
+        return reply
 
     async def keep(self, is_needed: Callable[[], bool]) -> None:
         """Renews the lease of the evaluator while `is_needed`; runs until cancelled."""
         while True:
-            if is_needed():
+            self._is_needed = is_needed()
+            if self._is_needed:
                 await self._ensure()
+            else:
+                self._failure = ""
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
@@ -68,5 +98,7 @@ class Evaluation:
     async def _ensure(self) -> None:
         try:
             await self._handle.ensure()
+            self._failure = ""
         except GalileoError as error:
+            self._failure = error.message
             log.warning("no evaluator: %s", error)

@@ -359,6 +359,7 @@ class NodeProcess:
 
     async def _status(self) -> cluster_pb2.NodeStatus:
         status = self._usage.status(self.node, self.machine)
+        status.evaluator_problem = self._evaluation.problem
         status.calls.update(self._security.calls.counts())
         return status
 

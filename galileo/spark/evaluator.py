@@ -33,7 +33,7 @@ from galileo.logging_setup import start_logging
 from galileo.spark.job import JobLimits, request_from_pb
 from galileo.spark.job_queue import JobQueue, QueueOptions
 from galileo.spark.job_runner import Engine, EngineLost, JobRunner
-from galileo.spark.options import EvaluatorOptions
+from galileo.spark.options import EvaluatorOptions, SparkOptions
 from galileo.spark.runtime_dir import TOKEN_KEY, EvaluatorRecord, RuntimeDir
 from galileo.spark.session import open_engine
 from galileo.tracing import tracing
@@ -47,7 +47,8 @@ EXIT_REFUSED = 2
 EXIT_LOST = 3
 _CHECK_INTERVAL_S = 0.5
 _GRACE_S = 1.0
-_THREADS = 2  # One runs the job, one cancels it.
+_THREADS = 3  # One runs the job, one cancels it, one examines the session.
+_HUNG_S = 30.0
 
 Context: TypeAlias = grpc.aio.ServicerContext
 log = logging.getLogger("galileo.spark.evaluator")  # `__name__` is `__main__` in its process.
@@ -175,7 +176,7 @@ async def _serve(
         tracing=options.tracing,
     )
     jobs = JobRunner(engine, limits)
-    await asyncio.get_running_loop().run_in_executor(threads, jobs.warm_up)
+    await _warm_up(jobs, engine, threads, spark=options.spark)
     limits_of_queue = QueueOptions(options.queue_max, keep_warm_s=options.keep_warm_s)
     queue = JobQueue(jobs, threads=threads, options=limits_of_queue)
     lease = Lease(SystemClock(), idle_s=options.idle_timeout_s)
@@ -183,7 +184,12 @@ async def _serve(
     runtime.publish(record)
     log.info("warm, and listening on %s", record.address)
     try:
-        await _first_of(queue.serve(), _until_expired(queue, lease, engine), _until_signal())
+        await _first_of(
+            queue.serve(),
+            _until_expired(queue, lease),
+            _until_lost(engine, threads),
+            _until_signal(),
+        )
     finally:
         runtime.withdraw(pid=os.getpid())
         await server.stop(_GRACE_S)
@@ -198,13 +204,44 @@ async def _open_server(service: EvaluatorService) -> tuple[grpc.aio.Server, Eval
     return server, dataclasses.replace(draft, address=f"127.0.0.1:{port}")
 
 
-async def _until_expired(queue: JobQueue, lease: Lease, engine: Engine) -> None:
-    """Returns when the lease ends. Raises EngineLost when the JVM does."""
-    while not (lease.expired and queue.idle):
-        if not engine.alive():
-            raise EngineLost("Spark's JVM ended")
+async def _warm_up(
+    jobs: JobRunner, engine: Engine, threads: ThreadPoolExecutor, *, spark: SparkOptions
+) -> None:
+    """Raises EngineLost if the first jobs fail, or the session is lost before they end."""
+
+    async def run_jobs() -> None:
+        await asyncio.get_running_loop().run_in_executor(threads, jobs.warm_up)
+
+    try:
+        await _first_of(run_jobs(), _until_lost(engine, threads))
+    except EngineLost as error:
+        if spark.embedded:
+            raise
+        raise EngineLost(
+            f"{error}. The workers of {spark.master} need a Python with galileo of this version at "
+            f"spark.python ({spark.interpreter})"
+        ) from error
+
+
+async def _until_expired(queue: JobQueue, lease: Lease) -> None:
+    while True:
+        if lease.expired and queue.idle:
+            log.info("the evaluator ends: no call within its lease")
+            return
         await asyncio.sleep(_CHECK_INTERVAL_S)
-    log.info("the evaluator ends: no call within its lease")
+
+
+async def _until_lost(engine: Engine, threads: ThreadPoolExecutor) -> None:
+    """Raises EngineLost when the session is lost, or its JVM hangs."""
+    while True:
+        look = asyncio.get_running_loop().run_in_executor(threads, engine.failure)
+        try:
+            failure = await asyncio.wait_for(look, _HUNG_S)
+        except TimeoutError:
+            failure = f"Spark's JVM has not answered for {_HUNG_S:g} s"
+        if failure:
+            raise EngineLost(failure)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def _until_signal() -> None:

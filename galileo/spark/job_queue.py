@@ -28,6 +28,7 @@ class QueueOptions:
         keep_warm_s: seconds without a job after which an empty one runs; 0: never.
         cancel_again_s: seconds between two attempts to cancel a job.
         cancel_timeout_s: seconds after which a cancelled job that runs ends the session.
+        probe_timeout_s: seconds after which an empty job that runs ends the session.
     """
 
     requests_max: int
@@ -35,6 +36,7 @@ class QueueOptions:
     keep_warm_s: float = 0.0
     cancel_again_s: float = 1.0
     cancel_timeout_s: float = 20.0
+    probe_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class JobQueue:
         try:
             await asyncio.wait_for(self._arrived.wait(), self._options.keep_warm_s or None)
         except TimeoutError:
-            await self._in_thread(self._jobs.keep_warm)
+            await self._probe()
             return
         if batch := self._next_batch():
             await self._evaluate(batch)
@@ -153,7 +155,17 @@ class JobQueue:
             ends: set[asyncio.Future[Any]] = {job, *pending}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await self._end(job, run)
+        if run.cancelled.is_set():
+            await self._probe()
         return job.result()
+
+    async def _probe(self) -> None:
+        """Runs an empty job. Raises EngineLost if it fails, or does not end in time."""
+        probe = asyncio.ensure_future(self._in_thread(self._jobs.keep_warm))
+        done, _ = await asyncio.wait({probe}, timeout=self._options.probe_timeout_s)
+        if not done:
+            raise EngineLost(f"an empty job took more than {self._options.probe_timeout_s:g} s")
+        probe.result()
 
     async def _end(self, job: asyncio.Future[list[Outcome]], run: Run) -> None:
         """Cancels the job until it has ended. Raises EngineLost if it does not end."""

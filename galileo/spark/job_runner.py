@@ -39,11 +39,13 @@ class Engine(Protocol):
     @property
     def tasks(self) -> int: ...
 
-    def alive(self) -> bool:
-        """Whether its process runs; a session that does not answer may still be alive."""
+    def failure(self) -> str:
+        """Why its session is lost; "" while it is not. May block."""
         ...
 
-    def run(self, function: JobTask, *, row_schema: pa.Schema, tag: str) -> pa.Table: ...
+    def run(
+        self, function: JobTask, *, row_schema: pa.Schema, tag: str, tasks: int
+    ) -> pa.Table: ...
 
     def cancel(self, tag: str) -> None: ...
 
@@ -139,7 +141,7 @@ class JobRunner:
             tasks=self._engine.tasks,
             limits=self._limits,
         )
-        return self._engine.run(JobTask(job), row_schema=ROW_SCHEMA, tag=tag)
+        return self._engine.run(JobTask(job), row_schema=ROW_SCHEMA, tag=tag, tasks=job.tasks)
 
 
 def _failed_outcome(group: Group, error: Exception) -> Outcome:

@@ -13,7 +13,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import grpc.aio
@@ -35,6 +35,7 @@ PINGS_PER_LEASE = 4
 FRESH_S = 1.0
 _POLL_S = 0.1
 _LOG_TAIL_BYTES = 2_000
+_DOUBLINGS_MAX = 16
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,14 @@ class LaunchOptions:
 
     Attributes:
         hung_s: seconds without an answer after which its process is killed.
-        retry_s: seconds after a failed start for which none is started.
+        retry_s: seconds after a failed start for which none is started; doubles with each failed
+            start in succession.
+        retry_max_s: upper bound of that.
     """
 
     hung_s: float = 15.0
-    retry_s: float = 10.0
+    retry_s: float = 1.0
+    retry_max_s: float = 10.0
 
 
 class EvaluatorClient:
@@ -75,9 +79,11 @@ class EvaluatorClient:
         self._channel: grpc.aio.Channel | None = None
         self._answered_at = float("-inf")
         self._silent_since: float | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._missing_since: float | None = None
+        self._child: _Child | None = None
         self._failure = ""
-        self._failed_at = float("-inf")
+        self._failures = 0
+        self._retry_at = float("-inf")
 
     async def __aenter__(self) -> EvaluatorClient:
         return self
@@ -89,6 +95,19 @@ class EvaluatorClient:
     def pid(self) -> int | None:
         """The process of the evaluator that answered last."""
         return self._record.pid if self._record else None
+
+    @property
+    def missing_s(self) -> float:
+        """Seconds since an evaluator was needed and none answered; 0 if one does."""
+        since = self._missing_since
+        return 0.0 if since is None else self._clock.monotonic() - since
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the log of the evaluator that was started last."""
+        with suppress(OSError), self._runtime.log.open("rb") as file:
+            return _tail(file).strip().rpartition("\n")[2] or "nothing"
+        return "nothing"
 
     async def ensure(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until a warm evaluator answers; starts one if there is none.
@@ -148,6 +167,12 @@ class EvaluatorClient:
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
+        await self._disconnect()
+        if self._child is not None:
+            self._child.log.close()
+            self._child = None
+
+    async def _disconnect(self) -> None:
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
@@ -158,12 +183,14 @@ class EvaluatorClient:
     async def _await_answer(self, timeout_s: float) -> None:
         deadline = self._clock.monotonic() + timeout_s
         while not await self._answers():
+            if self._missing_since is None:
+                self._missing_since = self._clock.monotonic()
             self._check_child()
             self._start_if_none()
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"the evaluator is not warm after {timeout_s:.0f} s; try again "
-                    f"(its log: {self._runtime.log})",
+                    f"(its log: {self._runtime.log}); it wrote last: {self.last_line}",
                     after_s=_POLL_S,
                 )
             await asyncio.sleep(_POLL_S)
@@ -175,7 +202,7 @@ class EvaluatorClient:
         if record is None:
             return False
         if record != self._record or self._channel is None:
-            await self.close()
+            await self._disconnect()
             self._record, self._channel = record, open_channel(record.address)
             self._silent_since = None
         try:
@@ -195,6 +222,8 @@ class EvaluatorClient:
         except grpc.RpcError as error:
             raise error_of_rpc(error, asked="the evaluator") from error
         self._answered_at, self._silent_since = self._clock.monotonic(), None
+        self._missing_since = None
+        self._failures = 0
         return reply
 
     def _replace_if_hung(self, record: EvaluatorRecord) -> None:
@@ -220,24 +249,47 @@ class EvaluatorClient:
 
     def _check_child(self) -> None:
         """Raises Unavailable if the process that we started ended before it was warm, and for
-        `retry_s` after, so that not every cycle starts one in vain.
+        some time after, so that not every cycle starts one in vain.
         """
         child = self._child
-        if child is not None and child.returncode is not None:
+        if child is not None and child.process.returncode is not None:
             self._child = None
-            if child.returncode != 0 and self.pid != child.pid:
-                self._failed_at = self._clock.monotonic()
+            status, tail = child.process.returncode, _tail(child.log)
+            child.log.close()
+            if status != 0 and self.pid != child.process.pid:
+                self._retry_at = self._clock.monotonic() + self._pause_s()
+                self._failures += 1
                 self._failure = (
-                    f"the evaluator did not start (exit code {child.returncode}); "
-                    f"the end of {self._runtime.log}:\n{_tail(self._runtime)}"
+                    f"the evaluator did not start (exit code {status}); "
+                    f"the end of {self._runtime.log}:\n{tail}"
                 )
-        if self._clock.monotonic() - self._failed_at < self._launching.retry_s:
-            raise Unavailable(self._failure, after_s=self._launching.retry_s)
+        left_s = self._retry_at - self._clock.monotonic()
+        if left_s > 0:
+            raise Unavailable(self._failure, after_s=left_s)
+
+    def _pause_s(self) -> float:
+        doubled = self._launching.retry_s * 2.0 ** min(self._failures, _DOUBLINGS_MAX)
+        return min(doubled, self._launching.retry_max_s)
 
 
-def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subprocess.Popen[bytes]:
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """An evaluator that this process started.
+
+    Attributes:
+        process: of it.
+        log: its output, which stays readable when another process starts an evaluator.
+    """
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+
+def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> _Child:
     """Starts the process, without a `preexec_fn`: that would fork, which gRPC does not survive."""
-    with os.fdopen(os.open(runtime.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)) as output:
+    runtime.log.unlink(missing_ok=True)
+    output = os.fdopen(os.open(runtime.log, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "rb")
+    try:
         child = subprocess.Popen(
             [sys.executable, "-m", "galileo.spark.evaluator", str(lock)],
             stdin=subprocess.PIPE,
@@ -247,16 +299,19 @@ def _start(options: EvaluatorOptions, runtime: RuntimeDir, lock: int) -> subproc
             start_new_session=True,
             env={**without_token(os.environ), "GRPC_ENABLE_FORK_SUPPORT": "0"},
         )
+    except BaseException:
+        output.close()
+        raise
     # Reaps the process if it ends first.
     threading.Thread(target=child.wait, name="evaluator-reaper", daemon=True).start()
     assert child.stdin is not None
     with suppress(BrokenPipeError), child.stdin:
         runtime.record_holder(lock, child.pid)
         child.stdin.write(options.to_json().encode())
-    return child
+    return _Child(child, output)
 
 
-def _tail(runtime: RuntimeDir) -> str:
-    with suppress(OSError):
-        return runtime.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-    return ""
+def _tail(file: IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    start = max(0, size - _LOG_TAIL_BYTES)
+    return os.pread(file.fileno(), size - start, start).decode(errors="replace")

@@ -11,61 +11,131 @@ from pathlib import Path
 
 from galileo.errors import ConfigError
 from galileo.tracing import NO_TRACING, TracingOptions
-from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
+from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles, read_secret
 
 HEAP_MIN_MB = 450
 HEAP_DEFAULT_MB = 512
+CORES_DEFAULT = 2
 REMOTE_TASKS_DEFAULT = 2
 
 _LOCAL = re.compile(r"local(\[(\d+|\*)\])?")
+_STANDALONE = re.compile(r"spark://[^\s,/:]+:\d+(,[^\s,/:]+:\d+)*")
+_REMOTE = re.compile(r"sc://[^\s/]+\S*")
+_SETTING = re.compile(r"spark(\.\w[\w-]*)+")
+
+# Settings of Spark that a key of `SparkOptions` sets.
+_KEY_OF_SETTING = {
+    "spark.master": "master",
+    "spark.cores.max": "cores_max",
+    "spark.driver.host": "driver_host",
+    "spark.pyspark.python": "python",
+    "spark.authenticate.secret": "secret_file",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """The session in which jobs run.
+    """The session in which jobs run: the section [spark] of a node's configuration.
 
     Attributes:
-        master: "local[2]" (embedded, two cores), "spark://host:port" (a cluster) or
-            "sc://host:port" (Spark Connect, which needs the package `zstandard`).
+        master: "local[2]" (embedded, two cores), "spark://host:port" (a standalone cluster, or
+            several masters of one, separated by commas) or "sc://host:port" (Spark Connect, which
+            needs the package `zstandard`).
+        heap_mb: upper bound of the heap of the local JVM, and of each executor of a cluster; Spark
+            refuses less than 450.
+        cores_max: cores of a standalone cluster that the session takes.
+        driver_host: address of this host at which the executors of a cluster reach the session; ""
+            for the address from which this host reaches the master.
+        python: interpreter of the workers; it must exist on each host of a cluster. "" for that
+            of this process.
         tasks: of one job; 0 means one per core of the session, two with Spark Connect.
-        heap_mb: upper bound of the local JVM's heap; Spark refuses less than 450.
-        driver_host: name of this host for the executors of a cluster.
-        python: interpreter of the workers; it must exist on each host of a cluster.
+        secret_file: file of the secret that a standalone cluster shares with its applications,
+            readable by its owner only; "" for no authentication.
         settings: Spark settings that override the defaults.
     """
 
     master: str = "local[2]"
-    tasks: int = 0
     heap_mb: int = HEAP_DEFAULT_MB
+    cores_max: int = CORES_DEFAULT
     driver_host: str = ""
-    python: str = sys.executable
+    python: str = ""
+    tasks: int = 0
+    secret_file: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not (_LOCAL.fullmatch(self.master) or self.master.startswith(("spark://", "sc://"))):
+        if not any(form.fullmatch(self.master) for form in (_LOCAL, _STANDALONE, _REMOTE)):
             raise ConfigError(
-                "expected a Spark master such as 'local[2]', 'spark://host:7077' or "
-                f"'sc://host:15002', got {self.master!r}",
+                "expected spark.master as 'local[2]', 'spark://host:7077' or 'sc://host:15002', "
+                f"got {self.master!r}",
                 parameter="master",
             )
         if self.tasks < 0:
             raise ConfigError(
-                f"expected the tasks of a job to be 0 or more, got {self.tasks}", parameter="tasks"
+                f"expected spark.tasks to be 0 or more, got {self.tasks}", parameter="tasks"
+            )
+        if self.cores_max < 1:
+            raise ConfigError(
+                f"expected spark.cores_max to be 1 or more, got {self.cores_max}",
+                parameter="cores_max",
             )
         if self.heap_mb < HEAP_MIN_MB:
             raise ConfigError(
-                f"expected a Spark heap of at least {HEAP_MIN_MB} MB, got {self.heap_mb}",
+                f"expected spark.heap_mb to be at least {HEAP_MIN_MB}, got {self.heap_mb}",
                 parameter="heap_mb",
                 bound=HEAP_MIN_MB,
             )
+        for name in self.settings:
+            _check_setting(name)
 
     @property
     def embedded(self) -> bool:
         return self.master.startswith("local")
 
     @property
+    def standalone(self) -> bool:
+        return self.master.startswith("spark://")
+
+    @property
     def remote(self) -> bool:
         return self.master.startswith("sc://")
+
+    @property
+    def interpreter(self) -> str:
+        """The Python of the workers."""
+        return self.python or sys.executable
+
+    @property
+    def master_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each master of a standalone cluster."""
+        hosts = self.master.removeprefix("spark://").split(",") if self.standalone else ()
+        parts = (host.rpartition(":") for host in hosts)
+        return tuple((name, int(port)) for name, _, port in parts)
+
+    def read_secret(self) -> str:
+        """The secret of the Spark cluster; "" without one.
+
+        Raises:
+            ConfigError: the file has none, or others can read it.
+        """
+        if not self.secret_file:
+            return ""
+        return read_secret(self.secret_file, name="spark.secret_file")
+
+
+def _check_setting(name: str) -> None:
+    if name in _KEY_OF_SETTING:
+        raise ConfigError(
+            f"expected spark.settings without {name}, which the key spark.{_KEY_OF_SETTING[name]} "
+            "sets; use that key",
+            parameter="settings",
+        )
+    if not _SETTING.fullmatch(name):
+        raise ConfigError(
+            "expected names of Spark in spark.settings, such as 'spark.executor.memory', got "
+            f"{name!r}",
+            parameter="settings",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,29 @@ import os
 import pickle
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from galileo.errors import ConfigError
+from galileo.clock import SystemClock
+from galileo.errors import ConfigError, Unavailable
 from galileo.spark.gateway import Gateway, JvmOptions, environment_variables, launch
 from galileo.spark.java import find_java, summarise_error
 from galileo.spark.options import REMOTE_TASKS_DEFAULT, SparkOptions
 from galileo.spark.rdd_task import ArrowRddTask, Shared, TaskFunction, to_table
 from galileo.spark.settings import LOG_CONFIG, settings
+from galileo.spark.standalone import FIRST_EXECUTOR_S, RETRY_S, ExecutorWatch, address_towards
 
 STOP_TIMEOUT_S = 5.0
+_POLL_S = 0.1
 INLINE_BYTES_MAX = 512 << 10
 """Larger functions are broadcast, and the broadcast is destroyed after the job: PySpark itself
 broadcasts functions above 1 MB and never deletes the file of the broadcast.
@@ -41,10 +47,13 @@ class SparkEngine:
     engine. `run` blocks; call `cancel` from another thread.
     """
 
-    def __init__(self, session: SparkSession, *, gateway: Gateway | None, tasks: int) -> None:
+    def __init__(
+        self, session: SparkSession, options: SparkOptions, *, gateway: Gateway | None
+    ) -> None:
         self._session = session
         self._gateway = gateway
-        self.tasks = tasks
+        self._tasks = options.tasks
+        self._watch = ExecutorWatch(SystemClock()) if options.standalone else None
         if gateway is None:
             self._run = self._run_plan
             methods = (session.addTag, session.removeTag, session.interruptTag)
@@ -53,7 +62,7 @@ class SparkEngine:
             context = session.sparkContext
             self._run = self._run_rdd
             self._context = context
-            self._numbers = context.parallelize(range(tasks), tasks)
+            self._numbers: dict[int, Any] = {}
             methods = (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
         self._tag, self._untag, self._cancel = methods
 
@@ -61,21 +70,47 @@ class SparkEngine:
     def jvm_pid(self) -> int | None:
         return self._gateway.pid if self._gateway else None
 
-    def alive(self) -> bool:
-        return self._gateway is None or self._gateway.alive()
+    @property
+    def tasks(self) -> int:
+        """Tasks of a job: as configured, else one for each core that the session has now."""
+        if self._tasks:
+            return self._tasks
+        return REMOTE_TASKS_DEFAULT if self._gateway is None else self._context.defaultParallelism
 
-    def run(self, function: TaskFunction, *, row_schema: pa.Schema, tag: str) -> pa.Table:
-        """Runs one job of `tasks` tasks and returns their rows.
+    @property
+    def executors(self) -> int:
+        """Executors of a session on a cluster."""
+        registered = self._context._jsc.sc().getExecutorMemoryStatus().size()
+        return int(registered) - 1  # One is the driver itself.
+
+    def failure(self) -> str:
+        """Why the session is lost; "" while it is not. May block as long as the JVM hangs."""
+        if self._gateway is None:
+            return ""
+        if not self._gateway.alive():
+            return "Spark's JVM ended"
+        try:
+            if self._context._jsc.sc().isStopped():
+                return "the Spark cluster ended the application"
+            return self._watch.failure(self.executors) if self._watch else ""
+        except Exception as error:
+            return f"Spark's JVM does not answer: {summarise_error(error)}"
+
+    def run(
+        self, function: TaskFunction, *, row_schema: pa.Schema, tag: str, tasks: int
+    ) -> pa.Table:
+        """Runs one job and returns the rows of its tasks.
 
         Args:
             function: gets batches with one column of task numbers; pickled by reference, so
                 the workers must be able to import it.
             row_schema: of the batches that it yields.
             tag: names the job for `cancel`; no comma.
+            tasks: their number.
         """
         self._tag(tag)
         try:
-            return self._run(function, row_schema)
+            return self._run(function, row_schema, tasks)
         finally:
             self._untag(tag)
 
@@ -83,9 +118,11 @@ class SparkEngine:
         """Cancels the job of this tag; its `run` raises."""
         self._cancel(tag)
 
-    def _run_rdd(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
+    def _run_rdd(self, function: TaskFunction, row_schema: pa.Schema, tasks: int) -> pa.Table:
+        if tasks not in self._numbers:
+            self._numbers = {tasks: self._context.parallelize(range(tasks), tasks)}
         with self._broadcast(pickle.dumps(function)) as pickled:
-            streams = self._numbers.mapPartitions(ArrowRddTask(pickled)).collect()
+            streams = self._numbers[tasks].mapPartitions(ArrowRddTask(pickled)).collect()
         return to_table(streams, row_schema)
 
     @contextmanager
@@ -99,9 +136,9 @@ class SparkEngine:
         finally:
             shared.destroy()
 
-    def _run_plan(self, function: TaskFunction, row_schema: pa.Schema) -> pa.Table:
+    def _run_plan(self, function: TaskFunction, row_schema: pa.Schema, tasks: int) -> pa.Table:
         """As `_run_rdd`, but slower, for Spark Connect, which has no RDDs."""
-        numbers = self._session.range(0, self.tasks, 1, self.tasks)
+        numbers = self._session.range(0, tasks, 1, tasks)
         return numbers.mapInArrow(function, from_arrow_schema(row_schema)).toArrow()
 
 
@@ -115,26 +152,55 @@ def open_engine(options: SparkOptions, *, work_dir: Path) -> Iterator[SparkEngin
 
     Raises:
         ConfigError: there is no Java, the JVM does not start, or Spark refuses its settings.
+        Unavailable: no master of the cluster answers, or it gives no executor in time.
     """
     with ExitStack() as stack:
         if options.remote:
-            session = create_session(SparkSession.builder.remote(options.master), {})
-            gateway, cores = None, REMOTE_TASKS_DEFAULT
+            remote_settings = dict(options.settings)
+            session = create_session(SparkSession.builder.remote(options.master), remote_settings)
+            gateway = None
         else:
-            sockets = _socket_dir(work_dir, stack) if options.embedded else None
+            # First, since Spark itself would try for a minute.
+            address = address_towards(options.master_addresses) if options.standalone else ""
+            sockets = _socket_dir(work_dir, stack)
             jvm = jvm_options(
                 work_dir,
-                python=options.python,
+                python=options.interpreter,
                 heap_mb=options.heap_mb,
                 is_local=options.embedded,
                 GRPC_ENABLE_FORK_SUPPORT="0",
             )
-            gateway = launch(jvm)
+            # On a cluster, where sockets lie in each process's own directory for temporary files.
+            gateway = launch(replace(jvm, work_dir=sockets))
             stack.callback(gateway.close)
-            session = _attach(gateway, settings(options, work_dir=work_dir, socket_dir=sockets))
-            cores = session.sparkContext.defaultParallelism
+            session_settings = settings(
+                options,
+                work_dir=work_dir,
+                socket_dir=sockets if options.embedded else None,
+                address=address,
+            )
+            session = _attach(gateway, session_settings)
         stack.callback(_stop, session)
-        yield SparkEngine(session, gateway=gateway, tasks=options.tasks or cores)
+        engine = SparkEngine(session, options, gateway=gateway)
+        if options.standalone:
+            _await_executor(engine, options)
+        yield engine
+
+
+def _await_executor(engine: SparkEngine, options: SparkOptions) -> None:
+    """Waits for the first executor, so that the first job has tasks for the cores there are."""
+    deadline = time.monotonic() + FIRST_EXECUTOR_S
+    while not engine.executors:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the Spark cluster {options.master} gave no executor within "
+                f"{FIRST_EXECUTOR_S:g} s. Either other applications have its cores: lower "
+                "spark.cores_max on the hosts that share it, or add workers. Or its workers have "
+                f"less than {options.heap_mb} MB free (spark.heap_mb), or cannot reach this host "
+                "(spark.driver_host)",
+                after_s=RETRY_S,
+            )
+        time.sleep(_POLL_S)
 
 
 def _attach(gateway: Gateway, session_settings: dict[str, str]) -> SparkSession:

@@ -1,4 +1,4 @@
-"""Settings of the evaluator's sessions: for short jobs, little memory, no open ports."""
+"""Settings of the evaluator's sessions: for short jobs, little memory, few open ports."""
 
 from __future__ import annotations
 
@@ -35,6 +35,26 @@ _EMBEDDED = {
     "spark.authenticate": "true",
 }
 
+_STANDALONE = {
+    # Executors only copy bytes. With both compilers, the first thousand jobs take twice as long.
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # A task that is not local is better than one that waits.
+    "spark.locality.wait": "0s",
+    # An executor on a host that was lost is noticed within half a minute, not after two.
+    "spark.executor.heartbeatInterval": "5s",
+    "spark.network.timeout": "30s",
+    "spark.network.timeoutInterval": "5s",
+    # An executor whose evaluator was lost with its host ends after a minute, not after ten.
+    "spark.executor.heartbeat.maxFailures": "12",
+}
+
+_AUTHENTICATED = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.io.encryption.enabled": "true",
+}
+
 # Rotates, since an evaluator can run for months.
 LOG_CONFIG = """\
 rootLogger.level = warn
@@ -53,7 +73,9 @@ appender.file.strategy.max = 2
 """
 
 
-def settings(options: SparkOptions, *, work_dir: Path, socket_dir: Path | None) -> dict[str, str]:
+def settings(
+    options: SparkOptions, *, work_dir: Path, socket_dir: Path | None, address: str = ""
+) -> dict[str, str]:
     """The settings of a session, except one of Spark Connect.
 
     Args:
@@ -61,13 +83,36 @@ def settings(options: SparkOptions, *, work_dir: Path, socket_dir: Path | None) 
         work_dir: for files on this host.
         socket_dir: for the sockets of Python workers, with a short path; None for the default,
             since the hosts of a cluster do not have the directories of this host.
+        address: of this host towards the cluster; where `options.driver_host` names none, the
+            session listens there and nowhere else.
+
+    Raises:
+        ConfigError: the secret of the cluster cannot be read.
     """
-    result = {**_ALWAYS, "spark.master": options.master, "spark.pyspark.python": options.python}
-    result["spark.sql.warehouse.dir"] = str(work_dir / "warehouse")
+    result = {
+        **_ALWAYS,
+        "spark.master": options.master,
+        "spark.pyspark.python": options.interpreter,
+        "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+    }
     if options.embedded:
         result |= {**_EMBEDDED, "spark.local.dir": str(work_dir)}
+    if options.standalone:
+        result |= _of_standalone(options, address=address)
     if socket_dir is not None:
         result["spark.python.unix.domain.socket.dir"] = str(socket_dir)
-    if options.driver_host:
-        result["spark.driver.host"] = options.driver_host
     return {**result, **options.settings}
+
+
+def _of_standalone(options: SparkOptions, *, address: str) -> dict[str, str]:
+    host = options.driver_host or address
+    result = {
+        **_STANDALONE,
+        "spark.cores.max": str(options.cores_max),
+        "spark.executor.memory": f"{options.heap_mb}m",
+        "spark.driver.host": host,
+        "spark.driver.bindAddress": host,
+    }
+    if secret := options.read_secret():
+        result |= {**_AUTHENTICATED, "spark.authenticate.secret": secret}
+    return result

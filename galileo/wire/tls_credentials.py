@@ -96,7 +96,7 @@ class TlsFiles:
             ConfigError: the file has no token, or others can read it.
         """
         if self.token_file:
-            return _token_of(_secret(self.token_file, "token_file"), "token_file")
+            return read_secret(self.token_file, name="token_file")
         return _token_of(self.token.encode(errors="replace"), "token") if self.token else ""
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
@@ -265,6 +265,19 @@ def _content(path: str, name: str) -> bytes:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in the file of {name}")
     return content
+
+
+def read_secret(path: str, *, name: str) -> str:
+    """The secret in a file, one word.
+
+    Args:
+        path: of the file.
+        name: of the configuration key, for errors.
+
+    Raises:
+        ConfigError: the file has none, or others can read it.
+    """
+    return _token_of(_secret(path, name), name)
 
 
 def _token_of(content: bytes, name: str) -> str:

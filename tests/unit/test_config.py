@@ -29,7 +29,11 @@ BASE: dict[str, dict[str, Any]] = {
         ]
     },
 }
-PROVING = {**BASE, "tls": {"certificate": "/c", "key": "/k", "authority": "/a"}}
+PROVING = {
+    **BASE,
+    "tls": {"certificate": "/c", "key": "/k", "authority": "/a"},
+    "spark": {"secret_file": "/s"},
+}
 """Some keys want others beside them."""
 TEXTS = {
     "node.name": "node-2",
@@ -40,6 +44,7 @@ TEXTS = {
     "tracing.endpoint": "http://127.0.0.1:4317",
     "logging.format": "json",
     "logging.level": "debug",
+    "spark.master": "spark://there:7077",
 }
 KEYS = [
     f"{section}.{field.name}"
@@ -57,7 +62,9 @@ def other_value(key: str) -> Any:
     if isinstance(default, bool):
         return not default
     if isinstance(default, int | float):
-        return default * 2
+        return default * 2 or 3
+    if isinstance(default, dict):
+        return {"spark.task.maxFailures": "8"}
     return TEXTS.get(key, f"other {name}")
 
 
@@ -106,7 +113,7 @@ def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
 def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None:
     wanted = other_value(key)
     name = "GALILEO_" + key.upper().replace(".", "__")
-    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    text = wanted if isinstance(wanted, str) else toml(wanted)
     variables = {name: text, "HOME": "/", "GALILEO_NODES": "h:1"}
     loaded = config.load(write(PROVING), environment=variables)
     assert value_of(loaded, key) == wanted
@@ -115,7 +122,7 @@ def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_can_be_set_by_a_flag(key: str, write: Write) -> None:
     wanted = other_value(key)
-    text = wanted if isinstance(wanted, str) else json.dumps(wanted)
+    text = wanted if isinstance(wanted, str) else toml(wanted)
     loaded = config.load(write(PROVING), environment={}, overrides=[f"{key}={text}"])
     assert value_of(loaded, key) == wanted
 
@@ -132,8 +139,8 @@ def test_flags_are_stronger_than_the_environment_and_that_than_the_file(write: W
 def test_the_environment_of_the_process_is_looked_at(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GALILEO_EVALUATOR__HEAP_MB", "777")
-    assert config.load(write(BASE)).evaluator.heap_mb == 777
+    monkeypatch.setenv("GALILEO_SPARK__HEAP_MB", "777")
+    assert config.load(write(BASE)).spark.heap_mb == 777
 
 
 def test_what_is_not_set_has_its_default(write: Write) -> None:
@@ -338,6 +345,76 @@ def test_the_address_of_the_topology_is_no_way_around() -> None:
 def test_loopback_is_fine(address: str) -> None:
     assert config.is_loopback(address)
     assert config.from_dict(with_key("node.listen", address)).listen == address
+
+
+# --- Spark ---------------------------------------------------------------------------------------
+
+
+def test_load_spark_keys_of_earlier_versions_are_those_of_spark(write: Write) -> None:
+    raw = {**BASE, "evaluator": {"master": "spark://h:1", "heap_mb": 600, "idle_timeout_s": 9.0}}
+    assert config.problems(raw) == []
+    loaded = config.load(write(raw), environment={})
+    assert (loaded.spark.master, loaded.spark.heap_mb) == ("spark://h:1", 600)
+    assert loaded.evaluator.idle_timeout_s == 9.0
+    for name in ("GALILEO_EVALUATOR__HEAP_MB", "GALILEO_SPARK__HEAP_MB"):
+        assert config.load(write(raw), environment={name: "700"}).spark.heap_mb == 700
+    flags = ["evaluator.master=local[3]"]
+    assert config.load(write(raw), environment={}, overrides=flags).spark.master == "local[3]"
+
+
+def test_load_spark_key_in_both_sections_is_refused(write: Write) -> None:
+    raw = {**BASE, "evaluator": {"heap_mb": 600}, "spark": {"heap_mb": 600}}
+    with pytest.raises(ConfigError, match=r"remove evaluator\.heap_mb"):
+        config.load(write(raw), environment={})
+    assert len(config.problems(raw)) == 1
+
+
+def test_load_spark_settings_nested_or_dotted_are_the_same(tmp_path: Path, write: Write) -> None:
+    path = write(BASE)
+    text = path.read_text()
+    forms = (
+        "[spark.settings]\nspark.task.maxFailures = 8\nspark.speculation = true\n",
+        '[spark.settings]\n"spark.task.maxFailures" = "8"\n"spark.speculation" = "true"\n',
+        '[spark]\nsettings = {spark.task.maxFailures = 8, "spark.speculation" = true}\n',
+    )
+    for form in forms:
+        path.write_text(f"{text}\n{form}")
+        wanted = {"spark.task.maxFailures": "8", "spark.speculation": "true"}
+        assert config.load(path, environment={}).spark.settings == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("spark.master", "yarn", "spark://host:7077"),
+        ("spark.master", "spark://host", "spark://host:7077"),
+        ("spark.heap_mb", 100, "at least 450"),
+        ("spark.cores_max", 0, "1 or more"),
+        ("spark.tasks", -1, "0 or more"),
+        ("spark.settings", {"spark.cores.max": "4"}, r"spark\.cores_max"),
+        ("spark.settings", {"spark.authenticate.secret": "planted"}, r"spark\.secret_file"),
+        ("spark.settings", {"executor.memory": "1g"}, "names of Spark"),
+        ("spark.settings", {"spark.jars": ["a"]}, "a text or number"),
+        ("spark.settings", "1g", "a table"),
+    ],
+)
+def test_check_spark_wrong_value_names_what_was_expected(key: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        config.from_dict(with_key(key, value))
+    [message] = config.problems(with_key(key, value))
+    assert re.search(wanted, message)
+    assert "planted" not in message
+
+
+@pytest.mark.parametrize("section", ["tls", "auth"])
+def test_check_spark_protected_cluster_without_secret_is_refused(section: str) -> None:
+    protection = {"tls": PROVING["tls"], "auth": {"token_file": "/t", "node_token_file": "/n"}}
+    open_ = {**BASE, section: protection[section], "spark": {"master": "spark://h:7077"}}
+    with pytest.raises(ConfigError, match=r"spark\.secret_file"):
+        config.from_dict(open_)
+    config.from_dict({**open_, "security": {"insecure": True}})
+    config.from_dict({**open_, "spark": {"master": "spark://h:7077", "secret_file": "/s"}})
+    config.from_dict({**open_, "spark": {"master": "local[2]"}})
 
 
 # --- the documentation ---------------------------------------------------------------------------

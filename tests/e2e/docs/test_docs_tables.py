@@ -8,7 +8,8 @@ import pkgutil
 import re
 import tomllib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from galileo.formats.detection import READERS
 
 ROOT = Path(__file__).parents[3]
 TYPES = {"text": str, "integer": int, "number": float, "true or false": bool}
+TYPES |= {"table": Mapping[str, str]}
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 
 Row = list[str]
@@ -45,7 +47,8 @@ def documented(rows: list[Row]) -> dict[str, tuple[type, Any]]:
 
 def coded(section: type) -> dict[str, tuple[type, Any]]:
     kinds = typing.get_type_hints(section)
-    return {one.name: (kinds[one.name], one.default) for one in dataclasses.fields(section)}
+    made = section()
+    return {one.name: (kinds[one.name], getattr(made, one.name)) for one in fields(section)}
 
 
 @pytest.mark.parametrize("section", config.SECTIONS)

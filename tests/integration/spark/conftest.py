@@ -390,17 +390,17 @@ class ThreadEngine:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self.living = True
+        self.lost = ""
         self.free = threading.Event()
         self.free.set()
         self.busy = threading.Event()
         self.cancelled: set[str] = set()
         self.failing: set[str] = set()
 
-    def alive(self) -> bool:
-        return self.living
+    def failure(self) -> str:
+        return self.lost
 
-    def run(self, function, *, row_schema: pa.Schema, tag: str) -> pa.Table:
+    def run(self, function, *, row_schema: pa.Schema, tag: str, tasks: int) -> pa.Table:
         groups = function.job.groups
         self.sizes.append(sum(map(len, groups)))
         self.busy.set()
@@ -408,11 +408,7 @@ class ThreadEngine:
             if tag in self.cancelled:
                 raise RuntimeError("the job was cancelled")
         digests = [split_digests(group.digests) for group in groups]
-        if (
-            not self.living
-            or tag in self.failing
-            or any(digest(POISON) in names for names in digests)
-        ):
+        if self.lost or tag in self.failing or any(digest(POISON) in names for names in digests):
             raise RuntimeError("a task failed\n\tat deep.inside(Spark)\n")
         rows = [
             TaskRow(number, _echo(names).SerializeToString())

@@ -116,7 +116,7 @@ async def test_submit_lost_engine_fails_all_requests(engine, jobs, job_request):
     async with serving(jobs) as (queue, task):
         first = await first_job(engine, queue, job_request)
         (waiting,) = await submitted(queue, job_request("waiting"))
-        engine.living = False
+        engine.lost = "Spark ended"
         engine.free.set()
         for one in (first, waiting):
             with pytest.raises(Unavailable):

@@ -43,7 +43,7 @@ def test_evaluate_cancelled_run_starts_no_job(engine, jobs, job_request):
 
 
 def test_evaluate_lost_engine_is_not_used_again(engine, jobs, job_request):
-    engine.living = False
+    engine.lost = "Spark ended"
     with pytest.raises(EngineLost):
         jobs.evaluate(Run(job_request("a", "b"), "t"))
     assert engine.sizes == [2, 0], "the job, and one without work"
