@@ -364,7 +364,7 @@ def config_of(number: int, hosts: list[Host], directory: Path, **sections: dict[
     lines = []
     for section, values in sections.items():
         lines += [f"[{section}]", *(f'{key} = "{value}"' for key, value in values.items())]
-    groups = f'[cluster]\nname = "two-hosts"\n[[cluster.groups]]\nname = "g"\n'
+    groups = '[cluster]\nname = "two-hosts"\n[[cluster.groups]]\nname = "g"\n'
     path = directory / f"{name}.toml"
     path.write_text("\n".join([*lines, groups, f"nodes = [{', '.join(nodes)}]", ""]))
     return path
