@@ -27,6 +27,7 @@ from benchmarks import (
     source,
     sparql,
     spatial_postgis,
+    standalone,
     startup,
     storage,
     streaming,
@@ -76,6 +77,7 @@ COMPARISONS = (
     Area("boxes", "Very many continuous queries: boxes", many_queries.measure_boxes),
     Area("polygons", "Very many continuous queries: polygons", many_polygons.measure_polygons),
     Area("source", "Reading through Spark compared with Parquet files", source.measure),
+    Area("standalone", "A job on a Spark cluster compared with embedded", standalone.measure),
     Area("sparql", "SPARQL compared with rdflib's engine", sparql.measure),
     Area("postgis", "Polygons and circles compared with PostGIS", spatial_postgis.measure),
 )
