@@ -19,7 +19,8 @@ CORES_DEFAULT = 2
 REMOTE_TASKS_DEFAULT = 2
 
 _LOCAL = re.compile(r"local(\[(\d+|\*)\])?")
-_STANDALONE = re.compile(r"spark://[^\s,/:]+:\d+(,[^\s,/:]+:\d+)*")
+_HOST = r"(\[[\da-fA-F:.]+\]|[^\s,/:\[\]]+):\d+"
+_STANDALONE = re.compile(rf"spark://{_HOST}(,{_HOST})*")
 _REMOTE = re.compile(r"sc://[^\s/]+\S*")
 _SETTING = re.compile(r"spark(\.\w[\w-]*)+")
 
@@ -110,7 +111,7 @@ class SparkOptions:
         """Host and port of each master of a standalone cluster."""
         hosts = self.master.removeprefix("spark://").split(",") if self.standalone else ()
         parts = (host.rpartition(":") for host in hosts)
-        return tuple((name, int(port)) for name, _, port in parts)
+        return tuple((name.strip("[]"), int(port)) for name, _, port in parts)
 
     def read_secret(self) -> str:
         """The secret of the Spark cluster; "" without one.

@@ -330,6 +330,23 @@ def hosts() -> Iterator[list[Host]]:
             subprocess.run(["ip", *command.split()], capture_output=True, check=False)
 
 
+def listening_within(host: Host, process: psutil.Process) -> set[str]:
+    """As `listening_at`, of a process on another host."""
+    command = [
+        *host.within,
+        "ss",
+        "--listening",
+        "--tcp",
+        "--numeric",
+        "--processes",
+        "--no-header",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if f"pid={process.pid}," in line]
+    places = [line.split()[3].rpartition(":")[0].strip("[]") for line in lines]
+    return {place.removeprefix("::ffff:") for place in places}
+
+
 class HostNode:
     """A node process on a host, which has its own evaluator."""
 
@@ -424,5 +441,5 @@ def test_evaluators_of_two_hosts_share_one_standalone_cluster(
             reader.wait_for_all(dataset)
         assert sorted(one["cores"] for one in applications(spark)) == [1, 1]
         for host, node in zip(hosts, nodes, strict=True):
-            listening = {ip for one in family_of(node) for ip in listening_at(one)}
+            listening = {ip for one in family_of(node) for ip in listening_within(host, one)}
             assert listening == {"127.0.0.1", host.address}

@@ -108,8 +108,8 @@ def test_address_towards_no_master_is_unavailable():
 
 
 def test_masters_of_one_cluster_are_separated_by_commas():
-    options = SparkOptions(master="spark://a:7077,b:7078")
-    assert options.master_addresses == (("a", 7077), ("b", 7078))
+    options = SparkOptions(master="spark://a:7077,[::1]:7078")
+    assert options.master_addresses == (("a", 7077), ("::1", 7078))
     assert SparkOptions().master_addresses == ()
 
 
