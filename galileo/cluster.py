@@ -393,8 +393,8 @@ def stop_evaluator(directory: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> Non
         family = [process, *process.children(recursive=True)]
         process.terminate()
         _, alive = psutil.wait_procs(family, timeout=timeout_s)
-        for one in alive:
-            one.kill()
+        for node in alive:
+            node.kill()
         psutil.wait_procs(alive, timeout=timeout_s)
 
 

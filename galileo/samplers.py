@@ -260,21 +260,21 @@ def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
     """
     _check_options(made_by, spec)
     try:
-        made = made_by(**spec.options)
+        instance = made_by(**spec.options)
     except TypeError as error:
         raise InputError(f"sampler {spec.name!r} does not take these options: {error}") from error
-    if not isinstance(made, Sampler):
+    if not isinstance(instance, Sampler):
         raise InputError(f"sampler {spec.name!r} has no method sample(labels, *, seed)")
-    scope = scope_of(made)
+    scope = scope_of(instance)
     if scope not in get_args(Scope):
         raise InputError(f"expected a scope of {get_args(Scope)} of {spec.name!r}, got {scope!r}")
-    if scope != "commit" and not isinstance(made, MergingSampler):
+    if scope != "commit" and not isinstance(instance, MergingSampler):
         raise InputError(
             f"sampler {spec.name!r} has scope {scope!r}, and so needs regroups and "
             "merge(labels, *, seed)"
         )
-    _check_columns(made, spec.name)
-    return made
+    _check_columns(instance, spec.name)
+    return instance
 
 
 def _check_options(made_by: Any, spec: SamplerSpec) -> None:
@@ -309,8 +309,8 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
             )
 
 
-def _check_columns(made: Sampler, name: str) -> None:
-    columns = getattr(made, "needs_columns", None)
+def _check_columns(instance: Sampler, name: str) -> None:
+    columns = getattr(instance, "needs_columns", None)
     if columns is None:
         return
     named = isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns)

@@ -141,10 +141,10 @@ def record(name: str, *, parent: str, took_s: float, error: str = "", **facts: F
     if _RECORDERS.one is None:
         return
     now_ns = time.time_ns()
-    made = _RECORDERS.one.begin(
+    span = _RECORDERS.one.begin(
         name, parent=parent, kind="inside", begun_ns=now_ns - int(1e9 * took_s), facts=dict(facts)
     )
-    made.end(error=error, ended_ns=now_ns)
+    span.end(error=error, ended_ns=now_ns)
 
 
 class _Nothing:

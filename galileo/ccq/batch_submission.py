@@ -395,7 +395,7 @@ class BatchSubmissions:
         return self._conclude(batch.submission)
 
     def _conclude(self, submission: _Submission) -> Effects:
-        outcomes = tuple(one for one in submission.outcomes if one is not None)
+        outcomes = tuple(outcome for outcome in submission.outcomes if outcome is not None)
         is_over = len(outcomes) == len(submission.outcomes)
         return [AnswerBatch(submission.request, outcomes)] if is_over else []
 

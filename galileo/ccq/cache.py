@@ -205,9 +205,9 @@ class LabelCache:
         """
         past = after if after.covers(self.base) else self._past(after)
         parts: list[PackedLabels] = []
-        covered, found = after, 0
+        covered, labels_selected = after, 0
         for number, chunk in enumerate(self._chunks):
-            if found >= labels_max:
+            if labels_selected >= labels_max:
                 covered = self._covered(after, self._chunks[number - 1].until)
                 return Selection(PackedLabels.concat(parts), covered, whole=False)
             if after.covers(chunk.until):
@@ -216,7 +216,7 @@ class LabelCache:
                 return self._cut_before(number, after, parts)
             is_all = chunk.after.covers(past)
             parts.append(chunk.packed if is_all else chunk.packed.after(past))
-            found += chunk.labels if is_all else len(parts[-1])
+            labels_selected += chunk.labels if is_all else len(parts[-1])
         covered = self._covered(after, self.until)
         return Selection(PackedLabels.concat(parts), covered, whole=True)
 
@@ -245,7 +245,7 @@ class LabelCache:
         chunks: list[_Chunk] = []
         for chunk in self._chunks:
             may_go = self._is_in_memory_alone(chunk) and not self._is_compacting(chunk)
-            labels = sum(one.labels for one in chunks) + chunk.labels
+            labels = sum(chosen.labels for chosen in chunks) + chunk.labels
             if chunks and (not may_go or labels > SPILL_LABELS):
                 break
             if may_go:
@@ -263,7 +263,7 @@ class LabelCache:
         written = self._spilling.pop(number, ())
         if size is None:
             return
-        left = [chunk for chunk in self._chunks if any(chunk is one for one in written)]
+        left = [chunk for chunk in self._chunks if any(chunk is spilled for spilled in written)]
         if not left:
             self.cache_usage.discarded.append(number)
             return
@@ -354,8 +354,8 @@ class LabelCache:
         Some of them may have been dropped since; the oldest go first.
         """
         compacted, self._compacting = self._compacting, ()
-        kept = [chunk for chunk in self._chunks if not any(chunk is one for one in compacted)]
-        if labels is None or len(kept) == len(self._chunks):
+        others = [chunk for chunk in self._chunks if not any(chunk is old for old in compacted)]
+        if labels is None or len(others) == len(self._chunks):
             return
         start = next(
             i for i, chunk in enumerate(self._chunks) if any(chunk is g for g in compacted)
@@ -363,7 +363,7 @@ class LabelCache:
         left = labels.after(self.base)
         begin = compacted[0].after.join(self.base)
         merged = [_Chunk(left, compacted[-1].until, len(left), after=begin)] if left.packs else []
-        self._keep([*kept[:start], *merged, *kept[start:]])
+        self._keep([*others[:start], *merged, *others[start:]])
 
     def check(self) -> None:
         assert self.until.covers(self.base), f"base {self.base} past {self.until}"
@@ -391,9 +391,9 @@ class LabelCache:
 
     def _keep(self, chunks: list[_Chunk]) -> None:
         """Replace the chunks; discard the files of removed ones and update the byte counts."""
-        kept = {chunk.spill.number for chunk in chunks if chunk.spill is not None}
+        numbers = {chunk.spill.number for chunk in chunks if chunk.spill is not None}
         spills = [chunk.spill.number for chunk in self._chunks if chunk.spill is not None]
-        self.cache_usage.discarded += [number for number in spills if number not in kept]
+        self.cache_usage.discarded += [number for number in spills if number not in numbers]
         self._chunks = chunks
         size = sum(chunk.bytes for chunk in chunks)
         spilled = sum(chunk.spilled_bytes for chunk in chunks)
@@ -404,20 +404,20 @@ class LabelCache:
     def _cut_before(self, number: int, after: Cursor, parts: list[PackedLabels]) -> Selection:
         """What was found before a chunk that is not in memory; if nothing, its file."""
         spill = self._chunks[number].spill
-        found = PackedLabels.concat(parts)
-        if found is None or spill is None:
+        labels = PackedLabels.concat(parts)
+        if labels is None or spill is None:
             return Selection(
                 None, after, whole=False, missing_spill=spill.number if spill else None
             )
         covered = self._covered(after, self._chunks[number - 1].until)
-        return Selection(found, covered, whole=False)
+        return Selection(labels, covered, whole=False)
 
     def _is_in_memory_alone(self, chunk: _Chunk) -> bool:
-        spilling = (one for chunks in self._spilling.values() for one in chunks)
-        return chunk.spill is None and not any(chunk is one for one in spilling)
+        spilling = (other for chunks in self._spilling.values() for other in chunks)
+        return chunk.spill is None and not any(chunk is other for other in spilling)
 
     def _is_compacting(self, chunk: _Chunk) -> bool:
-        return any(chunk is one for one in self._compacting)
+        return any(chunk is other for other in self._compacting)
 
     def _start_compaction(self, chunks: list[_Chunk]) -> PackedLabels | None:
         self._compacting = tuple(chunks)

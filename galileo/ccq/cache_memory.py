@@ -82,13 +82,13 @@ class CacheMemory:
             return []
         overflowed = self._overflowed(now)
         victims: list[Coordinator | HandedOffCache] = [*self._state.handed_off.all(), *overflowed]
-        for one in victims:
+        for victim in victims:
             if self._is_over(whole):
-                one.cache.unload()
+                victim.cache.unload()
         effects: Effects = []
-        for one in victims:
-            if self._is_over(whole) and self._may_spill(one, now):
-                effects += self._spill(one, now)
+        for victim in victims:
+            if self._is_over(whole) and self._may_spill(victim, now):
+                effects += self._spill(victim, now)
         for coordinator in overflowed:
             if self._is_over(whole) and not self._is_spilling(coordinator, now):
                 effects += self._elections.transfer_coordinator(coordinator.ccq.id, now)
@@ -126,29 +126,31 @@ class CacheMemory:
         coordinators = list(self._state.coordinated.values())
         if not coordinators:
             return []
-        fetches = [one.fetch_stats.recent_fetch_rate(now) for one in coordinators]
+        fetches = [coordinator.fetch_stats.recent_fetch_rate(now) for coordinator in coordinators]
         bounds = thresholds(self._memory_budget(), fetches, weights=self._state.options.weights)
-        excess = np.array([one.cache.bytes for one in coordinators]) - bounds
+        excess = np.array([coordinator.cache.bytes for coordinator in coordinators]) - bounds
         order = np.argsort(-excess, kind="stable")
         return [coordinators[i] for i in order.tolist() if excess[i] > 0]
 
     # --- files ---------------------------------------------------------------------------------
 
-    def _may_spill(self, one: Coordinator | HandedOffCache, now: float) -> bool:
+    def _may_spill(self, cached: Coordinator | HandedOffCache, now: float) -> bool:
         """Whether no reader is expected to fetch its oldest labels soon."""
-        if isinstance(one, HandedOffCache):
+        if isinstance(cached, HandedOffCache):
             return True
-        idle_s, interval_s = self._state.options.spill_idle_s, one.ccq.interval_s
-        pause_s = max(interval_s, one.fetch_stats.pause_s or 0.0, now - one.fetch_stats.last_at)
-        return pause_s >= idle_s and not self._is_expected_soon(one, now)
+        idle_s, interval_s = self._state.options.spill_idle_s, cached.ccq.interval_s
+        pause_s = max(
+            interval_s, cached.fetch_stats.pause_s or 0.0, now - cached.fetch_stats.last_at
+        )
+        return pause_s >= idle_s and not self._is_expected_soon(cached, now)
 
     def _is_expected_soon(self, coordinator: Coordinator, now: float) -> bool:
         """Whether readers are expected within `load_ahead_s` and are not overdue."""
         awaited_s = coordinator.fetch_stats.next_expected_at(coordinator.ccq.interval_s) - now
         return 0.0 <= awaited_s <= self._state.options.load_ahead_s
 
-    def _spill(self, one: Coordinator | HandedOffCache, now: float) -> Effects:
-        options, cache = self._state.options, one.cache
+    def _spill(self, cached: Coordinator | HandedOffCache, now: float) -> Effects:
+        options, cache = self._state.options, cached.cache
         if len(self._spilling) >= options.spills_max or now < self._spill_at:
             return []
         number = self._numbers + 1
@@ -162,8 +164,8 @@ class CacheMemory:
             return []
         self._numbers = number
         self._spilling[number] = cache
-        self._with_files[one.ccq.id] = None
-        return [SpillPacks(number, one.ccq, labels)]
+        self._with_files[cached.ccq.id] = None
+        return [SpillPacks(number, cached.ccq, labels)]
 
     def _is_spilling(self, coordinator: Coordinator, now: float) -> bool:
         """Whether its cache shrinks without further action, once files are written."""

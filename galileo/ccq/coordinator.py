@@ -125,8 +125,8 @@ class Coordinator:
 
     def apply_result(self, result: CycleResult, now: float) -> Effects:
         """Add the result of a cycle to the cache, and wake waiting fetches."""
-        found = self.cycles.finish(result, now)
-        is_news = found or result.failure or result.gone or self.fetches.awaits_clock
+        labels_added = self.cycles.finish(result, now)
+        is_news = labels_added or result.failure or result.gone or self.fetches.awaits_clock
         effects = self.fetches.wake(now) if is_news else []
         small_chunks = self.cache.compact()
         if small_chunks is not None:

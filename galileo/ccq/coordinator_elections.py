@@ -137,7 +137,10 @@ class CoordinatorElections:
         capacity = owned_max - table.owned_by(owner)
         if capacity <= 0 or capacity > len(self._running) + len(self.reserved):
             return capacity
-        begun = {**self.reserved, **{i: one.record.ccq.owner for i, one in self._running.items()}}
+        begun = {
+            **self.reserved,
+            **{i: election.record.ccq.owner for i, election in self._running.items()},
+        }
         return capacity - sum(o == owner and table.get(i) is None for i, o in begun.items())
 
     def start_failover(self, now: float) -> Effects:
@@ -190,7 +193,7 @@ class CoordinatorElections:
         if ccq_id in self or not is_late or is_alone or is_full or is_busy:
             return []
         self._transfer_not_before = {
-            one: at for one, at in self._transfer_not_before.items() if at > now
+            other_id: at for other_id, at in self._transfer_not_before.items() if at > now
         }
         self._transfer_not_before[ccq_id] = now + options.succession_pause_s
         state.record_table.acknowledge(ccq_id, coordinator.retrieved)
@@ -262,7 +265,9 @@ class CoordinatorElections:
         """End the elections for CCQs of dropped datasets."""
         over = [c for c in self._running.values() if self._state.is_dropped(c.record.ccq.dataset)]
         return [
-            effect for one in over for effect in self._close(one, dropped_failure(one.record.ccq))
+            effect
+            for election in over
+            for effect in self._close(election, dropped_failure(election.record.ccq))
         ]
 
     def check(self) -> None:
@@ -361,11 +366,11 @@ class CoordinatorElections:
         """
         out = self._state.dead | ({self._state.me} if is_excluding_self else set())
         groups = self._state.options.groups
-        wanted = {node for group in groups if set(group) & set(first) for node in group}
+        nearby = {node for group in groups if set(group) & set(first) for node in group}
         alive = [node for group in groups for node in group if node not in out]
         rounds: list[tuple[str, ...]] = []
         for is_wanted in (True, False):
-            nodes = [node for node in alive if (node in wanted) is is_wanted]
+            nodes = [node for node in alive if (node in nearby) is is_wanted]
             drawn = sorted(nodes, key=lambda node: _draw(key, node))
             while drawn:
                 count = polled_first << len(rounds)

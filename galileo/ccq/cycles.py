@@ -123,10 +123,10 @@ class Cycles:
             self._back_off(now)
             return 0
         before = self._cache.until
-        found = self._cache.append(
+        labels_added = self._cache.append(
             result.labels, reached=result.reached, gone=result.gone, after=result.after
         )
-        self.counts.record_matched(found, lag_s=now - self.fresh_at)
+        self.counts.record_matched(labels_added, lag_s=now - self.fresh_at)
         if self._cache.until == before:
             self._back_off(now)  # No partition with new commits answered.
         else:
@@ -135,7 +135,7 @@ class Cycles:
             self.fresh_at = self._started_at
         if self._has_recovered(now):
             self._failures, self.failure = 0, None
-        return found
+        return labels_added
 
     def fail(self, now: float) -> None:
         """Mark the cycle in flight as failed."""

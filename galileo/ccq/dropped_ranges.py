@@ -26,13 +26,13 @@ def within(
     """The parts of ranges that lie past `after` and not past `until`; None: no upper bound."""
     cut = (
         CommitRange(
-            one.partition,
-            max(one.first, after[one.partition] + 1),
-            one.last if until is None else min(one.last, until[one.partition]),
+            dropped.partition,
+            max(dropped.first, after[dropped.partition] + 1),
+            dropped.last if until is None else min(dropped.last, until[dropped.partition]),
         )
-        for one in gone
+        for dropped in gone
     )
-    return tuple(one for one in cut if one.first <= one.last)
+    return tuple(dropped for dropped in cut if dropped.first <= dropped.last)
 
 
 class DroppedRanges:
@@ -49,12 +49,16 @@ class DroppedRanges:
         In each partition they follow what was added before.
         """
         merged: list[CommitRange] = []
-        for one in sorted((*self._ranges, *ranges_between(after, gone))):
+        for following in sorted((*self._ranges, *ranges_between(after, gone))):
             last = merged[-1] if merged else None
-            if last is not None and last.partition == one.partition and last.last + 1 == one.first:
-                merged[-1] = CommitRange(last.partition, last.first, one.last)
+            if (
+                last is not None
+                and last.partition == following.partition
+                and last.last + 1 == following.first
+            ):
+                merged[-1] = CommitRange(last.partition, last.first, following.last)
             else:
-                merged.append(one)
+                merged.append(following)
         self._ranges = tuple(merged)
 
     def discard_before(self, base: Cursor) -> None:

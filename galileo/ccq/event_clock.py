@@ -30,19 +30,19 @@ class EventClock:
     def observe(self, steps: Iterable[ClockStep]) -> bool:
         """Add steps; return whether one was new. Steps that come out of order are ignored."""
         is_new = False
-        for one in steps:
-            known = self._steps.setdefault(one.partition, [])
-            if known and (one.sequence <= known[-1][0] or one.bucket_us <= known[-1][1]):
+        for step in steps:
+            known = self._steps.setdefault(step.partition, [])
+            if known and (step.sequence <= known[-1][0] or step.bucket_us <= known[-1][1]):
                 continue
-            known.append((one.sequence, one.bucket_us))
+            known.append((step.sequence, step.bucket_us))
             del known[:-STEPS_MAX]
             is_new = True
         return is_new
 
     def at(self, cursor: Cursor) -> int | None:
         """The clock at `cursor` in microseconds; None while none is known."""
-        found = (self._of(partition, sequence) for partition, sequence in cursor.items())
-        return max((bucket_us for bucket_us in found if bucket_us is not None), default=None)
+        buckets = (self._of(partition, sequence) for partition, sequence in cursor.items())
+        return max((bucket_us for bucket_us in buckets if bucket_us is not None), default=None)
 
     def check(self) -> None:
         for known in self._steps.values():

@@ -78,12 +78,12 @@ def compose(
         selection: of the cache, past what the rescan reached.
         labels_max: bound of the answer; its first commit may exceed it.
     """
-    found = selection.labels
+    joined = selection.labels
     if backfilled is not None:
-        found = PackedLabels.concat([backfilled, found])
-    if found is None:
+        joined = PackedLabels.concat([backfilled, joined])
+    if joined is None:
         return FetchResponse(None, selection.covered, is_cut=False)
-    labels, cursor = found.cut(reached=selection.covered, labels_max=labels_max)
+    labels, cursor = joined.cut(reached=selection.covered, labels_max=labels_max)
     return FetchResponse(labels, cursor, is_cut=cursor != selection.covered)
 
 
@@ -232,8 +232,8 @@ class Fetches:
         return [effect for fetch in loading for effect in self._serve(fetch, now)]
 
     def refuse(self, request: int, failure: Failure) -> Effects:
-        found = self._open.pop(request, None)
-        return [RefuseFetch(request, failure)] if found else []
+        fetch = self._open.pop(request, None)
+        return [RefuseFetch(request, failure)] if fetch else []
 
     def abandon(self, request: int) -> None:
         self._open.pop(request, None)
@@ -337,7 +337,8 @@ class Fetches:
     def _rescan_until(self, partition: int, after: int, base: int) -> int:
         """The end of a rescan: the start of the next holder's range, or the base."""
         stretches = [
-            (self._holder_start(one)[partition], one.until[partition]) for one in self.holders
+            (self._holder_start(holder)[partition], holder.until[partition])
+            for holder in self.holders
         ]
         return min((begin for begin, end in stretches if after < begin < end), default=base)
 
@@ -347,7 +348,7 @@ class Fetches:
 
     def _drop_holder(self, fetch: _Fetch, now: float) -> Effects:
         """Stop using a holder; its range is rescanned."""
-        self.holders = tuple(one for one in self.holders if one != fetch.holder)
+        self.holders = tuple(holder for holder in self.holders if holder != fetch.holder)
         return self._serve(fetch, now)
 
     @staticmethod
@@ -367,9 +368,9 @@ class Fetches:
         gone: tuple[CommitRange, ...],
     ) -> Effects:
         """Answer with `labels` up to `reached`, followed by those of the cache."""
-        found = labels.after(fetch.cursor).until(reached) if labels is not None else None
+        past = labels.after(fetch.cursor).until(reached) if labels is not None else None
         selection = self._cache.select(reached, labels_max=fetch.labels_max)
-        answer = self.compose(found, selection, labels_max=fetch.labels_max)
+        answer = self.compose(past, selection, labels_max=fetch.labels_max)
         base = self._cache.base
         is_short = any(reached[p] < base[p] for p in base if p not in missing)
         more = is_short or answer.is_cut or not selection.whole

@@ -84,7 +84,7 @@ class HandedOffCaches:
         self._held: dict[str, dict[int, HandedOffCache]] = {}
 
     def all(self) -> list[HandedOffCache]:
-        return [one for held in self._held.values() for one in held.values()]
+        return [cache for held in self._held.values() for cache in held.values()]
 
     def of(self, ccq_id: str) -> list[HandedOffCache]:
         return list(self._held.get(ccq_id, {}).values())
@@ -106,7 +106,9 @@ class HandedOffCaches:
         held = self._held.get(ccq_id)
         if not held:
             return []
-        named = [one.term for one in record.holders if one.node == self._me] if record else []
+        named = (
+            [holder.term for holder in record.holders if holder.node == self._me] if record else []
+        )
         effects: Effects = []
         for term, handed_off in list(held.items()):
             if term not in named or now >= handed_off.since + self._ttl_s:

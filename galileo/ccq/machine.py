@@ -297,7 +297,7 @@ class Continuous:
         if isinstance(event, FetchRequested):
             return [RefuseFetch(event.request, failure)]
         if isinstance(event, FetchesRequested):
-            return [RefuseFetch(one.request, failure) for one in event.fetches]
+            return [RefuseFetch(fetch.request, failure) for fetch in event.fetches]
         if isinstance(event, CancelRequested):
             return [RefuseCancel(event.request, failure)]
         if isinstance(event, CacheReadRequested):
@@ -349,9 +349,11 @@ class Continuous:
         coordinators = [self.state.coordinated.get(ccq_id) for ccq_id in ccq_ids]
         return [
             effect
-            for one in coordinators
-            if one is not None and one.ccq.dataset == dataset and one.fetches.awaits_clock
-            for effect in one.fetches.wake(now)
+            for coordinator in coordinators
+            if coordinator is not None
+            and coordinator.ccq.dataset == dataset
+            and coordinator.fetches.awaits_clock
+            for effect in coordinator.fetches.wake(now)
         ]
 
     def _on_peer_died(self, event: PeerDied, now: float) -> Effects:
@@ -459,13 +461,13 @@ class Continuous:
         """Answer from the caches where possible, the others like single fetches."""
         effects: Effects = []
         coordinated = self.state.coordinated
-        for one in event.fetches:
-            coordinator = coordinated.get(one.ccq_id)
-            answer = coordinator.try_fetch_from_cache(one, now) if coordinator else None
+        for fetch in event.fetches:
+            coordinator = coordinated.get(fetch.ccq_id)
+            answer = coordinator.try_fetch_from_cache(fetch, now) if coordinator else None
             if answer is not None:
                 effects.append(answer)
             else:
-                effects += self._on_fetch(one, now)
+                effects += self._on_fetch(fetch, now)
         return effects
 
     def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:

@@ -99,9 +99,9 @@ class Record:
         """Remove holders whose range clients have, or all if the CCQ ended."""
         if self.holders:
             is_over = self.ended is not None
-            kept = () if is_over else self.holders
-            kept = tuple(one for one in kept if not self.retrieved.covers(one.until))
-            object.__setattr__(self, "holders", kept)
+            holders = () if is_over else self.holders
+            holders = tuple(holder for holder in holders if not self.retrieved.covers(holder.until))
+            object.__setattr__(self, "holders", holders)
 
     def merge(self, other: Record) -> Record:
         """The newest of both: the higher term, any end, the later retrieved cursor.
@@ -111,7 +111,7 @@ class Record:
         newer = max(self, other, key=_tenure)
         holders = newer.holders
         if holders and _tenure(self) == _tenure(other):
-            holders = tuple(one for one in self.holders if one in other.holders)
+            holders = tuple(holder for holder in self.holders if holder in other.holders)
         ends = [(r.ended_at, r.ended) for r in (self, other) if r.ended is not None]
         ended_at, ended = min(ends) if ends else (0.0, None)
         retrieved = self.retrieved.join(other.retrieved)

@@ -33,11 +33,11 @@ def to_bytes(labels: PackedLabels, compression: Compression) -> bytes:
 
     Takes time in proportion to the bytes, more where labels are packed.
     """
-    packs = [one.alone(labels.schema, compression) for one in labels.packs]
+    packs = [pack.alone(labels.schema, compression) for pack in labels.packs]
     parts = [_HEAD.pack(_MAGIC, FILE_VERSION, len(packs))]
-    for one in packs:
-        parts.append(_PACK.pack(one.rows, one.commits.shape[1], len(one.data)))
-        parts += [np.ascontiguousarray(one.commits, dtype="<i8").tobytes(), one.data]
+    for pack in packs:
+        parts.append(_PACK.pack(pack.rows, pack.commits.shape[1], len(pack.data)))
+        parts += [np.ascontiguousarray(pack.commits, dtype="<i8").tobytes(), pack.data]
     body = b"".join(parts)
     return body + _CHECKSUM.pack(google_crc32c.value(body))
 
@@ -58,8 +58,8 @@ def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
         )
     packs, at = [], _HEAD.size
     for _ in range(count):
-        one, at = _read(body, at)
-        packs.append(one)
+        pack, at = _read(body, at)
+        packs.append(pack)
     return PackedLabels(schema, tuple(packs))
 
 
@@ -73,9 +73,9 @@ def _read(body: bytes, at: int) -> tuple[Pack, int]:
     if end > len(body):
         raise CorruptData(f"expected {end} bytes of packs, got {len(body)}")
     columns = np.frombuffer(body, dtype="<i8", count=4 * commits, offset=start)
-    found = columns.reshape(4, commits).astype(np.int64)
-    _check(found, rows)
-    return Pack(body[middle:end], rows, found), end
+    commits_by_row = columns.reshape(4, commits).astype(np.int64)
+    _check(commits_by_row, rows)
+    return Pack(body[middle:end], rows, commits_by_row), end
 
 
 def _check(commits: Commits, rows: int) -> None:

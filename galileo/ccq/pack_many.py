@@ -85,8 +85,8 @@ def _pack_group(
     packs_by_number: dict[int, PackedLabels] = {}
     begin = 0
     for number, size, end in zip(numbers.tolist(), sizes.tolist(), ends.tolist(), strict=True):
-        one = Pack(data, table.num_rows, commits[:, begin:end], share=size)
-        packs_by_number[number] = PackedLabels(schema, (one,))
+        shared_pack = Pack(data, table.num_rows, commits[:, begin:end], share=size)
+        packs_by_number[number] = PackedLabels(schema, (shared_pack,))
         begin = end
     return packs_by_number
 

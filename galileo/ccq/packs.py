@@ -211,7 +211,7 @@ class PackedLabels:
 
     def to_bytes(self, compression: Compression = Compression.STREAM) -> list[bytes]:
         """Input of `galileo.packing.unpack`; packs with other rows are packed anew."""
-        return [self._alone(one, compression) for one in self.packs]
+        return [self._alone(each, compression) for each in self.packs]
 
     @property
     def is_quick(self) -> bool:
@@ -235,9 +235,9 @@ class PackedLabels:
     def _where(self, masked: Iterable[tuple[Pack, npt.NDArray[np.bool_]]]) -> PackedLabels:
         packs: list[Pack] = []
         for one, mask in masked:
-            kept = np.count_nonzero(mask)
-            if kept:
-                packs.append(one if kept == len(mask) else one.where(mask))
+            count = np.count_nonzero(mask)
+            if count:
+                packs.append(one if count == len(mask) else one.where(mask))
         if len(packs) == len(self.packs) and all(map(operator.is_, packs, self.packs)):
             return self
         return PackedLabels(self.schema, tuple(packs))

@@ -102,9 +102,9 @@ class RecordTable:
         mine = self.records[ccq_id]
         if not mine.holders:
             return
-        kept = tuple(one for one in mine.holders if one in holders)
-        if kept != mine.holders:
-            self.records[ccq_id] = replace(mine, holders=kept)
+        common = tuple(holder for holder in mine.holders if holder in holders)
+        if common != mine.holders:
+            self.records[ccq_id] = replace(mine, holders=common)
             self.dirty[ccq_id] = None
 
     def pop_dirty(self, at_most: int) -> list[Record]:

@@ -145,7 +145,7 @@ class Schedule:
         resting[ccq_id] = self._may_compact[ccq_id] = None
         coordinated = self._state.coordinated
         if len(resting) > 2 * len(coordinated) + RESTING_SLACK:
-            self._resting[dataset] = {one: None for one in resting if one in coordinated}
+            self._resting[dataset] = {ccq_id: None for ccq_id in resting if ccq_id in coordinated}
 
     def _compact_resting(self) -> Effects:
         """Compact the cache of one resting CCQ that gains from it."""
@@ -215,4 +215,8 @@ class Schedule:
         """
         items = running.items if running else ()
         coordinators = [self._state.coordinated.get(item.ccq.id) for item in items]
-        return [one for one in coordinators if one is not None and one.cycles.running == cycle_id]
+        return [
+            coordinator
+            for coordinator in coordinators
+            if coordinator is not None and coordinator.cycles.running == cycle_id
+        ]

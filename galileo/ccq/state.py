@@ -135,9 +135,9 @@ class NodeState:
         round_number = mine.term // NODES_MAX + 1
         term = round_number * NODES_MAX + self.options.ordinal
         holders = tuple(
-            one
-            for one in mine.holders
-            if one.node != self.me or self.handed_off.has(mine.ccq.id, one.term)
+            holder
+            for holder in mine.holders
+            if holder.node != self.me or self.handed_off.has(mine.ccq.id, holder.term)
         )
         return replace(mine, term=term, coordinator=coordinator, holders=holders)
 
@@ -208,9 +208,9 @@ class NodeState:
             self.record_table.acknowledge(ccq_id, former.retrieved)
             self._keep_cache(former, now)
         if record.coordinator == self.me and record.ended is None:
-            kept = self.record_table.records[ccq_id]
-            clock = self.clock_of(kept.ccq.dataset)
-            coordinator = self.coordinator_type(kept, now=now, options=self.options, clock=clock)
+            stored = self.record_table.records[ccq_id]
+            clock = self.clock_of(stored.ccq.dataset)
+            coordinator = self.coordinator_type(stored, now=now, options=self.options, clock=clock)
             coordinator.cache.cache_usage = self.cache_usage
             coordinator.counts.of_node = self.counts.labels
             self.coordinated[ccq_id] = coordinator
@@ -225,7 +225,7 @@ class NodeState:
     def _keep_cache(self, coordinator: Coordinator, now: float) -> None:
         """Hand off the cache of a stopped coordinator if the record names this node as holder."""
         holders = self.record_table.records[coordinator.ccq.id].holders
-        if any((one.node, one.term) == (self.me, coordinator.term) for one in holders):
+        if any((holder.node, holder.term) == (self.me, coordinator.term) for holder in holders):
             self.handed_off.keep(
                 coordinator.ccq, term=coordinator.term, cache=coordinator.cache, now=now
             )

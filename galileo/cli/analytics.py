@@ -131,7 +131,7 @@ def nearest(
       galileo nearest nam "t > 290" --latitude 40.02 --longitude -105.27 -k 5
     """
     with session.client() as client:
-        found = client.nearest(
+        result = client.nearest(
             dataset,
             query,
             latitude=latitude,
@@ -140,16 +140,16 @@ def nearest(
             within_m=within,
             require_complete=require_complete,
         )
-    session.output.warn_partial(found.missing)
+    session.output.warn_partial(result.missing)
     if session.output.as_json:
-        rows = found.to_arrow().to_pylist()
-        session.output.value({"rows": rows, "complete": found.complete, "missing": found.missing})
+        rows = result.to_arrow().to_pylist()
+        session.output.value({"rows": rows, "complete": result.complete, "missing": result.missing})
         return
-    table = found.to_arrow()
+    table = result.to_arrow()
     # The distance first, since the last columns may not fit.
     names = ["distance_m", *(name for name in table.column_names if name != "distance_m")]
     session.output.rows(table.select(names).to_pylist())
-    session.output.value(None, words=f"{len(found):,} observations")
+    session.output.value(None, words=f"{len(result):,} observations")
 
 
 @click.command()
@@ -183,23 +183,25 @@ def stats(
     """
     if bins is not None and edges is not None:
         raise InputError("expected --bins or --edges, got both")
-    wanted = bins if edges is None else _numbers("--edges", edges)
+    bounds = bins if edges is None else _numbers("--edges", edges)
     with session.client() as client:
         names = [feature] if feature else _numeric_features(client.schema(dataset))
-        if wanted is not None and len(names) > 1:
+        if bounds is not None and len(names) > 1:
             raise InputError(f"a histogram needs --feature, one of {', '.join(names)}")
-        found = {
+        summaries = {
             name: client.summarise(
-                dataset, query, feature=name, bins=wanted, require_complete=require_complete
+                dataset, query, feature=name, bins=bounds, require_complete=require_complete
             )
             for name in names
         }
     output = session.output
-    output.warn_partial(tuple(sorted({one for result in found.values() for one in result.missing})))
+    output.warn_partial(
+        tuple(sorted({partition for result in summaries.values() for partition in result.missing}))
+    )
     if output.as_json:
         values = [
             {**_fields(result), "mean": result.mean, "complete": result.complete}
-            for result in found.values()
+            for result in summaries.values()
         ]
         output.value(values[0] if feature else values)
         return
@@ -207,16 +209,20 @@ def stats(
     output.rows(
         [
             {"feature": name} | {fact: getattr(result, fact) for fact in facts}
-            for name, result in found.items()
+            for name, result in summaries.items()
         ]
     )
-    if wanted is not None:
+    if bounds is not None:
         output.gap()
-        _show_histogram(output, found[names[0]])
+        _show_histogram(output, summaries[names[0]])
 
 
 def _numeric_features(schema: Schema) -> list[str]:
-    names = [one.name for one in schema.features if one.indexed and one.type in ("float", "int")]
+    names = [
+        feature.name
+        for feature in schema.features
+        if feature.indexed and feature.type in ("float", "int")
+    ]
     if not names:
         raise InputError(f"dataset {schema.name!r} has no indexed feature that has numbers")
     return names
@@ -285,7 +291,7 @@ def children(
     levels = None if order is None else [level.strip() for level in order.split(",")]
     with session.client() as client:
         last = None if after is None else _last(after, client.schema(dataset), levels)
-        found = client.children(
+        result = client.children(
             dataset,
             vertex,
             order=levels,
@@ -293,23 +299,23 @@ def children(
             after=last,
             require_complete=require_complete,
         )
-    session.output.warn_partial(found.missing)
+    session.output.warn_partial(result.missing)
     if session.output.as_json:
         session.output.value(
             {
-                "level": found.level,
-                "children": found.to_arrow().to_pylist(),
-                "more": found.more,
-                "complete": found.complete,
-                "missing": found.missing,
+                "level": result.level,
+                "children": result.to_arrow().to_pylist(),
+                "more": result.more,
+                "complete": result.complete,
+                "missing": result.missing,
             }
         )
         return
-    rows = found.to_arrow().drop_columns(["value"]).to_pylist()
-    session.output.rows(rows, title=found.level)
-    texts = found.texts()
-    more = f"; more with --after {texts[-1].as_py()}" if found.more else ""
-    session.output.value(None, words=f"{len(found):,} of level {found.level}{more}")
+    rows = result.to_arrow().drop_columns(["value"]).to_pylist()
+    session.output.rows(rows, title=result.level)
+    texts = result.texts()
+    more = f"; more with --after {texts[-1].as_py()}" if result.more else ""
+    session.output.value(None, words=f"{len(result):,} of level {result.level}{more}")
 
 
 @click.command()

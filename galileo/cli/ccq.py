@@ -92,7 +92,7 @@ def submit(
       galileo ccq submit nam "t > 290" --window tumbling:1h --lateness 10m
     """
     with session.client() as client:
-        made = client.submit(
+        submitted = client.submit(
             dataset,
             query,
             interval=interval,
@@ -102,22 +102,23 @@ def submit(
             window=_window(window, lateness),
         )
     if quiet and not session.output.as_json:
-        click.echo(made.id)
+        click.echo(submitted.id)
         return
     session.output.value(
         {
-            "id": made.id,
-            "coordinator": made.coordinator,
-            "labels": len(made.initial),
-            "complete": made.initial.complete,
-            "token": made.token,
+            "id": submitted.id,
+            "coordinator": submitted.coordinator,
+            "labels": len(submitted.initial),
+            "complete": submitted.initial.complete,
+            "token": submitted.token,
         },
         words=(
-            f"{made.id}\n"
-            f"{len(made.initial):,} labels match now; coordinator {made.coordinator}; "
+            f"{submitted.id}\n"
+            f"{len(submitted.initial):,} labels match now; coordinator {submitted.coordinator}; "
             f"ends in {time_left(seconds(expiration))}\n"
-            f"Print new labels as they come:\n  galileo ccq watch {made.id}\n"
-            f"Fetch new labels once:\n  galileo ccq fetch {made.id} \\\n    --token {made.token}"
+            f"Print new labels as they come:\n  galileo ccq watch {submitted.id}\n"
+            f"Fetch new labels once:\n  galileo ccq fetch {submitted.id} \\\n"
+            f"    --token {submitted.token}"
         ),
     )
 
@@ -154,21 +155,21 @@ def submit_many(
     Example:
       galileo ccq submit-many alarms.jsonl --dataset nam --key alarms
     """
-    asked = read_submissions(path, Defaults(dataset, interval, expiration, key))
+    submissions = read_submissions(path, Defaults(dataset, interval, expiration, key))
     with session.client() as client, session.output.progress(unit="queries") as bar:
-        task = bar.add_task("submitting", total=len(asked))
-        done = client.submit_many(asked, progress=lambda count: bar.advance(task, count))
+        task = bar.add_task("submitting", total=len(submissions))
+        done = client.submit_many(submissions, progress=lambda count: bar.advance(task, count))
     rows = [
         {
-            "id": one.id,
-            "coordinator": one.coordinator,
-            "token": one.token,
-            "error": str(one.error) if one.error is not None else None,
+            "id": outcome.id,
+            "coordinator": outcome.coordinator,
+            "token": outcome.token,
+            "error": str(outcome.error) if outcome.error is not None else None,
         }
-        for one in done
+        for outcome in done
     ]
     session.output.rows(rows, empty="the file is empty")
-    failed = [one.error for one in done if one.error is not None]
+    failed = [outcome.error for outcome in done if outcome.error is not None]
     if failed:
         session.output.note(
             f"galileo: {len(failed)} of {len(done)} queries were refused, each with the error that "
@@ -268,7 +269,9 @@ def watch(
             if closed_only and spool is not None:
                 _show_closed(session, update, spool)
             elif display is not None:
-                display.update(update, [_closing(one) for one in update.windows if one.is_closed])
+                display.update(
+                    update, [_closing(change) for change in update.windows if change.is_closed]
+                )
             else:
                 _show(session, update)
             position.save(update.token)
@@ -321,7 +324,7 @@ def spool(session: Session, *, path: Path, output: Path | None, forget: int | No
                 "last_number": held.last_number,
                 "token": held.token,
                 "gone": held.gone,
-                "windows": [_window_words(one) for one in held.windows()],
+                "windows": [_window_words(window) for window in held.windows()],
             },
             words=(
                 f"{len(held):,} labels of {held.ccq_id or 'no query yet'}, "
@@ -347,20 +350,20 @@ def list_ccqs(session: Session) -> None:
       galileo ccq list --json
     """
     with session.client() as client:
-        found = client.list_ccqs()
+        infos = client.list_ccqs()
     rows = [
         {
-            "id": one.id,
-            "dataset": one.dataset,
-            "query": one.query if session.output.as_json else query_text(one.query),
-            "state": one.state,
-            "interval_s": one.interval_s,
-            "expires": dt.datetime.fromtimestamp(one.expires_at, tz=dt.UTC),
-            "coordinator": one.coordinator,
-            "holders": ", ".join(one.holders),
-            "window": str(one.window) if one.window else "",
+            "id": info.id,
+            "dataset": info.dataset,
+            "query": info.query if session.output.as_json else query_text(info.query),
+            "state": info.state,
+            "interval_s": info.interval_s,
+            "expires": dt.datetime.fromtimestamp(info.expires_at, tz=dt.UTC),
+            "coordinator": info.coordinator,
+            "holders": ", ".join(info.holders),
+            "window": str(info.window) if info.window else "",
         }
-        for one in found
+        for info in infos
     ]
     session.output.rows(rows, empty="No continuous queries.")
 
@@ -395,7 +398,7 @@ def _window(text: str | None, lateness: str | None) -> Window | None:
 
 def _demand_windows(client: Client, ccq_id: str) -> None:
     """Raises InputError where the query is known to have none, for then nothing would ever come."""
-    known = {one.id: one for one in client.list_ccqs()}
+    known = {info.id: info for info in client.list_ccqs()}
     if ccq_id in known and known[ccq_id].window is None:
         raise InputError(f"--closed-only needs a query with windows; {ccq_id} has none")
 
@@ -414,15 +417,15 @@ def _show(session: Session, update: Update) -> None:
                 "missing": update.labels.missing,
                 "gone": update.gone,
                 "clock": None if update.clock_us is None else iso(update.clock_us),
-                "windows": [_window_words(one) for one in update.windows],
+                "windows": [_window_words(change) for change in update.windows],
             }
         )
         return
     show_labels(session, update.labels)
     if not update.is_news:
         session.output.value(None, words=f"nothing new: {update.status}")
-    for one in update.gone:
-        place = f"partition {one.partition}, commits {one.first} to {one.last}"
+    for dropped in update.gone:
+        place = f"partition {dropped.partition}, commits {dropped.first} to {dropped.last}"
         session.output.value(
             None, words=f"gone: {place}: dropped by retention before they were fetched"
         )
@@ -439,8 +442,8 @@ def _show_closed(session: Session, update: Update, spool: Spool) -> None:
             continue
         labels = spool.labels(change)
         if session.output.as_json:
-            found = {"labels": labels.to_arrow().to_pylist(), "token": update.token}
-            session.output.value(_window_words(change) | found)
+            content = {"labels": labels.to_arrow().to_pylist(), "token": update.token}
+            session.output.value(_window_words(change) | content)
         else:
             session.output.value(None, words=_closing(change))
             show_labels(session, labels)
@@ -452,12 +455,15 @@ def _closing(change: WindowChange) -> str:
     return f"window {span} {change.state}{late}"
 
 
-def _window_words(one: WindowChange | SpooledWindow) -> dict[str, Any]:
-    state = one.state if isinstance(one, WindowChange) else "closed" if one.is_closed else "open"
+def _window_words(window: WindowChange | SpooledWindow) -> dict[str, Any]:
+    if isinstance(window, WindowChange):
+        state = window.state
+    else:
+        state = "closed" if window.is_closed else "open"
     return {
-        "start": iso(one.start_us),
-        "end": iso(one.end_us),
-        "new" if isinstance(one, WindowChange) else "labels": one.labels,
+        "start": iso(window.start_us),
+        "end": iso(window.end_us),
+        "new" if isinstance(window, WindowChange) else "labels": window.labels,
         "state": state,
     }
 

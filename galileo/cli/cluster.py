@@ -146,14 +146,14 @@ def status(session: Session, *, watch: bool, interval: str, times: int | None) -
     with session.client() as client:
 
         def poll() -> Frame:
-            found = client.status()
-            facts = {"complete": found.complete, "nodes": found.nodes}
-            return Frame((Panel(_status_rows(found), words=remarks(found)),), facts)
+            status = client.status()
+            facts = {"complete": status.complete, "nodes": status.nodes}
+            return Frame((Panel(_status_rows(status), words=remarks(status)),), facts)
 
         refresh_loop(session.output, poll, every_s=every_s, times=times if watch else 1)
 
 
-def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+def _status_rows(status: ClusterStatus) -> list[dict[str, Any]]:
     return [
         answered_only(
             node,
@@ -161,8 +161,8 @@ def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
                 "node": node.name,
                 "state": node.state,
                 "address": node.address,
-                "rows": sum(one["rows"] for one in node.datasets),
-                "disk": size_of_bytes(sum(one["bytes_on_disk"] for one in node.datasets)),
+                "rows": sum(dataset["rows"] for dataset in node.datasets),
+                "disk": size_of_bytes(sum(dataset["bytes_on_disk"] for dataset in node.datasets)),
                 "memory": size_of_bytes(node.memory_bytes),
                 "host CPU": f"{100 * node.cpu_share:.0f} %",
                 "CCQs": node.ccqs_coordinated,
@@ -172,7 +172,7 @@ def _status_rows(found: ClusterStatus) -> list[dict[str, Any]]:
                 "spilled": size_of_bytes(node.spilled_bytes),
             },
         )
-        for node in found.nodes
+        for node in status.nodes
     ]
 
 
@@ -183,17 +183,17 @@ def answered_only(node: NodeStatus, row: dict[str, Any]) -> dict[str, Any]:
     return {name: value if is_reachable or name in known else None for name, value in row.items()}
 
 
-def remarks(found: ClusterStatus) -> str:
+def remarks(status: ClusterStatus) -> str:
     """What is not as it should be."""
-    lines = [f"{node.name} does not answer" for node in found.nodes if node.state == "unreachable"]
-    for node in found.nodes:
+    lines = [f"{node.name} does not answer" for node in status.nodes if node.state == "unreachable"]
+    for node in status.nodes:
         lines += [f"{node.name}: stopped: {reason}" for reason in node.stopped]
         if node.evaluator_problem:
             lines.append(f"{node.name}: evaluates no queries: {node.evaluator_problem}")
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
     # Each node reports what it knows, which is most often the same.
-    losses = dict.fromkeys(loss for node in found.nodes for loss in node.lost)
+    losses = dict.fromkeys(loss for node in status.nodes for loss in node.lost)
     lines += [f"commits are lost: {loss} (see galileo doctor)" for loss in losses]
     return "\n".join(lines)
 
@@ -243,10 +243,10 @@ def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -
     with session.output.progress(unit="queries left") as bar:
         task = bar.add_task(f"draining {node}")
         while True:
-            found = next(one for one in client.status().nodes if one.name == node)
-            left = found.ccqs_coordinated
+            present = next(status for status in client.status().nodes if status.name == node)
+            left = present.ccqs_coordinated
             bar.update(task, completed=left)
-            if (found.state == "draining" and not left) or time.monotonic() >= deadline:
+            if (present.state == "draining" and not left) or time.monotonic() >= deadline:
                 return left
             time.sleep(DRAIN_LOOK_S)
 
@@ -254,12 +254,12 @@ def _drained(session: Session, client: Client, node: str, *, timeout_s: float) -
 def _held_back(node: NodeStatus) -> str:
     """What retention would drop if no reader had still to fetch it."""
     facts = []
-    for one in node.datasets:
-        size = sum(held["bytes"] for held in one["held_back"])
-        by = sorted({ccq for held in one["held_back"] for ccq in held["ccqs"]})
+    for dataset in node.datasets:
+        size = sum(held["bytes"] for held in dataset["held_back"])
+        by = sorted({ccq for held in dataset["held_back"] for ccq in held["ccqs"]})
         if size:
             facts.append(
-                f"{one['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}"
+                f"{dataset['dataset']}: {size / 1e6:,.1f} MB by {', '.join(by) or 'a restart'}"
             )
     return "; ".join(facts)
 
@@ -276,19 +276,24 @@ def whoami(session: Session) -> None:
       galileo whoami --json | jq '.quotas.ccqs_max'
     """
     with session.client() as client:
-        found = client.whoami()
+        identity = client.whoami()
     if session.output.as_json:
-        session.output.value(found)
+        session.output.value(identity)
         return
     words = [
-        f"user: {found.name or 'anonymous (the cluster has no access control)'}",
-        *([f"roles: {', '.join(found.roles)}"] if found.roles else []),
-        f"datasets: {', '.join(found.datasets) or 'none'}",
+        f"user: {identity.name or 'anonymous (the cluster has no access control)'}",
+        *([f"roles: {', '.join(identity.roles)}"] if identity.roles else []),
+        f"datasets: {', '.join(identity.datasets) or 'none'}",
     ]
     session.output.value(None, words="\n".join(words))
     rows = [
-        {"quota": quota, "bound": _bound(quota, one.bound), "used": one.used, "per": one.counted}
-        for quota, one in found.quotas.items()
+        {
+            "quota": quota,
+            "bound": _bound(quota, usage.bound),
+            "used": usage.used,
+            "per": usage.counted,
+        }
+        for quota, usage in identity.quotas.items()
     ]
     session.output.rows(rows, title="Quotas", empty="You have no quotas.")
     if rows:
@@ -313,9 +318,9 @@ def topology(context: click.Context) -> None:
 @handle_errors
 def _show_topology(session: Session) -> None:
     with session.client() as client:
-        found = json.loads(client.topology_json())
+        topology = json.loads(client.topology_json())
     if session.output.as_json:
-        session.output.value(found)
+        session.output.value(topology)
         return
     session.output.rows(
         [
@@ -323,9 +328,9 @@ def _show_topology(session: Session) -> None:
                 "group": group["name"],
                 "node": node["name"],
                 "address": node["address"],
-                "geohashes": ranges_of_group(found["ranges"], number),
+                "geohashes": ranges_of_group(topology["ranges"], number),
             }
-            for number, group in enumerate(found["groups"])
+            for number, group in enumerate(topology["groups"])
             for node in group["nodes"]
         ]
     )

@@ -26,7 +26,9 @@ def completion(context: click.Context, *, shell: str) -> None:
     Example:
       galileo completion bash
     """
-    found = get_completion_class(shell)
-    assert found is not None, shell
-    made = found(context.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None, shell
+    completion = shell_class(
+        context.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE"
+    )
+    click.echo(completion.source_template % completion.source_vars())

@@ -44,20 +44,25 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
       galileo config check node-1.toml node-2.toml node-3.toml
       galileo config check node-1.toml --json | jq '.problems[].what'
     """
-    found = [(file, what) for file in files for what in _problems(file)]
-    if not found:
-        found = [(file, redacted(what)) for file, what in _differences(files)]
-    warnings = [] if found else _warnings(files[0])
+    problems_by_file = [(file, what) for file in files for what in _problems(file)]
+    if not problems_by_file:
+        problems_by_file = [(file, redacted(what)) for file, what in _differences(files)]
+    warnings = [] if problems_by_file else _warnings(files[0])
     if session.output.as_json:
-        problems = [{"file": str(file), "what": what} for file, what in found]
+        problems = [{"file": str(file), "what": what} for file, what in problems_by_file]
         warned = {"warnings": warnings}
-        session.output.value({"ok": not found, "files": files, "problems": problems} | warned)
+        session.output.value(
+            {"ok": not problems_by_file, "files": files, "problems": problems} | warned
+        )
     else:
-        for file, what in [*found, *((files[0], f"warning: {what}") for what in warnings)]:
+        for file, what in [
+            *problems_by_file,
+            *((files[0], f"warning: {what}") for what in warnings),
+        ]:
             session.output.value(None, words=f"{file}: {what}")
-        if not found:
+        if not problems_by_file:
             session.output.value(None, words=f"{_files(len(files))} checked, no problems")
-    if found:
+    if problems_by_file:
         click.get_current_context().exit(EXIT_INPUT)
 
 
@@ -70,7 +75,7 @@ def _warnings(file: Path) -> list[str]:
     topology = configuration.from_dict(configuration.read(file)).topology
     groups = tuple(replace(group, nodes=group.founders) for group in topology.groups)
     loads = placement.relative_loads(replace(topology, groups=groups))
-    return [f"{one.what}; {one.advice}" for one in diagnosis.unevenness(loads)]
+    return [f"{finding.what}; {finding.advice}" for finding in diagnosis.unevenness(loads)]
 
 
 def _problems(file: Path) -> list[str]:
@@ -84,16 +89,21 @@ def _differences(files: tuple[Path, ...]) -> list[tuple[Path, str]]:
     """Files of one cluster must agree about it, and no two are of one node."""
     loaded = [configuration.from_dict(configuration.read(file)) for file in files]
     first, named = loaded[0], {loaded[0].node.name: files[0]}
-    found = []
-    for file, one in list(zip(files, loaded, strict=True))[1:]:
-        if one.topology.fingerprint != first.topology.fingerprint:
+    differences = []
+    for file, other in list(zip(files, loaded, strict=True))[1:]:
+        if other.topology.fingerprint != first.topology.fingerprint:
             what = f"expected the [cluster] table of {files[0]}, which differs; nodes would refuse"
-            found.append((file, f"{what} each other"))
-        elif one.topology.by_name.keys() != first.topology.by_name.keys():
-            wanted, got = ", ".join(first.topology.by_name), ", ".join(one.topology.by_name)
-            found.append((file, f"expected the nodes of {files[0]}, {wanted}; got {got}"))
-        if one.node.name in named:
-            what = f"expected node.name to be another than in {named[one.node.name]}"
-            found.append((file, f"{what}, got {one.node.name!r} in both"))
-        named.setdefault(one.node.name, file)
-    return found
+            differences.append((file, f"{what} each other"))
+        elif other.topology.by_name.keys() != first.topology.by_name.keys():
+            expected_names, names = (
+                ", ".join(first.topology.by_name),
+                ", ".join(other.topology.by_name),
+            )
+            differences.append(
+                (file, f"expected the nodes of {files[0]}, {expected_names}; got {names}")
+            )
+        if other.node.name in named:
+            what = f"expected node.name to be another than in {named[other.node.name]}"
+            differences.append((file, f"{what}, got {other.node.name!r} in both"))
+        named.setdefault(other.node.name, file)
+    return differences

@@ -32,12 +32,12 @@ def checks_of(target: str, *, spec: SamplerSpec, seed_matters: bool) -> Sequence
     """
     path = Path(target)
     if path.is_dir():
-        found = [one for file in _tests(path) for one in _classes(_loaded(file, home=path))]
-        if not found:
+        classes = [checks for file in _tests(path) for checks in _classes(_loaded(file, home=path))]
+        if not classes:
             raise InputError(
                 f"expected subclasses of SamplerConformance in {path}/tests/test_*.py, found none"
             )
-        return found
+        return classes
     if path.is_file():
         return _of_file(path, spec=spec, seed_matters=seed_matters)
     samplers.load(spec)
@@ -50,16 +50,16 @@ def _tests(directory: Path) -> list[Path]:
 
 def _of_file(path: Path, *, spec: SamplerSpec, seed_matters: bool) -> Sequence[Checks]:
     module = _loaded(path, home=path.parent)
-    if found := list(_classes(module)):
-        return found
-    made = [
+    if classes := list(_classes(module)):
+        return classes
+    classes = [
         _made(_maker(cls, spec), name=cls.__name__, seed_matters=seed_matters)
         for cls in _own(module)
         if callable(getattr(cls, "sample", None))
     ]
-    if not made:
+    if not classes:
         raise InputError(f"expected a class with a method sample in {path}, found none")
-    return made
+    return classes
 
 
 def _maker(cls: Any, spec: SamplerSpec) -> Any:
@@ -71,8 +71,8 @@ def _made(make: Any, *, name: str, seed_matters: bool) -> Checks:
     """A conformance class of a sampler that has none."""
 
     def made(self: SamplerConformance) -> Sampler:
-        one: Sampler = make()
-        return one
+        instance: Sampler = make()
+        return instance
 
     return type(name, (SamplerConformance,), {"make": made, "seed_matters": seed_matters})
 

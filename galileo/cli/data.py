@@ -120,8 +120,8 @@ def query(
             return
         with session.output.counting(dataset, unit="labels") as come:
             # The screen says how many match in all.
-            asked = limit if session.output.as_json else None
-            labels = client.query(dataset, query, limit=asked, progress=come, **options)
+            shown_max = limit if session.output.as_json else None
+            labels = client.query(dataset, query, limit=shown_max, progress=come, **options)
     if session.output.as_json:
         session.output.value(
             {
@@ -299,10 +299,10 @@ def _write_rows(
         missing = missing_of(table)
         _write(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
         return
-    found = client.query_batches(
+    matches = client.query_batches(
         request.dataset, request.query, require_complete=request.require_complete
     )
-    with found as batches:
+    with matches as batches:
         tables = (
             table
             for labels in batches

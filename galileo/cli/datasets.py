@@ -202,10 +202,10 @@ def _describe_all(client: Client, *, require_complete: bool) -> list[DatasetDesc
 def _retentions(client: Client) -> dict[str, Retention | None]:
     """The retention of each dataset that has one, from the status of the nodes that answer."""
     return {
-        one["dataset"]: Retention.from_dict(one["retention"])
+        status["dataset"]: Retention.from_dict(status["retention"])
         for node in client.status().nodes
-        for one in node.datasets
-        if one["retention"] is not None
+        for status in node.datasets
+        if status["retention"] is not None
     }
 
 

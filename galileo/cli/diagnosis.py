@@ -57,9 +57,12 @@ def of_cluster(reports: Sequence[NodeReport]) -> list[Finding]:
     silent = [report for report in reports if _is_silent(report)]
     heard = [report for report in reports if not _is_silent(report)]
     names = [report.name for report in silent]
-    found = [*_between(reports), *(one for report in heard for one in _of_node(report, names))]
-    found.sort(key=lambda one: one.severity != "problem")
-    return [*map(_silence, silent), *found]
+    findings = [
+        *_between(reports),
+        *(finding for report in heard for finding in _of_node(report, names)),
+    ]
+    findings.sort(key=lambda finding: finding.severity != "problem")
+    return [*map(_silence, silent), *findings]
 
 
 def _is_silent(report: NodeReport) -> bool:
@@ -68,13 +71,13 @@ def _is_silent(report: NodeReport) -> bool:
 
 def of_host(name: str, host: HostCondition) -> list[Finding]:
     """Of a host without looking at its node."""
-    found = [
+    findings = [
         *_disk(name, free=host.disk_free_bytes, size=host.disk_size_bytes, sync_s=host.sync_s),
         *_open_files(name, held=0, limit=host.open_files_max),
         *_java(name, host.java),
         *_containment(name, host.containment),
     ]
-    return sorted(found, key=lambda one: one.severity != "problem")
+    return sorted(findings, key=lambda finding: finding.severity != "problem")
 
 
 def missing(name: str, directory: Path, *, examined: Path) -> Finding:
@@ -93,10 +96,10 @@ def missing(name: str, directory: Path, *, examined: Path) -> Finding:
 
 def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """What shows only where nodes are compared."""
-    answered = [one for one in reports if not one.failure]
-    versions = Counter(one.version for one in answered)
+    answered = [report for report in reports if not report.failure]
+    versions = Counter(report.version for report in answered)
     if len(versions) > 1:
-        text = ", ".join(f"{one.name}: {one.version or 'unknown'}" for one in answered)
+        text = ", ".join(f"{report.name}: {report.version or 'unknown'}" for report in answered)
         yield Finding(
             "warning",
             "",
@@ -105,7 +108,7 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "finish the upgrade: one node after the other, `galileo drain` before each",
         )
     yield from _lost(answered)
-    if len({one.topology_fingerprint for one in answered}) > 1:
+    if len({report.topology_fingerprint for report in answered}) > 1:
         yield Finding(
             "problem",
             "",
@@ -114,7 +117,7 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             "make [cluster] the same in all files, then restart the nodes",
         )
     yield from _clocks(answered)
-    yield from unevenness({one.name: one.relative_load for one in answered})
+    yield from unevenness({report.name: report.relative_load for report in answered})
 
 
 def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
@@ -137,7 +140,9 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
 
 def _lost(answered: Sequence[NodeReport]) -> Iterator[Finding]:
     """One finding for each loss, however many nodes report it."""
-    for loss in dict.fromkeys(loss for one in answered if one.status for loss in one.status.lost):
+    for loss in dict.fromkeys(
+        loss for report in answered if report.status for loss in report.status.lost
+    ):
         yield Finding(
             "problem",
             "",
@@ -152,7 +157,7 @@ def _lost(answered: Sequence[NodeReport]) -> Iterator[Finding]:
 def _clocks(answered: Sequence[NodeReport]) -> Iterator[Finding]:
     if len(answered) < 2:
         return
-    ordered = sorted(answered, key=lambda one: one.clock_s)
+    ordered = sorted(answered, key=lambda report: report.clock_s)
     first, last = ordered[0], ordered[-1]
     apart_s = last.clock_s - first.clock_s - first.clock_within_s - last.clock_within_s
     if apart_s > CLOCKS_APART_S:

@@ -51,16 +51,16 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
       galileo doctor --config node-1.toml
     """
     if path is not None or directory is not None:
-        found, examined = _of_host(path, directory)
+        findings, examined = _of_host(path, directory)
         report: object = examined
         words = "this host"
     else:
         timeout_s, keys = seconds(session.timeout), session.proof.keys()
         reports = asyncio.run(conditions(session.addresses, patience_s=timeout_s, keys=keys))
-        found, report = diagnosis.of_cluster(reports), reports
+        findings, report = diagnosis.of_cluster(reports), reports
         words = _nodes(reports)
-    _report(session, found, examined=report, words=words)
-    if any(one.severity == "problem" for one in found):
+    _report(session, findings, examined=report, words=words)
+    if any(finding.severity == "problem" for finding in findings):
         click.get_current_context().exit(EXIT_PROBLEMS)
 
 
@@ -71,14 +71,14 @@ def _of_host(path: Path | None, directory: Path | None) -> tuple[list[Finding], 
         host = host_condition(directory, takes_samplers=True, master="")
         return diagnosis.of_host(str(directory), host), host
     loaded = configuration.load(path)
-    name, wanted = loaded.node.name, directory or Path(loaded.node.directory).absolute()
-    there = next(one for one in (wanted, *wanted.parents) if _may_be_there(one))
+    name, expected = loaded.node.name, directory or Path(loaded.node.directory).absolute()
+    there = next(place for place in (expected, *expected.parents) if _may_be_there(place))
     host = host_condition(
         there,
         takes_samplers=loaded.samplers.uploads == "sandboxed",
         master=loaded.spark.master,
     )
-    missing = [] if there == wanted else [diagnosis.missing(name, wanted, examined=there)]
+    missing = [] if there == expected else [diagnosis.missing(name, expected, examined=there)]
     return [*diagnosis.of_host(name, host), *missing], host
 
 
@@ -94,22 +94,22 @@ def _nodes(reports: Sequence[NodeReport]) -> str:
     return "1 node" if len(reports) == 1 else f"{len(reports)} nodes"
 
 
-def _report(session: Session, found: Sequence[Finding], *, examined: object, words: str) -> None:
-    problems = sum(one.severity == "problem" for one in found)
+def _report(session: Session, findings: Sequence[Finding], *, examined: object, words: str) -> None:
+    problems = sum(finding.severity == "problem" for finding in findings)
     if session.output.as_json:
-        report = {"ok": not problems, "findings": list(found), "examined": examined}
+        report = {"ok": not problems, "findings": list(findings), "examined": examined}
         session.output.value(report)
         return
-    for one in found:
-        where = f"{one.node}: " if one.node else ""
+    for finding in findings:
+        where = f"{finding.node}: " if finding.node else ""
         fold = session.output.fold
         lines = [
-            fold(f"{one.severity.upper()}  {where}{one.what}", indent=_INDENT),
-            fold(f"It means: {one.means}.", first=_INDENT, indent=_INDENT),
-            fold(f"What to do: {one.advice}.", first=_INDENT, indent=_INDENT),
+            fold(f"{finding.severity.upper()}  {where}{finding.what}", indent=_INDENT),
+            fold(f"It means: {finding.means}.", first=_INDENT, indent=_INDENT),
+            fold(f"What to do: {finding.advice}.", first=_INDENT, indent=_INDENT),
             "",
         ]
         session.output.value(None, words="\n".join(lines))
-    counts = [(problems, "problem"), (len(found) - problems, "warning")]
+    counts = [(problems, "problem"), (len(findings) - problems, "warning")]
     end = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in counts)
     session.output.value(None, words=f"Examined {words}: {end}.")

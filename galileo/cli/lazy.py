@@ -127,7 +127,9 @@ def _explain_negative_number(error: click.UsageError) -> click.UsageError:
     if not isinstance(error, click.NoSuchOption) or not error.option_name[1:2].isdigit():
         return error
     parameters = error.ctx.command.params if error.ctx else []
-    numeric = [one.opts[0] for one in parameters if one.type in (click.FLOAT, click.INT)]
+    numeric = [
+        parameter.opts[0] for parameter in parameters if parameter.type in (click.FLOAT, click.INT)
+    ]
     if not numeric:
         return error
     return click.UsageError(

@@ -58,7 +58,7 @@ class LiveDisplay:
     def show(self, frame: Frame) -> None:
         """Puts a frame in the place of the last one, or behind it."""
         if self._live is not None:
-            rendered = [one for panel in frame.panels for one in self._render(panel)]
+            rendered = [line for panel in frame.panels for line in self._render(panel)]
             self._live.update(Group(*rendered), refresh=True)
         elif self._output.as_json:
             self._output.value(frame.json)

@@ -76,8 +76,8 @@ def shared_options() -> list[click.Option]:
 
 def add_shared_options(command: click.Command) -> None:
     """Adds what a command and those below it have no option of their own for."""
-    taken = {name for one in command.params for name in one.opts}
-    command.params += [one for one in shared_options() if not taken.intersection(one.opts)]
+    taken = {name for parameter in command.params for name in parameter.opts}
+    command.params += [option for option in shared_options() if not taken.intersection(option.opts)]
     if isinstance(command, click.Group):
         for below in command.commands.values():
             add_shared_options(below)

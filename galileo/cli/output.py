@@ -340,8 +340,8 @@ def _fit(columns: Sequence[tuple[int, int]], width: int) -> list[int]:
             break
         widths.append(least)
         left -= least + _GAP
-    for number, (least, wanted) in enumerate(columns[: len(widths)]):
-        more = max(0, min(left, wanted - least))
+    for number, (least, preferred) in enumerate(columns[: len(widths)]):
+        more = max(0, min(left, preferred - least))
         widths[number] += more
         left -= more
     return widths
@@ -382,7 +382,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name}={_cell(one)}" for name, one in value.items())
+        return ", ".join(f"{name}={_cell(part)}" for name, part in value.items())
     return str(value)
 
 

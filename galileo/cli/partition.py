@@ -84,12 +84,12 @@ def _select(
             f"got {', '.join(map(str, unknown))}"
         )
     if partitions:
-        wanted = partitions
+        candidates = partitions
     elif source:
-        wanted = tuple(sorted(placement.partitions_by_node(topology)[source]))
+        candidates = tuple(sorted(placement.partitions_by_node(topology)[source]))
     else:
-        wanted = placement.share(topology, to)
-    return tuple(p for p in dict.fromkeys(wanted) if placement.owner(topology, p) != to)
+        candidates = placement.share(topology, to)
+    return tuple(p for p in dict.fromkeys(candidates) if placement.owner(topology, p) != to)
 
 
 def _move(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:

@@ -93,9 +93,9 @@ def show(session: Session, *, dataset: str) -> None:
     rows = [
         {"node": node.name, **_held(held)}
         for node in status.nodes
-        for one in node.datasets
-        if one["dataset"] == dataset
-        for held in one["held_back"]
+        for stored in node.datasets
+        if stored["dataset"] == dataset
+        for held in stored["held_back"]
     ]
     if session.output.as_json:
         session.output.value({"retention": _format_policy(policy), "held_back": rows})
@@ -130,11 +130,11 @@ def size_of(text: str) -> int:
     Raises:
         InputError: it is none.
     """
-    found = _SIZE.fullmatch(text.strip().lower())
-    unit = {**_UNITS, **_BINARY_UNITS}.get(found[2]) if found else None
-    if found is None or unit is None:
+    match = _SIZE.fullmatch(text.strip().lower())
+    unit = {**_UNITS, **_BINARY_UNITS}.get(match[2]) if match else None
+    if match is None or unit is None:
         raise InputError(f"expected a size such as 10GB, 512MiB or 1000000, got {text!r}")
-    return round(float(found[1]) * unit)
+    return round(float(match[1]) * unit)
 
 
 def in_words(policy: Retention | None) -> str:

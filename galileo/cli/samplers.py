@@ -166,7 +166,7 @@ def uploads(session: Session) -> None:
       galileo sampler uploads
     """
     with session.client() as client:
-        rows = [_row(one) for one in client.sent_samplers()]
+        rows = [_row(uploaded) for uploaded in client.sent_samplers()]
     session.output.rows(rows, empty="No samplers were uploaded.")
 
 

@@ -50,7 +50,7 @@ def token() -> None:
     "roles",
     multiple=True,
     required=True,
-    type=click.Choice([one.value for one in Role]),
+    type=click.Choice([role.value for role in Role]),
     help="Role of the token; repeat it for others.",
 )
 @click.option(
@@ -105,10 +105,10 @@ def create(
         tuple(sorted(_bounds(quotas).items())),
         inf if days is None else round(time.time() + days * DAY_S),
     )
-    made = token_store.add(path, principal)
+    secret = token_store.add(path, principal)
     if output is not None:
         try:
-            write_secret(output, made.encode())
+            write_secret(output, secret.encode())
         except OSError:
             token_store.remove(path, name)  # Its token is lost.
             raise
@@ -116,7 +116,7 @@ def create(
             {"name": name, "file": str(output)}, words=f"Wrote the token of {name} to {output}."
         )
         return
-    session.output.value({"name": name, "token": made}, words=made)
+    session.output.value({"name": name, "token": secret}, words=secret)
 
 
 def _bounds(quotas: tuple[str, ...]) -> dict[str, float]:
@@ -173,15 +173,15 @@ def list_(session: Session, *, path: Path) -> None:
     Example:
       galileo token list --principals principals.toml
     """
-    known = sorted(token_store.read(path).principals.values(), key=lambda one: one.name)
+    known = sorted(token_store.read(path).principals.values(), key=lambda principal: principal.name)
     rows = [
         {
-            "name": one.name,
-            "roles": sorted(one.roles),
-            "datasets": list(one.datasets),
-            "quotas": dict(one.quotas),
-            "expires": _shown(one.expires_at),
+            "name": principal.name,
+            "roles": sorted(principal.roles),
+            "datasets": list(principal.datasets),
+            "quotas": dict(principal.quotas),
+            "expires": _shown(principal.expires_at),
         }
-        for one in known
+        for principal in known
     ]
     session.output.rows(rows, title="Principals", empty="There are no tokens.")

@@ -60,7 +60,7 @@ class ClusterPoller:
                 words=remarks(status),
             ),
             Panel(
-                [_ccq(one, now) for one in ccqs],
+                [_ccq(ccq, now) for ccq in ccqs],
                 title="Continuous queries",
                 words="" if ccqs else "No continuous queries.",
             ),
@@ -68,7 +68,7 @@ class ClusterPoller:
         return Frame(panels, {"complete": status.complete, "nodes": status.nodes, "ccqs": ccqs})
 
     def _rate(self, node: NodeStatus) -> float | None:
-        stored, now = sum(int(one["rows"]) for one in node.datasets), time.monotonic()
+        stored, now = sum(int(dataset["rows"]) for dataset in node.datasets), time.monotonic()
         before = self._rows.get(node.name)
         if node.state != "unreachable":
             self._rows[node.name] = (now, stored)
@@ -86,7 +86,7 @@ def _node(node: NodeStatus, rate: float | None) -> dict[str, Any]:
     row = {
         "node": node.name,
         "state": node.state,
-        "rows": sum(one["rows"] for one in node.datasets),
+        "rows": sum(dataset["rows"] for dataset in node.datasets),
         "rows/s": "" if rate is None else f"{rate:,.0f}",
         "calls": calls_of_clients(node),
         "CCQs": node.ccqs_coordinated,
@@ -104,15 +104,15 @@ def calls_of_clients(node: NodeStatus) -> int:
     return sum(count for name, count in node.calls.items() if not name.startswith("Cluster/"))
 
 
-def _ccq(one: CcqInfo, now: float) -> dict[str, Any]:
-    text = query_text(one.query)
+def _ccq(ccq: CcqInfo, now: float) -> dict[str, Any]:
+    text = query_text(ccq.query)
     query = text if len(text) <= QUERY_SHOWN else f"{text[:QUERY_SHOWN]}…"
     return {
-        "id": one.id,
-        "dataset": one.dataset,
+        "id": ccq.id,
+        "dataset": ccq.dataset,
         "query": query,
-        "state": one.state,
-        "every": f"{one.interval_s:g}s",
-        "ends in": time_left(max(0.0, one.expires_at - now)),
-        "coordinator": one.coordinator,
+        "state": ccq.state,
+        "every": f"{ccq.interval_s:g}s",
+        "ends in": time_left(max(0.0, ccq.expires_at - now)),
+        "coordinator": ccq.coordinator,
     }

@@ -117,18 +117,18 @@ def nearest_request(
     return request
 
 
-def _number(given: Any, about: str) -> float:
+def _number(value: Any, about: str) -> float:
     try:
-        return float(operator.pos(given))
+        return float(operator.pos(value))
     except (TypeError, ValueError) as error:
-        raise InputError(f"expected a number as {about}, got {given!r}") from error
+        raise InputError(f"expected a number as {about}, got {value!r}") from error
 
 
-def _numbers(given: Any, expected: str) -> list[float]:
+def _numbers(values: Any, expected: str) -> list[float]:
     try:
-        return [float(one) for one in given]
+        return [float(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise InputError(f"expected {expected}, got {given!r}") from error
+        raise InputError(f"expected {expected}, got {values!r}") from error
 
 
 async def summarise(

@@ -435,7 +435,7 @@ class Estimate:
 
     def _repr_html_(self) -> str:
         names = ("share", "low", "value", "high")
-        rows = [{name: getattr(one, name) for name in names} for one in self.quantiles]
+        rows = [{name: getattr(quantile, name) for name in names} for quantile in self.quantiles]
         facts = {"quantiles of": self.feature, "commits behind": self.behind or None}
         return notebook_repr.card(f"{self.low:,} to {self.high:,} paths", facts, rows=rows)
 

@@ -212,8 +212,8 @@ class AsyncAnalytics(ABC):
         schema = await self.schema(dataset)
         tree = Tree.of(self._caller, schema, order, require_complete=require_complete)
         async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
-            async for found in vertices:
-                yield found
+            async for below in vertices:
+                yield below
 
     async def estimate(
         self,

@@ -46,18 +46,18 @@ class AsyncBulk(AsyncSamplers):
         """
         check_progress(progress)
         if not isinstance(submissions, Sequence) or not all(
-            isinstance(one, Submission) for one in submissions
+            isinstance(submission, Submission) for submission in submissions
         ):
             raise InputError(
                 "expected a list of submissions, such as [galileo.Submission('weather')], got "
                 f"{shown(submissions)}"
             )
         refused = dict[str, GalileoError]()
-        sent = [await self._ready(one, refused) for one in submissions]
+        sent = [await self._ready(submission, refused) for submission in submissions]
         done = await bulk_submit.submit_many(self._caller, sent, progress=progress)
-        for one in done:
-            if one.info is not None:
-                self._bulk_fetcher.cache_coordinator(one.id, one.info.coordinator_address)
+        for outcome in done:
+            if outcome.info is not None:
+                self._bulk_fetcher.cache_coordinator(outcome.id, outcome.info.coordinator_address)
         return done
 
     async def _ready(

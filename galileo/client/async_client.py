@@ -110,7 +110,7 @@ class AsyncClient(AsyncObservations):
             >>> await client.drain("node-3", undo=True)
         """
         instance_of(str, node, "the name of a node")
-        states = {one.name: one.state for one in (await self.status()).nodes}
+        states = {status.name: status.state for status in (await self.status()).nodes}
         if states.get(node) == "unreachable":
             raise Unavailable(
                 f"node {node!r} is unreachable, so it cannot be drained; start it, or check its "

@@ -149,7 +149,7 @@ class AsyncDatasets(AsyncAnalytics):
             request,
             timeout_s=self._caller.options.answer_s,
         )
-        return tuple(decode.retention_report(one) for one in reply.reports)
+        return tuple(decode.retention_report(report) for report in reply.reports)
 
     async def datasets(self) -> list[Schema]:
         """The schemas of all datasets.

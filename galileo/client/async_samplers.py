@@ -98,23 +98,23 @@ class AsyncSamplers(AsyncDatasets):
             raise InputError(
                 f"expected at least {DIGITS_MIN} digits of a sampler's digest, got {digest!r}"
             )
-        digests = {one.digest for one in await self.sent_samplers()}
-        found = sorted(one for one in digests if one.startswith(digest))
-        if len(found) > 1:
-            raise InputError(f"expected one digest, {', '.join(found)} begin with {digest!r}")
-        return found[0] if found else digest
+        digests = {uploaded.digest for uploaded in await self.sent_samplers()}
+        matches = sorted(full_digest for full_digest in digests if full_digest.startswith(digest))
+        if len(matches) > 1:
+            raise InputError(f"expected one digest, {', '.join(matches)} begin with {digest!r}")
+        return matches[0] if matches else digest
 
-    async def _upload_if_needed(self, given: SamplerLike | None) -> SamplerSpec | None:
+    async def _upload_if_needed(self, chosen: SamplerLike | None) -> SamplerSpec | None:
         """The sampler by name or digest; uploads its code if this client has not done so."""
-        spec = None if given is None else spec_of(given)
+        spec = None if chosen is None else spec_of(chosen)
         if spec is not None and spec.code is not None and spec.archive not in self._sent_digests:
             await self.send_sampler(spec.code)
         return spec
 
 
-def spec_of(given: SamplerLike) -> SamplerSpec:
+def spec_of(chosen: SamplerLike) -> SamplerSpec:
     """The sampler itself, or the one in an archive."""
-    spec = sampler(given) if isinstance(given, SamplerArchive) else given
+    spec = sampler(chosen) if isinstance(chosen, SamplerArchive) else chosen
     if not isinstance(spec, SamplerSpec):
         raise InputError(
             f"expected a sampler, such as galileo.sampler('uniform', fraction=0.1), got {spec!r}"

@@ -45,7 +45,7 @@ def connect(
         ...     print(client.count("weather"))
         4
     """
-    given = Profile(
+    arguments = Profile(
         node=() if address is None else (address, *more),
         token=token,
         token_file=str(token_file),
@@ -54,7 +54,7 @@ def connect(
     )
     if token and token_file:
         raise InputError("expected a token or a file of one, got both")
-    chosen = resolve(given, name=profile)
+    chosen = resolve(arguments, name=profile)
     wait = timeout if timeout is not None else chosen.timeout or None
     return Client(*chosen.node, timeout=wait, proof=chosen.proof())
 

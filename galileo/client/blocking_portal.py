@@ -55,11 +55,11 @@ class CallerThreadIterable(AsyncIterator[Item], Generic[Item]):
                 continue
             try:
                 items = iter(self._items) if items is None else items
-                found = tuple(itertools.islice(items, 1))
+                following = tuple(itertools.islice(items, 1))
             except Exception as error:
                 answer.set_exception(error)
             else:
-                answer.set_result(found)
+                answer.set_result(following)
 
     def stop(self) -> None:
         self._asked.put(None)

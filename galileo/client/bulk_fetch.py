@@ -246,13 +246,13 @@ def _tables(answers: Sequence[tuple[str, _QueryAnswer, Schema]]) -> list[pa.Tabl
     ids = pa.array([ccq_id for ccq_id, _, _ in answers], pa.string())
     ranges: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     tables: dict[tuple[int, int], pa.Table] = {}
-    for place, (_, one, schema) in enumerate(answers):
-        for kept in one.value.kept:
-            key = (id(one.answer), kept.pack)
+    for place, (_, query_answer, schema) in enumerate(answers):
+        for selection in query_answer.value.kept:
+            key = (id(query_answer.answer), selection.pack)
             if key not in tables:
-                tables[key] = one.answer.table(kept.pack, schema)
+                tables[key] = query_answer.answer.table(selection.pack, schema)
                 ranges[key] = []
-            starts, counts = kept.starts, kept.counts
+            starts, counts = selection.starts, selection.counts
             if not starts:
                 ranges[key].append((place, 0, tables[key].num_rows))
             for start, count in zip(starts, counts, strict=True):
@@ -278,9 +278,9 @@ def _update(query_answer: _QueryAnswer) -> Update:
     value, answer = query_answer.value, query_answer.answer
     schema = answer.schema(value.schema)
     tables = []
-    for kept in value.kept:
-        rows = (kept.starts, kept.counts) if kept.starts else None
-        tables.append(kept_rows(answer.table(kept.pack, schema), rows))
+    for selection in value.kept:
+        rows = (selection.starts, selection.counts) if selection.starts else None
+        tables.append(kept_rows(answer.table(selection.pack, schema), rows))
     windows, clock_us = decode.windows_of(value)
     return Update(
         labels=Labels(
@@ -382,7 +382,7 @@ class BulkFetcher:
         while True:
             groups = self._groups(state.left)
             state.left = []
-            calls = [self._ask(state, *one, labels_max=labels_max) for one in groups.items()]
+            calls = [self._ask(state, *group, labels_max=labels_max) for group in groups.items()]
             for reply in await gather_or_cancel(calls):
                 await asyncio.to_thread(self._apply, state, reply)
             if not state.left or self._monotonic() + options.pause_s > deadline:
@@ -394,8 +394,8 @@ class BulkFetcher:
     async def _wait(self, state: _FetchState, wait_s: float, labels_max: int) -> None:
         """Waits at all coordinators until one has news, and cancels the other calls."""
         calls = [
-            asyncio.ensure_future(self._ask(state, *one, labels_max=labels_max, wait_s=wait_s))
-            for one in self._groups(state.positions).items()
+            asyncio.ensure_future(self._ask(state, *group, labels_max=labels_max, wait_s=wait_s))
+            for group in self._groups(state.positions).items()
         ]
         try:
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -503,7 +503,9 @@ class BulkFetcher:
 
 def _last_answered(parts: Parts) -> int:
     """The place of the last query that a node answered without an error."""
-    places = [one.ccq for part in parts for one in part.updates if not one.HasField("error")]
+    places = [
+        update.ccq for part in parts for update in part.updates if not update.HasField("error")
+    ]
     places += [place for part in parts for shared in part.sheets for place in shared.ccqs]
     return max(places, default=-1)
 

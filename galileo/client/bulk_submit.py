@@ -111,14 +111,14 @@ async def submit_many(
     gate = asyncio.Semaphore(CALLS_IN_FLIGHT_MAX)
     done: list[Submitted | None] = [None] * len(submissions)
     requests: dict[int, continuous_pb2.SubmitRequest] = {}
-    for index, one in enumerate(submissions):
-        if isinstance(one, Submitted):
-            done[index] = one
+    for index, submission in enumerate(submissions):
+        if isinstance(submission, Submitted):
+            done[index] = submission
             continue
         try:
-            requests[index] = _request(one)
+            requests[index] = _request(submission)
         except GalileoError as error:
-            done[index] = Submitted(one.id, error=error)
+            done[index] = Submitted(submission.id, error=error)
     if progress is not None and len(requests) < len(submissions):
         progress(len(submissions) - len(requests))
 
@@ -132,7 +132,7 @@ async def submit_many(
     async with asyncio.TaskGroup() as group:
         for number, part in enumerate(_calls(requests)):
             group.create_task(submit(number, part))
-    return [one for one in done if one is not None]
+    return [outcome for outcome in done if outcome is not None]
 
 
 def _calls(
@@ -175,7 +175,9 @@ async def _call(
         await caller.call(attempt, first=first)
     except GalileoError as error:
         if all(outcome.error is not error for outcome in done.values()):
-            done |= {index: Submitted(one.ccq_id, error=error) for index, one in left.items()}
+            done |= {
+                index: Submitted(request.ccq_id, error=error) for index, request in left.items()
+            }
     return done
 
 

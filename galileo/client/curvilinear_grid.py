@@ -54,10 +54,10 @@ def walk(latitude: Floats, longitude: Floats) -> Lattice | None:
     steps = None if flat is None else _first_steps(flat)
     if flat is None or steps is None:
         return None
-    found = _Walk(flat, *steps).run()
-    if (found.row == _UNSEEN).any():
+    visited = _Walk(flat, *steps).run()
+    if (visited.row == _UNSEEN).any():
         return None
-    lattice = Lattice(found.row - found.row.min(), found.column - found.column.min())
+    lattice = Lattice(visited.row - visited.row.min(), visited.column - visited.column.min())
     return lattice if _distinct(lattice) and min(lattice.rows, lattice.columns) > 1 else None
 
 
@@ -145,9 +145,9 @@ class _Walk:
         """Looks for the neighbours of the front on one side; gives those that are new."""
         front = self._front
         steps = rows * self._up[front] + columns * self._along[front]
-        wanted = self._flat[front] + steps
-        nearest = self._tree.nearest(shapely.points(wanted))
-        off = self._flat[nearest] - wanted
+        expected = self._flat[front] + steps
+        nearest = self._tree.nearest(shapely.points(expected))
+        off = self._flat[nearest] - expected
         limit = NEAR_MAX * np.hypot(steps[:, 0], steps[:, 1])
         hit = (np.hypot(off[:, 0], off[:, 1]) <= limit) & (self.row[nearest] == _UNSEEN)
         new, first = np.unique(nearest[hit], return_index=True)

@@ -132,9 +132,9 @@ def _update(parts: list[continuous_pb2.FetchPart]) -> Update:
 
 
 def _unpacked(part: continuous_pb2.FetchPart, schema: Schema) -> Iterator[pa.Table]:
-    kept = {one.pack: (one.starts, one.counts) for one in part.kept}
+    rows_by_pack = {selection.pack: (selection.starts, selection.counts) for selection in part.kept}
     for number, data in enumerate(part.packed):
-        yield kept_rows(unpack(data, schema.label_schema), kept.get(number))
+        yield kept_rows(unpack(data, schema.label_schema), rows_by_pack.get(number))
 
 
 def windows_of(
@@ -158,10 +158,10 @@ def held_back(value: cluster_pb2.RetentionHold) -> dict[str, Any]:
 def dropped_dataset(dataset: str, reply: cluster_pb2.DropDatasetReply) -> DroppedDataset:
     return DroppedDataset(
         dataset=dataset,
-        rows=sum(one.rows for one in reply.nodes),
-        bytes=sum(one.bytes for one in reply.nodes),
+        rows=sum(node.rows for node in reply.nodes),
+        bytes=sum(node.bytes for node in reply.nodes),
         ccqs=reply.ccqs,
-        pending=tuple(one.node for one in reply.nodes if one.failure),
+        pending=tuple(node.node for node in reply.nodes if node.failure),
     )
 
 
@@ -171,7 +171,7 @@ def retention_report(value: cluster_pb2.RetentionReport) -> RetentionReport:
         files=value.files,
         commits=value.commits,
         bytes=value.bytes,
-        held_back=tuple(held_back(one) for one in value.held),
+        held_back=tuple(held_back(held) for held in value.held),
         failures=tuple(value.failures),
     )
 
@@ -197,8 +197,8 @@ def ccq_info(value: continuous_pb2.Ccq) -> CcqInfo:
 
 def caller_identity(value: cluster_pb2.Caller) -> CallerIdentity:
     quotas = {
-        one.name: QuotaUse(one.bound, one.used if one.used >= 0 else None, one.counted)
-        for one in value.quotas
+        quota.name: QuotaUse(quota.bound, quota.used if quota.used >= 0 else None, quota.counted)
+        for quota in value.quotas
     }
     expires_at = value.expires_at or None
     return CallerIdentity(value.name, tuple(value.roles), tuple(value.datasets), expires_at, quotas)
@@ -227,17 +227,17 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         calls=dict(value.calls),
         datasets=tuple(
             {
-                "dataset": name_of_key(one.dataset),
-                "rows": one.rows,
-                "paths": one.paths,
-                "bytes_on_disk": one.bytes_on_disk,
-                "graph_bytes": one.graph_bytes,
-                "sequences": dict(cursor_from_pb(one.sequences)),
-                "retention": json.loads(one.retention_json) if one.retention_json else None,
-                "dropped": dict(cursor_from_pb(one.dropped)),
-                "held_back": [held_back(held) for held in one.held],
+                "dataset": name_of_key(dataset.dataset),
+                "rows": dataset.rows,
+                "paths": dataset.paths,
+                "bytes_on_disk": dataset.bytes_on_disk,
+                "graph_bytes": dataset.graph_bytes,
+                "sequences": dict(cursor_from_pb(dataset.sequences)),
+                "retention": json.loads(dataset.retention_json) if dataset.retention_json else None,
+                "dropped": dict(cursor_from_pb(dataset.dropped)),
+                "held_back": [held_back(held) for held in dataset.held],
             }
-            for one in value.datasets
+            for dataset in value.datasets
         ),
     )
 

@@ -111,7 +111,7 @@ class DatasetDescription:
 
     def _rows(self) -> list[dict[str, Any]]:
         names = [name for name in FeatureDescription.__slots__ if name != "values"]
-        return [{n: getattr(one, n) for n in names} for one in self.features]
+        return [{n: getattr(feature, n) for n in names} for feature in self.features]
 
     def __repr__(self) -> str:
         lacks = f", partitions {list(self.missing)} missing" if self.missing else ""
@@ -171,13 +171,13 @@ def _feature(
         return FeatureDescription(*named)
     count = observations - value.nulls
     if feature.type == "text":
-        by_count = sorted(value.values, key=lambda one: (-one.observations, one.value))
+        by_count = sorted(value.values, key=lambda counted: (-counted.observations, counted.value))
         return FeatureDescription(
             *named,
             count=count,
             nulls=value.nulls,
             distinct=None if value.many_values else len(by_count),
-            values={one.value: one.observations for one in by_count},
+            values={counted.value: counted.observations for counted in by_count},
         )
     return FeatureDescription(
         *named,

@@ -264,8 +264,8 @@ def _pieces(
             f"give them, got {pieces!r}"
         )
     writer: Writer | None = None
-    for one in pieces:
-        table = _table(one)
+    for piece in pieces:
+        table = _table(piece)
         writer = writer or kind(sink, table.schema)  # type: ignore[call-arg]
         for start in range(0, max(1, table.num_rows), PIECE_ROWS):
             yield writer, table.slice(start, PIECE_ROWS)

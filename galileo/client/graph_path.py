@@ -44,7 +44,7 @@ def parse_vertex(text: str, schema: Schema, *, order: Sequence[str]) -> tuple[An
 def _value(part: str, level: str, schema: Schema) -> Any:
     if level in (GEOHASH, DATETIME):
         return part
-    feature = next((one for one in schema.indexed if one.name == level), None)
+    feature = next((candidate for candidate in schema.indexed if candidate.name == level), None)
     if feature is None:
         raise InputError(
             f"expected levels of dataset {schema.name!r}, of {list(levels_of(schema))}, "
@@ -67,4 +67,4 @@ def value_texts(values: pa.Array, schema: Schema, *, level: str) -> pa.Array:
         return values
     if level == DATETIME:
         return iso_column(column_micros(values))
-    return level_texts(values, next(one for one in schema.indexed if one.name == level))
+    return level_texts(values, next(feature for feature in schema.indexed if feature.name == level))

@@ -109,7 +109,9 @@ def _centred(labels: LabelSet) -> pa.Table:
     west, south, east, north = geohash.bounds(labels.cells, labels.schema.geohash_precision)
     columns: dict[str, Any] = {"latitude": (south + north) / 2, "longitude": (west + east) / 2}
     columns["time"] = labels.table.column("bucket")
-    columns |= {one.name: labels.table.column(one.name) for one in labels.schema.indexed}
+    columns |= {
+        feature.name: labels.table.column(feature.name) for feature in labels.schema.indexed
+    }
     return pa.table(columns | {"observations": labels.table.column("rows")})
 
 
@@ -157,13 +159,13 @@ def _rectangular(latitude: Floats, longitude: Floats, inverse: Whole) -> Grid | 
 
 
 def _curvilinear(latitude: Floats, longitude: Floats, inverse: Whole) -> Grid | None:
-    found: Lattice | None = walk(latitude, longitude)
-    if found is None or len(latitude) < FILLED_MIN * found.rows * found.columns:
+    lattice: Lattice | None = walk(latitude, longitude)
+    if lattice is None or len(latitude) < FILLED_MIN * lattice.rows * lattice.columns:
         return None
-    places = found.row * found.columns + found.column
-    dims, shape = ("y", "x"), (found.rows, found.columns)
+    places = lattice.row * lattice.columns + lattice.column
+    dims, shape = ("y", "x"), (lattice.rows, lattice.columns)
     coordinates = tuple(
-        (name, dims, _spread(values, places, found.rows * found.columns).reshape(shape))
+        (name, dims, _spread(values, places, lattice.rows * lattice.columns).reshape(shape))
         for name, values in (("latitude", latitude), ("longitude", contiguous(longitude)))
     )
     return Grid(dims, shape, coordinates, places[inverse])

@@ -136,42 +136,42 @@ class Sending:
         """The batches of everything, in order."""
         common, number = self.name, 0
         async with aclosing(_each(data)) as items:
-            async for given in items:
-                source = await self._source(given)
+            async for item in items:
+                source = await self._source(item)
                 if source is not None and source.path is not None and self.producer is None:
                     self.name = await in_thread(source.digest, self.batch_rows)
                     async for count, table in _numbered(self._read(source)):
                         yield Batch(self.name, count, table)
                     self.name = common
                     continue
-                tables = self._plain(given) if source is None else self._read(source)
+                tables = self._plain(item) if source is None else self._read(source)
                 async with aclosing(tables):
                     async for table in tables:
                         yield Batch(common, number, table)
                         number += 1
 
-    async def _source(self, given: Any) -> Source | None:
+    async def _source(self, item: Any) -> Source | None:
         """What has to be read by a mapping; None for a table that has the dataset's columns."""
-        if isinstance(given, Source):
-            return given.bound_to(self.schema)
-        if isinstance(given, str | os.PathLike):
+        if isinstance(item, Source):
+            return item.bound_to(self.schema)
+        if isinstance(item, str | os.PathLike):
             return await in_thread(
                 partial(
                     open_source,
-                    Path(given),
+                    Path(item),
                     mapping=self.mapping,
                     schema=self.schema,
                     format=self.format,
                 )
             )
-        if is_grid(given):
-            reader: Reader = open_grid(given, self.mapping)
-        elif not is_table(given):
-            raise _no_table(given)
+        if is_grid(item):
+            reader: Reader = open_grid(item, self.mapping)
+        elif not is_table(item):
+            raise _no_table(item)
         elif self.mapping.is_empty:
             return None
         else:
-            reader = open_table(given, self.mapping)
+            reader = open_table(item, self.mapping)
         return Source(None, reader, format="", mapping=self.mapping, schema=self.schema)
 
     async def _read(self, source: Source) -> AsyncGenerator[pa.Table, None]:
@@ -181,9 +181,9 @@ class Sending:
         for words in source.sentinels.warnings():
             warnings.warn(GalileoWarning(words), stacklevel=1)
 
-    async def _plain(self, given: Any) -> AsyncGenerator[pa.Table, None]:
-        pieces = (normalise(self.schema, piece) for piece in named_tables(given))
-        if not (isinstance(given, pa.Table | pa.RecordBatch | Mapping) or is_frame(given)):
+    async def _plain(self, item: Any) -> AsyncGenerator[pa.Table, None]:
+        pieces = (normalise(self.schema, piece) for piece in named_tables(item))
+        if not (isinstance(item, pa.Table | pa.RecordBatch | Mapping) or is_frame(item)):
             async for table in _stepped(rebatch(pieces, rows_max=self.batch_rows)):
                 yield table
             return
@@ -250,11 +250,11 @@ def check_first_batch(source: Source, schema: Schema) -> None:
 
 async def _each(data: Batches) -> AsyncGenerator[Any, None]:
     if isinstance(data, AsyncIterator):
-        async for given in data:
-            yield given
+        async for item in data:
+            yield item
     elif is_stream(data):
-        for given in data:
-            yield given
+        for item in data:
+            yield item
             await asyncio.sleep(0)  # What was made of it is sent while the next one is awaited.
     else:
         yield data
@@ -266,14 +266,14 @@ def is_stream(data: Any) -> TypeGuard[Iterable[Any]]:
     return isinstance(data, Iterable) and not is_one and not is_table(data) and not is_grid(data)
 
 
-def _no_table(given: object) -> InvalidObservations:
+def _no_table(item: object) -> InvalidObservations:
     advice = ""
-    if is_series(given) or isinstance(given, np.record):
+    if is_series(item) or isinstance(item, np.record):
         advice = "; make it a table by pandas.DataFrame(...)"
     return InvalidObservations(
         "expected a DataFrame (pandas, GeoPandas, polars), an Arrow table, batch or reader, an "
         "xarray Dataset or DataArray, a dict of arrays, the path of a file, or an iterable of "
-        f"them, got {'None' if given is None else type(given).__name__}{advice}"
+        f"them, got {'None' if item is None else type(item).__name__}{advice}"
     )
 
 

@@ -88,7 +88,7 @@ async def conditions(
     caller = cluster_caller(addresses, options=CallOptions(patience_s=patience_s), keys=keys)
     try:
         topology = await caller.call(topology_of)
-        return list(await asyncio.gather(*(_report(caller, one) for one in topology.nodes)))
+        return list(await asyncio.gather(*(_report(caller, node) for node in topology.nodes)))
     finally:
         await caller.close()
 
@@ -145,7 +145,10 @@ def _of(node: NodeInfo, value: cluster_pb2.NodeStatus) -> NodeReport:
         open_files_max=condition.open_files_max,
         java=condition.java,
         containment=condition.containment,
-        troubled=tuple(CcqProblem(one.ccq_id, one.kind, one.message) for one in condition.troubled),
+        troubled=tuple(
+            CcqProblem(problem.ccq_id, problem.kind, problem.message)
+            for problem in condition.troubled
+        ),
         cache_bytes_max=condition.cache_bytes_max,
         spill_bytes_max=condition.spill_bytes_max,
         ccqs=condition.ccqs,

@@ -68,7 +68,7 @@ def _shown(value: Any) -> str:
     elif isinstance(value, dt.datetime):
         text = value.isoformat().replace("+00:00", "Z")
     elif isinstance(value, tuple | list):
-        text = ", ".join(str(one) for one in value)
+        text = ", ".join(str(part) for part in value)
     else:
         text = str(value)
     return escape(text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}…")

@@ -90,7 +90,7 @@ def numbers(labels: LabelSet, by: str) -> Floats:
     Raises:
         InputError: it is not indexed, or has no numbers.
     """
-    known = [one.name for one in labels.schema.indexed if one.type != "text"]
+    known = [feature.name for feature in labels.schema.indexed if feature.type != "text"]
     if by not in known:
         raise InputError(
             f"expected an indexed feature of dataset {labels.schema.name!r} with numbers "

@@ -96,7 +96,7 @@ def profiles_path(environment: Mapping[str, str]) -> Path:
 
 
 def resolve(
-    given: Profile, *, name: str = "", environment: Mapping[str, str] | None = None
+    arguments: Profile, *, name: str = "", environment: Mapping[str, str] | None = None
 ) -> Profile:
     """Complete what the caller said by the environment and a profile.
 
@@ -104,7 +104,7 @@ def resolve(
     profile that has nodes are used for these nodes only.
 
     Args:
-        given: what the caller said.
+        arguments: what the caller said.
         name: of a profile; else that of GALILEO_PROFILE, else "default", which need not exist.
         environment: the process's own if absent.
 
@@ -121,8 +121,10 @@ def resolve(
         tls=variables.get(TLS, ""),
     )
     # The client refuses what is no text.
-    nodes = (with_port(one) if isinstance(one, str) else one for one in given.node)
-    chosen = replace(given, node=tuple(nodes))
+    nodes = (
+        with_port(address) if isinstance(address, str) else address for address in arguments.node
+    )
+    chosen = replace(arguments, node=tuple(nodes))
     if name:
         chosen = _merge(_merge_profile(chosen, profile), from_environment)
     else:
@@ -139,7 +141,7 @@ def _merge_profile(first: Profile, profile: Profile) -> Profile:
 def _merge(first: Profile, second: Profile, *, without: frozenset[str] = frozenset()) -> Profile:
     if first.token or first.token_file:
         without |= _TOKENS
-    open_fields = [one.name for one in fields(Profile) if not getattr(first, one.name)]
+    open_fields = [field.name for field in fields(Profile) if not getattr(first, field.name)]
     return replace(
         first, **{name: getattr(second, name) for name in open_fields if name not in without}
     )
@@ -204,7 +206,7 @@ def _is_fitting(key: str, value: object) -> bool:
     if key == "insecure":
         return isinstance(value, bool)
     if key == "node" and isinstance(value, list):
-        return all(isinstance(one, str) for one in value)
+        return all(isinstance(item, str) for item in value)
     return isinstance(value, str)
 
 

@@ -185,10 +185,10 @@ class _StreamState:
 
 async def _run(
     caller: Caller,
-    made: Callable[[], Awaitable[query_pb2.QueryRequest]],
+    make_request: Callable[[], Awaitable[query_pb2.QueryRequest]],
     state: _StreamState,
 ) -> AsyncGenerator[Labels, None]:
-    request = await made()
+    request = await make_request()
     stream, part = await caller.open(functools.partial(_run_query, request=request), Stream.next)
     head = part.head
     schema = state.schema = decode.schema_of(head.schema_json)
@@ -268,9 +268,9 @@ def check_labels(labels: object, *others: object) -> None:
     """Raises InputError if the arguments of `read` are not labels."""
     if isinstance(labels, LabelSet) and not others:
         return
-    given = " and ".join(f"a {type(one).__name__}" for one in (labels, *others))
+    types = " and ".join(f"a {type(argument).__name__}" for argument in (labels, *others))
     raise InputError(
-        f"expected labels, as query returns them, got {given}; use "
+        f"expected labels, as query returns them, got {types}; use "
         "client.select(dataset, query), which finds and reads observations in one call"
     )
 

@@ -342,7 +342,7 @@ class Update:
         return bool(len(self.labels) or self.gone or self.windows)
 
     def _repr_html_(self) -> str:
-        gone = sum(one.last - one.first + 1 for one in self.gone)
+        gone = sum(dropped.last - dropped.first + 1 for dropped in self.gone)
         facts = {"as of": f"{self.age_s:.1f} s ago", "windows": len(self.windows) or None}
         facts |= {"more waits:": self.more, "commits gone:": gone or None}
         return notebook_repr.card("Update", facts) + self.labels._repr_html_()
@@ -485,7 +485,7 @@ class ClusterStatus:
                 "group": node.group,
                 "address": node.address,
                 "state": node.state,
-                "observations": sum(one["rows"] for one in node.datasets),
+                "observations": sum(dataset["rows"] for dataset in node.datasets),
                 "CPU %": 100 * node.cpu_share,
                 "memory MB": node.memory_bytes / 1e6,
                 "CCQs": node.ccqs_coordinated,

@@ -175,8 +175,8 @@ class Spool:
     @property
     def last_number(self) -> int:
         """Of the last update that was stored, even if it is forgotten by now; 0 for none."""
-        found = self._all("SELECT seq FROM sqlite_sequence WHERE name = 'updates'")
-        return int(found[0][0]) if found else 0
+        rows = self._all("SELECT seq FROM sqlite_sequence WHERE name = 'updates'")
+        return int(rows[0][0]) if rows else 0
 
     def store(self, ccq_id: str, update: Update, *, after: str | None = None) -> None:
         """Stores an update that follows what is stored; durable when it returns.
@@ -213,7 +213,7 @@ class Spool:
                 )
             database.executemany(
                 "INSERT INTO gone VALUES (?, ?, ?)",
-                [(one.partition, one.first, one.last) for one in update.gone],
+                [(dropped.partition, dropped.first, dropped.last) for dropped in update.gone],
             )
             database.executemany(
                 "INSERT INTO windows VALUES (?, ?, ?, ?) ON CONFLICT (start) DO UPDATE "
@@ -284,9 +284,9 @@ class Spool:
             >>> [len(update.labels) for update in spool.updates()]
             [2]
         """
-        while found := self._all(f"{_NEXT} WHERE number > ? ORDER BY number LIMIT 1", after):
-            after = found[0][0]
-            yield self._update(*found[0])
+        while rows := self._all(f"{_NEXT} WHERE number > ? ORDER BY number LIMIT 1", after):
+            after = rows[0][0]
+            yield self._update(*rows[0])
 
     def labels(self, window: SpooledWindow | WindowChange | None = None) -> Labels:
         """All labels held, or those that belong to a window, as one set.
@@ -306,22 +306,22 @@ class Spool:
             )
         schema = Schema.from_json(held[0][0])
         updates = self.updates() if window is None else self._updates_around(window)
-        found = Labels.concat(schema, [update.labels for update in updates])
+        labels = Labels.concat(schema, [update.labels for update in updates])
         if window is not None:
-            buckets = found.buckets
-            found = found.where((buckets >= window.start_us) & (buckets < window.end_us))
-        return Labels(schema, found.table, query=held[0][1])
+            buckets = labels.buckets
+            labels = labels.where((buckets >= window.start_us) & (buckets < window.end_us))
+        return Labels(schema, labels.table, query=held[0][1])
 
     def _updates_around(self, window: SpooledWindow | WindowChange) -> Iterator[SpooledUpdate]:
         """The updates that may have labels of a window; those of format 1 may have any."""
         after = 0
-        while found := self._all(
+        while rows := self._all(
             f"{_NEXT} WHERE number > ? AND (first_us IS NULL OR (first_us < ? AND last_us >= ?)) "
             "ORDER BY number LIMIT 1",
             *(after, window.end_us, window.start_us),
         ):
-            after = found[0][0]
-            yield self._update(*found[0])
+            after = rows[0][0]
+            yield self._update(*rows[0])
 
     def _update(self, number: int, data: bytes, schema_json: str, query: str) -> SpooledUpdate:
         schema = Schema.from_json(schema_json)

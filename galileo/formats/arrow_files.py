@@ -33,15 +33,15 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
         coordinates_of(mapping, names),
         infos,
         rows,
-        lambda wanted: _scan_parquet(path, wanted),
+        lambda columns: _scan_parquet(path, columns),
         mapping,
     )
 
 
-def _scan_parquet(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
+def _scan_parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     with _readable(path, "Parquet"), _open_parquet(path) as file:
-        for batch in file.iter_batches(PIECE_ROWS, columns=list(wanted)):
-            yield from _validate(path, batch, wanted)
+        for batch in file.iter_batches(PIECE_ROWS, columns=list(columns)):
+            yield from _validate(path, batch, columns)
 
 
 @contextmanager
@@ -64,15 +64,15 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
         coordinates_of(mapping, names),
         infos,
         None,
-        lambda wanted: _scan_arrow(path, wanted),
+        lambda columns: _scan_arrow(path, columns),
         mapping,
     )
 
 
-def _scan_arrow(path: Path, wanted: Sequence[str]) -> Iterator[pa.Table]:
+def _scan_arrow(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     with _readable(path, "Arrow IPC"), pa.OSFile(str(path)) as file:
         for batch in _batches(path, file):
-            yield from _validate(path, batch, wanted)
+            yield from _validate(path, batch, columns)
 
 
 def _batches(path: Path, file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
@@ -89,9 +89,9 @@ def _is_file(path: Path) -> bool:
         return file.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
 
 
-def _validate(path: Path, batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[pa.Table]:
+def _validate(path: Path, batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The columns in pieces, fully validated: Arrow does not validate offsets and texts."""
-    table = pa.Table.from_batches([batch]).select(list(wanted))
+    table = pa.Table.from_batches([batch]).select(list(columns))
     table.validate(full=True)
     for start in range(0, table.num_rows, PIECE_ROWS):
         piece = table.slice(start, PIECE_ROWS)

@@ -86,12 +86,12 @@ class ColumnReader:
         return [replace(info, role=roles[info.name]) for info in self.infos if info.name in roles]
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        wanted = tuple(dict.fromkeys((*self.coordinates.roles, *names)))
+        sources = tuple(dict.fromkeys((*self.coordinates.roles, *names)))
         first_row = 0
-        for table in self.scan(wanted):
+        for table in self.scan(sources):
             columns = {
                 name: null_sentinels(one_array(table.column(name)), self.mapping.sentinels(name))
-                for name in wanted
+                for name in sources
             }
             rows = Columns(columns, rows=table.num_rows, first_row=first_row)
             coordinates = _evaluate_coordinates(self.coordinates, rows)

@@ -182,8 +182,8 @@ class _Parser:
 
     def expect(self, kind: str, text: str) -> None:
         if self._take() != (kind, text):
-            wanted = f"{text!r}" if text else "an operator or the end"
-            raise InputError(f"expected {wanted} in the expression {self._text!r}")
+            expected = f"{text!r}" if text else "an operator or the end"
+            raise InputError(f"expected {expected} in the expression {self._text!r}")
 
     def _operand(self) -> Expression:
         kind, text = self._take()
@@ -243,7 +243,7 @@ def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> No
         raise InputError(
             f"expected {count} arguments of {name}(...), got {len(arguments)} in {text!r}"
         )
-    if name == NULLIF and not all(isinstance(one, Literal) for one in arguments[1:]):
+    if name == NULLIF and not all(isinstance(argument, Literal) for argument in arguments[1:]):
         raise InputError(
             "expected numbers or texts behind the first argument of nullif, such as "
             f"nullif(t, -9999), got {text!r}"
@@ -256,14 +256,18 @@ def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> No
 def names(expression: Expression) -> tuple[str, ...]:
     """The variables that an expression reads, each once."""
     if isinstance(expression, Call):
-        return tuple(dict.fromkeys(name for one in expression.arguments for name in names(one)))
+        return tuple(
+            dict.fromkeys(name for argument in expression.arguments for name in names(argument))
+        )
     return (expression.text,) if isinstance(expression, Name) else ()
 
 
 def renamed(expression: Expression, new: Mapping[str, str]) -> Expression:
     """The expression with other names of its variables."""
     if isinstance(expression, Call):
-        return Call(expression.function, tuple(renamed(one, new) for one in expression.arguments))
+        return Call(
+            expression.function, tuple(renamed(argument, new) for argument in expression.arguments)
+        )
     return Name(new[expression.text]) if isinstance(expression, Name) else expression
 
 
@@ -282,10 +286,12 @@ def kind_of(expression: Expression, kinds: Mapping[str, FeatureType]) -> Feature
         return kind_of(expression.arguments[0], kinds)
     if expression.function != COALESCE:
         return "float"
-    found = {kind_of(argument, kinds) for argument in expression.arguments}
-    if len(found) > 1 and not found <= {"int", "float"}:
-        raise InputError(f"expected values of one type in {expression}, got {sorted(found)}")
-    return found.pop() if len(found) == 1 else "float"
+    argument_kinds = {kind_of(argument, kinds) for argument in expression.arguments}
+    if len(argument_kinds) > 1 and not argument_kinds <= {"int", "float"}:
+        raise InputError(
+            f"expected values of one type in {expression}, got {sorted(argument_kinds)}"
+        )
+    return argument_kinds.pop() if len(argument_kinds) == 1 else "float"
 
 
 def unit_of(expression: Expression, units: Mapping[str, str]) -> str:
@@ -329,7 +335,9 @@ class Columns:
         if isinstance(expression, Name):
             return self._converted(self.arrays[expression.text], kind, expression)
         if expression.function == COALESCE:
-            return pc.coalesce(*(self.evaluate(one, kind) for one in expression.arguments))
+            return pc.coalesce(
+                *(self.evaluate(argument, kind) for argument in expression.arguments)
+            )
         if expression.function == NULLIF:
             first, *others = expression.arguments
             values = (
@@ -337,7 +345,9 @@ class Columns:
                 if isinstance(first, Name)
                 else self.evaluate(first, kind if _keeps_type(first) else "float")
             )
-            sentinels = [str(one.value) for one in others if isinstance(one, Literal)]
+            sentinels = [
+                str(argument.value) for argument in others if isinstance(argument, Literal)
+            ]
             return self._converted(null_sentinels(values, sentinels), kind, expression)
         return self._converted(self._computed(expression), kind, expression)
 
@@ -345,7 +355,8 @@ class Columns:
         function = _OPERATORS.get(call.function) or FUNCTIONS[call.function]
         assert function.apply is not None, "the others are handled by type"
         numbers: list[Any] = [
-            self.evaluate(one, "float").to_numpy(zero_copy_only=False) for one in call.arguments
+            self.evaluate(argument, "float").to_numpy(zero_copy_only=False)
+            for argument in call.arguments
         ]
         with np.errstate(all="ignore"):
             return pa.array(function.apply(*numbers), from_pandas=True)

@@ -48,8 +48,8 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
         column = pc.cast(table.column(where.time), pa.timestamp("ms", tz="UTC"))
         table = table.set_column(names.index(where.time), where.time, column)
 
-    def scan(wanted: Sequence[str]) -> list[pa.Table]:
-        return [table.select(list(wanted))]
+    def scan(columns: Sequence[str]) -> list[pa.Table]:
+        return [table.select(list(columns))]
 
     return ColumnReader(where, _infos(table), table.num_rows, scan, mapping)
 

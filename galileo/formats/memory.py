@@ -93,7 +93,7 @@ def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
         where,
         typed_variables(schema),
         rows,
-        lambda wanted: (table.select(list(wanted)) for table in tables),
+        lambda columns: (table.select(list(columns)) for table in tables),
         mapping,
     )
 
@@ -218,9 +218,9 @@ def _geometry_to_degrees(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _check_same(column: pd.Series, degrees: pd.Series) -> None:
     """Raises InvalidObservations if a column of degrees contradicts the points."""
-    given = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
-    wanted = degrees.to_numpy(np.float64)
-    same = np.allclose(given, wanted, rtol=0, atol=DEGREES_TOLERANCE, equal_nan=True)
+    stated = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    expected = degrees.to_numpy(np.float64)
+    same = np.allclose(stated, expected, rtol=0, atol=DEGREES_TOLERANCE, equal_nan=True)
     if not same:
         raise InvalidObservations(
             f"the points of the GeoDataFrame and its column {column.name!r} contradict each other; "

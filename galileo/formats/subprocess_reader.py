@@ -110,8 +110,8 @@ class SubprocessReader:
 
     def _infos(self, which: str) -> list[VariableInfo]:
         return [
-            VariableInfo(**one | {"dims": tuple(one["dims"]), "aliases": tuple(one["aliases"])})
-            for one in self._description[which]
+            VariableInfo(**info | {"dims": tuple(info["dims"]), "aliases": tuple(info["aliases"])})
+            for info in self._description[which]
         ]
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:

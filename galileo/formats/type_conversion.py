@@ -119,11 +119,13 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
     Raises:
         InvalidObservations: a value does not fit; names the first row.
     """
-    wanted = ARROW_TYPES[kind]
+    arrow_type = ARROW_TYPES[kind]
     try:
         if pa.types.is_floating(column.type) and kind != "float":
             column = nan_to_null(column)
-        values = column if column.type == wanted else pc.cast(_strip_plus(column, kind), wanted)
+        values = (
+            column if column.type == arrow_type else pc.cast(_strip_plus(column, kind), arrow_type)
+        )
     except pa.ArrowInvalid as error:
         raise _conversion_error(column, kind, name=name, first_row=first_row) from error
     except pa.ArrowNotImplementedError as error:
@@ -165,10 +167,10 @@ def _conversion_error(
         values = column.to_numpy(zero_copy_only=False).astype(np.float64)
         fits = pa.array((values == np.trunc(values)) | np.isnan(values))
     row = fits.index(pa.scalar(False)).as_py()
-    got = repr(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
+    shown = repr(column[row].as_py()) if row >= 0 else "one that does not fit 64 bits"
     place = f" in row {first_row + row}" if row >= 0 else ""
     return InvalidObservations(
-        f"expected {kind} values in {name!r}, got {got}{place}; "
+        f"expected {kind} values in {name!r}, got {shown}{place}; "
         "correct the file, or give the feature another type",
         row=first_row + max(row, 0),
     )
@@ -248,10 +250,10 @@ def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.ND
     wrong |= (clock_s < 0) | (hour > 23) | (minute >= 60) | (second >= 61)
     if wrong.any():
         row = int(np.argmax(wrong))
-        got: Any = [float(part[row]) for part in parts]
+        values: Any = [float(part[row]) for part in parts]
         raise InvalidObservations(
             f"expected year, month, day, hour, minute and second of a time in row "
-            f"{first_row + row}, got {', '.join(f'{value:g}' for value in got)}",
+            f"{first_row + row}, got {', '.join(f'{value:g}' for value in values)}",
             row=first_row + row,
         )
     midnight = date.astype("datetime64[us]").astype(np.int64)

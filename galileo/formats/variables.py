@@ -101,13 +101,13 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _matches(variable: VariableInfo, text: str, *, by_alias: bool) -> bool:
-    wanted_base, wanted = split_name(text)
+    wanted_base, level = split_name(text)
     base, qualifiers = split_name(variable.name)
     if wanted_base not in (variable.aliases if by_alias else (base,)):
         return False
     return all(
         any(kind == k and (not value or value == (v or "0")) for k, v in qualifiers)
-        for kind, value in wanted
+        for kind, value in level
     )
 
 

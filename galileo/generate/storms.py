@@ -66,7 +66,7 @@ class StormsLike:
         alive = (age_h <= lives_h[:, None]).ravel()
         rows = np.flatnonzero(alive)[np.argsort(hours.ravel()[alive], kind="stable")]
         start_us = micros(f"{year}-01-01")
-        fixes = [one.ravel()[rows] for one in (latitude, longitude, hours, wind, number)]
+        fixes = [column.ravel()[rows] for column in (latitude, longitude, hours, wind, number)]
         return self._table(fixes, start_us=start_us, year=year)
 
     def _table(self, fixes: list[npt.NDArray[np.generic]], *, start_us: int, year: int) -> pa.Table:

@@ -47,19 +47,19 @@ class Circle:
         """Mask of points in the circle or on its edge."""
         reach = math.degrees(self.radius_m / EARTH_RADIUS_M) + 1e-9
         near = np.flatnonzero(np.abs(latitude - self.latitude) <= reach)
-        found = np.zeros(len(latitude), dtype=np.bool_)
-        found[near] = self.half_chords(latitude[near], longitude[near]) <= self._reach
-        return found
+        mask = np.zeros(len(latitude), dtype=np.bool_)
+        mask[near] = self.half_chords(latitude[near], longitude[near]) <= self._reach
+        return mask
 
     def intersects(self, boxes: Boxes) -> Mask:
         """Mask of boxes that share a point with the circle; in doubt true."""
-        found: Mask = self.nearest(boxes) <= self._reach + _ROUNDING
-        return found
+        mask: Mask = self.nearest(boxes) <= self._reach + _ROUNDING
+        return mask
 
     def covers(self, boxes: Boxes) -> Mask:
         """Mask of boxes wholly in the circle; in doubt false."""
-        found: Mask = self.farthest(boxes) <= self._reach - _ROUNDING
-        return found
+        mask: Mask = self.farthest(boxes) <= self._reach - _ROUNDING
+        return mask
 
     def relations(self, boxes: Boxes) -> tuple[Mask, Mask]:
         """`intersects` and `covers` of boxes."""
@@ -92,8 +92,10 @@ class Circle:
         edge = np.minimum(_apart(west, self.longitude), _apart(east, self.longitude))
         apart = np.where((west <= self.longitude) & (self.longitude <= east), 0.0, edge)
         highest = np.clip(self._peak(apart), south, north)
-        found: Floats = self._half_chords(np.stack([south, north, highest]), apart).min(axis=0)
-        return found
+        half_chords: Floats = self._half_chords(np.stack([south, north, highest]), apart).min(
+            axis=0
+        )
+        return half_chords
 
     def farthest(self, boxes: Boxes) -> Floats:
         """Half chords to the farthest point of boxes (west, south, east, north)."""
@@ -103,8 +105,8 @@ class Circle:
         apart = np.where((west <= opposite) & (opposite <= east), 180.0, edge)
         peak = self._peak(apart)
         lowest = np.clip(peak - np.copysign(180.0, peak), south, north)
-        found: Floats = self._half_chords(np.stack([south, north, lowest]), apart).max(axis=0)
-        return found
+        half_chords: Floats = self._half_chords(np.stack([south, north, lowest]), apart).max(axis=0)
+        return half_chords
 
     @property
     def _reach(self) -> float:
@@ -135,8 +137,8 @@ class Circle:
 
 def metres(half_chords: Floats) -> Floats:
     """Distances of half chords, metres."""
-    found: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(half_chords, 1.0))
-    return found
+    distances_m: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(half_chords, 1.0))
+    return distances_m
 
 
 def _apart(longitudes: Floats, centre: float) -> Floats:
@@ -147,5 +149,5 @@ def _apart(longitudes: Floats, centre: float) -> Floats:
 
 def _cosine(latitude: Floats) -> Floats:
     """Cosine of degrees in [-90, 90], exactly 0 at the poles: all longitudes are one there."""
-    found: Floats = np.sin(np.radians(90.0 - np.abs(latitude)))
-    return found
+    sines: Floats = np.sin(np.radians(90.0 - np.abs(latitude)))
+    return sines

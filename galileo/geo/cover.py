@@ -83,8 +83,8 @@ class Cover:
                 return spread
         at = np.searchsorted(lows, cells, side="right") - 1
         held = (at >= 0) & (cells < highs.take(at, mode="wrap"))
-        found: npt.NDArray[np.int8] = kinds.take(at, mode="wrap") * held
-        return found
+        relations: npt.NDArray[np.int8] = kinds.take(at, mode="wrap") * held
+        return relations
 
     @cached_property
     def _by_relation(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:
@@ -173,8 +173,8 @@ def _descend(test: CellTest, first: tuple[Cells, int], *, precision: int, cells_
         met, enclosed = test(cells, level)
         inside.append(_spans(cells[enclosed], precision - level))
         cells = cells[met & ~enclosed]
-        kept = sum(len(lo) for lo, _ in inside)
-        if level == precision or len(cells) == 0 or kept + 32 * len(cells) > cells_max:
+        count = sum(len(lo) for lo, _ in inside)
+        if level == precision or len(cells) == 0 or count + 32 * len(cells) > cells_max:
             break
         cells, level = _children(cells), level + 1
     rest = ranges.normalise(*_spans(cells, precision - level))

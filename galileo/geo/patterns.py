@@ -48,8 +48,8 @@ class Pattern:
         """Mask of cells with a matching point."""
         compared = min(precision, len(self.text))
         given = geohash.coarsen(cells, precision, compared) & self._given(compared)
-        found: Mask = given == self._wanted(compared)
-        return found
+        mask: Mask = given == self._wanted(compared)
+        return mask
 
     def covers(self, cells: Cells, precision: int) -> Mask:
         """Mask of cells in which all points match."""

@@ -52,8 +52,8 @@ def complement(ranges: Ranges, size: int) -> Ranges:
 
 def contains(ranges: Ranges, cells: Cells) -> Mask:
     """Mask of cells in one of the ranges."""
-    found: Mask = holds(ranges, cells, cells)
-    return found
+    mask: Mask = holds(ranges, cells, cells)
+    return mask
 
 
 def holds(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
@@ -62,8 +62,8 @@ def holds(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
     if len(lo) == 0:
         return np.zeros(len(lows), dtype=np.bool_)
     at = np.searchsorted(lo, lows, side="right").astype(np.int64) - 1
-    found: Mask = (at >= 0) & (highs < hi[np.maximum(at, 0)])
-    return found
+    mask: Mask = (at >= 0) & (highs < hi[np.maximum(at, 0)])
+    return mask
 
 
 def overlaps(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
@@ -72,5 +72,5 @@ def overlaps(ranges: Ranges, lows: Cells, highs: Cells) -> Mask:
     if len(lo) == 0:
         return np.zeros(len(lows), dtype=np.bool_)
     at = np.searchsorted(hi, lows, side="right")
-    found: Mask = (at < len(lo)) & (lo[np.minimum(at, len(lo) - 1)] <= highs)
-    return found
+    mask: Mask = (at < len(lo)) & (lo[np.minimum(at, len(lo) - 1)] <= highs)
+    return mask

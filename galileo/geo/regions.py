@@ -107,21 +107,21 @@ class Region:
         )
 
     def _points(self, test: Callable[..., Any], latitude: Floats, longitude: Floats) -> Mask:
-        found = np.zeros(len(latitude), dtype=np.bool_)
+        mask = np.zeros(len(latitude), dtype=np.bool_)
         for turn in self.turns:
             moved = longitude + turn
             with self._lock:
-                found |= test(self.shape, moved, latitude)
-        return found
+                mask |= test(self.shape, moved, latitude)
+        return mask
 
     def _boxes(self, test: Callable[..., Any], boxes: Boxes) -> Mask:
         west, south, east, north = boxes
-        found = np.zeros(len(west), dtype=np.bool_)
+        mask = np.zeros(len(west), dtype=np.bool_)
         for turn in self.turns:
             moved = shapely.box(west + turn, south, east + turn, north)
             with self._lock:
-                found |= test(self.shape, moved)
-        return found
+                mask |= test(self.shape, moved)
+        return mask
 
 
 def from_geojson(raw: dict[str, Any]) -> Region:

@@ -128,7 +128,7 @@ class Descriptions:
         self, snapshot: Snapshot, partitions: frozenset[int], *, check: Check = never_cancelled
     ) -> Description:
         """The contents of some partitions in a snapshot; thread-safe."""
-        known, found = self._known, dict[int, tuple[SortedRun, Description]]()
+        known, described = self._known, dict[int, tuple[SortedRun, Description]]()
         parts: list[Description] = []
         for run, held in snapshot.parts_of(partitions):
             check()
@@ -139,9 +139,9 @@ class Descriptions:
             if run.zone_map is None:  # the memtable, which grows
                 parts.append(self._of(run.paths))
                 continue
-            found[id(run)] = known.get(id(run)) or (run, self._of(run.paths))
-            parts.append(found[id(run)][1])
-        self._known = found
+            described[id(run)] = known.get(id(run)) or (run, self._of(run.paths))
+            parts.append(described[id(run)][1])
+        self._known = described
         return merge_descriptions(self._schema, parts)
 
     def _of(self, paths: Paths) -> Description:

@@ -58,18 +58,18 @@ def children(
             does not fit its level.
     """
     level = level_below(schema, prefix, order)
-    wanted = _Vertex(schema, dict(zip(order, prefix, strict=False)), texts)
-    kind = wanted.values_of(_empty(schema), level).type
+    above = _Vertex(schema, dict(zip(order, prefix, strict=False)), texts)
+    kind = above.values_of(_empty(schema), level).type
     counted = [_none(kind)]
     for run, held in parts:
         check()
-        below = wanted.below(run, held)
-        values = wanted.values_of(below, level)
+        below = above.below(run, held)
+        values = above.values_of(below, level)
         ones = pa.array(np.ones(len(below), dtype=np.int64))
         columns = {"value": values, "paths": ones, "observations": pa.array(below.rows)}
         counted.append(add_counts([pa.table(columns)]))
     whole = add_counts(counted)
-    shown = wanted.shown(whole.column("value").combine_chunks(), level)
+    shown = above.shown(whole.column("value").combine_chunks(), level)
     return whole.set_column(0, "value", shown)
 
 

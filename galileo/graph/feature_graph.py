@@ -119,14 +119,14 @@ class FeatureGraph:
             query.may_match_zones(known.zones) if len(known.zones) else np.zeros(0, dtype=np.bool_)
         )
         hit = set(np.unique(known.partitions[might]).tolist())
-        asked = frozenset(partitions)
+        requested = frozenset(partitions)
         pruned = {
             partition: known.states[partition].version.sequence
-            for partition in sorted(asked)
+            for partition in sorted(requested)
             if partition in known.states and partition not in hit
         }
         since = {partition: known.states[partition].since for partition in pruned}
-        return Candidates(asked - pruned.keys(), pruned, since)
+        return Candidates(requested - pruned.keys(), pruned, since)
 
     def estimate(self, query: Query) -> Estimate:
         """Bounds on the number of matching paths in all known partitions.

@@ -203,10 +203,10 @@ class FilterPipeline:
                 rows, mask = select_rows(rows, mask), None
             if mask is None and count_rows(rows) == 0:
                 return rows
-            found = condition.mask(self.paths, rows)
+            verdicts = condition.mask(self.paths, rows)
             if tally is not None:
-                tally.record(condition, found)
-            mask = found if mask is None else mask & found
+                tally.record(condition, verdicts)
+            mask = verdicts if mask is None else mask & verdicts
         return rows if mask is None else select_rows(rows, mask)
 
 

@@ -101,10 +101,10 @@ def _highest(groups: Bounded, share: float) -> float:
     below = np.cumsum(groups.low[order])
     beyond = groups.high.sum() - np.cumsum(groups.high[order])
     count = below + beyond
-    wanted = np.minimum(share * count * (1 + _ROUNDING), count)
+    rank = np.minimum(share * count * (1 + _ROUNDING), count)
     # The first of equal ends does not yet count the others; the last one does.
     last = np.append(ends[1:] != ends[:-1], True)
-    reached = last & (below >= np.maximum(wanted, 1))
+    reached = last & (below >= np.maximum(rank, 1))
     return float(ends[np.argmax(reached)]) if reached.any() else float(ends[-1])
 
 
@@ -115,8 +115,8 @@ def _lowest(groups: Bounded, share: float) -> float:
     first = np.append(True, begins[1:] != begins[:-1])
     below = np.cumsum(groups.high[order]) - groups.high[order]
     beyond = groups.low.sum() - (np.cumsum(groups.low[order]) - groups.low[order])
-    wanted = np.maximum(share * (below + beyond) * (1 - _ROUNDING), 1)
-    short = first & (below < wanted)
+    rank = np.maximum(share * (below + beyond) * (1 - _ROUNDING), 1)
+    short = first & (below < rank)
     return float(begins[np.flatnonzero(short)[-1]])
 
 

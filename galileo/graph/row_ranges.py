@@ -33,9 +33,9 @@ def select_rows(rows: Rows, mask: Mask) -> Positions:
     """The rows for which the mask is true."""
     if not isinstance(rows, slice):
         return rows.take(np.flatnonzero(mask))
-    found = np.flatnonzero(mask)
-    found += rows.start
-    return found
+    places = np.flatnonzero(mask)
+    places += rows.start
+    return places
 
 
 def to_positions(rows: Rows) -> Positions:

@@ -101,8 +101,8 @@ class Window:
             return np.zeros(len(partitions), dtype=np.bool_)
         # What `np.isin` finds, at a fifth of its cost where there are few.
         named = np.array(sorted(self.partitions), dtype=np.int32)
-        found: Mask = named.take(np.searchsorted(named, partitions), mode="clip") == partitions
-        return found
+        mask: Mask = named.take(np.searchsorted(named, partitions), mode="clip") == partitions
+        return mask
 
 
 def _coverage(*, possible: Mask, certain: Mask) -> Coverage:
@@ -188,19 +188,19 @@ class RunScan:
 
         The caller gets control back after each chunk, however few rows match.
         """
-        found: list[Rows] = []
+        pending: list[Rows] = []
         count = 0
         for chunk in chunks(self.rows, min(self.options.chunk_paths, most)):
             rows = self.pipeline.apply(chunk) if self.pipeline.filters else chunk
             if count + count_rows(rows) > most:
-                yield concat_rows(found)
-                found, count = [], 0
+                yield concat_rows(pending)
+                pending, count = [], 0
             if count_rows(rows):
-                found.append(rows)
+                pending.append(rows)
                 count += count_rows(rows)
             yield None
-        if found:
-            yield concat_rows(found)
+        if pending:
+            yield concat_rows(pending)
 
     def matches(self) -> Positions:
         """All matching rows, ascending."""
@@ -215,8 +215,8 @@ def delta(run: SortedRun, commits: Mask) -> SortedRun | None:
     paths = run.paths.take(rows)
     numbers = np.cumsum(commits, dtype=np.int32) - np.int32(1)
     renumbered = Paths(paths.columns, paths.row, paths.rows, numbers[paths.commit])
-    kept = Commits(run.commits.partition[commits], run.commits.sequence[commits])
-    return seal(renumbered, kept)
+    selected = Commits(run.commits.partition[commits], run.commits.sequence[commits])
+    return seal(renumbered, selected)
 
 
 def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -> Mask:

@@ -71,8 +71,8 @@ class ZoneMap:
     def may_hold(self, commits: Mask) -> Mask:
         """Mask of blocks that may hold a path of the commits in the mask."""
         before = np.concatenate([[0], np.cumsum(commits)])
-        found: Mask = before[self.commit_hi + 1] > before[self.commit_lo]
-        return found
+        mask: Mask = before[self.commit_hi + 1] > before[self.commit_lo]
+        return mask
 
     @property
     def nbytes(self) -> int:
@@ -181,16 +181,16 @@ def _numbered(
 ) -> tuple[list[npt.NDArray[np.int32]], Commits]:
     """New commit numbers for each run, -1 for dropped ones; and the commits."""
     numbers: list[npt.NDArray[np.int32]] = []
-    kept: list[Commits] = []
+    remaining: list[Commits] = []
     for run, mask in zip(runs, held, strict=True):
         stays = np.ones(len(run.commits), dtype=np.bool_) if mask is None else mask
-        count = sum(map(len, kept))
+        count = sum(map(len, remaining))
         number = np.where(stays, np.cumsum(stays) - 1 + count, -1)
         numbers.append(number.astype(np.int32))
-        kept.append(Commits(run.commits.partition[stays], run.commits.sequence[stays]))
+        remaining.append(Commits(run.commits.partition[stays], run.commits.sequence[stays]))
     return numbers, Commits(
-        np.concatenate([commits.partition for commits in kept]),
-        np.concatenate([commits.sequence for commits in kept]),
+        np.concatenate([commits.partition for commits in remaining]),
+        np.concatenate([commits.sequence for commits in remaining]),
     )
 
 

@@ -97,17 +97,17 @@ class MatchPass:
             return
         window = self._window(requests.select(selected).least_sequences())
         rows = _new_rows(run, window)
-        found: Iterator[MatchHits]
+        hits: Iterator[MatchHits]
         few_paths = self.match_query.few_paths
         if run.zone_map is not None and count_rows(rows) > few_paths * len(selected):
-            found = map(partial(self._match_one_by_one, run), selected.tolist())
+            hits = map(partial(self._match_one_by_one, run), selected.tolist())
         else:
             selected_requests = (
                 requests if len(selected) == len(requests) else requests.select(selected)
             )
-            found = self._match_all(run, rows, selected_requests, numbers=selected)
+            hits = self._match_all(run, rows, selected_requests, numbers=selected)
         parts: list[MatchHits] = []
-        for part in found:
+        for part in hits:
             parts.append(part)
             self._pairs += len(part)
             if self.is_over:
@@ -116,9 +116,9 @@ class MatchPass:
 
     def _window(self, after: npt.NDArray[np.int64]) -> Window:
         """The commits past these sequences, one for each partition of the requests."""
-        asked = after != NOT_REQUESTED
-        partitions = self.match_query.requests.partitions[asked].tolist()
-        cursor = Cursor(dict(zip(partitions, after[asked].tolist(), strict=True)))
+        requested = after != NOT_REQUESTED
+        partitions = self.match_query.requests.partitions[requested].tolist()
+        cursor = Cursor(dict(zip(partitions, after[requested].tolist(), strict=True)))
         return Window(cursor.join(self.dropped), self.match_query.until, frozenset(partitions))
 
     def _match_one_by_one(self, run: SortedRun, number: int) -> MatchHits:
@@ -141,8 +141,8 @@ class MatchPass:
             partition, sequence = run.commits.partition[commit], run.commits.sequence[commit]
             place = to_positions(part)
             for pairs in standing.match(self._columns(run, part), slots=requests.slots):
-                found = requests.resolve(pairs, partition=partition, sequence=sequence)
-                yield MatchHits(numbers[found.requests], place[found.rows])
+                hits = requests.resolve(pairs, partition=partition, sequence=sequence)
+                yield MatchHits(numbers[hits.requests], place[hits.rows])
 
     def _columns(self, run: SortedRun, rows: Rows) -> Columns:
         """The columns that the queries read, with texts."""
@@ -154,13 +154,13 @@ class MatchPass:
         }
         return Columns(take_rows(columns.cell, rows), take_rows(columns.bucket, rows), bound)
 
-    def _take(self, run: SortedRun, found: MatchHits) -> None:
-        if len(found) == 0:
+    def _take(self, run: SortedRun, hits: MatchHits) -> None:
+        if len(hits) == 0:
             return
-        rows, places = _distinct(found.rows)
+        rows, places = _distinct(hits.rows)
         paths = run.paths.take(rows)
         labels = to_labels(self.label_schema, paths, commits=run.commits, texts=self.texts)
-        self._items.append(found.requests)
+        self._items.append(hits.requests)
         self._places.append((places + self._rows).astype(np.uint32))
         self._labels.append(labels)
         self._rows += len(rows)

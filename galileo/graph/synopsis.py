@@ -193,8 +193,8 @@ class Synopsis:
             )
         columns = columns_from_batch(self.schema, batch)
         grid = self._grids[state.step]
-        found = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
-        entries = state.entries.update(state.entries.widen(found, self.schema))
+        added = Entries.of(self.schema, columns, grid=grid, sequence=sequence)
+        entries = state.entries.update(state.entries.widen(added, self.schema))
         version = Version(state.version.epoch, sequence)
         self._state = self._coarsen_to_limit(
             SynopsisState(version, state.step, entries, state.since)

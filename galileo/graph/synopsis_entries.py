@@ -191,8 +191,8 @@ def zones_from_bounds(schema: Schema, bounds: Sequence[Array]) -> Zones:
 
 
 def _bounds_from_zones(schema: Schema, zones: Zones) -> tuple[Array, ...]:
-    found = [zones.features[feature.name] for feature in schema.indexed]
-    features = (each for f in found for each in (f.lo, f.hi, f.has_null, f.has_value))
+    bounds = [zones.features[feature.name] for feature in schema.indexed]
+    features = (each for f in bounds for each in (f.lo, f.hi, f.has_null, f.has_value))
     fixed = (zones.cell_lo, zones.cell_hi, zones.bucket_lo, zones.bucket_hi)
     return (*fixed, *(array for array in features if array is not None))
 

@@ -86,12 +86,12 @@ def _index_names(data: Any) -> list[Any]:
 
 
 def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
-    wanted = [*COORDINATES, *(feature.name for feature in schema.features)]
+    expected = [*COORDINATES, *(feature.name for feature in schema.features)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidObservations(f"expected each column once, got {', '.join(twice)} again")
-    missing = [name for name in wanted if name not in names]
-    unknown = [name for name in names if name not in wanted]
+    missing = [name for name in expected if name not in names]
+    unknown = [name for name in names if name not in expected]
     if not missing and not unknown:
         return
     parts = [f"missing: {', '.join(missing)}"] if missing else []
@@ -101,7 +101,7 @@ def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
     in_index = [name for name in missing if name in index]
     parts += [f"in the index: {', '.join(in_index)}, write .reset_index()"] * bool(in_index)
     raise InvalidObservations(
-        f"expected the columns {', '.join(wanted)} for dataset {schema.name!r}; "
+        f"expected the columns {', '.join(expected)} for dataset {schema.name!r}; "
         f"{'; '.join(parts)}. Rename or drop columns, or fill a missing feature with nulls"
     )
 
@@ -160,14 +160,14 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 
 
 def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
-    given = table.column("time")
-    _refuse_long(given, "time")
+    times = table.column("time")
+    _refuse_long(times, "time")
     # The first bucket that begins in year 1; an earlier one has a start that no calendar has.
     low = -(-TIME_MIN_US // schema.time_bucket_us) * schema.time_bucket_us
-    if given.type == TIME_TYPE and _all_within(given.cast(pa.int64()), low, TIME_MAX_US):
-        return given
+    if times.type == TIME_TYPE and _all_within(times.cast(pa.int64()), low, TIME_MAX_US):
+        return times
     try:
-        values = time_column(given)
+        values = time_column(times)
     except InputError as error:
         raise InvalidObservations(error.message, **error.details) from error
     chunked = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])

@@ -176,9 +176,9 @@ class _Stretches:
 def _sorted_stretches(rows: _Rows, place: Place) -> _Stretches:
     starts = rows.stretch_starts()
     if len(starts) <= STRETCHES_MAX * len(rows):
-        found = _sorted(rows, starts, place)
-        if not found.overlap():
-            return found
+        columns = _sorted(rows, starts, place)
+        if not columns.overlap():
+            return columns
     return _sorted(rows, np.arange(len(rows)), place)
 
 

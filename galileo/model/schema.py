@@ -359,7 +359,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     by_lower = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=NEARNESS_MIN)
     if not close and len(name) >= SHORTENED_MIN:
-        close = [one for one in by_lower if one.startswith(name.lower())][:1]
+        close = [candidate for candidate in by_lower if candidate.startswith(name.lower())][:1]
     return by_lower[close[0]] if close else None
 
 
@@ -387,12 +387,12 @@ def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
     return UnknownDataset(f"dataset {name!r} was dropped", dropped=name, remedy="create_dataset")
 
 
-def _features(given: Any) -> tuple[Feature, ...]:
-    features = () if isinstance(given, Feature) else tuple(given)
-    if isinstance(given, Feature) or not all(isinstance(one, Feature) for one in features):
+def _features(value: Any) -> tuple[Feature, ...]:
+    features = () if isinstance(value, Feature) else tuple(value)
+    if isinstance(value, Feature) or not all(isinstance(feature, Feature) for feature in features):
         raise InvalidSchema(
             "expected a list of features, such as [galileo.Feature('temperature', unit='K')], "
-            f"got {given!r}"
+            f"got {value!r}"
         )
     return features
 

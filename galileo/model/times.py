@@ -106,30 +106,30 @@ def micros(value: Instant) -> int:
         return _from_datetime(value)
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
         return int(np.datetime64(value, "us").astype(np.int64))
-    found = _TIME_IN_PYTHON.match(value) if isinstance(value, str) else None
-    if found is None:
+    match = _TIME_IN_PYTHON.match(value) if isinstance(value, str) else None
+    if match is None:
         raise _not_a_time(value)
     try:
-        return _from_match(found)
+        return _from_match(match)
     except ValueError as error:  # There is no such day, hour or offset.
         raise _not_a_time(value) from error
 
 
-def _from_match(found: re.Match[str]) -> int:
+def _from_match(match: re.Match[str]) -> int:
     """As `_read`, of one text."""
 
     def number(name: str, default: str = "0") -> int:
-        return int(found[name] or (name in _TWICE and found[f"{name}2"]) or default)
+        return int(match[name] or (name in _TWICE and match[f"{name}2"]) or default)
 
-    if (found["hour"] or found["hour2"]) and not (found["day"] or found["day2"]):
+    if (match["hour"] or match["hour2"]) and not (match["day"] or match["day2"]):
         raise ValueError("an hour without its day")
-    fraction = (found["fraction"] or found["fraction2"] or "").ljust(6, "0")[:6]
+    fraction = (match["fraction"] or match["fraction2"] or "").ljust(6, "0")[:6]
     date = (number("year"), number("month", "1"), number("day", "1"))
     clock = (number("hour"), number("minute"), number("second"), int(fraction))
     east = dt.time(number("offset_hour"), number("offset_minute"))
     offset = dt.timedelta(hours=east.hour, minutes=east.minute)
     since = dt.datetime(*date, *clock) - _EPOCH
-    return (since + offset if found["sign"] == "-" else since - offset) // _MICROSECOND
+    return (since + offset if match["sign"] == "-" else since - offset) // _MICROSECOND
 
 
 def _from_datetime(value: dt.datetime) -> int:
@@ -206,7 +206,7 @@ def _read(texts: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]
     hour, minute, second = (_number(fields, name) for name in ("hour", "minute", "second"))
     offset_hour, offset_minute = (_number(fields, f"offset_{name}") for name in ("hour", "minute"))
     months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
-    first, following = (one.astype("datetime64[D]") for one in (months, months + 1))
+    first, following = (month.astype("datetime64[D]") for month in (months, months + 1))
     is_time = np.asarray(fields.is_valid()) & (year >= 1) & (month >= 1) & (month <= 12)
     is_time &= (day >= 1) & (first + (day - 1) < following)
     is_time &= (hour < 24) & (minute < 60) & (second < 60) & (offset_minute < 60)
@@ -232,7 +232,7 @@ def _text(fields: pa.StructArray, name: str) -> pa.Array:
     """A group of `_TIME`; empty if it did not take part in the match."""
     names = (name, f"{name}2") if name in _TWICE else (name,)
     return pc.binary_join_element_wise(
-        *(pc.fill_null(pc.struct_field(fields, one), "") for one in names), ""
+        *(pc.fill_null(pc.struct_field(fields, name), "") for name in names), ""
     )
 
 

@@ -380,7 +380,7 @@ def advance_windows(
         begun = numbers[-1:] * window.slide_us
         known = [progress.clock_us, clock_us, *begun.tolist()]
         known += [int(buckets.max())] if len(buckets) else []
-        after_us = max((one for one in known if one is not None), default=None)
+        after_us = max((bound_us for bound_us in known if bound_us is not None), default=None)
     was_over, is_over = _over(window, numbers, progress.clock_us), _over(window, numbers, after_us)
     states = np.where(was_over, _REOPENED, np.where(is_over, _CLOSED, _OPEN)).astype(np.uint8)
     shown = is_over | (labels > 0)

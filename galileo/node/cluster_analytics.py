@@ -138,14 +138,14 @@ class ClusterAnalytics:
     async def explain(self, query: Query) -> ClusterExplanation:
         """Runs a query, and returns how it was answered in place of the labels."""
         started = time.perf_counter()
-        wanted = self._node.scans.candidates(query)
-        pruned = self._node.view.pruned_until(query, wanted)
-        shares = self._shares(PartitionScope(wanted, after=pruned))
+        candidates = self._node.scans.candidates(query)
+        pruned = self._node.view.pruned_until(query, candidates)
+        shares = self._shares(PartitionScope(candidates, after=pruned))
         planned = time.perf_counter()
         answers, _ = await _scatter_gather(shares, functools.partial(self._explain_node, query))
         return ClusterExplanation(
-            groups=tuple(sorted(self._groups_of(wanted))),
-            partitions=wanted,
+            groups=tuple(sorted(self._groups_of(candidates))),
+            partitions=candidates,
             pruned=pruned,
             nodes=tuple(answers[node] for node in sorted(answers)),
             plan_s=planned - started,
@@ -185,8 +185,8 @@ class ClusterAnalytics:
         """
         query = question.query
         check_summary(query.schema, question.feature, question.bins)
-        wanted = self._node.scans.candidates(query)
-        share = PartitionScope(wanted, after=self._node.view.pruned_until(query, wanted))
+        candidates = self._node.scans.candidates(query)
+        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
         if not isinstance(question.bins, int):
             return await self._summarise_once(question, share)
         plain = dataclasses.replace(question, bins=None)
@@ -196,7 +196,7 @@ class ClusterAnalytics:
             return whole
         edges = tuple(equal_edges(least, most, bins=question.bins).tolist())
         again = dataclasses.replace(question, bins=edges)
-        same = PartitionScope(wanted - whole.missing, share.after, whole.frontier)
+        same = PartitionScope(candidates - whole.missing, share.after, whole.frontier)
         counted = await self._summarise_once(again, same)
         return dataclasses.replace(counted, missing=counted.missing | whole.missing)
 
@@ -252,8 +252,8 @@ class ClusterAnalytics:
     async def nearest(self, sought: NearestTo) -> ClusterResult[Neighbours]:
         """The nearest observations of all partitions that answered, each node's own merged."""
         query = sought.within(sought.limit_m)
-        wanted = self._node.scans.candidates(query)
-        share = PartitionScope(wanted, after=self._node.view.pruned_until(query, wanted))
+        candidates = self._node.scans.candidates(query)
+        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
         shares = self._shares(share)
         answers, errors = await _scatter_gather(
             shares,
@@ -269,7 +269,9 @@ class ClusterAnalytics:
         neighbours = await loop.run_in_executor(self._executor, first, tables, sought)
         missing = _missing(shares, errors)
         frontier = _join_cursors([answer.reached for answer in answers.values()])
-        return ClusterResult(neighbours, frontier.join(_of(share.after, wanted - missing)), missing)
+        return ClusterResult(
+            neighbours, frontier.join(_of(share.after, candidates - missing)), missing
+        )
 
     async def describe(self, schema: Schema) -> ClusterResult[Described]:
         """A description of the dataset, from all partitions that answered.
@@ -304,7 +306,7 @@ class ClusterAnalytics:
             InputError: the feature has no quantiles, or a share is not between 0 and 1.
         """
         check_quantiles(query.schema, feature, shares)
-        view, wanted = self._node.view, self._node.scans.candidates(query)
+        view, candidates = self._node.view, self._node.scans.candidates(query)
         shard = self._node.catalog.shard(query.schema.key)
         graph = view.graph(query.schema)
         for partition, synopsis in shard.synopses().items():
@@ -319,8 +321,10 @@ class ClusterAnalytics:
         return ClusterEstimate(
             count=count,
             quantiles=graph.quantiles(query, feature, shares) if feature and shares else (),
-            behind=sum(max(last[p] - count.covered[p], 0) for p in wanted),
-            unheard=frozenset(p for p in wanted if owners[p] not in reporters | {self._node.name}),
+            behind=sum(max(last[p] - count.covered[p], 0) for p in candidates),
+            unheard=frozenset(
+                p for p in candidates if owners[p] not in reporters | {self._node.name}
+            ),
         )
 
     def _shares(self, share: PartitionScope) -> dict[str, PartitionScope]:

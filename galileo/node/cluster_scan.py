@@ -111,10 +111,10 @@ class ClusterScans:
         The partitions of an unreachable node are missing; labels that it had already sent lie past
         the frontier of the `ScanEnd`, and the caller drops them by `LabelSet.until`.
         """
-        wanted = self.candidates(query)
-        pruned = self._view.pruned_until(query, wanted)
+        candidates = self.candidates(query)
+        pruned = self._view.pruned_until(query, candidates)
         async with aclosing(
-            self.between(query, partitions=wanted, after=pruned, until=None, sampler=sampler)
+            self.between(query, partitions=candidates, after=pruned, until=None, sampler=sampler)
         ) as parts:
             async for part in parts:
                 if isinstance(part, ScanEnd):

@@ -214,5 +214,5 @@ def _step(
     try:
         return next(asking) if answer is None else asking.send(answer)
     except StopIteration as done:
-        found: Neighbours = done.value
-        return found
+        neighbours: Neighbours = done.value
+        return neighbours

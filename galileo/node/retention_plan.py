@@ -97,8 +97,8 @@ def plan(pieces: Pieces, policy: Retention, *, bounds: Bounds, now_us: int) -> P
             drop[partition] = reached
         if reached and not files[-1].sealed and reached == files[-1].last:
             seal.add(partition)
-        kept = _held(partition, files, reached=reached, until=until, bounds=bounds)
-        held += [kept] if kept is not None else []
+        held_back = _held(partition, files, reached=reached, until=until, bounds=bounds)
+        held += [held_back] if held_back is not None else []
     return Plan(frozenset(seal), Cursor(drop), tuple(held))
 
 

@@ -134,8 +134,8 @@ class RowReader:
     def _first_rows(
         self, tables: AsyncGenerator[pa.Table, None], options: RowOptions
     ) -> AsyncGenerator[pa.Table, None]:
-        wanted = FirstRows(options, held_min=self._options.rows_held_min)
-        return first_rows(tables, wanted, executor=self._executor)
+        head = FirstRows(options, held_min=self._options.rows_held_min)
+        return first_rows(tables, head, executor=self._executor)
 
     def _check_of_cluster(self, partitions: list[int]) -> None:
         if not set(partitions) <= set(self._topology.current.partitions):
@@ -160,20 +160,20 @@ class RowReader:
 
 
 async def first_rows(
-    tables: AsyncGenerator[pa.Table, None], wanted: FirstRows, *, executor: Executor
+    tables: AsyncGenerator[pa.Table, None], first_rows: FirstRows, *, executor: Executor
 ) -> AsyncGenerator[pa.Table, None]:
     """Those rows of tables that are wanted; closes the tables as soon as no more are."""
     loop = asyncio.get_running_loop()
     async with aclosing(tables):
-        if wanted.left is None:
+        if first_rows.left is None:
             async for table in tables:
                 yield table
             return
-        while wanted.left and (table := await anext(tables, None)) is not None:
-            certain = await loop.run_in_executor(executor, wanted.add, table)
+        while first_rows.left and (table := await anext(tables, None)) is not None:
+            certain = await loop.run_in_executor(executor, first_rows.add, table)
             if certain is not None:
                 yield certain
-    rest = await loop.run_in_executor(executor, wanted.rest)
+    rest = await loop.run_in_executor(executor, first_rows.rest)
     if rest is not None:
         yield rest
 

@@ -127,11 +127,11 @@ class SamplerStore:
             SamplerRevoked: it was revoked.
             UnknownSampler: it is not kept here.
         """
-        kept = self._kept.get(digest)
+        entry = self._kept.get(digest)
         self.check_not_revoked(digest)
-        if kept is None:
+        if entry is None:
             raise _unknown(digest)
-        return kept
+        return entry
 
     def check_not_revoked(self, digest: str) -> None:
         """Raises `SamplerRevoked` where it was."""
@@ -362,8 +362,10 @@ class SamplerStore:
 
     def news(self) -> dict[str, float]:
         """The digests of all archives: kept ones with 0, revoked ones with the time of it."""
-        kept = dict.fromkeys(self._kept, 0.0)
-        return kept | {digest: sampler.revoked_at for digest, sampler in self._revoked.items()}
+        revocations = dict.fromkeys(self._kept, 0.0)
+        return revocations | {
+            digest: sampler.revoked_at for digest, sampler in self._revoked.items()
+        }
 
     async def apply_news(self, node: str, digest: str, *, revoked_at: float) -> bool:
         """Fetches what another node keeps, or revokes what it has revoked (`revoked_at` above 0).

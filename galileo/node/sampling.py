@@ -81,13 +81,13 @@ def sampled_pieces(
     """
     chosen, spec = sampler
     windows = _windows(scan, schema, options, after=after, until=until)
-    kept = _per_commit(windows, options, sampler=sampler, observe=observe)
+    samples = _per_commit(windows, options, sampler=sampler, observe=observe)
     if not merges_here(chosen):
-        yield from kept
+        yield from samples
         return
     regroups = bool(getattr(chosen, "regroups", False))
     merging = SampleMerger(schema, chosen, spec, options, again=regroups)
-    for piece in kept:
+    for piece in samples:
         if piece is not None:
             merging.add(pa.Table.from_batches([piece]))
         yield None
@@ -171,8 +171,8 @@ def _sample_batches(
     chosen: Sampler, labels: LabelSet, spec: SamplerSpec, observations: pa.Table | None = None
 ) -> Pieces:
     with _SamplerErrors(spec, labels):
-        kept = samplers.apply(chosen, labels, seed=spec.seed, observations=observations)
-    yield from kept.table.to_batches()
+        sample = samplers.apply(chosen, labels, seed=spec.seed, observations=observations)
+    yield from sample.table.to_batches()
     yield None
 
 

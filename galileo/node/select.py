@@ -101,15 +101,15 @@ class Selection:
             DataExpired: retention has dropped some of the commits that were named.
         """
         options.check(query.schema)
-        wanted = FirstRows(options, held_min=self._options.rows_held_min)
+        head = FirstRows(options, held_min=self._options.rows_held_min)
         names = options.names(query.schema)
-        work = _Work(query, options, wanted, commits, on_missing)
+        work = _Work(query, options, head, commits, on_missing)
         async with aclosing(
-            first_rows(self._select_all(work), wanted, executor=self._executor)
+            first_rows(self._select_all(work), head, executor=self._executor)
         ) as tables:
             async for table in tables:
                 yield table.select(names)
-        if wanted.left == 0:
+        if head.left == 0:
             # The limit was reached before every node had answered.
             _, others = self._shares(query, commits)
             _check_missing(await self._scans.unreachable(query, others), work)
@@ -151,11 +151,11 @@ class Selection:
         self, query: Query, commits: CursorRange | None
     ) -> tuple[frozenset[int], frozenset[int]]:
         """The partitions that may hold a match: this node's, and those of others."""
-        wanted = self._scans.candidates(query)
+        candidates = self._scans.candidates(query)
         if commits is not None:
-            wanted &= commits.partitions
-        own = placement.partitions_by_node(self._topology.current)[self._name] & wanted
-        return own, wanted - own
+            candidates &= commits.partitions
+        own = placement.partitions_by_node(self._topology.current)[self._name] & candidates
+        return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
         """The items of an iterator, which a thread advances in steps of `step_s`."""

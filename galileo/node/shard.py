@@ -113,8 +113,8 @@ class Shard:
         self._published.pop(partition, None)
         self._newest.pop(partition, None)
         with self._summarising:
-            for kept in (self._synopses, self._unsummarised, self._unsummarised_paths):
-                kept.pop(partition, None)
+            for table in (self._synopses, self._unsummarised, self._unsummarised_paths):
+                table.pop(partition, None)
         self._change = object()
         self.graph.remove(partition)
 

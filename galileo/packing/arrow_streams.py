@@ -103,11 +103,11 @@ def _unpacked_lengths(body: np.ndarray, buffers: np.ndarray) -> int:
         raise ValueError("a compressed buffer of an Arrow message lies outside its body")
     heads = body[offsets[:, None] + np.arange(8)]
     unpacked = np.ascontiguousarray(heads).view("<i8")[:, 0]
-    kept = np.where(unpacked == _AS_IT_IS, lengths - 8, unpacked)
-    if np.any(kept < 0):
+    sizes = np.where(unpacked == _AS_IT_IS, lengths - 8, unpacked)
+    if np.any(sizes < 0):
         raise ValueError("a compressed buffer of an Arrow message has a negative length")
     # Twice the largest integer would wrap around in a sum of int64.
-    return int(kept.astype(np.float64).sum())
+    return int(sizes.astype(np.float64).sum())
 
 
 # --- flatbuffers: a table names a table of offsets, one for each of its fields ----------------

@@ -216,7 +216,7 @@ def _follows_rows(schema: pa.Schema, name: str) -> bool:
     """Whether a column is the first row of each path, which follows from those before it."""
     if name != "row":
         return False
-    fields = [schema.field(one) for one in ("row", "rows") if schema.get_field_index(one) >= 0]
+    fields = [schema.field(name) for name in ("row", "rows") if schema.get_field_index(name) >= 0]
     return len(fields) == len(("row", "rows")) and all(
         pa.types.is_int32(field.type) and not field.nullable for field in fields
     )

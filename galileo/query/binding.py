@@ -189,8 +189,8 @@ class _Binder:
         return IsNull(about.name, negated)
 
     def _in_time(self, spans: list[Span], *, negated: bool) -> Node:
-        wanted = time_predicates.outside(spans) if negated else spans
-        return time_predicates.leaf(wanted, self._schema.time_bucket_us)
+        allowed = time_predicates.outside(spans) if negated else spans
+        return time_predicates.leaf(allowed, self._schema.time_bucket_us)
 
     def _in_cells(self, values: list[Any], *, op: str, about: PropertyRef) -> Node:
         if op not in ("=", "<>"):
@@ -278,11 +278,11 @@ def _intersect_cells(cells: list[InCells]) -> list[Node]:
 
 def _arguments(raw: dict[str, Any], path: str) -> list[Any]:
     args = raw.get("args")
-    wanted = _ARGUMENTS.get(str(raw["op"]).lower())
+    count = _ARGUMENTS.get(str(raw["op"]).lower())
     if not isinstance(args, list):
         raise _malformed("a list of arguments in 'args'", show_operand(args), path)
-    if wanted is not None and len(args) != wanted:
-        raise _malformed(f"{wanted} arguments of {raw['op']!r}", str(len(args)), path)
+    if count is not None and len(args) != count:
+        raise _malformed(f"{count} arguments of {raw['op']!r}", str(len(args)), path)
     return args
 
 

@@ -465,8 +465,10 @@ def _shape(region: Any) -> BaseGeometry:
     mapping = region if isinstance(region, dict) else region.__geo_interface__
     if mapping.get("type") != "FeatureCollection":
         return shapely.geometry.shape(mapping)
-    drawn = [one["geometry"] for one in mapping["features"] if one["geometry"] is not None]
-    return shapely.union_all([shapely.geometry.shape(one) for one in drawn])
+    drawn = [
+        feature["geometry"] for feature in mapping["features"] if feature["geometry"] is not None
+    ]
+    return shapely.union_all([shapely.geometry.shape(geometry) for geometry in drawn])
 
 
 def _drawn(shape: BaseGeometry) -> Any:

@@ -28,8 +28,8 @@ def take_rows(array: npt.NDArray[Any], rows: Any) -> npt.NDArray[Any]:
     by_index = isinstance(rows, np.ndarray) and rows.dtype != np.bool_
     if by_index and len(rows) and array.strides == (0,):
         return np.broadcast_to(array[0], len(rows))
-    found: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
-    return found
+    values: npt.NDArray[Any] = array.take(rows) if by_index else array[rows]
+    return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -132,7 +132,7 @@ def place(source: str, position: int) -> str:
 def find_name(source: str, name: str) -> int | None:
     """The offset of a property's name in a query's text, outside of strings."""
     pattern = re.compile(rf"""'(?:[^']|'')*'|(?<![\w.:])({re.escape(name)})(?![\w.:])""")
-    return next((found.start(1) for found in pattern.finditer(source) if found[1]), None)
+    return next((match.start(1) for match in pattern.finditer(source) if match[1]), None)
 
 
 def _read_text(source: str) -> Any:
@@ -153,8 +153,8 @@ def _read_text(source: str) -> Any:
     try:
         return parsed.to_json()
     except Exception:  # the package raises no narrower class; GeoJSON has no form for POINT EMPTY
-        found = _EMPTY_POINT.match(source)
-        position = found.start(1) if found else 0
+        match = _EMPTY_POINT.match(source)
+        position = match.start(1) if match else 0
         where = place(source, position)
         refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
 
@@ -180,8 +180,8 @@ def _scientific_coordinates(source: str) -> list[_Number]:
 
 def _replaced(source: str, numbers: Sequence[_Number]) -> str:
     ends = [0, *(number.end for number in numbers)]
-    kept = [source[end : number.start] for end, number in zip(ends, numbers, strict=False)]
-    texts = [text + number.plain for text, number in zip(kept, numbers, strict=True)]
+    parts = [source[end : number.start] for end, number in zip(ends, numbers, strict=False)]
+    texts = [text + number.plain for text, number in zip(parts, numbers, strict=True)]
     return "".join([*texts, source[ends[-1] :]])
 
 
@@ -199,9 +199,9 @@ def _refuse_other_languages(source: str) -> None:
     """Suggest the CQL2 form of SQL statements and operators of programming languages."""
     if _STATEMENT.match(source):
         refuse(source, 0, "this is CQL2, not SQL; write only the part after WHERE")
-    for found in _FOREIGN.finditer(source):
-        if operator := found["operator"]:
-            refuse(source, found.start(), f"write {_INSTEAD[operator]} in place of {operator}")
+    for match in _FOREIGN.finditer(source):
+        if operator := match["operator"]:
+            refuse(source, match.start(), f"write {_INSTEAD[operator]} in place of {operator}")
 
 
 def _check_lists(source: str) -> None:
@@ -299,10 +299,10 @@ def _check_groups(source: str) -> None:
 def _end_of_shape(token: re.Match[str]) -> int:
     """The end of a geometry; 0 if its parentheses do not match or are too deep."""
     depth = 0
-    for found in _PARENTHESES.finditer(token.string, token.start(), token.end()):
-        depth += 1 if found[0] == "(" else -1
+    for match in _PARENTHESES.finditer(token.string, token.start(), token.end()):
+        depth += 1 if match[0] == "(" else -1
         if depth == 0:
-            return found.end()
+            return match.end()
         if depth > _SHAPE_LEVELS_MAX:
             return 0
     return 0
@@ -314,19 +314,19 @@ def _refuse_nesting(source: str, position: int) -> NoReturn:
 
 
 def _offset(source: str, error: str) -> int:
-    found = _PLACE.search(error)
-    if found is None:
+    match = _PLACE.search(error)
+    if match is None:
         return 0
-    lines = source.split("\n")[: int(found[1]) - 1]
-    return min(sum(len(line) + 1 for line in lines) + int(found[2]) - 1, len(source))
+    lines = source.split("\n")[: int(match[1]) - 1]
+    return min(sum(len(line) + 1 for line in lines) + int(match[2]) - 1, len(source))
 
 
 def _in_words(error: str) -> str:
     """A readable description of the grammar's rule names."""
-    found = _EXPECTED.search(error)
-    if found is None:
+    match = _EXPECTED.search(error)
+    if match is None:
         return "CQL2"
-    rules = {rule for rule in re.split(r",\s*(?:or\s+)?|\s+or\s+", found[1].strip()) if rule}
+    rules = {rule for rule in re.split(r",\s*(?:or\s+)?|\s+or\s+", match[1].strip()) if rule}
     words = []
     if rules >= {"Identifier", "DECIMAL"} or "Expr" in rules:
         words.append("a property, a number, a text in single quotes, a geometry or '('")

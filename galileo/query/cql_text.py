@@ -50,7 +50,7 @@ def operand_text(raw: Any) -> str:
     if isinstance(raw, dict):
         return _object_text(raw)
     if isinstance(raw, list):
-        return f"({', '.join(operand_text(one) for one in raw)})"
+        return f"({', '.join(operand_text(operand) for operand in raw)})"
     if isinstance(raw, bool):
         return "true" if raw else "false"
     return quoted(raw) if isinstance(raw, str) else number_text(raw)
@@ -81,7 +81,7 @@ def _joined_text(raw: dict[str, Any]) -> str:
 
 def _positions(coordinates: Any) -> str:
     if isinstance(coordinates[0], list):
-        return f"({', '.join(_bare(one) for one in coordinates)})"
+        return f"({', '.join(_bare(point) for point in coordinates)})"
     return _position(coordinates)
 
 

@@ -122,8 +122,8 @@ class BoolIs(FeatureLeaf):
 
     def match(self, column: FeatureColumn) -> Mask:
         numbers = cast(NumberColumn, column).numbers
-        found: Mask = column.valid & (numbers == float(self.value))
-        return found
+        mask: Mask = column.valid & (numbers == float(self.value))
+        return mask
 
     def bounds(self, zones: FeatureZones) -> Mask:
         return _number_bounds(zones, "=", float(self.value))
@@ -142,10 +142,10 @@ class NumberIs(FeatureLeaf):
         if isinstance(column, IntColumn) and abs(self.value) < _EXACT:
             return _whole_compared(column, self.operator, self.value)
         numbers = cast(NumberColumn, column).numbers
-        found: Mask = COMPARE[self.operator](numbers, self.value)
+        mask: Mask = COMPARE[self.operator](numbers, self.value)
         # No number is NaN, smaller than it or greater; only "<>" needs to look for it.
         needless = isinstance(column, FloatColumn) and self.operator != "<>"
-        return found if needless else found & column.valid
+        return mask if needless else mask & column.valid
 
     def bounds(self, zones: FeatureZones) -> Mask:
         return _number_bounds(zones, self.operator, self.value)
@@ -177,8 +177,8 @@ class NumberIn(FeatureLeaf):
 
     def match(self, column: FeatureColumn) -> Mask:
         listed = self._listed(cast(NumberColumn, column).numbers)
-        found: Mask = column.valid & (listed != self.negated)
-        return found
+        mask: Mask = column.valid & (listed != self.negated)
+        return mask
 
     def bounds(self, zones: FeatureZones) -> Mask:
         if zones.lo is None or zones.hi is None:
@@ -188,14 +188,14 @@ class NumberIn(FeatureLeaf):
             return zones.has_value & ~only_listed
         nearest = np.searchsorted(self.values, zones.lo)
         reached = np.append(self.values, np.nan)[nearest]
-        found: Mask = zones.has_value & (reached <= zones.hi)
-        return found
+        mask: Mask = zones.has_value & (reached <= zones.hi)
+        return mask
 
     def _listed(self, numbers: npt.NDArray[np.float64]) -> Mask:
         values = np.asarray(self.values)
         at = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-        found: Mask = values[at] == numbers
-        return found
+        mask: Mask = values[at] == numbers
+        return mask
 
     def json(self) -> Any:
         return negation({"op": "in", "args": [self._property(), [*self.values]]}, self.negated)
@@ -216,8 +216,8 @@ class TextLeaf(FeatureLeaf):
         column = cast(TextColumn, column)
         texts = casefold(column.dictionary) if self.folded else column.dictionary
         verdicts = np.asarray(self.judge(texts).to_numpy(zero_copy_only=False), dtype=np.bool_)
-        found: Mask = np.append(verdicts, False)[column.codes]
-        return found
+        mask: Mask = np.append(verdicts, False)[column.codes]
+        return mask
 
     def bounds(self, zones: FeatureZones) -> Mask:
         return zones.has_value
@@ -253,8 +253,8 @@ class TextIn(TextLeaf):
     folded: bool = False
 
     def judge(self, texts: pa.Array) -> pa.Array:
-        found = pc.is_in(texts, value_set=pa.array(self.values, type=pa.string()))
-        return pc.invert(found) if self.negated else found
+        mask = pc.is_in(texts, value_set=pa.array(self.values, type=pa.string()))
+        return pc.invert(mask) if self.negated else mask
 
     def json(self) -> Any:
         return negation({"op": "in", "args": [self._operand(), [*self.values]]}, self.negated)
@@ -270,8 +270,8 @@ class TextLike(TextLeaf):
     folded: bool = False
 
     def judge(self, texts: pa.Array) -> pa.Array:
-        found = pc.match_substring_regex(texts, like_regex(self.pattern))
-        return pc.invert(found) if self.negated else found
+        mask = pc.match_substring_regex(texts, like_regex(self.pattern))
+        return pc.invert(mask) if self.negated else mask
 
     def json(self) -> Any:
         return negation({"op": "like", "args": [self._operand(), self.pattern]}, self.negated)
@@ -323,8 +323,8 @@ def _whole_compared(column: IntColumn, sign: str, value: float) -> Mask:
         if sign in ("=", "<>"):
             return column.valid & (sign == "<>")
         sign = "<=" if sign in ("<", "<=") else ">"
-    found: Mask = COMPARE[sign](column.values, np.int64(whole)) & column.valid
-    return found
+    mask: Mask = COMPARE[sign](column.values, np.int64(whole)) & column.valid
+    return mask
 
 
 def _number_bounds(zones: FeatureZones, sign: str, value: float) -> Mask:

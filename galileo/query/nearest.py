@@ -158,8 +158,8 @@ def nearest(answer: Callable[[Question], pa.Table], sought: NearestTo) -> Neighb
         while True:
             question = asking.send(answer(question))
     except StopIteration as done:
-        found: Neighbours = done.value
-        return found
+        neighbours: Neighbours = done.value
+        return neighbours
 
 
 def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
@@ -169,7 +169,7 @@ def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
     """
     radius = min(sought.first_m, sought.limit_m)
     blocks = _Blocks.of((yield _count(sought, radius)), sought, radius)
-    wanted, read_m, found = sought.count, None, [sought.schema.observation_schema.empty_table()]
+    wanted, read_m, tables = sought.count, None, [sought.schema.observation_schema.empty_table()]
     while True:
         reach = blocks.reach_m(wanted)
         if reach is None:
@@ -177,11 +177,11 @@ def search(sought: NearestTo) -> Generator[Question, pa.Table, Neighbours]:
             blocks = _Blocks.of((yield _count(sought, wider)), sought, wider)
             continue
         if read_m is None or reach > read_m:
-            found.append((yield ReadObservations(sought.within(reach, beyond_m=read_m))))
+            tables.append((yield ReadObservations(sought.within(reach, beyond_m=read_m))))
             read_m = reach
-        rows = sum(table.num_rows for table in found)
+        rows = sum(table.num_rows for table in tables)
         if rows >= sought.count or read_m >= sought.limit_m:
-            return first(found, sought)
+            return first(tables, sought)
         wanted = math.ceil(wanted * _bounded(_SPARE * sought.count / max(rows, 1), _MORE))
 
 
@@ -214,20 +214,18 @@ class _Blocks:
         rows = np.cumsum(labels.column("rows").to_numpy()[order], dtype=np.int64)
         return cls(radius_m, sought.limit_m, farthest[order], rows)
 
-    def reach_m(self, wanted: int) -> float | None:
+    def reach_m(self, count: int) -> float | None:
         """Upper bound of the distance of so many rows; None if a wider circle is needed."""
-        at = int(np.searchsorted(self.rows, wanted))
+        at = int(np.searchsorted(self.rows, count))
         if at < len(self.rows):
             bound = float(metres(self.farthest[at : at + 1])[0])
             return min(bound * _ROUNDING + 1e-3, self.limit_m)
         return self.limit_m if self.radius_m >= self.limit_m else None
 
-    def wider_m(self, wanted: int) -> float:
+    def wider_m(self, count: int) -> float:
         """The radius at which this density gives so many rows, within bounds."""
         held = int(self.rows[-1]) if len(self.rows) else 0
-        factor = (
-            _bounded(_SPARE * math.sqrt(wanted / max(held, 1)), _GROWTH) if held else _GROWTH[1]
-        )
+        factor = _bounded(_SPARE * math.sqrt(count / max(held, 1)), _GROWTH) if held else _GROWTH[1]
         return min(self.radius_m * factor, self.limit_m)
 
 
@@ -235,16 +233,16 @@ def _bounded(value: float, bounds: tuple[float, float]) -> float:
     return min(max(value, bounds[0]), bounds[1])
 
 
-def first(found: Sequence[pa.Table], sought: NearestTo) -> Neighbours:
+def first(tables: Sequence[pa.Table], sought: NearestTo) -> Neighbours:
     """The nearest of all rows, in the order of `nearest`.
 
     Applied to parts first, the result is the same.
 
     Args:
-        found: at least one table of the observation schema.
+        tables: at least one, of the observation schema.
         sought: parameters of the search; its count is how many are kept.
     """
-    table = pa.concat_tables(found).combine_chunks()
+    table = pa.concat_tables(tables).combine_chunks()
     places = [np.asarray(table.column(name).to_numpy()) for name in ("latitude", "longitude")]
     chords = sought.circle(0.0).half_chords(*places)
     if table.num_rows > sought.count:

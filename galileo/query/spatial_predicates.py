@@ -55,22 +55,22 @@ class SpatialLeaf(ABC):
 
     def may_match_paths(self, columns: Columns) -> Mask:
         places = self.cover.relations(columns.cell)
-        wanted = (
+        bounds = (
             (CellRelation.OUTSIDE, CellRelation.BORDER)
             if self.negated
             else (CellRelation.INSIDE, CellRelation.BORDER)
         )
-        found: Mask = (places == wanted[0]) | (places == wanted[1])
+        mask: Mask = (places == bounds[0]) | (places == bounds[1])
         unclear = np.flatnonzero(places == CellRelation.UNTESTED)
         if len(unclear):
             cells, inverse = np.unique(columns.cell[unclear], return_inverse=True)
-            found[unclear] = self.test_cells(cells)[inverse]
-        return found
+            mask[unclear] = self.test_cells(cells)[inverse]
+        return mask
 
     def must_match_paths(self, columns: Columns) -> Mask:
-        wanted = CellRelation.OUTSIDE if self.negated else CellRelation.INSIDE
-        found: Mask = self.cover.relations(columns.cell) == wanted
-        return found
+        relation = CellRelation.OUTSIDE if self.negated else CellRelation.INSIDE
+        mask: Mask = self.cover.relations(columns.cell) == relation
+        return mask
 
     def may_match_zones(self, zones: Zones) -> Mask:
         if self.negated:
@@ -118,8 +118,8 @@ class InRegion(SpatialLeaf):
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
         test = self.region.contains_points if self.interior else self.region.intersects_points
-        found: Mask = test(points.latitude, points.longitude) != self.negated
-        return found
+        mask: Mask = test(points.latitude, points.longitude) != self.negated
+        return mask
 
     def json(self) -> Any:
         name = "s_within" if self.interior else "s_intersects"
@@ -148,10 +148,10 @@ class WithinDistance(SpatialLeaf):
         return ~self.circle.covers(boxes) if self.negated else self.circle.intersects(boxes)
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
-        found: Mask = (
+        mask: Mask = (
             self.circle.intersects_points(points.latitude, points.longitude) != self.negated
         )
-        return found
+        return mask
 
     def json(self) -> Any:
         centre = [self.circle.longitude, self.circle.latitude]
@@ -181,11 +181,11 @@ class InCells(SpatialLeaf):
         raise AssertionError(f"the cover of prefixes is complete, yet {len(cells)} cells are open")
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
-        found = np.zeros(len(points), dtype=np.bool_)
+        mask = np.zeros(len(points), dtype=np.bool_)
         for length in {len(prefix) for prefix in self.prefixes}:
             named = geohash.from_text([p for p in self.prefixes if len(p) == length])
-            found |= np.isin(geohash.encode(points.latitude, points.longitude, length), named)
-        verdict: Mask = found != self.negated
+            mask |= np.isin(geohash.encode(points.latitude, points.longitude, length), named)
+        verdict: Mask = mask != self.negated
         return verdict
 
     def json(self) -> Any:
@@ -219,8 +219,8 @@ class InPattern(SpatialLeaf):
         return self.pattern.intersects(cells, self.precision)
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
-        found = self.pattern.intersects_points(points.latitude, points.longitude)
-        verdict: Mask = found != self.negated
+        mask = self.pattern.intersects_points(points.latitude, points.longitude)
+        verdict: Mask = mask != self.negated
         return verdict
 
     def json(self) -> Any:

@@ -45,20 +45,20 @@ class During:
         return self._overlaps(columns.bucket, columns.bucket)
 
     def must_match_paths(self, columns: Columns) -> Mask:
-        found = np.ones(len(columns), dtype=np.bool_)
+        mask = np.ones(len(columns), dtype=np.bool_)
         if self.lo is not None:
-            found &= columns.bucket >= self.lo
+            mask &= columns.bucket >= self.lo
         if self.hi is not None:
-            found &= columns.bucket <= self.hi - self.bucket_us
-        return found
+            mask &= columns.bucket <= self.hi - self.bucket_us
+        return mask
 
     def matches_rows(self, points: ObservationColumns) -> Mask:
-        found = np.ones(len(points), dtype=np.bool_)
+        mask = np.ones(len(points), dtype=np.bool_)
         if self.lo is not None:
-            found &= points.time >= self.lo
+            mask &= points.time >= self.lo
         if self.hi is not None:
-            found &= points.time < self.hi
-        return found
+            mask &= points.time < self.hi
+        return mask
 
     def may_match_zones(self, zones: Zones) -> Mask:
         return self._overlaps(zones.bucket_lo, zones.bucket_hi)
@@ -72,12 +72,12 @@ class During:
     def _overlaps(self, first: Any, last: Any) -> Mask:
         """Mask of runs of buckets, by the starts of their first and last, that overlap [lo, hi)."""
         lo, hi = self.buckets()
-        found = np.ones(len(first), dtype=np.bool_)
+        mask = np.ones(len(first), dtype=np.bool_)
         if lo is not None:
-            found &= last >= lo
+            mask &= last >= lo
         if hi is not None:
-            found &= first < hi
-        return found
+            mask &= first < hi
+        return mask
 
     def json(self) -> Any:
         ends = [

@@ -33,19 +33,19 @@ def verdicts(node: Node, rows: R, test: Callable[[Leaf, R], Mask]) -> Mask:
     """Mask of rows for which the tree is true, given the test of a leaf on rows."""
     if not isinstance(node, And | Or):
         return test(node, rows)
-    wanted = isinstance(node, And)
-    found = np.full(len(rows), wanted, dtype=np.bool_)
+    is_and = isinstance(node, And)
+    mask = np.full(len(rows), is_and, dtype=np.bool_)
     for part in sorted(node.parts, key=_cost):
-        undecided = np.flatnonzero(found == wanted)
+        undecided = np.flatnonzero(mask == is_and)
         if len(undecided) == 0:
             break
         if len(undecided) * GATHER_BELOW_SHARE < len(rows):
-            found[undecided] = verdicts(part, rows.take(undecided), test)
-        elif wanted:
-            found &= verdicts(part, rows, test)
+            mask[undecided] = verdicts(part, rows.take(undecided), test)
+        elif is_and:
+            mask &= verdicts(part, rows, test)
         else:
-            found |= verdicts(part, rows, test)
-    return found
+            mask |= verdicts(part, rows, test)
+    return mask
 
 
 def cell_ranges(node: Node) -> Ranges | None:

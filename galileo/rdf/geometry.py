@@ -210,8 +210,8 @@ def _metres(units: dict[str, float], unit: Any) -> float:
 
 
 def _relate(one: Any, other: Any, pattern: Any) -> ox.Literal:
-    found = shapely.relate_pattern(shape_of(one), shape_of(other), pattern.value)
-    return ox.Literal(bool(found))
+    holds = shapely.relate_pattern(shape_of(one), shape_of(other), pattern.value)
+    return ox.Literal(bool(holds))
 
 
 def _geometry_n(shape: Any, number: Any) -> ox.Literal:

@@ -221,16 +221,16 @@ def _keywords(text: str, match: re.Match[str], declared: set[str]) -> Iterator[K
         if escaped is not None:
             yield Keyword(escaped[0].upper(), match.start(), named=True)
         return
-    for number, found in enumerate(_KEYWORD.finditer(word)):
-        name, at = found[0].upper(), match.start() + found.start()
+    for number, keyword in enumerate(_KEYWORD.finditer(word)):
+        name, at = keyword[0].upper(), match.start() + keyword.start()
         if number == ODD_MAX:
             raise Unlexable(at)
         if local is None:
-            is_named = _is_name(_FOLLOWED.match(text, match.start() + found.end()))
-            if is_named or found[0] == word:
+            is_named = _is_name(_FOLLOWED.match(text, match.start() + keyword.end()))
+            if is_named or keyword[0] == word:
                 yield Keyword(name, at, named=is_named)
             continue
-        is_declared = _may_be_declared(word[found.end() :], declared)
+        is_declared = _may_be_declared(word[keyword.end() :], declared)
         if is_declared and _AFTER_NAME.match(text, match.end()):
             yield Keyword(name, at, named=True)
 

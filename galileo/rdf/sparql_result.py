@@ -79,13 +79,13 @@ class _Column:
 
         Integers are int64 if all fit, else the smallest decimal type that does.
         """
-        wanted = {_ARROW_TYPES[kind] for kind in self.kinds}
+        types = {_ARROW_TYPES[kind] for kind in self.kinds}
         covered = sum(int(mask.sum()) for mask in self.kinds.values())
-        if not wanted or covered < len(self.texts) - self.texts.null_count:
+        if not types or covered < len(self.texts) - self.texts.null_count:
             return self.texts
-        if wanted == {pa.int64(), pa.float64()}:
-            wanted = {pa.float64()}
-        return _cast(self.texts, wanted.pop()) if len(wanted) == 1 else self.texts
+        if types == {pa.int64(), pa.float64()}:
+            types = {pa.float64()}
+        return _cast(self.texts, types.pop()) if len(types) == 1 else self.texts
 
     def to_python(self) -> list[Any]:
         """Each term by its own datatype."""
@@ -366,29 +366,29 @@ def _unescape(texts: pa.Array) -> pa.Array:
     return pc.if_else(texts.is_valid(), plain_texts, pa.scalar(None, flat.type))
 
 
-def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _cast(texts: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     """Casts texts to a type; leaves them as texts if one does not fit."""
-    if pa.types.is_floating(wanted):
+    if pa.types.is_floating(arrow_type):
         texts = pc.replace_substring(texts, "INF", "inf")
     try:
-        return texts.cast(wanted)
+        return texts.cast(arrow_type)
     except pa.ArrowInvalid:
-        return _wide(texts) if pa.types.is_integer(wanted) else texts
+        return _wide(texts) if pa.types.is_integer(arrow_type) else texts
 
 
 def _wide(texts: pa.Array) -> pa.Array:
     """Integers beyond int64 as decimals; leaves them as texts if one does not fit."""
-    for digits, wanted in _DECIMALS.items():
+    for digits, arrow_type in _DECIMALS.items():
         fits = pc.match_substring_regex(texts, f"^[+-]?0*[0-9]{{1,{digits}}}$")
         if pc.all(fits).as_py():
-            return texts.cast(wanted)
+            return texts.cast(arrow_type)
     return texts
 
 
-def _values(texts: pa.Array, wanted: pa.DataType) -> list[Any]:
+def _values(texts: pa.Array, arrow_type: pa.DataType) -> list[Any]:
     """Python values; integers have any size, and an invalid text stays a text."""
-    typed = _cast(texts, wanted)
-    if not pa.types.is_integer(wanted) or pa.types.is_integer(typed.type):
+    typed = _cast(texts, arrow_type)
+    if not pa.types.is_integer(arrow_type) or pa.types.is_integer(typed.type):
         values: list[Any] = typed.to_pylist()
         return values
     return [_integer(text) for text in texts.to_pylist()]

@@ -178,8 +178,8 @@ def datasets_of(message: Message) -> Iterator[str]:
         if field.name == _DATASET:
             yield value
         elif field.is_repeated:
-            for one in value:
-                yield from datasets_of(one)
+            for part in value:
+                yield from datasets_of(part)
         elif message.HasField(field.name):
             yield from datasets_of(value)
 
@@ -204,4 +204,4 @@ def _names_datasets(field: Any, *, within: Collection[str]) -> bool:
     if below.full_name in within:
         return False
     inside = (*within, below.full_name)
-    return any(_names_datasets(one, within=inside) for one in below.fields)
+    return any(_names_datasets(inner, within=inside) for inner in below.fields)

@@ -115,14 +115,14 @@ class _WeightedSemaphore:
     def give_back(self, size: int) -> None:
         self.taken -= size
         while self.waiting:
-            wanted, granted = self.waiting[0]
+            needed, granted = self.waiting[0]
             if granted.done():
                 self.waiting.popleft()
                 continue
-            if self.taken + wanted > self.most:
+            if self.taken + needed > self.most:
                 return
             self.waiting.popleft()
-            self.taken += wanted
+            self.taken += needed
             granted.set_result(None)
 
 
@@ -180,9 +180,13 @@ class StreamSlots:
 
     def _end_stalled(self) -> None:
         """Evicts the reader that has stalled for longest, one at a time."""
-        if any(one.gives_way for one in self._running):
+        if any(running.gives_way for running in self._running):
             return
-        stalled = [(one.stalled_at, one) for one in self._running if one.stalled_at is not None]
+        stalled = [
+            (running.stalled_at, running)
+            for running in self._running
+            if running.stalled_at is not None
+        ]
         if not stalled:
             return
         since, longest = min(stalled, key=lambda pair: pair[0])

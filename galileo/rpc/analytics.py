@@ -216,17 +216,17 @@ def _bins(request: analytics_pb2.SummariseRequest) -> int | tuple[float, ...] | 
 
 
 def _explained(answer: NodeAnswer) -> analytics_pb2.ExplainedNode:
-    made = analytics_pb2.ExplainedNode(
+    reply = analytics_pb2.ExplainedNode(
         node=answer.node,
         group=answer.group,
         partitions=sorted(answer.partitions),
         seconds=answer.seconds,
     )
     if answer.explanation is not None:
-        made.scan.CopyFrom(_scan(answer.explanation))
+        reply.scan.CopyFrom(_scan(answer.explanation))
     if answer.error is not None:
-        made.error.CopyFrom(error_to_pb(answer.error))
-    return made
+        reply.error.CopyFrom(error_to_pb(answer.error))
+    return reply
 
 
 def _scan(explanation: Explanation) -> analytics_pb2.GraphScan:

@@ -211,7 +211,7 @@ def described_from_pb(reply: analytics_pb2.DescribeReply, schema: Schema) -> Des
         texts={
             feature.name: TextCounts(
                 values[feature.name].nulls,
-                {one.value: one.observations for one in values[feature.name].values},
+                {counted.value: counted.observations for counted in values[feature.name].values},
                 values[feature.name].many_values,
             )
             for feature in schema.indexed

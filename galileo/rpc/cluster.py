@@ -97,7 +97,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         else:
             names = [node.name for node in self._node.topology.nodes]
             statuses = await asyncio.gather(*(self._status_of(name) for name in names))
-        return cluster_pb2.StatusReply(nodes=[_visible(one, caller) for one in statuses])
+        return cluster_pb2.StatusReply(nodes=[_visible(status, caller) for status in statuses])
 
     @unary
     async def Topology(  # noqa: N802
@@ -187,12 +187,12 @@ def _name_of(caller: Principal) -> cluster_pb2.Caller:
 
 def _visible(status: cluster_pb2.NodeStatus, caller: Principal) -> cluster_pb2.NodeStatus:
     """The status of a node without the datasets that the caller may not use."""
-    if all(caller.may_use(one.dataset) for one in status.datasets):
+    if all(caller.may_use(dataset.dataset) for dataset in status.datasets):
         return status
     shown = cluster_pb2.NodeStatus()
     shown.CopyFrom(status)
     del shown.datasets[:]
     del shown.stopped[:]
     del shown.lost[:]
-    shown.datasets.extend(one for one in status.datasets if caller.may_use(one.dataset))
+    shown.datasets.extend(dataset for dataset in status.datasets if caller.may_use(dataset.dataset))
     return shown

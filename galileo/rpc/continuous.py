@@ -197,9 +197,9 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
     async def Watch(  # noqa: N802
         self, request: AsyncIterator[continuous_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
-        async for one in request:
-            await self._ownership.check(context, (one.ccq_id,))
-            for part in await self._fetch(one):
+        async for following in request:
+            await self._ownership.check(context, (following.ccq_id,))
+            for part in await self._fetch(following):
                 yield part
 
     @streaming
@@ -229,13 +229,15 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         caller = self._ownership.caller(context)
         quotas = self._allowances.of(caller)
         submissions = [
-            _submission_or_error(one, caller.name, quotas) for one in request.submissions
+            _submission_or_error(submission, caller.name, quotas)
+            for submission in request.submissions
         ]
         outcomes = await self._face.submit_many(submissions)
         shown = [
-            redact_for(one, context) if isinstance(one, GalileoError) else one for one in outcomes
+            redact_for(outcome, context) if isinstance(outcome, GalileoError) else outcome
+            for outcome in outcomes
         ]
-        return continuous_pb2.SubmitManyReply(outcomes=[_outcome(one) for one in shown])
+        return continuous_pb2.SubmitManyReply(outcomes=[_outcome(outcome) for outcome in shown])
 
     @streaming
     async def FetchMany(  # noqa: N802

@@ -56,8 +56,8 @@ def streaming(
     async def guarded(self: Servicer, request: Request, context: Context) -> AsyncIterator[Reply]:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            made = cast(AsyncGenerator[Reply, None], handler(self, request, context))
-            async with aclosing(made) as replies:
+            stream = cast(AsyncGenerator[Reply, None], handler(self, request, context))
+            async with aclosing(stream) as replies:
                 async for reply in replies:
                     stalled = loop.call_later(stalled_max_s, _end, task, stalled_max_s)
                     try:

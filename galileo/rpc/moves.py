@@ -132,7 +132,7 @@ class GrpcMigrationPeer:
             partition=asked.move.partition,
             number=asked.move.number,
             to=asked.move.node,
-            contents=[_contents_to_pb(one, b"") for one in asked.contents],
+            contents=[_contents_to_pb(manifest, b"") for manifest in asked.contents],
         )
         await self._peers.moving(node, "HandOver", request)
         return asked.move
@@ -159,13 +159,13 @@ def _contents(values: Iterable[migration_pb2.DatasetContents]) -> tuple[DatasetM
     )
 
 
-def _contents_to_pb(one: DatasetManifest, mark: bytes) -> migration_pb2.DatasetContents:
+def _contents_to_pb(manifest: DatasetManifest, mark: bytes) -> migration_pb2.DatasetContents:
     return migration_pb2.DatasetContents(
-        dataset=one.dataset,
-        last_sequence=one.last_sequence,
-        dropped=one.dropped,
-        rows=one.rows,
-        paths=one.paths,
+        dataset=manifest.dataset,
+        last_sequence=manifest.last_sequence,
+        dropped=manifest.dropped,
+        rows=manifest.rows,
+        paths=manifest.paths,
         mark=mark,
     )
 
@@ -174,9 +174,9 @@ def _listing(reply: migration_pb2.ListPartitionReply) -> PartitionManifest:
     return PartitionManifest(
         partition=reply.partition,
         number=reply.number,
-        files=tuple(_file(one) for one in reply.files),
+        files=tuple(_file(file) for file in reply.files),
         contents=_contents(reply.contents),
-        marks=tuple((one.dataset, one.mark) for one in reply.contents),
+        marks=tuple((manifest.dataset, manifest.mark) for manifest in reply.contents),
     )
 
 
@@ -185,6 +185,8 @@ def _listing_to_pb(listing: PartitionManifest) -> migration_pb2.ListPartitionRep
     return migration_pb2.ListPartitionReply(
         partition=listing.partition,
         number=listing.number,
-        files=[_file_to_pb(one) for one in listing.files],
-        contents=[_contents_to_pb(one, marks[one.dataset]) for one in listing.contents],
+        files=[_file_to_pb(file) for file in listing.files],
+        contents=[
+            _contents_to_pb(manifest, marks[manifest.dataset]) for manifest in listing.contents
+        ],
     )

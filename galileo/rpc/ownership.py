@@ -54,17 +54,19 @@ class Ownership:
             return
         for ccq_id in ccq_ids:
             try:
-                made = await self._find(ccq_id)
+                ccq = await self._find(ccq_id)
             except UnknownCcq:
                 if skips_unknown:
                     continue
                 raise
-            caller.check_owns(made.owner, ccq_id)
-            caller.check_use(made.dataset)
+            caller.check_owns(ccq.owner, ccq_id)
+            caller.check_use(ccq.dataset)
 
     def visible(
         self, context: Context, values: Sequence[continuous_pb2.Ccq]
     ) -> list[continuous_pb2.Ccq]:
         """The queries that the caller may see."""
         caller = self._identify(context)
-        return [one for one in values if caller.owns(one.owner) and caller.may_use(one.dataset)]
+        return [
+            value for value in values if caller.owns(value.owner) and caller.may_use(value.dataset)
+        ]

@@ -35,13 +35,13 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         schema = await self._node.named(request.dataset)
         query = await parse_async(request.query, schema)
         self._allowances.check_query(query, context)
-        found = self._found(query, request.sampler_json)
+        batches = self._found(query, request.sampler_json)
         if request.HasField("limit"):
-            found = self._node.scans.limited(query, found, request.limit)
+            batches = self._node.scans.limited(query, batches, request.limit)
         with self._counted():
             head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
             held = query_pb2.QueryPart(head=head)
-            async with contextlib.aclosing(found) as parts:
+            async with contextlib.aclosing(batches) as parts:
                 async for part in parts:
                     if isinstance(part, ScanEnd):
                         held.tail.CopyFrom(_tail(part))

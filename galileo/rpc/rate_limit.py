@@ -204,7 +204,7 @@ class Metering:
     def _forget_some(self) -> None:
         if len(self._meters) < self._meters_max:
             return
-        for name in [name for name, one in self._meters.items() if not one.calls]:
+        for name in [name for name, usage in self._meters.items() if not usage.calls]:
             del self._meters[name]
             if len(self._meters) <= self._meters_max // 2:
                 return
@@ -261,8 +261,8 @@ async def metered_stream(
     """Runs a streaming handler within the rate limits; paces its replies."""
     admitted = await admit(meter, request, context)
     try:
-        made = cast(AsyncGenerator[Any, None], handler(admitted, context))
-        async with aclosing(made) as replies:
+        stream = cast(AsyncGenerator[Any, None], handler(admitted, context))
+        async with aclosing(stream) as replies:
             async for reply in replies:
                 yield reply
                 if meter is not None and (pause_s := meter.answer(reply)):

@@ -54,7 +54,9 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         in_use = self._in_use(self._identify(context))
         known = self._samplers.known()
         return samplers_pb2.ListSamplersReply(
-            samplers=[sampler_to_pb(one, in_use.get(one.digest, ())) for one in known]
+            samplers=[
+                sampler_to_pb(uploaded, in_use.get(uploaded.digest, ())) for uploaded in known
+            ]
         )
 
     @unary

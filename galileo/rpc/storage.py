@@ -132,8 +132,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         query = await parse_async(request.query, await schema(request.dataset))
         self._allowances.check_query(query, context)
         if request.count_only:
-            found = await self._node.selection.count(query)
-            yield Bulk(storage_pb2.SelectPart(rows=found, last=True), _NOTHING)
+            count = await self._node.selection.count(query)
+            yield Bulk(storage_pb2.SelectPart(rows=count, last=True), _NOTHING)
             return
         waiting, missing = _NOTHING, set[int]()
         selected = self._node.selection.select(

@@ -126,7 +126,9 @@ class Known:
 
     def effective(self) -> dict[str, Principal]:
         """The principals by digest, with the quotas that apply to them."""
-        return {digest: self._with_roles(one) for digest, one in self.principals.items()}
+        return {
+            digest: self._with_roles(principal) for digest, principal in self.principals.items()
+        }
 
     def _with_roles(self, principal: Principal) -> Principal:
         """Adds the quotas of its roles; the most generous bound applies."""
@@ -187,7 +189,7 @@ def add(path: Path, principal: Principal) -> str:
     token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_RANDOM_BYTES)
     with _locked(path):
         known = read(path) if path.exists() else Known({}, {})
-        if any(one.name == principal.name for one in known.principals.values()):
+        if any(other.name == principal.name for other in known.principals.values()):
             raise InputError(
                 f"{principal.name!r} has a token already; revoke it first", principal=principal.name
             )
@@ -205,9 +207,16 @@ def remove(path: Path, name: str) -> None:
     """
     with _locked(path):
         known = read(path)
-        remaining = {digest: one for digest, one in known.principals.items() if one.name != name}
+        remaining = {
+            digest: principal
+            for digest, principal in known.principals.items()
+            if principal.name != name
+        }
         if len(remaining) == len(known.principals):
-            names = ", ".join(sorted(one.name for one in known.principals.values())) or "none"
+            names = (
+                ", ".join(sorted(principal.name for principal in known.principals.values()))
+                or "none"
+            )
             raise InputError(
                 f"expected the name of a principal, one of {names}; got {name!r}", principal=name
             )
@@ -229,8 +238,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _write(path: Path, known: Known) -> None:
     written = path.with_name(f".{path.name}.new")
     written.unlink(missing_ok=True)
-    roles = [f"[role.{one}]\n{_assigned(bounds)}" for one, bounds in known.role_quotas.items()]
-    tables = [_table(digest, one) for digest, one in known.principals.items()]
+    roles = [f"[role.{role}]\n{_assigned(bounds)}" for role, bounds in known.role_quotas.items()]
+    tables = [_table(digest, principal) for digest, principal in known.principals.items()]
     text = "\n".join([*roles, *tables])
     with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
@@ -310,12 +319,12 @@ def _principal(table: Any, number: int) -> tuple[str, Principal]:
     if not roles or not set(roles) <= set(Role):
         raise ConfigError(f"expected roles of {', '.join(Role)} of principal {number}")
     datasets = _texts(table.get("datasets", list(EVERY_DATASET)), f"datasets of {number}")
-    if not all(_PATTERN.fullmatch(one) for one in datasets):
+    if not all(_PATTERN.fullmatch(pattern) for pattern in datasets):
         raise ConfigError(f"expected names or patterns of datasets of principal {number}")
     quotas = parse_quotas(table.get("quotas", {}), f"quotas of principal {number}")
     return digest, Principal(
         name,
-        frozenset(Role(one) for one in roles),
+        frozenset(Role(role) for role in roles),
         tuple(datasets),
         tuple(sorted(quotas.items())),
         _expiry(table, number),
@@ -341,7 +350,7 @@ def _role_quotas(raw: Any) -> dict[Role, dict[str, float]]:
 
 
 def _texts(value: Any, what: str) -> Sequence[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ConfigError(f"expected {what} to be a list of texts")
     return value
 

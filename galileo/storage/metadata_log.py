@@ -115,15 +115,15 @@ class MetadataLog:
         ]
         # A deletion has to stay as long as an older batch may have the name.
         oldest_left = min((n for n in self._batches if n not in chosen), default=self._last + 1)
-        kept: dict[str, bytes | None] = {}
+        values: dict[str, bytes | None] = {}
         for number in chosen:
             live = self._batches[number].names
             for name, value in self._read(number).items():
                 if name in live and (value is not None or number > oldest_left):
-                    kept[name] = value
+                    values[name] = value
                 elif name in live:
                     del self._newest[name], live[name]
-        for part in _parts(kept):
+        for part in _parts(values):
             self._write(part)
         self._delete_empty()
         self._merged = len(self._batches)

@@ -67,13 +67,13 @@ class ProducerIndex:
         """Removes the batches of commits up to a sequence."""
         for producer, batches in list(self._producers.items()):
             sequences = np.array(batches.sequences, dtype=np.uint64)
-            kept = sequences > until
-            if kept.all():
+            is_newer = sequences > until
+            if is_newer.all():
                 continue
-            numbers = np.array(batches.numbers, dtype=np.uint64)[kept]
+            numbers = np.array(batches.numbers, dtype=np.uint64)[is_newer]
             if len(numbers):
                 self._producers[producer] = _Batches(
-                    array("Q", numbers.tobytes()), array("Q", sequences[kept].tobytes())
+                    array("Q", numbers.tobytes()), array("Q", sequences[is_newer].tobytes())
                 )
             else:
                 del self._producers[producer]

@@ -78,11 +78,11 @@ class SequentialReader:
 
     def _fill(self, offset: int) -> None:
         self._start = self._stop = offset
-        wanted = min(len(self._memory), self.size - offset)
+        end = min(len(self._memory), self.size - offset)
         with memoryview(self._memory) as memory:
-            while self._stop < offset + wanted:
+            while self._stop < offset + end:
                 place = self._stop - offset
-                got = os.preadv(self.descriptor, [memory[place:wanted]], self._stop)
-                if got == 0:
+                count = os.preadv(self.descriptor, [memory[place:end]], self._stop)
+                if count == 0:
                     return
-                self._stop += got
+                self._stop += count

@@ -200,7 +200,7 @@ class Store:
             if generations <= self._generations.get(name, 0):
                 return []
             self.save_record(GENERATIONS_KIND, name, str(generations).encode())
-            others = {one: n for one, n in self._generations.items() if one != name}
+            others = {other: n for other, n in self._generations.items() if other != name}
             self._generations = {**others, name: generations}  # Another one: it is read unlocked.
             dropped = [key for key in self._schemas if self.is_dropped(key)]
             for key in dropped:
@@ -227,7 +227,9 @@ class Store:
     def _move_dropped_aside(self) -> None:
         """Renames the directory of each dropped dataset, so that no start finds a part of one."""
         root, disk = self._directory / "journals", self._options.disk
-        for place in [one for one in _directories(root) if self.is_dropped(one.name)]:
+        for place in [
+            directory for directory in _directories(root) if self.is_dropped(directory.name)
+        ]:
             aside = place.with_name(place.name + DROPPED)
             if aside.exists():  # Of a copy that began before the dataset was dropped.
                 shutil.rmtree(aside)

@@ -103,8 +103,8 @@ class SamplerConformance:
         expected = data.keep(sampler, seed=1)
         for size in (1, 2, 3, len(commits) - 1):
             groups = [commits[at : at + size] for at in range(0, len(commits), size)]
-            kept = [data.take(np.concatenate(rows)).keep(sampler, seed=1) for rows in groups]
-            assert set().union(*kept) == expected, (
+            samples = [data.take(np.concatenate(rows)).keep(sampler, seed=1) for rows in groups]
+            assert set().union(*samples) == expected, (
                 f"sampled {size} commits at a time, other labels are kept than all at once: "
                 "the choice must depend on labels of the same commit only"
             )

@@ -97,14 +97,14 @@ class Recording:
         if request := request_id.current():
             attributes["galileo.request"] = request
         context = trace.set_span_in_context(_parent(parent)) if parent else Context()
-        made = self._tracer.start_span(
+        span = self._tracer.start_span(
             name,
             context=context,
             kind=_KINDS[kind],
             attributes=attributes,
             start_time=begun_ns,
         )
-        return _Span(made)
+        return _Span(span)
 
     def close(self) -> None:
         spans.record_with(None)

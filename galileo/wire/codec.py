@@ -46,20 +46,22 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
 
 def commit_ranges_to_pb(ranges: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:
     return [
-        common_pb2.SequenceRange(partition=one.partition, first=one.first, last=one.last)
-        for one in ranges
+        common_pb2.SequenceRange(
+            partition=dropped.partition, first=dropped.first, last=dropped.last
+        )
+        for dropped in ranges
     ]
 
 
 def commit_ranges_from_pb(values: Iterable[common_pb2.SequenceRange]) -> tuple[CommitRange, ...]:
-    return tuple(CommitRange(one.partition, one.first, one.last) for one in values)
+    return tuple(CommitRange(dropped.partition, dropped.first, dropped.last) for dropped in values)
 
 
 def event_clock_to_pb(steps: Sequence[ClockStep]) -> peers_pb2.EventClock:
     return peers_pb2.EventClock(
-        partitions=[one.partition for one in steps],
-        sequences=[one.sequence for one in steps],
-        buckets_us=[one.bucket_us for one in steps],
+        partitions=[step.partition for step in steps],
+        sequences=[step.sequence for step in steps],
+        buckets_us=[step.bucket_us for step in steps],
     )
 
 
@@ -71,7 +73,7 @@ def event_clock_from_pb(value: peers_pb2.EventClock) -> tuple[ClockStep, ...]:
             f"expected steps of an event clock in three lists of one length, got "
             f"{[len(column) for column in columns]}"
         )
-    return tuple(ClockStep(*one) for one in zip(*columns, strict=True))
+    return tuple(ClockStep(*step) for step in zip(*columns, strict=True))
 
 
 def windows_to_pb(changes: WindowChanges) -> continuous_pb2.Windows:
@@ -92,7 +94,7 @@ def windows_from_pb(value: continuous_pb2.Windows) -> WindowChanges:
             f"expected the starts, labels and states of windows, got {len(value.starts)}, "
             f"{len(value.labels)} and {len(states)} bytes"
         )
-    starts, labels = (np.frombuffer(one, dtype="<i8") for one in (value.starts, value.labels))
+    starts, labels = (np.frombuffer(column, dtype="<i8") for column in (value.starts, value.labels))
     clock_us = value.clock_us if value.HasField("clock_us") else None
     return WindowChanges(clock_us, value.size_us, starts, labels, states)
 
@@ -187,8 +189,10 @@ async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:
 
 def held_to_pb(held: Sequence[HeldBack]) -> list[cluster_pb2.RetentionHold]:
     return [
-        cluster_pb2.RetentionHold(partition=one.partition, bytes=one.bytes, ccq_ids=one.ccq_ids)
-        for one in held
+        cluster_pb2.RetentionHold(
+            partition=partition.partition, bytes=partition.bytes, ccq_ids=partition.ccq_ids
+        )
+        for partition in held
     ]
 
 
@@ -204,7 +208,10 @@ def report_to_pb(node: str, report: RetentionReport) -> cluster_pb2.RetentionRep
 
 
 def report_from_pb(value: cluster_pb2.RetentionReport) -> RetentionReport:
-    held = (HeldBack(one.partition, one.bytes, tuple(one.ccq_ids)) for one in value.held)
+    held = (
+        HeldBack(partition.partition, partition.bytes, tuple(partition.ccq_ids))
+        for partition in value.held
+    )
     return RetentionReport(
         value.files, value.commits, value.bytes, tuple(held), tuple(value.failures)
     )
@@ -214,16 +221,18 @@ def removed_to_pb(
     removed: Mapping[str, Removed | GalileoError], *, ccqs: int = 0
 ) -> cluster_pb2.DropDatasetReply:
     nodes = [
-        cluster_pb2.DroppedAtNode(node=node, failure=one.message)
-        if isinstance(one, GalileoError)
-        else cluster_pb2.DroppedAtNode(node=node, rows=one.rows, bytes=one.bytes)
-        for node, one in sorted(removed.items())
+        cluster_pb2.DroppedAtNode(node=node, failure=dropped.message)
+        if isinstance(dropped, GalileoError)
+        else cluster_pb2.DroppedAtNode(node=node, rows=dropped.rows, bytes=dropped.bytes)
+        for node, dropped in sorted(removed.items())
     ]
     return cluster_pb2.DropDatasetReply(nodes=nodes, ccqs=ccqs)
 
 
 def removed_from_pb(reply: cluster_pb2.DropDatasetReply) -> dict[str, Removed | GalileoError]:
     return {
-        one.node: Unavailable(one.failure) if one.failure else Removed(one.rows, one.bytes)
-        for one in reply.nodes
+        dropped.node: Unavailable(dropped.failure)
+        if dropped.failure
+        else Removed(dropped.rows, dropped.bytes)
+        for dropped in reply.nodes
     }

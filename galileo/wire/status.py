@@ -176,8 +176,8 @@ def _carried(error: grpc.RpcError) -> errors.GalileoError | None:
     for key, value in trailing:
         if key == METADATA_KEY:
             try:
-                found = common_pb2.Error.FromString(value)
+                error_pb = common_pb2.Error.FromString(value)
             except DecodeError:
                 return None
-            return error_from_pb(found) if found.kind else None
+            return error_from_pb(error_pb) if error_pb.kind else None
     return None

@@ -71,11 +71,11 @@ def _access_paths(slots: Slots, constants: BoundColumns, rows: Rows) -> Iterator
                 rows.numbers(name), column.lo[named], column.hi[named], members=members
             )
     for key, texts in constants.texts.items():
-        wanted = texts.wanted[slots]
-        members = np.flatnonzero(wanted >= 0)
+        codes = texts.wanted[slots]
+        members = np.flatnonzero(codes >= 0)
         if len(members) >= FEW:
             yield _access_path(
-                rows.texts(key, texts), wanted[members], wanted[members], members=members
+                rows.texts(key, texts), codes[members], codes[members], members=members
             )
 
 

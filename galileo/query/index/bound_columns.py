@@ -83,8 +83,8 @@ class TextEquality:
         texts = casefold(column.dictionary) if folded else column.dictionary
         known = pc.index_in(texts, value_set=pa.array([*self._codes], type=pa.string()))
         codes = np.asarray(known.fill_null(_OTHER).to_numpy(zero_copy_only=False), dtype=np.int32)
-        found: Ids = np.append(codes, np.int32(_OTHER))[column.codes]
-        return found
+        ids: Ids = np.append(codes, np.int32(_OTHER))[column.codes]
+        return ids
 
     @property
     def nbytes(self) -> int:
@@ -190,9 +190,9 @@ class BoundColumns:
 
     def _filter_by_time(self, pairs: CandidatePairs, buckets: npt.NDArray[np.int64]) -> Mask:
         times = buckets.take(pairs.rows)
-        found: Mask = times >= self.first.take(pairs.slots)
-        found &= times <= self.last.take(pairs.slots)
-        return found
+        mask: Mask = times >= self.first.take(pairs.slots)
+        mask &= times <= self.last.take(pairs.slots)
+        return mask
 
     def _grow(self, capacity: int) -> None:
         self.first = grow(self.first, capacity, _TIMES.min)
@@ -210,16 +210,16 @@ def _filter_by_interval(
     if not bound.any():
         return pairs
     values = rows.numbers(name).take(pairs.rows)
-    found = values >= column.lo.take(pairs.slots)
-    found &= values <= column.hi.take(pairs.slots)
-    return pairs.where(found | ~bound)
+    mask = values >= column.lo.take(pairs.slots)
+    mask &= values <= column.hi.take(pairs.slots)
+    return pairs.where(mask | ~bound)
 
 
 def _filter_by_text(
     pairs: CandidatePairs, texts: TextEquality, rows: Rows, key: TextKey
 ) -> CandidatePairs:
-    wanted: Slots = texts.wanted.take(pairs.slots)
-    if not (wanted >= 0).any():
+    expected: Slots = texts.wanted.take(pairs.slots)
+    if not (expected >= 0).any():
         return pairs
-    found = rows.texts(key, texts).take(pairs.rows) == wanted
-    return pairs.where(found | (wanted == NO_TEXT))
+    mask = rows.texts(key, texts).take(pairs.rows) == expected
+    return pairs.where(mask | (expected == NO_TEXT))

@@ -33,8 +33,8 @@ class CandidatePairs:
     def where(self, mask: Mask) -> CandidatePairs:
         if mask.all():
             return self
-        kept = np.flatnonzero(mask)
-        return CandidatePairs(self.slots.take(kept), self.rows.take(kept))
+        places = np.flatnonzero(mask)
+        return CandidatePairs(self.slots.take(places), self.rows.take(places))
 
 
 def pairs_from_ranges(hits: CandidateRanges, order: Places | None) -> Iterator[CandidatePairs]:

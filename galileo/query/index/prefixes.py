@@ -44,20 +44,20 @@ class Prefixes:
 
     def shortened(self, most: int) -> Prefixes:
         """At most so many prefixes that cover these: the longest are cut first."""
-        kept = list(self.by_length)
+        lengths = list(self.by_length)
         for length in range(self.precision, 0, -1):
-            if sum(map(len, kept)) <= most:
+            if sum(map(len, lengths)) <= most:
                 break
-            cut = np.unique(kept[length] >> _BITS)
-            kept[length] = np.empty(0, dtype=np.uint64)
-            kept[length - 1] = np.union1d(kept[length - 1], cut)
-        return Prefixes(self.precision, tuple(kept))
+            cut = np.unique(lengths[length] >> _BITS)
+            lengths[length] = np.empty(0, dtype=np.uint64)
+            lengths[length - 1] = np.union1d(lengths[length - 1], cut)
+        return Prefixes(self.precision, tuple(lengths))
 
 
 def prefixes_from_ranges(cells: Ranges, precision: int) -> Prefixes:
     """The fewest prefixes that cover exactly the sorted, disjoint ranges of cells."""
     lo, hi = cells
-    found: list[Cells] = []
+    matches: list[Cells] = []
     for _ in range(precision):
         if len(lo) == 0:
             break
@@ -65,11 +65,11 @@ def prefixes_from_ranges(cells: Ranges, precision: int) -> Prefixes:
         whole = first < end
         heads = np.where(whole, first << _BITS, hi)
         tails = end[whole] << _BITS
-        found.append(np.concatenate([_between(lo, heads), _between(tails, hi[whole])]))
+        matches.append(np.concatenate([_between(lo, heads), _between(tails, hi[whole])]))
         lo, hi = first[whole], end[whole]
-    found.append(_between(lo, hi))
-    none = [lo[:0]] * (precision + 1 - len(found))
-    return Prefixes(precision, tuple(reversed([*found, *none])))
+    matches.append(_between(lo, hi))
+    none = [lo[:0]] * (precision + 1 - len(matches))
+    return Prefixes(precision, tuple(reversed([*matches, *none])))
 
 
 def _between(lo: Cells, hi: Cells) -> Cells:
@@ -186,9 +186,9 @@ class PrefixIndex:
         for tables in (self._old, self._new):
             for length, table in list(tables.items()):
                 prefix, slots = table.entries()
-                kept = alive[slots]
-                if kept.any():
-                    tables[length] = _Table.of(prefix[kept], slots[kept])
+                is_alive = alive[slots]
+                if is_alive.any():
+                    tables[length] = _Table.of(prefix[is_alive], slots[is_alive])
                 else:
                     del tables[length]
 

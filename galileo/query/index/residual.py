@@ -67,7 +67,9 @@ class ResidualFilters:
 
     @property
     def nbytes(self) -> int:
-        return int(self._of.nbytes) + sum(one.nbytes for one in self._conditions.values())
+        return int(self._of.nbytes) + sum(
+            condition.nbytes for condition in self._conditions.values()
+        )
 
     def write(self, slot: int, node: Node | None) -> None:
         """Set the condition of a slot; None: none."""
@@ -83,11 +85,11 @@ class ResidualFilters:
         if len(open_pairs) == 0:
             return pairs
         order = open_pairs[np.argsort(numbers[open_pairs], kind="stable")]
-        found = np.ones(len(pairs), dtype=np.bool_)
+        mask = np.ones(len(pairs), dtype=np.bool_)
         starts = np.flatnonzero(np.diff(numbers[order], prepend=np.int32(NONE)))
         for places in np.split(order, starts[1:]):
-            found[places] = self._verdicts(int(numbers[places[0]]), pairs.rows[places], rows)
-        return pairs.where(found)
+            mask[places] = self._verdicts(int(numbers[places[0]]), pairs.rows[places], rows)
+        return pairs.where(mask)
 
     def _verdicts(self, number: int, places: Places, rows: Rows) -> Mask:
         distinct, inverse = np.unique(places, return_inverse=True)

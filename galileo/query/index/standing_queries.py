@@ -127,29 +127,33 @@ class StandingQueries:
                 are sorted by cell.
             slots: of the requested queries; None: all.
         """
-        wanted = self._wanted(slots)
-        if len(columns) == 0 or not wanted.any():
+        requested = self._wanted(slots)
+        if len(columns) == 0 or not requested.any():
             return
         order = _cell_order(columns)
         rows = Rows(columns if order is None else columns.take(order))
-        for hits, way in self._candidates(rows, wanted):
+        for hits, way in self._candidates(rows, requested):
             for pairs in pairs_from_ranges(hits, way):
-                found = self._rest.filter(self._constants.filter(pairs, rows), rows)
-                if len(found):
-                    yield found if order is None else CandidatePairs(found.slots, order[found.rows])
+                matches = self._rest.filter(self._constants.filter(pairs, rows), rows)
+                if len(matches):
+                    yield (
+                        matches
+                        if order is None
+                        else CandidatePairs(matches.slots, order[matches.rows])
+                    )
 
     def _wanted(self, slots: Slots | None) -> Mask:
         if slots is None:
             return self._alive
-        wanted = np.zeros(self.capacity, dtype=np.bool_)
-        wanted[slots] = True
-        return wanted & self._alive
+        requested = np.zeros(self.capacity, dtype=np.bool_)
+        requested[slots] = True
+        return requested & self._alive
 
     def _candidates(
-        self, rows: Rows, wanted: Mask
+        self, rows: Rows, requested: Mask
     ) -> Iterator[tuple[CandidateRanges, Places | None]]:
         buckets = rows.columns.bucket
-        timely = wanted & (self._constants.first <= buckets.max())
+        timely = requested & (self._constants.first <= buckets.max())
         timely &= self._constants.last >= buckets.min()
         for hits in self._prefixes.hits(rows.columns.cell):
             yield hits.where(timely[hits.slots]), None
