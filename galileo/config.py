@@ -264,7 +264,7 @@ def load(
         return from_dict(raw)
     except ConfigError as error:
         # A secret that was written here in place of a file name must not reach the log.
-        raise ConfigError(redacted(error.message)) from None
+        raise ConfigError(redacted(error.message), **error.details) from None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -272,9 +272,12 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {error.strerror}",
+            expected="configuration_file",
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(redacted(f"expected TOML in {path}: {error}")) from None
+        raise ConfigError(redacted(f"expected TOML in {path}: {error}"), expected="toml") from None
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
@@ -303,7 +306,9 @@ def _moved(raw: Mapping[str, Any]) -> dict[str, Any]:
             if key in target:
                 raise ConfigError(
                     f"expected {new}.{key} or {old}.{key}, its name in earlier versions, got "
-                    f"both; remove {old}.{key}"
+                    f"both; remove {old}.{key}",
+                    expected="one_key",
+                    key=f"{old}.{key}",
                 )
             result[new] = {**target, key: result[old][key]}
             result[old] = {name: value for name, value in result[old].items() if name != key}
@@ -326,7 +331,9 @@ def _typed(key: str, value: Any, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
-        raise ConfigError(f"expected {kind.__name__} for {key}, got {value!r}")
+        raise ConfigError(
+            f"expected {kind.__name__} for {key}, got {value!r}", expected=kind.__name__, key=key
+        )
     return value
 
 
@@ -370,7 +377,8 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
     if not equals or not dot or section not in SECTIONS:
         raise ConfigError(
             "expected section.key=value with a section of "
-            f"{', '.join(sorted(SECTIONS))}; got {assignment!r}"
+            f"{', '.join(sorted(SECTIONS))}; got {assignment!r}",
+            expected="assignment",
         )
     table = raw.setdefault(section, {})
     _refuse_other_than_table(section, table)
@@ -379,7 +387,9 @@ def _assign(raw: dict[str, Any], assignment: str) -> None:
 
 def _refuse_other_than_table(name: str, raw: Any) -> None:
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"expected [{name}] to be a table, got {raw!r}")
+        raise ConfigError(
+            f"expected [{name}] to be a table, got {raw!r}", expected="table", key=name
+        )
 
 
 def _refuse_unknown(what: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -389,6 +399,7 @@ def _refuse_unknown(what: str, raw: Mapping[str, Any], known: Sequence[str]) -> 
             hint = f"; did you mean {close!r}?" if close else "."
             raise ConfigError(
                 f"unknown {what}: {key!r}{hint} Known: {', '.join(sorted(known))}",
+                expected="known_key",
                 key=key,
                 nearest=close,
                 known=sorted(known),
@@ -404,19 +415,27 @@ def _check_node(config: Config) -> None:
     if config.node.name not in config.topology.by_name:
         raise ConfigError(
             f"expected node.name to be one of the topology's nodes "
-            f"({', '.join(config.topology.by_name)}), got {config.node.name!r}"
+            f"({', '.join(config.topology.by_name)}), got {config.node.name!r}",
+            expected="node_of_topology",
+            key="node.name",
         )
 
 
 def _check_directory(config: Config) -> None:
     if not config.node.directory:
-        raise ConfigError("expected node.directory, the place for this node's data, got none")
+        raise ConfigError(
+            "expected node.directory, the place for this node's data, got none",
+            expected="directory",
+            key="node.directory",
+        )
 
 
 def _check_durability(config: Config) -> None:
     if config.storage.durability not in ("fsync", "none"):
         raise ConfigError(
-            f'expected storage.durability "fsync" or "none", got {config.storage.durability!r}'
+            f'expected storage.durability "fsync" or "none", got {config.storage.durability!r}',
+            expected="durability",
+            key="storage.durability",
         )
 
 
@@ -428,7 +447,9 @@ def _check_compaction(config: Config) -> None:
     if config.storage.compaction_bytes_min > config.storage.compaction_bytes_max:
         raise ConfigError(
             "expected storage.compaction_bytes_min up to storage.compaction_bytes_max, "
-            f"got {config.storage.compaction_bytes_min} and {config.storage.compaction_bytes_max}"
+            f"got {config.storage.compaction_bytes_min} and {config.storage.compaction_bytes_max}",
+            expected="up_to_maximum",
+            key="storage.compaction_bytes_min",
         )
 
 
@@ -441,7 +462,9 @@ def _check_membership(config: Config) -> None:
     if config.membership.heartbeat_interval_s >= config.membership.failure_timeout_s:
         raise ConfigError(
             "expected membership.heartbeat_interval_s below membership.failure_timeout_s, got "
-            f"{config.membership.heartbeat_interval_s} and {config.membership.failure_timeout_s}"
+            f"{config.membership.heartbeat_interval_s} and {config.membership.failure_timeout_s}",
+            expected="below_timeout",
+            key="membership.heartbeat_interval_s",
         )
 
 
@@ -449,24 +472,36 @@ def _check_listen(config: Config) -> None:
     if config.node.name not in config.topology.by_name:
         return
     if not is_address(config.listen):
-        raise ConfigError(f"expected host:port to listen on, got {config.listen!r}")
+        raise ConfigError(
+            f"expected host:port to listen on, got {config.listen!r}",
+            expected="address",
+            key="listen",
+        )
     is_admitted = config.keys.is_tls or config.security.insecure
     if not is_admitted and not is_loopback(config.listen):
         raise ConfigError(
             f"expected a loopback address to listen on, got {config.listen!r}: connections are not "
             "encrypted; name certificates in [tls], or set security.insecure = true (--insecure) "
-            "to serve a trusted network without encryption"
+            "to serve a trusted network without encryption",
+            expected="loopback",
+            key="listen",
         )
 
 
 def _check_metrics(config: Config) -> None:
     address = config.metrics.address
     if address and not is_address(address):
-        raise ConfigError(f"expected metrics.address as host:port or empty, got {address!r}")
+        raise ConfigError(
+            f"expected metrics.address as host:port or empty, got {address!r}",
+            expected="address",
+            key="metrics.address",
+        )
     if address and not config.metrics.insecure and not is_loopback(address):
         raise ConfigError(
             f"expected a loopback address as metrics.address, got {address!r}: metrics are served "
-            "without authentication; set metrics.insecure = true to serve a trusted network"
+            "without authentication; set metrics.insecure = true to serve a trusted network",
+            expected="loopback",
+            key="metrics.address",
         )
 
 
@@ -479,7 +514,9 @@ def _check_spark(config: Config) -> None:
             "certificates or tokens, and without the secret anyone who reaches the Spark cluster "
             "can run code as this node; name the file of the secret that Spark's master and "
             "workers have as spark.authenticate.secret, or set security.insecure = true to trust "
-            "the network"
+            "the network",
+            expected="secret_file",
+            key="spark.secret_file",
         )
 
 
@@ -490,7 +527,11 @@ def _check_node_credentials(config: Config) -> None:
 
 def _check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ConfigError(f"expected {key} to be one of {', '.join(allowed)}, got {value!r}")
+        raise ConfigError(
+            f"expected {key} to be one of {', '.join(allowed)}, got {value!r}",
+            expected="one_of",
+            key=key,
+        )
 
 
 def _check_positive(name: str, section: Any) -> None:
@@ -499,7 +540,11 @@ def _check_positive(name: str, section: Any) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         least_is_zero = f"{name}.{key.name}" in ZERO_KEYS
         if is_number and not (value > 0 or (value == 0 and least_is_zero)):
-            raise ConfigError(f"expected {name}.{key.name} above zero, got {value}")
+            raise ConfigError(
+                f"expected {name}.{key.name} above zero, got {value}",
+                expected="positive",
+                key=f"{name}.{key.name}",
+            )
 
 
 _CHECKS = (
@@ -587,7 +632,11 @@ def _valid_section(name: str, values: Mapping[str, Any], messages: list[str]) ->
 
 def _topology_of(raw: Mapping[str, Any]) -> Topology:
     if "cluster" not in raw:
-        raise ConfigError("expected a [cluster] table with the groups and their nodes, got none")
+        raise ConfigError(
+            "expected a [cluster] table with the groups and their nodes, got none",
+            expected="table",
+            key="cluster",
+        )
     table = raw["cluster"]
     _refuse_other_than_table("cluster", table)
     # `galileo topology --json` writes "moved"; nodes read it from their own records.

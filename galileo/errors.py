@@ -67,7 +67,8 @@ class GalileoError(Exception):
     Attributes:
         kind: stable name of the error, the same on the wire, in logs and in `--json` output.
         message: what is wrong; `str(error)` adds the remedy for Python.
-        details: values that a program can act on (an address, a position, a delay), as in JSON.
+        details: values that a program can act on (an address, a position, a delay), as in JSON;
+            docs/errors.md says what each key means.
 
     Example:
         >>> try:

@@ -325,12 +325,20 @@ def from_ipc(data: bytes, schema: pa.Schema, *, bytes_max: int | None = None) ->
         table.validate(full=True)
         came = _described(table.schema)
     except (ValueError, OSError, pa.ArrowException) as error:
-        raise InputError(f"expected an Arrow IPC stream, got bytes that fail: {error}") from error
+        raise InputError(
+            f"expected an Arrow IPC stream, got bytes that fail: {error}", expected="arrow_stream"
+        ) from error
     if not table.schema.equals(schema):
-        raise InputError(f"expected Arrow columns {_described(schema)}; got {came}")
+        raise InputError(
+            f"expected Arrow columns {_described(schema)}; got {came}", expected="columns"
+        )
     for field in schema:
         if not field.nullable and table.column(field.name).null_count:
-            raise InputError(f"expected a value in every row of {field.name!r}, got a null")
+            raise InputError(
+                f"expected a value in every row of {field.name!r}, got a null",
+                expected="no_nulls",
+                column=field.name,
+            )
     return table
 
 
@@ -364,7 +372,11 @@ def parse_label(schema: Schema, text: str) -> dict[str, Any]:
 
 
 def _not_a_label(schema: Schema, text: str) -> InputError:
-    return InputError(f"expected a path label of dataset {schema.name!r}, got {text!r}")
+    return InputError(
+        f"expected a path label of dataset {schema.name!r}, got {text!r}",
+        expected="path_label",
+        dataset=schema.name,
+    )
 
 
 def _cell_text(text: str, schema: Schema) -> Any:

@@ -69,7 +69,8 @@ def make_authority(directory: Path, *, cluster: str, days: int = AUTHORITY_DAYS)
     if (directory / AUTHORITY_KEY).exists():
         raise InputError(
             f"expected no authority in {directory}, which has one: certificates of two "
-            "authorities do not trust each other; choose another directory"
+            "authorities do not trust each other; choose another directory",
+            expected="no_authority",
         )
     key = _new_key()
     name = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, f"authority of {cluster}")])
@@ -174,7 +175,8 @@ def _opened(directory: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]
     except (OSError, ValueError) as error:
         raise InputError(
             f"expected an authority in {directory}, {AUTHORITY} and {AUTHORITY_KEY}; make one by "
-            f"galileo ca create {directory}"
+            f"galileo ca create {directory}",
+            expected="authority",
         ) from error
     if not isinstance(key, EllipticCurvePrivateKey):
         raise InputError(f"expected an elliptic key in {directory / AUTHORITY_KEY}, got another")
@@ -247,18 +249,27 @@ def _check_subject(subject: Subject) -> None:
     if subject.kind == "node" and not 1 <= len(subject.hosts) <= HOSTS_MAX:
         raise InputError(
             f"expected 1 to {HOSTS_MAX} names or addresses under which the node {subject.name} is "
-            f"reached, got {len(subject.hosts)}; those who connect check them"
+            f"reached, got {len(subject.hosts)}; those who connect check them",
+            expected="hosts",
+            bound=HOSTS_MAX,
         )
     for host in subject.hosts:
         if not _HOST.fullmatch(host) and _ip_address(host) is None:
-            raise InputError(f"expected the name or address of a host, without port, got {host!r}")
+            raise InputError(
+                f"expected the name or address of a host, without port, got {host!r}",
+                expected="host",
+            )
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise InputError(f"expected a name of a-z, 0-9, '_', '.', '-', got {name!r}")
+        raise InputError(
+            f"expected a name of a-z, 0-9, '_', '.', '-', got {name!r}", expected="name"
+        )
 
 
 def _check_days(days: int) -> None:
     if not 1 <= days <= DAYS_MAX:
-        raise InputError(f"expected 1 to {DAYS_MAX:,} days, got {days}")
+        raise InputError(
+            f"expected 1 to {DAYS_MAX:,} days, got {days}", expected="days", bound=DAYS_MAX
+        )

@@ -97,7 +97,9 @@ class SamplerArchive:
         members = dict(_read(data))
         if MANIFEST not in members:
             raise InvalidArchive(
-                f"expected a member {MANIFEST!r}, found none; make the archive with sampler_archive"
+                f"expected a member {MANIFEST!r}, found none; "
+                "make the archive with sampler_archive",
+                expected="manifest",
             )
         manifest = _manifest(members.pop(MANIFEST))
         _check_hashes(manifest["sha256"], members)
@@ -127,7 +129,9 @@ def sampler_archive(
     try:
         members = dict(_members_of(place))
     except OSError as error:
-        raise InvalidArchive(f"cannot read {place}: {error.strerror or error}") from error
+        raise InvalidArchive(
+            f"cannot read {place}: {error.strerror or error}", expected="readable_file"
+        ) from error
     found_name, found_entry = _declared(members, name=name)
     members.pop(MANIFEST, None)
     members = _of_distribution(members, found_entry) if found_entry else members
@@ -143,7 +147,9 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
     """The members of a zip by name, read within the limits."""
     if len(data) > ARCHIVE_BYTES_MAX:
         raise InvalidArchive(
-            f"expected an archive of at most {ARCHIVE_BYTES_MAX:,} bytes, got {len(data):,}"
+            f"expected an archive of at most {ARCHIVE_BYTES_MAX:,} bytes, got {len(data):,}",
+            expected="archive_bytes",
+            bound=ARCHIVE_BYTES_MAX,
         )
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
@@ -162,7 +168,9 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
         ValueError,
         OSError,
     ) as error:
-        raise InvalidArchive(f"expected a zip archive, got bytes that fail: {error}") from error
+        raise InvalidArchive(
+            f"expected a zip archive, got bytes that fail: {error}", expected="zip"
+        ) from error
 
 
 def _content_of(info: zipfile.ZipInfo, file: zipfile.ZipFile) -> bytes:
@@ -179,7 +187,11 @@ def _is_empty_directory(info: zipfile.ZipInfo) -> bool:
 def _check_infos(infos: list[zipfile.ZipInfo]) -> None:
     """What the directory of the zip says of its members, before any of them is read."""
     if len(infos) > MEMBERS_MAX + 1:
-        raise InvalidArchive(f"expected at most {MEMBERS_MAX} members, got {len(infos):,}")
+        raise InvalidArchive(
+            f"expected at most {MEMBERS_MAX} members, got {len(infos):,}",
+            expected="members",
+            bound=MEMBERS_MAX,
+        )
     for info in infos:
         _check_member(info.orig_filename)
         _check_kind(info)
@@ -187,7 +199,11 @@ def _check_infos(infos: list[zipfile.ZipInfo]) -> None:
     names = [info.filename.lower() for info in infos]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidArchive(f"expected each member once, got {', '.join(twice)} again")
+        raise InvalidArchive(
+            f"expected each member once, got {', '.join(twice)} again",
+            expected="unique",
+            member=twice[0],
+        )
     _check_sum(sum(info.file_size for info in infos))
 
 
@@ -196,43 +212,64 @@ def _check_member(name: str) -> None:
         shown = name[:MEMBER_NAME_CHARS_MAX]
         raise InvalidArchive(
             f"expected members with relative names of letters, digits, '_', '-' and '.', of at "
-            f"most {MEMBER_NAME_CHARS_MAX} characters, got {shown!r}"
+            f"most {MEMBER_NAME_CHARS_MAX} characters, got {shown!r}",
+            expected="member_name",
         )
     if PurePosixPath(name).suffix not in SUFFIXES:
         raise InvalidArchive(
-            f"expected members that are {', '.join(SUFFIXES)}, got {name!r}; leave it out"
+            f"expected members that are {', '.join(SUFFIXES)}, got {name!r}; leave it out",
+            expected="member_suffix",
+            member=name,
         )
 
 
 def _check_kind(info: zipfile.ZipInfo) -> None:
     if info.flag_bits & _ENCRYPTED:
-        raise InvalidArchive(f"expected members that are not encrypted, got {info.filename!r}")
+        raise InvalidArchive(
+            f"expected members that are not encrypted, got {info.filename!r}",
+            expected="unencrypted",
+            member=info.filename,
+        )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InvalidArchive(
             f"expected members stored or deflated, got method {info.compress_type} "
-            f"of {info.filename!r}"
+            f"of {info.filename!r}",
+            expected="deflated",
+            member=info.filename,
         )
     if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-        raise InvalidArchive(f"expected plain files, got a link or device {info.filename!r}")
+        raise InvalidArchive(
+            f"expected plain files, got a link or device {info.filename!r}",
+            expected="plain_file",
+            member=info.filename,
+        )
 
 
 def _check_size(info: zipfile.ZipInfo) -> None:
     bound = MANIFEST_BYTES_MAX if info.filename == MANIFEST else CONTENT_BYTES_MAX
     if info.file_size > bound:
         raise InvalidArchive(
-            f"expected {info.filename!r} to have at most {bound:,} bytes, got {info.file_size:,}"
+            f"expected {info.filename!r} to have at most {bound:,} bytes, got {info.file_size:,}",
+            expected="member_bytes",
+            member=info.filename,
+            bound=bound,
         )
     if info.file_size > max(_RATIO_FREE_BYTES, RATIO_MAX * info.compress_size):
         raise InvalidArchive(
             f"expected {info.filename!r} to be at most {RATIO_MAX} times as large as its "
-            f"{info.compress_size:,} compressed bytes, got {info.file_size:,}"
+            f"{info.compress_size:,} compressed bytes, got {info.file_size:,}",
+            expected="ratio",
+            member=info.filename,
+            bound=RATIO_MAX,
         )
 
 
 def _check_sum(size: int) -> None:
     if size > CONTENT_BYTES_MAX + MANIFEST_BYTES_MAX:
         raise InvalidArchive(
-            f"expected members of at most {CONTENT_BYTES_MAX:,} bytes together, got {size:,}"
+            f"expected members of at most {CONTENT_BYTES_MAX:,} bytes together, got {size:,}",
+            expected="content_bytes",
+            bound=CONTENT_BYTES_MAX,
         )
 
 
@@ -245,7 +282,9 @@ def _check_places(infos: list[zipfile.ZipInfo], data: bytes, *, stop: int) -> No
         end = at + _LOCAL.size + name_size + extra_size + info.compress_size
         if magic != _LOCAL_MAGIC or at < free or end > stop:
             raise InvalidArchive(
-                f"expected members that do not overlap, got {info.filename!r} within another"
+                f"expected members that do not overlap, got {info.filename!r} within another",
+                expected="no_overlap",
+                member=info.filename,
             )
         free = end
 
@@ -257,18 +296,30 @@ def _manifest(data: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidArchive(f"expected JSON in {MANIFEST}: {error}") from error
+        raise InvalidArchive(
+            f"expected JSON in {MANIFEST}: {error}", expected="json", member=MANIFEST
+        ) from error
     if not isinstance(raw, dict) or raw.keys() != {"format", "name", "entry", "sha256"}:
-        raise InvalidArchive(f"expected format, name, entry and sha256 in {MANIFEST}, nothing else")
+        raise InvalidArchive(
+            f"expected format, name, entry and sha256 in {MANIFEST}, nothing else",
+            expected="manifest_keys",
+            member=MANIFEST,
+        )
     if raw["format"] != FORMAT or isinstance(raw["format"], bool):
         raise InvalidArchive(
-            f"expected format {FORMAT} in {MANIFEST}, got {str(raw['format'])[:64]!r}"
+            f"expected format {FORMAT} in {MANIFEST}, got {str(raw['format'])[:64]!r}",
+            expected="format_version",
+            member=MANIFEST,
         )
     hashes = raw["sha256"]
     if not isinstance(hashes, dict) or not all(
         isinstance(value, str) and _SHA256.fullmatch(value) for value in hashes.values()
     ):
-        raise InvalidArchive(f"expected the SHA-256 of every member as sha256 in {MANIFEST}")
+        raise InvalidArchive(
+            f"expected the SHA-256 of every member as sha256 in {MANIFEST}",
+            expected="hashes",
+            member=MANIFEST,
+        )
     return raw
 
 
@@ -277,11 +328,17 @@ def _check_hashes(hashes: Mapping[str, str], members: Members) -> None:
         odd = sorted(hashes.keys() ^ members.keys())[0]
         where = "archive" if odd in hashes else "manifest"
         raise InvalidArchive(
-            f"expected {MANIFEST} to name the members, {odd[:64]!r} is not in the {where}"
+            f"expected {MANIFEST} to name the members, {odd[:64]!r} is not in the {where}",
+            expected="listed_member",
+            member=odd[:64],
         )
     for name, data in members.items():
         if hashlib.sha256(data).hexdigest() != hashes[name]:
-            raise InvalidArchive(f"{name!r} is not what {MANIFEST} says: its SHA-256 is another")
+            raise InvalidArchive(
+                f"{name!r} is not what {MANIFEST} says: its SHA-256 is another",
+                expected="hash",
+                member=name,
+            )
 
 
 def archive_of(members: Members, *, name: Any, entry: Any) -> SamplerArchive:
@@ -293,10 +350,15 @@ def archive_of(members: Members, *, name: Any, entry: Any) -> SamplerArchive:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArchive(
             f"expected a sampler's name of small letters, digits, '_', '.' and '-', at most 64, "
-            f"got {str(name)[:80]!r}"
+            f"got {str(name)[:80]!r}",
+            expected="sampler_name",
         )
     if not 1 <= len(members) <= MEMBERS_MAX:
-        raise InvalidArchive(f"expected 1 to {MEMBERS_MAX} members, got {len(members):,}")
+        raise InvalidArchive(
+            f"expected 1 to {MEMBERS_MAX} members, got {len(members):,}",
+            expected="members",
+            bound=MEMBERS_MAX,
+        )
     _check_entry(entry, members)
     hashes = {member: hashlib.sha256(data).hexdigest() for member, data in members.items()}
     raw = {"format": FORMAT, "name": name, "entry": entry, "sha256": hashes}
@@ -304,7 +366,9 @@ def archive_of(members: Members, *, name: Any, entry: Any) -> SamplerArchive:
     data = _zip({MANIFEST: manifest} | dict(sorted(members.items())))
     if len(data) > ARCHIVE_BYTES_MAX:
         raise InvalidArchive(
-            f"expected at most {ARCHIVE_BYTES_MAX:,} bytes uncompressed, got {len(data):,}"
+            f"expected at most {ARCHIVE_BYTES_MAX:,} bytes uncompressed, got {len(data):,}",
+            expected="archive_bytes",
+            bound=ARCHIVE_BYTES_MAX,
         )
     return SamplerArchive(name, entry, hashlib.sha256(data).hexdigest(), data)
 
@@ -312,10 +376,15 @@ def archive_of(members: Members, *, name: Any, entry: Any) -> SamplerArchive:
 def _check_entry(entry: Any, members: Members) -> None:
     match = _ENTRY.fullmatch(entry) if isinstance(entry, str) else None
     if match is None:
-        raise InvalidArchive(f"expected an entry 'module:Class', got {str(entry)[:80]!r}")
+        raise InvalidArchive(
+            f"expected an entry 'module:Class', got {str(entry)[:80]!r}", expected="entry"
+        )
     home = match[1].replace(".", "/")
     if f"{home}{CODE}" not in members and f"{home}/__init__{CODE}" not in members:
-        raise InvalidArchive(f"expected a module {match[1][:80]!r} in the archive, found none")
+        raise InvalidArchive(
+            f"expected a module {match[1][:80]!r} in the archive, found none",
+            expected="module_of_entry",
+        )
 
 
 def _zip(members: Members) -> bytes:
@@ -350,10 +419,18 @@ def _files(home: Path) -> Iterator[tuple[str, bytes]]:
         if path.suffix not in SUFFIXES or not path.is_file() or _skipped(inner):
             continue
         if path.is_symlink():
-            raise InvalidArchive(f"expected plain files, got a link {inner}")
+            raise InvalidArchive(
+                f"expected plain files, got a link {inner}",
+                expected="plain_file",
+                member=str(inner),
+            )
         count += 1
         if count > MEMBERS_MAX + 1:
-            raise InvalidArchive(f"expected at most {MEMBERS_MAX} members in {home}, got more")
+            raise InvalidArchive(
+                f"expected at most {MEMBERS_MAX} members in {home}, got more",
+                expected="members",
+                bound=MEMBERS_MAX,
+            )
         data = _content(path)
         _check_member(inner.as_posix())
         _check_sum(size := size + len(data))
@@ -368,7 +445,11 @@ def _content(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(ARCHIVE_BYTES_MAX + 1)
     if len(data) > ARCHIVE_BYTES_MAX:
-        raise InvalidArchive(f"expected at most {ARCHIVE_BYTES_MAX:,} bytes in {path}, got more")
+        raise InvalidArchive(
+            f"expected at most {ARCHIVE_BYTES_MAX:,} bytes in {path}, got more",
+            expected="archive_bytes",
+            bound=ARCHIVE_BYTES_MAX,
+        )
     return data
 
 
@@ -385,7 +466,8 @@ def _declared(members: Members, *, name: str | None) -> tuple[str | None, str | 
         return name, points.get(name)
     if len(points) > 1:
         raise InvalidArchive(
-            f"expected one sampler, the distribution has {', '.join(sorted(points))}; say which"
+            f"expected one sampler, the distribution has {', '.join(sorted(points))}; say which",
+            expected="one_sampler",
         )
     return next(iter(points.items()), (None, None))
 
@@ -395,7 +477,9 @@ def _entry_points(project: bytes) -> dict[str, str]:
         raw = tomllib.loads(project.decode())
         return dict(raw.get("project", {}).get("entry-points", {}).get(_ENTRY_POINTS, {}))
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise InvalidArchive(f"cannot read pyproject.toml: {error}") from error
+        raise InvalidArchive(
+            f"cannot read pyproject.toml: {error}", expected="pyproject"
+        ) from error
 
 
 def _of_distribution(members: Members, entry: str) -> dict[str, bytes]:
@@ -414,7 +498,11 @@ def _check_modules(members: Members) -> None:
     for name, data in members.items():
         top = PurePosixPath(name).parts[0].removesuffix(CODE)
         if top in _OTHERS or (top in sys.stdlib_module_names and name.endswith(CODE)):
-            raise InvalidArchive(f"{name!r} would never be imported: {top!r} is there; rename it")
+            raise InvalidArchive(
+                f"{name!r} would never be imported: {top!r} is there; rename it",
+                expected="importable_name",
+                member=name,
+            )
         if name.endswith(CODE):
             _parsed(name, data)
 
@@ -430,6 +518,7 @@ def _only_sampler(members: Members) -> str:
         raise InvalidArchive(
             f"expected one class with a method sample, got {', '.join(sorted(classes)) or 'none'}",
             remedy="one_sampler",
+            expected="one_class",
         )
     return classes[0]
 
@@ -442,7 +531,9 @@ def _parsed(name: str, data: bytes) -> ast.Module:
     try:
         return ast.parse(data, filename=name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidArchive(f"expected Python in {name!r}: {error}") from error
+        raise InvalidArchive(
+            f"expected Python in {name!r}: {error}", expected="python", member=name
+        ) from error
 
 
 def _sampler_classes(module: ast.Module) -> Iterator[str]:

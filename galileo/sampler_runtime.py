@@ -51,7 +51,9 @@ class SandboxLimits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
-                raise InputError(f"expected {name} above 0, got {getattr(self, name)!r}")
+                raise InputError(
+                    f"expected {name} above 0, got {getattr(self, name)!r}", option=name
+                )
 
 
 DEFAULT_LIMITS = SandboxLimits()
@@ -112,7 +114,9 @@ class NoRuntime:
         return NOT_INSTALLED
 
     def load(self, archive: SamplerArchive, spec: SamplerSpec, *, owner: str) -> Sampler:
-        raise SandboxUnavailable(f"uploaded sampler {spec.name!r} cannot run here: {NOT_INSTALLED}")
+        raise SandboxUnavailable(
+            f"uploaded sampler {spec.name!r} cannot run here: {NOT_INSTALLED}", sampler=spec.name
+        )
 
     def evict(self, digest: str) -> None:
         pass

@@ -186,7 +186,8 @@ class SamplerSpec:
             RecursionError,
         ) as error:
             raise InputError(
-                f"expected a sampler as `SamplerSpec.to_json` gives it: {reason_of(error)}"
+                f"expected a sampler as `SamplerSpec.to_json` gives it: {reason_of(error)}",
+                expected="sampler_spec",
             ) from error
 
     def __hash__(self) -> int:
@@ -213,7 +214,11 @@ def sampler(name: str | SamplerArchive, *, seed: int | None = None, **options: A
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:
-        raise InputError(f"expected JSON values as options of sampler {name!r}: {error}") from error
+        raise InputError(
+            f"expected JSON values as options of sampler {name!r}: {error}",
+            expected="json",
+            sampler=name,
+        ) from error
     seed = secrets.randbits(63) if seed is None else seed
     if isinstance(name, str):
         return SamplerSpec(name, options, seed)
@@ -236,7 +241,8 @@ def load(spec: SamplerSpec) -> Sampler:
     if spec.archive:
         raise UnknownSampler(
             f"expected a sampler that is installed here, got {spec.name!r}, which is sent to "
-            "nodes; where its class is at hand, construct it and use `merge` or `apply`"
+            "nodes; where its class is at hand, construct it and use `merge` or `apply`",
+            sampler=spec.name,
         )
     points = installed()
     if spec.name not in points:
@@ -262,16 +268,30 @@ def construct(made_by: Any, spec: SamplerSpec) -> Sampler:
     try:
         instance = made_by(**spec.options)
     except TypeError as error:
-        raise InputError(f"sampler {spec.name!r} does not take these options: {error}") from error
+        raise InputError(
+            f"sampler {spec.name!r} does not take these options: {error}",
+            expected="options",
+            sampler=spec.name,
+        ) from error
     if not isinstance(instance, Sampler):
-        raise InputError(f"sampler {spec.name!r} has no method sample(labels, *, seed)")
+        raise InputError(
+            f"sampler {spec.name!r} has no method sample(labels, *, seed)",
+            expected="sample",
+            sampler=spec.name,
+        )
     scope = scope_of(instance)
     if scope not in get_args(Scope):
-        raise InputError(f"expected a scope of {get_args(Scope)} of {spec.name!r}, got {scope!r}")
+        raise InputError(
+            f"expected a scope of {get_args(Scope)} of {spec.name!r}, got {scope!r}",
+            expected="scope",
+            sampler=spec.name,
+        )
     if scope != "commit" and not isinstance(instance, MergingSampler):
         raise InputError(
             f"sampler {spec.name!r} has scope {scope!r}, and so needs regroups and "
-            "merge(labels, *, seed)"
+            "merge(labels, *, seed)",
+            expected="merge",
+            sampler=spec.name,
         )
     _check_columns(instance, spec.name)
     return instance
@@ -297,6 +317,8 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
             hint = f" (did you mean {close!r}?)" if close else ""
             raise InputError(
                 f"sampler {spec.name!r} has no option {name!r}{hint}; {options}",
+                expected="known_option",
+                sampler=spec.name,
                 option=name,
                 nearest=close,
             )
@@ -305,6 +327,8 @@ def _check_options(made_by: Any, spec: SamplerSpec) -> None:
         if is_required and parameter.name not in spec.options:
             raise InputError(
                 f"sampler {spec.name!r} needs the option {parameter.name!r}; {options}",
+                expected="option",
+                sampler=spec.name,
                 option=parameter.name,
             )
 
@@ -443,7 +467,7 @@ def _where(labels: Labels, answer: Any) -> Labels:
         raise InputError(
             f"expected the sampler to return {len(labels)} booleans, "
             f"got {mask.dtype} of shape {mask.shape}",
-            expected=f"{len(labels)} booleans",
+            expected="booleans",
         )
     return labels.where(mask)  # type: ignore[return-value]
 

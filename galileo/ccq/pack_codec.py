@@ -83,4 +83,7 @@ def _check(commits: Commits, rows: int) -> None:
     _, _, starts, counts = commits[:, np.argsort(commits[2], kind="stable")]
     is_sound = rows <= ROWS_MAX and bool(((counts > 0) & (counts <= rows)).all())
     if not is_sound or int(counts.sum()) != rows or (starts != np.cumsum(counts) - counts).any():
-        raise CorruptData(f"expected commits that share {rows:,} labels of a pack, got others")
+        raise CorruptData(
+            f"expected commits that share {rows:,} labels of a pack, got others",
+            expected="labels_of_pack",
+        )

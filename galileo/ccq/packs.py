@@ -124,7 +124,10 @@ class Pack:
         """Unpack the selected rows. Raises CorruptData if the data is damaged."""
         table = unpack(self.data, schema)
         if table.num_rows != self.rows:
-            raise CorruptData(f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}")
+            raise CorruptData(
+                f"expected {self.rows:,} labels in a pack, got {table.num_rows:,}",
+                expected="label_count",
+            )
         if self.is_whole:
             return table
         edges = np.zeros(self.rows + 1, dtype=np.int8)

@@ -54,16 +54,22 @@ class NodeInfo:
         _check_name("node", self.name)
         if not is_address(self.address):
             raise ConfigError(
-                f"expected host:port as address of node {self.name!r}, got {self.address!r}"
+                f"expected host:port as address of node {self.name!r}, got {self.address!r}",
+                expected="address",
+                node=self.name,
             )
         if not 0 < self.weight < math.inf:
             raise ConfigError(
-                f"expected a finite weight above zero for node {self.name!r}, got {self.weight}"
+                f"expected a finite weight above zero for node {self.name!r}, got {self.weight}",
+                expected="weight",
+                node=self.name,
             )
         if self.joined and self.ordinal < 0:
             raise ConfigError(
                 f"expected an ordinal for node {self.name!r}, which joined later; give it a number "
-                f"below {NODES_MAX} that no node of this cluster ever had"
+                f"below {NODES_MAX} that no node of this cluster ever had",
+                expected="ordinal",
+                node=self.name,
             )
 
 
@@ -77,10 +83,16 @@ class Group:
     def __post_init__(self) -> None:
         _check_name("group", self.name)
         if not self.nodes:
-            raise ConfigError(f"expected at least one node in group {self.name!r}")
+            raise ConfigError(
+                f"expected at least one node in group {self.name!r}",
+                expected="node",
+                group=self.name,
+            )
         if not self.founders:
             raise ConfigError(
-                f"expected a node in group {self.name!r} that did not join later, got none"
+                f"expected a node in group {self.name!r} that did not join later, got none",
+                expected="initial_node",
+                group=self.name,
             )
 
     @property
@@ -126,21 +138,30 @@ class Topology:
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
         if not self.groups:
-            raise ConfigError("expected at least one group in the topology, got none")
+            raise ConfigError(
+                "expected at least one group in the topology, got none", expected="group"
+            )
         names = [node.name for node in self.nodes]
         _check_unique("node name", names)
         _check_unique("node address", [node.address for node in self.nodes])
         _check_unique("group name", [group.name for group in self.groups])
         if len(names) > NODES_MAX:
-            raise ConfigError(f"expected at most {NODES_MAX} nodes, got {len(names)}")
+            raise ConfigError(
+                f"expected at most {NODES_MAX} nodes, got {len(names)}",
+                expected="nodes",
+                bound=NODES_MAX,
+            )
         if not 1 <= self.partitions_per_group <= PARTITIONS_PER_GROUP_MAX:
             raise ConfigError(
                 f"expected 1 to {PARTITIONS_PER_GROUP_MAX} partitions_per_group, "
-                f"got {self.partitions_per_group}"
+                f"got {self.partitions_per_group}",
+                expected="partitions_per_group",
+                bound=PARTITIONS_PER_GROUP_MAX,
             )
         if self.placement not in (BOUNDED, RENDEZVOUS):
             raise ConfigError(
-                f'expected placement to be "{BOUNDED}" or "{RENDEZVOUS}", got {self.placement!r}'
+                f'expected placement to be "{BOUNDED}" or "{RENDEZVOUS}", got {self.placement!r}',
+                expected="placement",
             )
         ordinals = [str(ordinal) for ordinal in self.ordinals.values()]
         _check_unique("node ordinal", ordinals)
@@ -155,28 +176,45 @@ class Topology:
         for move in self.moved:
             group = move.partition // self.partitions_per_group
             if not 0 <= group < len(self.groups):
-                raise ConfigError(f"expected partitions of this cluster, got {move.partition}")
+                raise ConfigError(
+                    f"expected partitions of this cluster, got {move.partition}",
+                    expected="partition",
+                    partition=move.partition,
+                )
             members = [node.name for node in self.groups[group].nodes]
             if move.node not in members:
                 raise ConfigError(
                     f"partition {move.partition} was moved to node {move.node!r}, which group "
                     f"{self.groups[group].name!r} does not have, only {', '.join(members)}; add it "
-                    "to the [cluster] table"
+                    "to the [cluster] table",
+                    expected="node_of_group",
+                    partition=move.partition,
+                    node=move.node,
                 )
 
     def _check_ranges(self) -> None:
         starts = [start for start, _ in self.ranges]
         if not starts or starts[0] != "" or starts != sorted(set(starts)):
-            raise ConfigError(f"expected sorted geohash ranges that begin at '', got {starts}")
+            raise ConfigError(
+                f"expected sorted geohash ranges that begin at '', got {starts}",
+                expected="sorted_ranges",
+            )
         try:
             cells = self.range_starts
         except InputError as error:
-            raise ConfigError(f"expected ranges that start at geohashes: {error}") from error
+            raise ConfigError(
+                f"expected ranges that start at geohashes: {error}", expected="geohash_ranges"
+            ) from error
         if len(np.unique(cells)) < len(cells):
-            raise ConfigError(f"expected ranges of which none is empty, got {starts}")
+            raise ConfigError(
+                f"expected ranges of which none is empty, got {starts}", expected="distinct_ranges"
+            )
         wrong = [group for _, group in self.ranges if not 0 <= group < len(self.groups)]
         if wrong:
-            raise ConfigError(f"expected group numbers below {len(self.groups)}, got {wrong}")
+            raise ConfigError(
+                f"expected group numbers below {len(self.groups)}, got {wrong}",
+                expected="group_number",
+            )
 
     @cached_property
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -211,7 +249,11 @@ class Topology:
         for group in self.groups:
             if any(member.name == node for member in group.nodes):
                 return group
-        raise ConfigError(f"expected a node of {sorted(self.by_name)}, got {node!r}")
+        raise ConfigError(
+            f"expected a node of {sorted(self.by_name)}, got {node!r}",
+            expected="known_node",
+            node=str(node),
+        )
 
     @cached_property
     def ordinals(self) -> Mapping[str, int]:
@@ -274,7 +316,7 @@ class Topology:
         try:
             return Topology.from_dict(json.loads(text))
         except ValueError as error:
-            raise ConfigError(f"expected a topology in JSON: {error}") from error
+            raise ConfigError(f"expected a topology in JSON: {error}", expected="json") from error
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Topology:
@@ -298,7 +340,8 @@ class Topology:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"expected a topology with groups and nodes: {reason_of(error)}"
+                f"expected a topology with groups and nodes: {reason_of(error)}",
+                expected="topology",
             ) from error
 
 
@@ -361,13 +404,16 @@ def balanced_ranges(
     ordered = cells[order]
     ends = np.cumsum(np.ones(len(cells), dtype=np.int64) if counts is None else counts[order])
     if len(ordered) == 0:
-        raise ConfigError("expected a sample with at least one observation, got none")
+        raise ConfigError(
+            "expected a sample with at least one observation, got none", expected="observations"
+        )
     positions = [int(ends[-1]) * number // groups for number in range(1, groups)]
     cuts = ordered[np.searchsorted(ends, positions, side="right")]
     if len(np.unique([ordered[0], *cuts])) != groups:
         raise ConfigError(
             f"expected a sample that spreads over {groups} groups, got too few distinct cells; "
-            "use a larger sample or a higher precision"
+            "use a larger sample or a higher precision",
+            expected="larger_sample",
         )
     starts = ["", *geohash.to_text(cuts, precision).to_pylist()]
     return tuple((start, number) for number, start in enumerate(starts))
@@ -376,14 +422,18 @@ def balanced_ranges(
 def _check_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"expected a {what} name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}"
+            f"expected a {what} name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}",
+            expected="name",
+            name=what,
         )
 
 
 def _check_unique(what: str, values: Sequence[str]) -> None:
     twice = _repeated(values)
     if twice:
-        raise ConfigError(f"expected each {what} once, got {', '.join(twice)} again")
+        raise ConfigError(
+            f"expected each {what} once, got {', '.join(twice)} again", expected="unique", name=what
+        )
 
 
 def _repeated(values: Iterable[str]) -> list[str]:

@@ -108,4 +108,8 @@ def _readable(path: Path, format_name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
-        raise InputError(f"expected a whole {format_name} file at {path}: {error}") from error
+        raise InputError(
+            f"expected a whole {format_name} file at {path}: {error}",
+            expected="whole_file",
+            format=format_name,
+        ) from error

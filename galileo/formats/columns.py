@@ -150,6 +150,7 @@ def _check_known(name: str, names: Sequence[str]) -> None:
         raise UnknownProperty(
             f"there is no column {name!r}{hint} The columns are {format_names(names)}",
             nearest=close,
+            column=name,
         )
 
 
@@ -161,7 +162,9 @@ def _usual(coordinate: str, names: Sequence[str]) -> str | None:
         if len(matching) > 1 and len(exact) != 1:
             raise InputError(
                 f"several columns could be the {coordinate}: {format_names(matching)}; choose one "
-                f"with {advice(coordinate, matching[0])}"
+                f"with {advice(coordinate, matching[0])}",
+                expected="one_column",
+                column=coordinate,
             )
         if matching:
             return (exact or matching)[0]
@@ -174,7 +177,9 @@ def _absent(coordinate: str, names: Sequence[str]) -> NoReturn:
     raise InputError(
         f"found no column for the {coordinate}, such as {', '.join(usual)}; name it with "
         f"{advice(coordinate, 'COLUMN')}, or give a value for all rows: {coordinate}={constant}. "
-        f"The columns are {format_names(names)}"
+        f"The columns are {format_names(names)}",
+        expected="coordinate",
+        column=coordinate,
     )
 
 
@@ -200,7 +205,9 @@ def check_width(path: Path, columns: int) -> None:
     if columns > COLUMNS_MAX:
         raise InputError(
             f"expected at most {COLUMNS_MAX:,} columns in {path}, got {columns:,}; write those "
-            "that you need to another file, or turn columns into rows"
+            "that you need to another file, or turn columns into rows",
+            expected="columns",
+            bound=COLUMNS_MAX,
         )
 
 
@@ -211,7 +218,9 @@ def check_decoded(path: Path, table: pa.Table) -> None:
         if size > DECODED_BYTES_MAX:
             raise InputError(
                 f"expected at most {DECODED_BYTES_MAX:,} bytes of texts in {table.num_rows:,} rows "
-                f"of column {name!r} of {path}, got {size:,}; shorten the texts or leave them out"
+                f"of column {name!r} of {path}, got {size:,}; shorten the texts or leave them out",
+                column=name,
+                bound=DECODED_BYTES_MAX,
             )
 
 

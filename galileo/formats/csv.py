@@ -74,7 +74,9 @@ def read_header(path: Path) -> Header:
         for number, line in enumerate(itertools.islice(lines, HEADER_LINES_MAX)):
             if line.strip() and not line.startswith(COMMENT):
                 return _header(path, line, number=number)
-    raise InputError(f"expected a header line with column names in {path}, got none")
+    raise InputError(
+        f"expected a header line with column names in {path}, got none", expected="header"
+    )
 
 
 def _header(path: Path, line: str, *, number: int) -> Header:
@@ -83,7 +85,11 @@ def _header(path: Path, line: str, *, number: int) -> Header:
     names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter)))
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise InputError(f"expected each column of {path} once, got {', '.join(twice)} again")
+        raise InputError(
+            f"expected each column of {path} once, got {', '.join(twice)} again",
+            expected="unique",
+            column=twice[0],
+        )
     return Header(number, delimiter, names, line.endswith("\n"))
 
 
@@ -136,7 +142,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (pa.ArrowInvalid, UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             "expected text in UTF-8 with the same number of fields in every line of "
-            f"{path}: {error}"
+            f"{path}: {error}",
+            expected="csv",
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read to its end: {error}") from error

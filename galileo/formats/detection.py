@@ -88,10 +88,14 @@ def open_source(
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no file at {path}")
+        raise InputError(f"there is no file at {path}", expected="file")
     name = format or detect(path)
     if name not in READERS:
-        raise InputError(f"expected a format of {', '.join(FORMATS)}, got {name!r}")
+        raise InputError(
+            f"expected a format of {', '.join(FORMATS)}, got {name!r}",
+            expected="format",
+            format=str(name),
+        )
     mapping = mapping or Mapping()
     return Source(
         path, READERS[name].open(path, mapping), format=name, mapping=mapping, schema=schema
@@ -118,5 +122,6 @@ def detect(path: Path) -> str:
     titles = [known.title for known in READERS.values() if known.is_gzip_allowed]
     raise InputError(
         f"cannot detect the format of {path}: give it as one of {', '.join(FORMATS)}; "
-        f"only {' and '.join(titles)} may be compressed by gzip"
+        f"only {' and '.join(titles)} may be compressed by gzip",
+        expected="known_format",
     )

@@ -155,12 +155,19 @@ def _tokens(text: str) -> Iterator[Token]:
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
             raise InputError(
-                f"expected a name, a number, a text in quotation marks or one of + - * / ( ) at "
-                f"character {position + 1} of {text!r}; write other names in backquotes: `Temp (C)`"
+                "expected a name, a number, a text in quotation marks or one of + - * / ( ) at "
+                f"character {position + 1} of {text!r}; write other names in backquotes: "
+                "`Temp (C)`",
+                expected="expression",
+                position=position,
             )
         count += 1
         if count > TOKENS_MAX:
-            raise InputError(f"expected an expression of at most {TOKENS_MAX} words, got more")
+            raise InputError(
+                f"expected an expression of at most {TOKENS_MAX} words, got more",
+                expected="expression",
+                bound=TOKENS_MAX,
+            )
         yield match.lastgroup, match[match.lastgroup]
         position = match.end()
 
@@ -183,7 +190,9 @@ class _Parser:
     def expect(self, kind: str, text: str) -> None:
         if self._take() != (kind, text):
             expected = f"{text!r}" if text else "an operator or the end"
-            raise InputError(f"expected {expected} in the expression {self._text!r}")
+            raise InputError(
+                f"expected {expected} in the expression {self._text!r}", expected="token"
+            )
 
     def _operand(self) -> Expression:
         kind, text = self._take()
@@ -201,13 +210,18 @@ class _Parser:
             inner = self.expression(0)
             self.expect("sign", ")")
             return inner
-        raise InputError(f"expected a name, a number or a text in the expression {self._text!r}")
+        raise InputError(
+            f"expected a name, a number or a text in the expression {self._text!r}",
+            expected="operand",
+        )
 
     def _call(self, name: str) -> Expression:
         if name not in FUNCTIONS:
             raise InputError(
                 f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, got {name!r} in "
-                f"{self._text!r}"
+                f"{self._text!r}",
+                expected="function",
+                name=name,
             )
         self._take()
         arguments: list[Expression] = []
@@ -241,12 +255,16 @@ def _check_arguments(name: str, arguments: list[Expression], *, text: str) -> No
         if function.most != function.least:
             count = f"{function.least} to {function.most}"
         raise InputError(
-            f"expected {count} arguments of {name}(...), got {len(arguments)} in {text!r}"
+            f"expected {count} arguments of {name}(...), got {len(arguments)} in {text!r}",
+            expected="arguments",
+            name=name,
         )
     if name == NULLIF and not all(isinstance(argument, Literal) for argument in arguments[1:]):
         raise InputError(
             "expected numbers or texts behind the first argument of nullif, such as "
-            f"nullif(t, -9999), got {text!r}"
+            f"nullif(t, -9999), got {text!r}",
+            expected="constants",
+            name="nullif",
         )
 
 

@@ -85,16 +85,24 @@ def _features(path: Path) -> pa.StructArray:
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
             f"expected a GeoJSON collection of points with properties of one type each in "
-            f"{path}: {error}"
+            f"{path}: {error}",
+            expected="properties_of_one_type",
         ) from error
     if "features" not in document.column_names or document.num_rows != 1:
-        raise InputError(f"expected one GeoJSON FeatureCollection in {path}")
+        raise InputError(
+            f"expected one GeoJSON FeatureCollection in {path}", expected="feature_collection"
+        )
     try:
         features = document.column("features").combine_chunks().flatten()
     except pa.ArrowException as error:  # Arrow cannot concatenate lists of nulls
-        raise InputError(f"expected features with places in {path}: {error}") from error
+        raise InputError(
+            f"expected features with places in {path}: {error}", expected="places"
+        ) from error
     if not pa.types.is_struct(features.type):
-        raise InputError(f"expected features with properties in {path}, got {features.type}")
+        raise InputError(
+            f"expected features with properties in {path}, got {features.type}",
+            expected="properties",
+        )
     return features
 
 
@@ -111,7 +119,9 @@ def _check_nesting(path: Path, data: bytes, *, scan_bytes: int = SCAN_BYTES) -> 
         if len(depths) and depths.max() > NESTING_MAX:
             raise InputError(
                 f"expected at most {NESTING_MAX} nested arrays and objects in "
-                f"{path}, got more; GeoJSON of points needs 5"
+                f"{path}, got more; GeoJSON of points needs 5",
+                expected="nesting",
+                bound=NESTING_MAX,
             )
         depth, is_text = int(depths[-1]) if len(depths) else depth, bool(in_text[-1])
 
@@ -125,6 +135,7 @@ def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
                 f"expected numbers that 64-bit floats can hold in {name!r} of {path}, got a larger "
                 f"one in feature {row}; correct the file",
                 row=row,
+                column=name,
             )
 
 
@@ -153,7 +164,7 @@ def _flat(path: Path, features: pa.StructArray) -> pa.Table:
     members = _members(features)
     geometry = members.get("geometry")
     if geometry is None or not pa.types.is_struct(geometry.type):
-        raise InputError(f"expected features with a geometry in {path}")
+        raise InputError(f"expected features with a geometry in {path}", expected="geometry")
     columns = _members(members["properties"]) if "properties" in members else {}
     columns = {name: column for name, column in columns.items() if name not in ("", None)}
     if "id" in members:
@@ -176,16 +187,25 @@ def _position(path: Path, geometry: pa.StructArray) -> dict[str, pa.Array]:
     members = _members(geometry)
     types = members.get("type")
     if types is None or not pa.types.is_string(types.type):
-        raise InputError(f"expected points in {path}, got geometries without a type that is a text")
+        raise InputError(
+            f"expected points in {path}, got geometries without a type that is a text",
+            expected="geometry_type",
+        )
     kinds = types.drop_null().unique().to_pylist()
     numbers = members.get("coordinates")
     if kinds != ["Point"] or numbers is None:
-        raise InputError(f"expected points in {path}, got geometries of type {kinds}")
+        raise InputError(
+            f"expected points in {path}, got geometries of type {kinds}", expected="points"
+        )
     if not pa.types.is_list(numbers.type) or not _is_number(numbers.type.value_type):
-        raise InputError(f"expected longitude and latitude in every point of {path}")
+        raise InputError(
+            f"expected longitude and latitude in every point of {path}", expected="coordinates"
+        )
     lengths = pc.list_value_length(numbers)
     if (pc.min(lengths).as_py() or 0) < 2:
-        raise InputError(f"expected longitude and latitude in every point of {path}")
+        raise InputError(
+            f"expected longitude and latitude in every point of {path}", expected="coordinates"
+        )
     columns = {"longitude": _nth(numbers, 0), "latitude": _nth(numbers, 1)}
     return columns | ({ELEVATION: _nth(numbers, 2)} if pc.max(lengths).as_py() > 2 else {})
 

@@ -52,12 +52,14 @@ def open_grib(path: Path, mapping: Mapping) -> GribReader:
         MissingExtra: ecCodes is not installed.
     """
     if mapping.latitude or mapping.longitude or mapping.time:
-        raise InputError("GRIB defines its coordinates itself; map no coordinates")
+        raise InputError(
+            "GRIB defines its coordinates itself; map no coordinates", expected="no_coordinates"
+        )
     eccodes = library("eccodes", purpose="reading GRIB")
     with path.open("rb") as file, _readable(path, eccodes):
         fields = scan(eccodes, file)
     if not fields:
-        raise InputError(f"{path} has no GRIB messages")
+        raise InputError(f"{path} has no GRIB messages", expected="messages")
     constant = None if mapping.constant_time is None else micros(mapping.constant_time)
     return GribReader(path, fields, constant_us=constant, eccodes=eccodes)
 
@@ -189,7 +191,9 @@ def _array(eccodes: Any, handle: Any, key: str, path: Path) -> Floats:
     if size > values_max:
         raise InputError(
             f"expected at most {values_max:,} {key} in a GRIB message of {path}, got {size:,}; "
-            "check or replace it"
+            "check or replace it",
+            expected=key,
+            bound=values_max,
         )
     values: Floats = eccodes.codes_get_array(handle, key)
     return values

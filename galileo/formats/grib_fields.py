@@ -115,7 +115,10 @@ def _check_points(field: Field) -> None:
     if not 0 < field.points <= POINTS_MAX:
         raise InputError(
             f"expected 1 to {POINTS_MAX:,} points in the GRIB message at byte "
-            f"{field.place.offset}, got {field.points:,}"
+            f"{field.place.offset}, got {field.points:,}",
+            expected="points",
+            bound=POINTS_MAX,
+            offset=field.place.offset,
         )
 
 

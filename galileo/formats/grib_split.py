@@ -51,7 +51,9 @@ def message_offsets(file: BinaryIO) -> Iterator[MessageOffset]:
         if file.read(len(END)) != END:
             raise InputError(
                 f"the GRIB message at byte {offset} of {file.name} is cut off or damaged: "
-                f"expected it to end with 7777 after {length} bytes; fetch the file again"
+                f"expected it to end with 7777 after {length} bytes; fetch the file again",
+                expected="whole_message",
+                offset=offset,
             )
         yield MessageOffset(offset, length)
         offset = _next_start(file, offset + length)
@@ -138,6 +140,9 @@ def _sections(message: bytes) -> Iterator[tuple[int, bytes]]:
             raise InputError("a GRIB message is damaged: its sections run past its end")
         length, number = struct.unpack(">IB", message[position : position + 5])
         if length < 5 or position + length > len(message):
-            raise InputError(f"a GRIB message is damaged: section {number} has length {length}")
+            raise InputError(
+                f"a GRIB message is damaged: section {number} has length {length}",
+                expected="section_length",
+            )
         yield number, message[position : position + length]
         position += length

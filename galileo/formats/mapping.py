@@ -86,7 +86,11 @@ class Mapping:
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InputError(f"expected each feature mapped once, got {', '.join(twice)} again")
+            raise InputError(
+                f"expected each feature mapped once, got {', '.join(twice)} again",
+                expected="unique",
+                feature=twice[0],
+            )
         sources = dict(pairs)
         time = sources.get("time")
         constant = time.removeprefix(CONSTANT) if time and time.startswith(CONSTANT) else None
@@ -124,8 +128,12 @@ def _sentinels(missing: Sentinels | None) -> Iterable[tuple[str, str]]:
 
 def _pair(text: str) -> tuple[str, str]:
     if not isinstance(text, str):
-        raise InputError(f"expected a mapping such as 'temperature=2t', got {text!r}")
+        raise InputError(
+            f"expected a mapping such as 'temperature=2t', got {text!r}", expected="mapping"
+        )
     feature, sign, source = text.partition("=")
     if not sign or not feature.strip() or not source.strip():
-        raise InputError(f"expected a mapping such as temperature=2t, got {text!r}")
+        raise InputError(
+            f"expected a mapping such as temperature=2t, got {text!r}", expected="mapping"
+        )
     return feature.strip(), source.strip()

@@ -104,7 +104,8 @@ def open_grid(data: Any, mapping: FileMapping) -> Reader:
         if data.name is None:
             raise InvalidObservations(
                 "expected a DataArray with a name, which becomes that of its feature; write "
-                ".rename('temperature')"
+                ".rename('temperature')",
+                expected="name",
             )
         data = data.to_dataset()
     return read_dataset(data, mapping)
@@ -198,12 +199,14 @@ def _geometry_to_degrees(frame: pd.DataFrame) -> pd.DataFrame:
     if kinds - {"Point"}:
         raise InvalidObservations(
             f"expected points, got geometries of type {', '.join(sorted(kinds))}; take a point of "
-            "each, such as .set_geometry(frame.representative_point())"
+            "each, such as .set_geometry(frame.representative_point())",
+            expected="points",
         )
     if points.crs is None:
         raise InvalidObservations(
             "expected a GeoDataFrame with a coordinate reference system, got one without; write "
-            ".set_crs(4326) where the points are longitudes and latitudes in degrees"
+            ".set_crs(4326) where the points are longitudes and latitudes in degrees",
+            expected="crs",
         )
     points = points.to_crs(WGS84)
     plain = pd.DataFrame(frame.drop(columns=points.name))
@@ -224,5 +227,7 @@ def _check_same(column: pd.Series, degrees: pd.Series) -> None:
     if not same:
         raise InvalidObservations(
             f"the points of the GeoDataFrame and its column {column.name!r} contradict each other; "
-            "drop the column, or drop the geometry"
+            "drop the column, or drop the geometry",
+            expected="same_points",
+            column=str(column.name),
         )

@@ -426,4 +426,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
-        raise InputError(f"expected a whole NetCDF file at {path}: {error}") from error
+        raise InputError(
+            f"expected a whole NetCDF file at {path}: {error}",
+            expected="whole_file",
+            format="NetCDF",
+        ) from error

@@ -102,6 +102,7 @@ def _check_known(dataset: Any, name: str) -> None:
         raise UnknownProperty(
             f"there is no variable {name!r}{hint} The variables are {format_names(names)}",
             nearest=close,
+            variable=name,
         )
 
 
@@ -114,7 +115,9 @@ def _best(
         raise InputError(
             f"found no variable for the {coordinate}, with the standard_name or units of the CF "
             f"conventions; name it with {advice(coordinate, 'VARIABLE')}. The variables "
-            f"are {format_names([str(name) for name in dataset.variables])}"
+            f"are {format_names([str(name) for name in dataset.variables])}",
+            expected="coordinate",
+            variable=coordinate,
         )
     ranks = {name: rank for rank, name in enumerate(usual)}
 
@@ -193,7 +196,9 @@ def decode_times(values: Any, variable: Any) -> pa.Array:
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidObservations(
             f"expected times in variable {variable.name!r}, units "
-            f"{variable.attrs.get('units')!r}: {error}"
+            f"{variable.attrs.get('units')!r}: {error}",
+            expected="times",
+            variable=str(variable.name),
         ) from error
     times = times_from_micros(stamps[inverse.ravel()])
     missing = pa.array(~known[inverse.ravel()])

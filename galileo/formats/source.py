@@ -153,7 +153,9 @@ class Source:
             InputError: the file is damaged.
         """
         if rows_max < 1:
-            raise InputError(f"expected batches of at least 1 row, got {rows_max}")
+            raise InputError(
+                f"expected batches of at least 1 row, got {rows_max}", option="rows_max"
+            )
         self.skipped = 0
         self.sentinels = SentinelSearch()
         return rebatch(self._tables(), rows_max=rows_max)
@@ -290,7 +292,9 @@ def _bound_to_schema(
             features = ", ".join(feature.name for feature in schema.features)
             raise InvalidSchema(
                 f"dataset {schema.name!r} has no feature {name!r}{hint}; "
-                f"its features are {features}"
+                f"its features are {features}",
+                expected="known_feature",
+                feature=name,
             )
     by_name = _by_feature_name(variables)
     sources = {f.name: mapped.get(f.name) or by_name.get(f.name) for f in schema.features}
@@ -299,7 +303,9 @@ def _bound_to_schema(
         raise InputError(
             f"the file has no variable named like {', '.join(missing)} of dataset "
             f"{schema.name!r}; map them: {missing[0]}=VARIABLE, or map some and leave the "
-            "others missing"
+            "others missing",
+            expected="mapped_feature",
+            feature=missing[0],
         )
     return tuple(
         _bound_as(feature, sources[feature.name], variables=variables)

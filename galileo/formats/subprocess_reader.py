@@ -139,7 +139,8 @@ class SubprocessReader:
         except WorkerDied as error:
             raise InputError(
                 f"{self._path} cannot be read: {error}. The file is damaged, or the library of "
-                "its format does not support it; check or replace it"
+                "its format does not support it; check or replace it",
+                expected="readable_file",
             ) from None
         if kind == wanted:
             return body
@@ -148,7 +149,9 @@ class SubprocessReader:
         if kind == REFUSED:
             refusal = json.loads(body)
             if not refusal["kind"]:
-                raise InputError(f"{self._path} cannot be read: {refusal['message']}")
+                raise InputError(
+                    f"{self._path} cannot be read: {refusal['message']}", expected="readable_file"
+                )
             cls = by_kind().get(refusal["kind"], InputError)
             raise cls(refusal["message"], **refusal["details"])
         raise InternalError(f"reading {self._path} failed with an internal error: {body.decode()}")

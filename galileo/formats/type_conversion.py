@@ -130,7 +130,8 @@ def convert(column: pa.Array, kind: FeatureType, *, name: str, first_row: int) -
         raise _conversion_error(column, kind, name=name, first_row=first_row) from error
     except pa.ArrowNotImplementedError as error:
         raise InvalidObservations(
-            f"expected {kind} values in {name!r}, got {column.type}; map another variable"
+            f"expected {kind} values in {name!r}, got {column.type}; map another variable",
+            column=name,
         ) from error
     if is_text(column.type) and kind == "float":
         _refuse_overflow(column, values, name=name, first_row=first_row)
@@ -148,6 +149,7 @@ def _refuse_overflow(texts: pa.Array, values: pa.Array, *, name: str, first_row:
             f"expected numbers that 64-bit floats can hold in {name!r}, got "
             f"{texts[row].as_py()[:SHOWN_MAX]!r} in row {first_row + row}; correct the file",
             row=first_row + row,
+            column=name,
         )
 
 
@@ -173,6 +175,7 @@ def _conversion_error(
         f"expected {kind} values in {name!r}, got {shown}{place}; "
         "correct the file, or give the feature another type",
         row=first_row + max(row, 0),
+        column=name,
     )
 
 
@@ -205,7 +208,9 @@ def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Arr
     except (InputError, pa.ArrowInvalid) as error:
         raise InvalidObservations(
             f"{source!r} has no times in the rows from {first_row}: {error}; for numbers map "
-            f"time=epoch_s({source}) or epoch_ms({source})"
+            f"time=epoch_s({source}) or epoch_ms({source})",
+            expected="times",
+            column=source,
         ) from error
 
 
@@ -221,7 +226,8 @@ def _from_parts(columns: Sequence[pa.Array], names: Sequence[str], *, first_row:
     if not 3 <= len(columns) <= len(TIME_PARTS):
         raise InvalidObservations(
             f"expected time columns for {', '.join(TIME_PARTS)} in this order, at least the "
-            f"first three, got {', '.join(names)}"
+            f"first three, got {', '.join(names)}",
+            expected="time_parts",
         )
     parts = [
         convert(column, "float", name=name, first_row=first_row)
@@ -255,6 +261,7 @@ def _calendar(parts: list[npt.NDArray[np.float64]], *, first_row: int) -> npt.ND
             f"expected year, month, day, hour, minute and second of a time in row "
             f"{first_row + row}, got {', '.join(f'{value:g}' for value in values)}",
             row=first_row + row,
+            expected="time_parts",
         )
     midnight = date.astype("datetime64[us]").astype(np.int64)
     return midnight + np.round(clock_s * MICROS).astype(np.int64)

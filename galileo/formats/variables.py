@@ -77,7 +77,10 @@ def resolve(variables: Sequence[VariableInfo], text: str) -> VariableInfo:
     if candidates:
         raise InputError(
             f"{text!r} matches {len(candidates)} variables of the file; name one of them: "
-            f"{format_names([variable.name for variable in candidates])}"
+            f"{format_names([variable.name for variable in candidates])}",
+            expected="one_variable",
+            variable=text,
+            candidates=[variable.name for variable in candidates[:CANDIDATES_SHOWN_MAX]],
         )
     raise _unknown(variables, text)
 
@@ -90,6 +93,7 @@ def _unknown(variables: Sequence[VariableInfo], text: str) -> UnknownProperty:
         f"the file has no variable {text!r}{hint}; its variables are {format_names(names)}. "
         f"Expressions combine them with + - * / and {', '.join(sorted(FUNCTIONS))}",
         nearest=close,
+        variable=text,
     )
 
 
@@ -121,7 +125,9 @@ def default_features(variables: Sequence[VariableInfo]) -> tuple[tuple[str, str]
     if not 1 <= len(defaults) <= FEATURES_MAX:
         raise InputError(
             f"expected 1 to {FEATURES_MAX} variables to take as features, got {len(defaults)}; "
-            f"map those that you want. The file has {format_names([v.name for v in variables])}"
+            f"map those that you want. The file has {format_names([v.name for v in variables])}",
+            expected="features",
+            bound=FEATURES_MAX,
         )
     bases = [_base(variable) for variable in defaults]
     features: list[str] = []

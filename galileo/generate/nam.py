@@ -86,7 +86,7 @@ class NamLike:
 
     def __init__(self, seed: int = 0, stride: int = 1) -> None:
         if stride < 1:
-            raise InputError(f"expected a stride of at least 1, got {stride}")
+            raise InputError(f"expected a stride of at least 1, got {stride}", option="stride")
         axes = GRID_218.axes(stride=stride)
         self._latitude, self._longitude = GRID_218.points(stride=stride)
         generator = np.random.default_rng(seed)
@@ -147,7 +147,9 @@ class NamLike:
     ) -> Iterator[pa.Table]:
         """Forecasts of `hours` consecutive hours in batches; a batch never spans two hours."""
         if rows_per_batch < 1:
-            raise InputError(f"expected batches of at least 1 row, got {rows_per_batch}")
+            raise InputError(
+                f"expected batches of at least 1 row, got {rows_per_batch}", option="rows_per_batch"
+            )
         start_us = micros(start)
         for hour in range(hours):
             table = self._forecast(start_us + hour * HOUR_US)

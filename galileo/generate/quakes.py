@@ -76,7 +76,9 @@ class QuakesLike:
 
     def __init__(self, seed: int = 0, *, per_day: float = PER_DAY) -> None:
         if not per_day > 0:
-            raise InputError(f"expected more than 0 earthquakes a day, got {per_day}")
+            raise InputError(
+                f"expected more than 0 earthquakes a day, got {per_day}", option="per_day"
+            )
         self._seed = seed
         self._per_day = per_day
 

@@ -37,7 +37,7 @@ class StationsLike:
 
     def __init__(self, seed: int = 0, *, stations: int = STATIONS) -> None:
         if stations < 1:
-            raise InputError(f"expected at least 1 station, got {stations}")
+            raise InputError(f"expected at least 1 station, got {stations}", option="stations")
         generator = np.random.default_rng(seed)
         self._latitude = np.round(generator.uniform(SOUTH, NORTH, stations), 4)
         self._longitude = np.round(generator.uniform(WEST, EAST, stations), 4)

@@ -36,7 +36,7 @@ class StormsLike:
 
     def __init__(self, seed: int = 0, *, storms: int = STORMS) -> None:
         if storms < 1:
-            raise InputError(f"expected at least 1 storm, got {storms}")
+            raise InputError(f"expected at least 1 storm, got {storms}", option="storms")
         self._seed = seed
         self._storms = storms
 

@@ -106,7 +106,8 @@ def from_text(texts: npt.ArrayLike | list[str]) -> Cells:
 def _invalid_geohash(text: str, precision: int) -> InputError:
     return InputError(
         f"expected a geohash of {precision} characters from {ALPHABET.decode()}, "
-        f"got {text!r}; use lower case, without the letters a, i, l and o"
+        f"got {text!r}; use lower case, without the letters a, i, l and o",
+        expected="geohash",
     )
 
 
@@ -124,7 +125,11 @@ def cell_from_text(text: str) -> int:
 def prefix_range(prefix: str, precision: int) -> tuple[int, int]:
     """Half-open range of the cells of `precision` that start with `prefix` (may be empty)."""
     if len(prefix) > precision:
-        raise InputError(f"expected a prefix of at most {precision} characters, got {prefix!r}")
+        raise InputError(
+            f"expected a prefix of at most {precision} characters, got {prefix!r}",
+            expected="geohash_prefix",
+            bound=precision,
+        )
     start = cell_from_text(prefix) if prefix else 0
     shift = 5 * (precision - len(prefix))
     return start << shift, (start + 1) << shift
@@ -165,7 +170,11 @@ def _at_pole(text: str, *, north: bool) -> bool:
 
 def _check_precision(precision: int) -> None:
     if not 1 <= precision <= PRECISION_MAX:
-        raise InputError(f"expected a geohash precision from 1 to {PRECISION_MAX}, got {precision}")
+        raise InputError(
+            f"expected a geohash precision from 1 to {PRECISION_MAX}, got {precision}",
+            expected="precision",
+            bound=PRECISION_MAX,
+        )
 
 
 def _bits(precision: int) -> tuple[int, int]:

@@ -132,12 +132,17 @@ def from_geojson(raw: dict[str, Any]) -> Region:
     """
     kind = raw.get("type")
     if kind not in KINDS:
-        raise InputError(f"expected a geometry of type {', '.join(KINDS)}; got {kind!r}")
+        raise InputError(
+            f"expected a geometry of type {', '.join(KINDS)}; got {kind!r}",
+            expected="geometry_type",
+        )
     _check_size(raw.get("coordinates"))
     try:
         shape = shapely.force_2d(shapely.geometry.shape(raw))
     except (ValueError, TypeError, AttributeError, IndexError, ShapelyError) as error:
-        raise InputError(f"expected coordinates of a {kind}; {_sentence(error)}") from error
+        raise InputError(
+            f"expected coordinates of a {kind}; {_sentence(error)}", expected="coordinates"
+        ) from error
     return Region(_checked(shape, kind))
 
 
@@ -151,13 +156,17 @@ def from_box(bounds: Sequence[float]) -> Region:
     """
     if len(bounds) not in (4, 6) or not all(_is_number(bound) for bound in bounds):
         raise InputError(
-            f"expected a box of west, south, east, north in degrees, got {list(bounds)!r}"
+            f"expected a box of west, south, east, north in degrees, got {list(bounds)!r}",
+            expected="box",
         )
     half = len(bounds) // 2
     west, south, east, north = (float(bounds[i]) for i in (0, 1, half, half + 1))
     _check_range(np.array([[west, south], [east, north]]))
     if south > north:
-        raise InputError(f"expected south of a box below its north, got {south:g} and {north:g}")
+        raise InputError(
+            f"expected south of a box below its north, got {south:g} and {north:g}",
+            expected="south_below_north",
+        )
     if west > east:
         east += _TURN
         # Of a west written from 180 to 360 and an east written below 0, the one is a turn too far.
@@ -176,12 +185,15 @@ def _box(west: float, south: float, east: float, north: float) -> shapely.Geomet
 
 def _checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
     if shapely.is_empty(shape):
-        raise InputError(f"expected a {kind} with coordinates, got an empty one")
+        raise InputError(
+            f"expected a {kind} with coordinates, got an empty one", expected="nonempty_geometry"
+        )
     _check_range(shapely.get_coordinates(shape))
     if not shapely.is_valid(shape):
         raise InputError(
             f"expected a valid {kind}, got one with this fault: {shapely.is_valid_reason(shape)}; "
-            "draw rings that neither cross themselves nor each other, parts apart"
+            "draw rings that neither cross themselves nor each other, parts apart",
+            expected="valid_geometry",
         )
     return shape
 
@@ -194,7 +206,8 @@ def _check_range(coordinates: Floats) -> None:
         raise InputError(
             f"expected longitudes from -{LONGITUDE_MAX:g} to {LONGITUDE_MAX:g} and latitudes from "
             f"-{LATITUDE_MAX:g} to {LATITUDE_MAX:g} degrees, longitude first; "
-            f"got longitude {longitude:g}, latitude {latitude:g}"
+            f"got longitude {longitude:g}, latitude {latitude:g}",
+            expected="degrees",
         )
 
 
@@ -204,7 +217,7 @@ def _check_size(coordinates: Any) -> None:
     while pending:
         item = pending.pop()
         if not isinstance(item, list | tuple):
-            raise InputError(f"expected lists of coordinates, got {item!r}")
+            raise InputError(f"expected lists of coordinates, got {item!r}", expected="coordinates")
         if item and not isinstance(item[0], list | tuple):
             _check_vertex(item)
             count += 1
@@ -212,7 +225,9 @@ def _check_size(coordinates: Any) -> None:
             pending.extend(item)
         if count > VERTICES_MAX or len(pending) > 2 * VERTICES_MAX:
             raise InputError(
-                f"expected a geometry of at most {VERTICES_MAX:,} vertices; simplify it"
+                f"expected a geometry of at most {VERTICES_MAX:,} vertices; simplify it",
+                expected="vertices",
+                bound=VERTICES_MAX,
             )
 
 
@@ -220,7 +235,9 @@ def _check_vertex(item: Sequence[Any]) -> None:
     if [*map(type, item)] == [float, float] and isfinite(item[0]) and isfinite(item[1]):
         return  # By far the most.
     if len(item) not in (2, 3) or not all(_is_number(number) for number in item):
-        raise InputError(f"expected a vertex of longitude and latitude, got {list(item)!r}")
+        raise InputError(
+            f"expected a vertex of longitude and latitude, got {list(item)!r}", expected="vertex"
+        )
 
 
 def _is_number(value: object) -> bool:

@@ -243,7 +243,9 @@ def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
     if batch.schema.names != schema.path_schema.names:
         raise InternalError(
             f"expected paths with columns {schema.path_schema.names} for dataset "
-            f"{schema.name!r}, got {batch.schema.names}"
+            f"{schema.name!r}, got {batch.schema.names}",
+            expected="path_columns",
+            dataset=schema.name,
         )
     features = {f.name: from_arrow(batch.column(f.name)) for f in schema.indexed}
     cell = np.asarray(batch.column("cell").to_numpy(), dtype=np.uint64)

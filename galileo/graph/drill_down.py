@@ -153,12 +153,16 @@ def _check(schema: Schema, prefix: Sequence[Any], order: Sequence[str]) -> None:
             f"expected levels of dataset {schema.name!r}, each once, of {', '.join(known)}, "
             f"got {', '.join(map(str, order)) or 'none'}",
             parameter="order",
+            expected="levels",
+            dataset=schema.name,
         )
     if len(prefix) >= len(order):
         raise InputError(
             f"expected at most {len(order) - 1} values above a level of dataset {schema.name!r}, "
             f"got {len(prefix)}",
             bound=len(order) - 1,
+            expected="prefix",
+            dataset=schema.name,
         )
 
 
@@ -228,6 +232,7 @@ def _cell(schema: Schema, text: Any) -> int:
             f"expected a geohash of {schema.geohash_precision} characters for level 'geohash' of "
             f"dataset {schema.name!r}, got {text!r}",
             level="geohash",
+            expected="geohash",
         )
     return geohash.cell_from_text(text)
 

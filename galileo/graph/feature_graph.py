@@ -98,7 +98,10 @@ class FeatureGraph:
         """
         if delta.dataset != self.schema.key:
             raise InputError(
-                f"expected a synopsis of dataset {self.schema.name!r}, got one of {delta.dataset!r}"
+                f"expected a synopsis of dataset {self.schema.name!r}, "
+                f"got one of {delta.dataset!r}",
+                expected="same_dataset",
+                dataset=delta.dataset,
             )
         known = self._states.get(delta.partition) or _empty_state(self.schema, delta)
         state = known.apply(delta)

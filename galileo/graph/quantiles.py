@@ -78,6 +78,7 @@ def check_quantiles(schema: Schema, feature: str | None, shares: Sequence[float]
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
             f"({', '.join(numeric) or 'it has none'}), got {feature!r}",
+            expected="numeric_feature",
             feature=feature,
         )
 

@@ -79,6 +79,7 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
             f"({', '.join(numeric) or 'it has none'}), got {feature!r}",
+            expected="numeric_feature",
             feature=feature,
         )
     if bins is None:
@@ -86,11 +87,16 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
     count = bins if isinstance(bins, int) else len(bins) - 1
     if not 1 <= count <= BINS_MAX:
         raise InputError(
-            f"expected 1 to {BINS_MAX:,} bins, got {count:,}", parameter="bins", bound=BINS_MAX
+            f"expected 1 to {BINS_MAX:,} bins, got {count:,}",
+            expected="bin_count",
+            parameter="bins",
+            bound=BINS_MAX,
         )
     edges = np.arange(2) if isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     if not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
-        raise InputError(f"expected ascending, finite edges of bins, got {bins!r}")
+        raise InputError(
+            f"expected ascending, finite edges of bins, got {bins!r}", expected="edges"
+        )
 
 
 def summarise(
@@ -133,7 +139,8 @@ def equal_edges(minimum: float, maximum: float, *, bins: int) -> Numbers:
     if not math.isfinite(maximum - minimum):
         raise InputError(
             f"expected finite values for bins of equal width, got {minimum} to "
-            f"{maximum}; give the edges of the bins"
+            f"{maximum}; give the edges of the bins",
+            expected="finite_values",
         )
     wide = 0.5 if minimum == maximum else 0.0
     # NumPy's own function of this refuses values that are too close.

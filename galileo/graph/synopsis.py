@@ -105,11 +105,17 @@ class SynopsisDelta:
                 batch = reader.read_next_batch()
             delta = _read(batch)
         except (pa.ArrowInvalid, KeyError, ValueError, StopIteration) as error:
-            raise InputError(f"expected a synopsis of dataset {schema.name!r}: {error}") from error
+            raise InputError(
+                f"expected a synopsis of dataset {schema.name!r}: {error}",
+                expected="synopsis",
+                dataset=schema.name,
+            ) from error
         if delta.dataset != schema.key or batch.schema.names != _names(schema):
             raise InputError(
                 f"expected a synopsis of dataset {schema.name!r} with columns {_names(schema)}, "
-                f"got one of {delta.dataset!r} with {batch.schema.names}"
+                f"got one of {delta.dataset!r} with {batch.schema.names}",
+                expected="same_dataset",
+                dataset=delta.dataset,
             )
         return delta
 
@@ -189,7 +195,9 @@ class Synopsis:
         if sequence <= state.version.sequence:
             raise InternalError(
                 f"expected a commit after {state.version.sequence} for the synopsis of partition "
-                f"{self.partition}, got {sequence}"
+                f"{self.partition}, got {sequence}",
+                expected="later_commit",
+                sequence=sequence,
             )
         columns = columns_from_batch(self.schema, batch)
         grid = self._grids[state.step]

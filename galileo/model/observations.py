@@ -56,7 +56,8 @@ def as_table(data: Any) -> pa.Table:
     except (TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise InvalidObservations(
             "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
-            f"got {type(data).__name__}: {error}"
+            f"got {type(data).__name__}: {error}",
+            expected="table",
         ) from error
 
 
@@ -67,7 +68,8 @@ def _from_pandas(frame: pd.DataFrame) -> pa.Table:
     except pa.ArrowException as error:
         raise InvalidObservations(
             f"a column of the DataFrame cannot be converted to Arrow: {'; '.join(error.args)}; "
-            "convert the column first"
+            "convert the column first",
+            expected="arrow_columns",
         ) from error
 
 
@@ -77,7 +79,9 @@ def _refuse_geometries(data: pd.DataFrame) -> None:
             raise InvalidObservations(
                 f"expected plain columns, got geometries in column {name!r}; write "
                 ".assign(latitude=frame.geometry.y, longitude=frame.geometry.x)"
-                f".drop(columns={name!r}) for points in degrees"
+                f".drop(columns={name!r}) for points in degrees",
+                expected="plain_column",
+                column=str(name),
             )
 
 
@@ -89,7 +93,11 @@ def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
     expected = [*COORDINATES, *(feature.name for feature in schema.features)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidObservations(f"expected each column once, got {', '.join(twice)} again")
+        raise InvalidObservations(
+            f"expected each column once, got {', '.join(twice)} again",
+            expected="unique",
+            column=twice[0],
+        )
     missing = [name for name in expected if name not in names]
     unknown = [name for name in names if name not in expected]
     if not missing and not unknown:
@@ -102,7 +110,10 @@ def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
     parts += [f"in the index: {', '.join(in_index)}, write .reset_index()"] * bool(in_index)
     raise InvalidObservations(
         f"expected the columns {', '.join(expected)} for dataset {schema.name!r}; "
-        f"{'; '.join(parts)}. Rename or drop columns, or fill a missing feature with nulls"
+        f"{'; '.join(parts)}. Rename or drop columns, or fill a missing feature with nulls",
+        expected="columns_of_dataset",
+        missing_columns=missing,
+        unknown_columns=unknown,
     )
 
 
@@ -141,7 +152,11 @@ def _all_within(values: pa.ChunkedArray, low: float, high: float) -> bool:
 def _coordinate(table: pa.Table, name: str) -> pa.ChunkedArray:
     values = table.column(name)
     if not _is_number(values.type):
-        raise InvalidObservations(f"expected degrees in column {name!r}, got {values.type}")
+        raise InvalidObservations(
+            f"expected degrees in column {name!r}, got {values.type}",
+            expected="degrees",
+            column=name,
+        )
     values = values.cast(pa.float64(), safe=False)
     _refuse_missing(pc.is_null(values, nan_is_null=True), name)
     return values
@@ -155,6 +170,8 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
             f"expected a {name} from {low:g} to {high:g} degrees, got {values[row].as_py()!r} "
             f"in row {row}; nothing of this table was stored",
             row=row,
+            expected="degrees",
+            column=name,
         )
     return values
 
@@ -174,24 +191,32 @@ def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
     _refuse_missing(pc.is_null(chunked), "time")
     numbers = pc.cast(chunked, pa.int64())
     outside = pc.or_(pc.less(numbers, TIME_MIN_US), pc.greater(numbers, TIME_MAX_US))
-    _refuse(outside, "expected times of the years 1 to 9999 in column 'time', got another")
+    _refuse(
+        outside,
+        "expected times of the years 1 to 9999 in column 'time', got another",
+        expected="calendar_time",
+        column="time",
+    )
     _refuse(
         pc.less(numbers, low),
         f"expected times from {iso(low)} on in column 'time', where the first time bucket begins, "
         "got an earlier one",
+        expected="calendar_bucket",
+        column="time",
     )
     return chunked
 
 
 def _refuse_missing(flags: pa.ChunkedArray, name: str) -> None:
-    _refuse(flags, f"expected a value in every row of column {name!r}, got none")
+    complaint = f"expected a value in every row of column {name!r}, got none"
+    _refuse(flags, complaint, expected="no_nulls", column=name)
 
 
-def _refuse(flags: pa.ChunkedArray, complaint: str) -> None:
+def _refuse(flags: pa.ChunkedArray, complaint: str, **details: str) -> None:
     if pc.any(flags).as_py():
         row = flags.index(pa.scalar(True)).as_py()
         raise InvalidObservations(
-            f"{complaint} in row {row}; nothing of this table was stored", row=row
+            f"{complaint} in row {row}; nothing of this table was stored", row=row, **details
         )
 
 
@@ -205,7 +230,9 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
     if not _fits(values.type, feature.type):
         raise InvalidObservations(
             f"expected {feature.type} values in column {feature.name!r}, got {values.type}; "
-            "convert the column first"
+            "convert the column first",
+            expected=feature.type,
+            column=feature.name,
         )
     return nan_to_null(_cast(values, feature))
 
@@ -216,7 +243,9 @@ def _decode_dictionary(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedA
     except pa.ArrowNotImplementedError as error:
         raise InvalidObservations(
             f"expected {feature.type} values in column {feature.name!r}, got {values.type}, which "
-            "cannot be decoded; convert the column first"
+            "cannot be decoded; convert the column first",
+            expected=feature.type,
+            column=feature.name,
         ) from error
 
 
@@ -226,7 +255,9 @@ def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
     if size > TEXT_BYTES_MAX:
         raise InvalidObservations(
             f"expected at most {TEXT_BYTES_MAX:,} bytes of texts in column {name!r}, got {size:,}; "
-            "send fewer rows at a time"
+            "send fewer rows at a time",
+            column=name,
+            bound=TEXT_BYTES_MAX,
         )
 
 
@@ -254,7 +285,9 @@ def _cast(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
         return values.cast(feature.arrow_type)
     except pa.ArrowInvalid as error:
         raise InvalidObservations(
-            f"expected {feature.type} values in column {feature.name!r}: {error}"
+            f"expected {feature.type} values in column {feature.name!r}: {error}",
+            expected=feature.type,
+            column=feature.name,
         ) from error
 
 

@@ -54,11 +54,22 @@ class Retention:
         """
         age_s = None if age is None else seconds(age)
         if age_s is None and bytes is None:
-            raise InputError("expected a retention with an age or a number of bytes, got neither")
+            raise InputError(
+                "expected a retention with an age or a number of bytes, got neither",
+                expected="age_or_bytes",
+            )
         if age_s is not None and age_s < AGE_MIN_S:
-            raise InputError(f"expected an age of at least {AGE_MIN_S:g} s, got {age_s:g} s")
+            raise InputError(
+                f"expected an age of at least {AGE_MIN_S:g} s, got {age_s:g} s",
+                expected="age",
+                bound=AGE_MIN_S,
+            )
         if bytes is not None and (type(bytes) is not int or bytes < BYTES_MIN):
-            raise InputError(f"expected at least {BYTES_MIN} bytes on each node, got {bytes!r}")
+            raise InputError(
+                f"expected at least {BYTES_MIN} bytes on each node, got {bytes!r}",
+                expected="bytes",
+                bound=BYTES_MIN,
+            )
         object.__setattr__(self, "age_s", age_s)
         object.__setattr__(self, "bytes", bytes)
         object.__setattr__(self, "past_readers", bool(past_readers))
@@ -95,7 +106,7 @@ class Retention:
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"expected a retention in JSON: {error}") from error
+            raise InputError(f"expected a retention in JSON: {error}", expected="json") from error
         return Retention.from_dict(raw)
 
     @staticmethod
@@ -110,7 +121,8 @@ class Retention:
             return Retention(raw["age_s"], bytes=raw["bytes"], past_readers=raw["past_readers"])
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"expected a retention as `Retention.to_dict` gives it: {reason_of(error)}"
+                f"expected a retention as `Retention.to_dict` gives it: {reason_of(error)}",
+                expected="retention",
             ) from error
 
 
@@ -141,9 +153,13 @@ class VersionedRetention:
             raw = json.loads(text)
             version, held = raw["version"], raw["retention"]
             if type(version) is not int or version < 0:
-                raise InputError(f"expected a version of at least 0, got {version!r}")
+                raise InputError(
+                    f"expected a version of at least 0, got {version!r}", expected="version"
+                )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"expected a numbered retention in JSON: {error!r}") from error
+            raise InputError(
+                f"expected a numbered retention in JSON: {error!r}", expected="versioned_retention"
+            ) from error
         return VersionedRetention(version, None if held is None else Retention.from_dict(held))
 
 

@@ -72,16 +72,25 @@ class Feature:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _FEATURE_NAME.fullmatch(self.name):
             raise InvalidSchema(
-                f"expected a feature name of letters, digits and underscores, got {self.name!r}"
+                f"expected a feature name of letters, digits and underscores, got {self.name!r}",
+                expected="feature_name",
             )
         if self.name.lower() in RESERVED:
-            raise InvalidSchema(f"the feature name {self.name!r} is taken by Galileo; use another")
+            raise InvalidSchema(
+                f"the feature name {self.name!r} is taken by Galileo; use another",
+                expected="free_name",
+                feature=self.name,
+            )
         if not isinstance(self.unit, str):
-            raise InvalidSchema(f"expected a unit as text, such as 'K', got {self.unit!r}")
+            raise InvalidSchema(
+                f"expected a unit as text, such as 'K', got {self.unit!r}", expected="unit"
+            )
         if self.type not in ARROW_TYPES:
             raise InvalidSchema(
                 f"expected the type float, int, text or bool for feature {self.name!r}, "
-                f"got {self.type!r}"
+                f"got {self.type!r}",
+                expected="feature_type",
+                feature=self.name,
             )
 
     @property
@@ -156,16 +165,26 @@ class Schema:
     def _check(self) -> None:
         names = [feature.name for feature in self.features]
         if not 1 <= len(names) <= FEATURES_MAX:
-            raise InvalidSchema(f"expected 1 to {FEATURES_MAX} features, got {len(names)}")
+            raise InvalidSchema(
+                f"expected 1 to {FEATURES_MAX} features, got {len(names)}",
+                expected="features",
+                bound=FEATURES_MAX,
+            )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InvalidSchema(f"feature {twice[0]!r} is given twice; expected each once")
+            raise InvalidSchema(
+                f"feature {twice[0]!r} is given twice; expected each once",
+                expected="unique",
+                feature=twice[0],
+            )
         if type(self.geohash_precision) is not int or not (
             1 <= self.geohash_precision <= PRECISION_MAX
         ):
             raise InvalidSchema(
                 f"expected a geohash_precision from 1 to {PRECISION_MAX}, "
-                f"got {self.geohash_precision!r}"
+                f"got {self.geohash_precision!r}",
+                expected="precision",
+                bound=PRECISION_MAX,
             )
 
     @property
@@ -281,7 +300,8 @@ class Schema:
             ).of_generation(int(raw.get("generation", 0)))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
-                f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}"
+                f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}",
+                expected="schema",
             ) from error
 
     def to_json(self) -> str:
@@ -304,7 +324,7 @@ class Schema:
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidSchema(f"expected a schema in JSON: {error}") from error
+            raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
         return Schema.from_dict(raw)
 
 
@@ -316,7 +336,8 @@ def dataset_name(name: object) -> str:
     """
     if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name):
         raise InvalidSchema(
-            f"expected a dataset name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}"
+            f"expected a dataset name of a-z, 0-9, '_', '.', '-' (at most 64), got {name!r}",
+            expected="dataset_name",
         )
     return name
 
@@ -392,7 +413,8 @@ def _features(value: Any) -> tuple[Feature, ...]:
     if isinstance(value, Feature) or not all(isinstance(feature, Feature) for feature in features):
         raise InvalidSchema(
             "expected a list of features, such as [galileo.Feature('temperature', unit='K')], "
-            f"got {value!r}"
+            f"got {value!r}",
+            expected="features",
         )
     return features
 
@@ -400,5 +422,7 @@ def _features(value: Any) -> tuple[Feature, ...]:
 def _bucket_us(time_bucket: Duration) -> int:
     width_s = seconds(time_bucket)
     if not TIME_BUCKET_MIN_S <= width_s <= TIME_BUCKET_MAX_S:
-        raise InvalidSchema(f"expected a time_bucket from 1s to 366d, got {time_bucket!r}")
+        raise InvalidSchema(
+            f"expected a time_bucket from 1s to 366d, got {time_bucket!r}", expected="time_bucket"
+        )
     return round(width_s * MICROS)

@@ -74,7 +74,9 @@ def seconds(value: Duration) -> float:
     """
     result = _seconds(value)
     if not 0 < result < float("inf"):
-        raise InputError(f"expected a duration above zero, got {value!r}")
+        raise InputError(
+            f"expected a duration above zero, got {value!r}", expected="positive_duration"
+        )
     return result
 
 
@@ -90,7 +92,8 @@ def _seconds(value: Duration) -> float:
         if all(unit in _UNITS_S for _, unit in parts):
             return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     raise InputError(
-        f"expected a duration such as '250ms', '10s', '1h30m', '7d' or '1y', got {value!r}"
+        f"expected a duration such as '250ms', '10s', '1h30m', '7d' or '1y', got {value!r}",
+        expected="duration",
     )
 
 
@@ -138,7 +141,9 @@ def _from_datetime(value: dt.datetime) -> int:
 
 
 def _not_a_time(value: object) -> InputError:
-    return InputError(f"expected a time such as '2012-03-01T06:00:00Z', got {value!r}")
+    return InputError(
+        f"expected a time such as '2012-03-01T06:00:00Z', got {value!r}", expected="time"
+    )
 
 
 def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
@@ -162,7 +167,9 @@ def time_column(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arra
         return _parse(values)
     raise InputError(
         f"expected times in column 'time' (timestamp, date or ISO 8601 text), got {kind}; "
-        "convert numbers first, for they do not say their unit"
+        "convert numbers first, for they do not say their unit",
+        expected="times",
+        column="time",
     )
 
 
@@ -175,7 +182,11 @@ def _in_micros(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array
     try:
         whole = pc.cast(naive, pa.timestamp("us"))
     except pa.ArrowInvalid as error:
-        raise InputError(f"expected times that microseconds can hold: {error}") from error
+        raise InputError(
+            f"expected times that microseconds can hold: {error}",
+            expected="microseconds",
+            column="time",
+        ) from error
     return pc.cast(pc.cast(whole, pa.int64()), TIME_TYPE)
 
 
@@ -195,6 +206,8 @@ def _parse(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
             "expected ISO 8601 texts of the years 1 to 9999 in column 'time', "
             f"got {texts[row].as_py()!r} in row {row}",
             row=row,
+            expected="iso_8601",
+            column="time",
         )
     return pa.array(times_us, pa.int64(), mask=is_missing).cast(TIME_TYPE)
 

@@ -80,26 +80,38 @@ class Window:
         if self.over != "event":
             raise InputError(
                 f"expected windows over 'event' time, got {self.over!r}; labels carry the time of "
-                "their observations and not that of their commit, so no window can be over that"
+                "their observations and not that of their commit, so no window can be over that",
+                expected="event_time",
             )
         sizes = (self.size_us, self.slide_us, self.lateness_us)
         if any(type(size) is not int for size in sizes):
-            raise InputError(f"expected whole microseconds as sizes of windows, got {sizes}")
+            raise InputError(
+                f"expected whole microseconds as sizes of windows, got {sizes}",
+                expected="microseconds",
+            )
         if self.kind not in ("tumbling", "sliding"):
-            raise InputError(f"expected 'tumbling' or 'sliding' windows, got {self.kind!r}")
+            raise InputError(
+                f"expected 'tumbling' or 'sliding' windows, got {self.kind!r}",
+                expected="window_kind",
+            )
         if not 0 < self.size_us <= SIZE_MAX_US or not 0 <= self.lateness_us <= SIZE_MAX_US:
             raise InputError(
                 "expected windows, and a lateness, of at most a hundred years, got "
-                f"{_duration_text(self.size_us)} and {_duration_text(self.lateness_us)}"
+                f"{_duration_text(self.size_us)} and {_duration_text(self.lateness_us)}",
+                expected="window_size",
             )
         if not 0 < self.slide_us <= self.size_us or self.size_us % self.slide_us:
             raise InputError(
                 "expected a size that is a whole multiple of the slide, so that each label is in "
                 f"as many windows as any other; got {_duration_text(self.size_us)} and a slide of "
-                f"{_duration_text(self.slide_us)}"
+                f"{_duration_text(self.slide_us)}",
+                expected="multiple_of_slide",
             )
         if self.kind == "tumbling" and self.slide_us != self.size_us:
-            raise InputError("expected tumbling windows without a slide; ask for sliding ones")
+            raise InputError(
+                "expected tumbling windows without a slide; ask for sliding ones",
+                expected="no_slide",
+            )
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -107,13 +119,17 @@ class Window:
             raise InputError(
                 f"expected at most {OVERLAP_MAX} windows around each label, got {self.overlap} by "
                 f"a size of {_duration_text(self.size_us)} and a slide of "
-                f"{_duration_text(self.slide_us)}"
+                f"{_duration_text(self.slide_us)}",
+                expected="overlap",
+                bound=OVERLAP_MAX,
             )
         open_at_once = (self.size_us + self.lateness_us) // self.slide_us
         if open_at_once > OPEN_MAX:
             raise InputError(
                 f"expected at most {OPEN_MAX} windows that are open at once, got {open_at_once} "
-                "by the size and lateness together; make windows larger or the lateness smaller"
+                "by the size and lateness together; make windows larger or the lateness smaller",
+                expected="open_windows",
+                bound=OPEN_MAX,
             )
 
     @classmethod
@@ -162,7 +178,10 @@ class Window:
             return cls.tumbling(size, lateness=lateness)
         if kind == "sliding" and size and slide:
             return cls.sliding(size, slide=slide, lateness=lateness)
-        raise InputError(f"expected windows such as 'tumbling:1h' or 'sliding:6h/1h', got {text!r}")
+        raise InputError(
+            f"expected windows such as 'tumbling:1h' or 'sliding:6h/1h', got {text!r}",
+            expected="window",
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Window:
@@ -179,7 +198,8 @@ class Window:
             return cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
             raise InputError(
-                f"expected windows as JSON, as Window.to_json gives them, got {text[:200]!r}"
+                f"expected windows as JSON, as Window.to_json gives them, got {text[:200]!r}",
+                expected="json",
             ) from error
 
     def to_json(self) -> str:

@@ -49,13 +49,17 @@ def read_stream(data: bytes | memoryview | pa.Buffer, *, bytes_max: int | None =
         if number > STREAM_MESSAGES_MAX:
             raise MessageTooLarge(
                 f"expected at most {STREAM_MESSAGES_MAX:,} batches in one Arrow stream, got more; "
-                "combine the chunks of the table"
+                "combine the chunks of the table",
+                expected="batches",
+                bound=STREAM_MESSAGES_MAX,
             )
         size += _unpacked_bytes(message)
         if size > most:
             raise MessageTooLarge(
                 f"expected an Arrow stream of at most {most:,} bytes when it is unpacked, got at "
-                f"least {size:,}; send several smaller ones"
+                f"least {size:,}; send several smaller ones",
+                expected="bytes",
+                bound=most,
             )
     return pa.ipc.open_stream(buffer).read_all()
 
@@ -70,7 +74,9 @@ def _messages(buffer: pa.Buffer) -> Iterator[pa.Message]:
         if message.metadata.size > HEAD_BYTES_MAX:
             raise MessageTooLarge(
                 f"expected the schema and the head of each batch of an Arrow stream in at most "
-                f"{HEAD_BYTES_MAX:,} bytes, got {message.metadata.size:,}"
+                f"{HEAD_BYTES_MAX:,} bytes, got {message.metadata.size:,}",
+                expected="schema_bytes",
+                bound=HEAD_BYTES_MAX,
             )
         yield message
 

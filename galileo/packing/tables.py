@@ -124,7 +124,9 @@ def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
     flags, rows = reader.read_number(most=_ARROW_STREAM), reader.read_number(most=ROWS_MAX)
     columns, size = reader.read_number(), reader.read_number(most=UNCOMPRESSED_BYTES_MAX)
     if columns != len(schema):
-        raise InputError(f"expected packed labels of {len(schema)} columns, got {columns}")
+        raise InputError(
+            f"expected packed labels of {len(schema)} columns, got {columns}", expected="columns"
+        )
     if flags == _ARROW_STREAM:
         table = _from_stream(reader.read_rest(), schema, rows)
     else:
@@ -136,7 +138,11 @@ def unpack(data: bytes | memoryview, schema: pa.Schema) -> pa.Table:
             raise corrupt("nothing behind the last column", "more")
     for field, column in zip(schema, table.columns, strict=True):
         if column.null_count and not field.nullable:
-            raise InputError(f"expected a value in every row of {field.name!r}, got a null")
+            raise InputError(
+                f"expected a value in every row of {field.name!r}, got a null",
+                expected="no_nulls",
+                column=field.name,
+            )
     return table
 
 
@@ -149,7 +155,8 @@ def _from_stream(body: memoryview, schema: pa.Schema, rows: int) -> pa.Table:
     if table.num_rows != rows or not table.schema.equals(schema):
         raise InputError(
             f"expected {rows} packed labels of {schema.names}, "
-            f"got {table.num_rows} of {table.schema.names}"
+            f"got {table.num_rows} of {table.schema.names}",
+            expected="labels_of_schema",
         )
     return table
 
@@ -162,7 +169,8 @@ def _verify_checksum(data: bytes | memoryview) -> memoryview:
     if view[len(_MAGIC)] != FORMAT_VERSION:
         raise InputError(
             f"expected labels packed by format {FORMAT_VERSION}, got format {view[len(_MAGIC)]}; "
-            "use the same version of Galileo on both sides"
+            "use the same version of Galileo on both sides",
+            expected="format_version",
         )
     content = view[start + _CHECKSUM_BYTES :]
     stored = int.from_bytes(view[start : start + _CHECKSUM_BYTES], "little")

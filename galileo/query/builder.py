@@ -71,7 +71,7 @@ class _Combinable:
         return Condition({"op": "not", "args": [self.tree]})
 
     def __bool__(self) -> NoReturn:
-        raise InputError(_NO_TRUTH)
+        raise InputError(_NO_TRUTH, expected="no_truth_value")
 
     def __str__(self) -> str:
         return to_text(self.tree)
@@ -176,7 +176,9 @@ class Property(_Combinable):
             3
         """
         if isinstance(values, str):
-            raise InputError(f"expected a list of values for isin, got the text {values!r}")
+            raise InputError(
+                f"expected a list of values for isin, got the text {values!r}", expected="values"
+            )
         listed = [self._value(value) for value in values]
         return self._about("in", listed) if listed else Condition(False)
 
@@ -253,7 +255,9 @@ class Properties:
 
     def __getitem__(self, name: str) -> Property:
         if not isinstance(name, str) or not name:
-            raise InputError(f"expected the name of a property, got {name!r}")
+            raise InputError(
+                f"expected the name of a property, got {name!r}", expected="property_name"
+            )
         return Property(name)
 
     def __repr__(self) -> str:
@@ -278,7 +282,8 @@ def query_text(query: QueryLike) -> str:
         return json.dumps(query.tree, ensure_ascii=False)
     raise InputError(
         "expected a query as CQL2 text or as a condition such as galileo.f.temperature > 290, "
-        f"got {type(query).__name__}"
+        f"got {type(query).__name__}",
+        expected="query",
     )
 
 
@@ -336,7 +341,10 @@ def during(start: Instant | None, end: Instant | None) -> Condition:
         3
     """
     if start is not None and end is not None and micros(start) > micros(end):
-        raise InputError(f"expected a start before the end, got {start!r} and {end!r}")
+        raise InputError(
+            f"expected a start before the end, got {start!r} and {end!r}",
+            expected="start_before_end",
+        )
     bounds = [
         {"op": op, "args": [{"property": DATETIME}, {"timestamp": iso(micros(bound))}]}
         for op, bound in ((">=", start), ("<", end))
@@ -371,7 +379,8 @@ def _no_operand(sign: str, operand: object) -> InputError:
     """Raise an error: Python reads `f.x > 1 & f.y < 2` as `f.x > (1 & f.y) < 2`."""
     return InputError(
         f"expected a condition on both sides of {sign}, got {operand!r}; "
-        f"put comparisons in parentheses: (f.x > 1) {sign} (f.y < 2)"
+        f"put comparisons in parentheses: (f.x > 1) {sign} (f.y < 2)",
+        expected="condition",
     )
 
 
@@ -386,7 +395,7 @@ def _literal(value: Any, *, about: str) -> Any:
         return {"timestamp": iso(micros(value))}
     if isinstance(value, dt.date):
         return {"date": value.isoformat()}
-    raise InputError(_no_literal(value, about))
+    raise InputError(_no_literal(value, about), expected="literal")
 
 
 def _no_literal(value: Any, about: str) -> str:
@@ -408,13 +417,17 @@ def _number(value: Any) -> int | float:
     if is_number and math.isfinite(plain):
         number: int | float = plain
         return number
-    raise InputError(f"expected a finite number, got {value!r}")
+    raise InputError(f"expected a finite number, got {value!r}", expected="finite_number")
 
 
 def _degrees(name: str, value: Any, bound: int) -> int | float:
     number = _number(value)
     if abs(number) > bound:
-        raise InputError(f"expected a {name} from -{bound} to {bound} degrees, got {value!r}")
+        raise InputError(
+            f"expected a {name} from -{bound} to {bound} degrees, got {value!r}",
+            expected="degrees",
+            name=name,
+        )
     return number
 
 
@@ -427,7 +440,10 @@ def _metres(distance: Any) -> int | float:
     except InputError:
         metres = -1
     if metres < 0:
-        raise InputError(f"expected a distance in metres, or such as '50km', got {distance!r}")
+        raise InputError(
+            f"expected a distance in metres, or such as '50km', got {distance!r}",
+            expected="distance",
+        )
     return metres
 
 
@@ -437,7 +453,8 @@ def _geometry(region: Place) -> Any:
     except (shapely.errors.ShapelyError, TypeError, ValueError, KeyError) as error:
         raise InputError(
             "expected a region as a shapely geometry, WKT, GeoJSON or (west, south, east, north), "
-            f"got {region!r}: {error}"
+            f"got {region!r}: {error}",
+            expected="region",
         ) from error
 
 
@@ -451,7 +468,9 @@ def _geojson(region: Place) -> Any:
         return _drawn(region)
     bounds = [_number(bound) for bound in region]
     if len(bounds) != 4:
-        raise InputError(f"expected west, south, east and north, got {len(bounds)} numbers")
+        raise InputError(
+            f"expected west, south, east and north, got {len(bounds)} numbers", expected="box"
+        )
     return {"bbox": bounds}
 
 
@@ -460,7 +479,8 @@ def _shape(region: Any) -> BaseGeometry:
     if getattr(getattr(region, "crs", None), "is_geographic", True) is False:
         raise InputError(
             f"expected longitudes and latitudes, got the projection {region.crs.name!r}; write "
-            ".to_crs(4326) first"
+            ".to_crs(4326) first",
+            expected="crs",
         )
     mapping = region if isinstance(region, dict) else region.__geo_interface__
     if mapping.get("type") != "FeatureCollection":
@@ -473,7 +493,9 @@ def _shape(region: Any) -> BaseGeometry:
 
 def _drawn(shape: BaseGeometry) -> Any:
     if shape.is_empty or shape.geom_type == "GeometryCollection":
-        raise InputError(f"expected one geometry with coordinates, got {shape.wkt}")
+        raise InputError(
+            f"expected one geometry with coordinates, got {shape.wkt}", expected="geometry"
+        )
     if not np.isfinite(shapely.get_coordinates(shape)).all():
-        raise InputError("expected finite coordinates")
+        raise InputError("expected finite coordinates", expected="finite_coordinates")
     return json.loads(shapely.to_geojson(shapely.force_2d(shape)))

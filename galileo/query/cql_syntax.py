@@ -102,6 +102,7 @@ def check_length(source: str) -> None:
             f"expected a query of at most {TEXT_MAX:,} characters, written out as CQL2 JSON too, "
             f"got {len(source):,}; simplify its polygons or shorten its lists",
             position=TEXT_MAX,
+            bound=TEXT_MAX,
         )
 
 

@@ -106,13 +106,18 @@ class NearestTo:
                 "expected a latitude from -90 to 90 and a longitude from -180 to 180 degrees, "
                 f"got {self.latitude!r} and {self.longitude!r}",
                 parameter="longitude" if abs(self.latitude) <= 90 else "latitude",
+                expected="degrees",
             )
         if not 1 <= self.count <= COUNT_MAX:
             raise InputError(
-                f"expected a count from 1 to {COUNT_MAX:,}, got {self.count!r}", parameter="count"
+                f"expected a count from 1 to {COUNT_MAX:,}, got {self.count!r}",
+                parameter="count",
+                bound=COUNT_MAX,
             )
         if not 0 < self.first_m < math.inf:
-            raise InputError(f"expected a first radius above 0 metres, got {self.first_m!r}")
+            raise InputError(
+                f"expected a first radius above 0 metres, got {self.first_m!r}", parameter="first_m"
+            )
         if not self.within_m >= 0:
             raise InputError(
                 f"expected a greatest distance of 0 metres or more, got {self.within_m!r}",

@@ -42,7 +42,8 @@ class Endpoint:
         except OSError as error:
             raise ConfigError(
                 f"expected an address to listen on, got {options.host}:{options.port}: "
-                f"{error.strerror or error}"
+                f"{error.strerror or error}",
+                expected="free_address",
             ) from error
         self._server.begin("galileo-sparql")
 

@@ -134,4 +134,6 @@ class FairQueue:
 
 
 def _too_many(places_max: int) -> Overloaded:
-    return Overloaded(f"{places_max} queries run or wait already; try again later")
+    return Overloaded(
+        f"{places_max} queries run or wait already; try again later", bound=places_max
+    )

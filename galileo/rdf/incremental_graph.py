@@ -77,6 +77,7 @@ class IncrementalGraph(OpenGraph):
             raise InputError(
                 f"expected labels of {self.schema.name!r} with its schema, got {labels!r}",
                 dataset=labels.schema.name,
+                expected="labels_of_schema",
             )
         with self._adding:
             fresh = self._unseen(labels)
@@ -88,6 +89,7 @@ class IncrementalGraph(OpenGraph):
                     f"expected a result of at most {self.labels_max:,} labels, got "
                     f"{len(self) + len(fresh):,}; narrow the query, or allow more with labels_max",
                     parameter="labels_max",
+                    expected="labels",
                     bound=self.labels_max,
                 )
             self._append(fresh)

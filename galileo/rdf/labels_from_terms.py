@@ -39,7 +39,11 @@ def find_labels(labels: LabelSet, columns: Mapping[str, pa.Array]) -> LabelSet:
         names = matching or list(columns)
         return labels.where(masks[names[0]] if names else np.zeros(len(labels), dtype=np.bool_))
     which = f"{matching} do; name one" if matching else f"none of {list(columns)} does"
-    raise InputError(f"expected one variable whose terms identify labels; {which}")
+    raise InputError(
+        f"expected one variable whose terms identify labels; {which}",
+        expected="one_variable",
+        properties=matching or list(columns),
+    )
 
 
 def block_ids(labels: LabelSet) -> list[str]:
@@ -53,7 +57,11 @@ def sub_query(labels: LabelSet) -> str:
     blocks = pa.table({"cell": cells, "bucket": pa.array(buckets)})
     groups = blocks.group_by(["bucket", "cell"]).aggregate([])
     if not 1 <= groups.num_rows <= BLOCKS_MAX:
-        raise InputError(f"expected labels of 1 to {BLOCKS_MAX:,} blocks, got {groups.num_rows:,}")
+        raise InputError(
+            f"expected labels of 1 to {BLOCKS_MAX:,} blocks, got {groups.num_rows:,}",
+            expected="blocks",
+            bound=BLOCKS_MAX,
+        )
     width = labels.schema.time_bucket_us
     times = groups.group_by("bucket").aggregate([("cell", "list")]).sort_by("bucket").to_pylist()
     by_cells: dict[tuple[str, ...], list[int]] = {}

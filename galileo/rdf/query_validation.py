@@ -147,6 +147,7 @@ def _update_error() -> UnsupportedQuery:
     return UnsupportedQuery(
         "expected a query (SELECT, ASK, CONSTRUCT, DESCRIBE), got an update; results are read-only",
         remedy="edit_graph",
+        expected="query",
     )
 
 
@@ -175,10 +176,14 @@ def _position(text: str, message: str) -> int:
 
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
-        raise InputError(f"expected a SPARQL query as text, got {type(text).__name__}")
+        raise InputError(
+            f"expected a SPARQL query as text, got {type(text).__name__}", expected="text"
+        )
     if len(text) > QUERY_CHARS_MAX:
         raise InputError(
-            f"expected a SPARQL query of at most {QUERY_CHARS_MAX:,} characters, got {len(text):,}"
+            f"expected a SPARQL query of at most {QUERY_CHARS_MAX:,} characters, got {len(text):,}",
+            expected="characters",
+            bound=QUERY_CHARS_MAX,
         )
 
 
@@ -187,7 +192,9 @@ def _refuse(names: frozenset[str]) -> None:
         if name in names:
             raise UnsupportedQuery(
                 f"expected a query of this result alone; {reason}. Leave it out, "
-                "or load the other data yourself and join the tables"
+                "or load the other data yourself and join the tables",
+                expected="query_of_result",
+                name=name,
             )
 
 

@@ -59,7 +59,9 @@ def _open(source: LabelSet | Graph) -> OpenGraph:
         return LabelGraph(source)
     if isinstance(source, lazy_imports.module(lazy_imports.GRAPHS).Graph):
         return OpenGraph(lambda: _triples(source))
-    raise InputError(f"expected a label set or a graph, got {type(source).__name__}")
+    raise InputError(
+        f"expected a label set or a graph, got {type(source).__name__}", expected="labels_or_graph"
+    )
 
 
 def _triples(graph: Graph) -> Iterable[bytes]:

@@ -212,7 +212,9 @@ class SparqlResult:
         format = format or "json"
         if format not in formats:
             raise InputError(
-                f"expected a format of {sorted(formats)} for {self.kind}, got {format!r}"
+                f"expected a format of {sorted(formats)} for {self.kind}, got {format!r}",
+                expected="format",
+                format=format,
             )
         data = self._parse().serialize(format=getattr(ox.QueryResultsFormat, formats[format]))
         assert data is not None, "serialize returns bytes without an output"
@@ -242,11 +244,16 @@ class SparqlResult:
         if self._source is None:
             raise InputError(
                 "this graph was made of triples, so its terms identify no labels; query labels, "
-                "or the result of a dataset"
+                "or the result of a dataset",
+                expected="labels",
             )
         names = [variable.removeprefix("?")] if variable else list(self.variables)
         if variable and names[0] not in self.variables:
-            raise InputError(f"expected a variable of {list(self.variables)}, got {variable!r}")
+            raise InputError(
+                f"expected a variable of {list(self.variables)}, got {variable!r}",
+                expected="variable",
+                variable=variable,
+            )
         columns = {name: _column(self._cells[self.variables.index(name)]) for name in names}
         return labels_from_terms.find_labels(
             self._source, {name: column.texts for name, column in columns.items()}
@@ -270,7 +277,8 @@ class SparqlResult:
         if self.kind != kind:
             raise InputError(
                 f"expected an answer with {kind}, this one has {self.kind}; SELECT gives "
-                "solutions, CONSTRUCT and DESCRIBE triples, ASK a boolean (use bool)"
+                "solutions, CONSTRUCT and DESCRIBE triples, ASK a boolean (use bool)",
+                expected=kind,
             )
 
 

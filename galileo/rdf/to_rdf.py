@@ -92,7 +92,11 @@ def convert(data: bytes, *, format: str) -> bytes:
             does not end in a name.
     """
     if format not in FORMATS:
-        raise InputError(f"expected an RDF format of {sorted(FORMATS)}, got {format!r}")
+        raise InputError(
+            f"expected an RDF format of {sorted(FORMATS)}, got {format!r}",
+            expected="format",
+            format=format,
+        )
     if format == "nt":
         return data
     try:

@@ -75,7 +75,8 @@ class Manifest:
         if raw["format"] != FORMAT_VERSION:
             raise ConfigError(
                 f"expected a backup of format {FORMAT_VERSION}, got {raw['format']}; use the "
-                "version of Galileo that made it"
+                "version of Galileo that made it",
+                expected="format_version",
             )
         files = tuple(StoredFile(**file) for file in raw["files"])
         return cls(raw["created_at"], raw["commits"], files)
@@ -150,12 +151,18 @@ def restore(
     """
     data = load_record(source / f"{MANIFEST}.record")
     if data is None:
-        raise InputError(f"expected a backup with a {MANIFEST}.record, got {source}")
+        raise InputError(
+            f"expected a backup with a {MANIFEST}.record, got {source}", expected="backup"
+        )
     manifest = Manifest.from_bytes(data)
     with _building(directory, disk) as partial:
         for file in manifest.files:
             if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
-                raise InputError(f"expected files within the backup, got {file.path}")
+                raise InputError(
+                    f"expected files within the backup, got {file.path}",
+                    expected="file_of_backup",
+                    file=str(file.path),
+                )
             copied = _copy(source / file.path, partial / file.path, disk=disk)
             if (copied.bytes, copied.crc) != (file.bytes, file.crc):
                 reason = "its length or checksum is not that of the manifest"
@@ -272,7 +279,8 @@ def _building(target: Path, disk: Disk) -> Iterator[Path]:
         if path.exists():
             raise InputError(
                 f"expected a directory that does not exist yet, got {path}; nothing was changed. "
-                "Choose another one, or remove it"
+                "Choose another one, or remove it",
+                expected="new_directory",
             )
     try:
         try:
@@ -283,7 +291,8 @@ def _building(target: Path, disk: Disk) -> Iterator[Path]:
         except OSError as error:
             raise PartitionReadOnly(
                 f"copying to {target} failed: {error}. Make room, or check both disks, then begin "
-                "again"
+                "again",
+                expected="disk",
             ) from error
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)

@@ -208,7 +208,8 @@ def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"expected merged segments of format {FORMAT_VERSION}, got {version}; "
-            "start the version of Galileo that wrote them"
+            "start the version of Galileo that wrote them",
+            expected="format_version",
         )
     partition, first, offset, commits_bytes, blocks_bytes, index_crc = numbers
     return partition, first, offset, commits_bytes, blocks_bytes, index_crc

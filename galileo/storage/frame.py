@@ -115,7 +115,9 @@ def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     try:
         return pa.ipc.read_record_batch(buffer, schema)
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise CorruptData(f"expected a record batch of {schema.names}: {error}") from error
+        raise CorruptData(
+            f"expected a record batch of {schema.names}: {error}", expected="record_batch"
+        ) from error
 
 
 def producer_name(producer: str) -> str:
@@ -167,12 +169,15 @@ def decode_header(data: bytes) -> FrameHeader:
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"expected stored frames of format {FORMAT_VERSION}, got {version}; "
-            "start the version of Galileo that wrote them"
+            "start the version of Galileo that wrote them",
+            expected="format_version",
         )
     try:
         name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
     except UnicodeDecodeError as error:
-        raise CorruptData(f"expected a producer's name in UTF-8: {error}") from error
+        raise CorruptData(
+            f"expected a producer's name in UTF-8: {error}", expected="producer"
+        ) from error
     return _header_of(numbers, name)
 
 

@@ -165,5 +165,6 @@ def _corrupt_record(path: Path, reason: str) -> CorruptData:
 def _not_saved(path: Path, error: OSError) -> PartitionReadOnly:
     return PartitionReadOnly(
         f"the disk refused to change {path}: {error}. Check the disk and its free space, "
-        "then repeat the request"
+        "then repeat the request",
+        file=str(path),
     )

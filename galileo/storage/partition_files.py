@@ -48,7 +48,8 @@ def check_is_node(directory: Path) -> None:
     if not (directory / "node").is_dir():
         raise InputError(
             f"expected the directory of a node, got {directory}; it is node.directory in the "
-            "node's configuration"
+            "node's configuration",
+            expected="node_directory",
         )
 
 

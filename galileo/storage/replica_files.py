@@ -43,7 +43,11 @@ def file_checksum(path: Path, *, size: int) -> int:
         while offset < size:
             piece = read_at(descriptor, min(READ_BYTES, size - offset), offset=offset)
             if not piece:
-                raise CorruptData(f"expected {size} bytes in {path}, got {offset}")
+                raise CorruptData(
+                    f"expected {size} bytes in {path}, got {offset}",
+                    expected="size",
+                    file=str(path),
+                )
             total, offset = checksum([piece], total), offset + len(piece)
     finally:
         os.close(descriptor)
@@ -145,5 +149,7 @@ class PartitionCopy:
             raise CorruptData(
                 f"expected a whole file {name} of partition {self._partition}, but "
                 f"{'; '.join(reasons)}; it was damaged before it was copied: check the disk that "
-                "it comes from with galileo verify"
+                "it comes from with galileo verify",
+                expected="whole_file",
+                file=name,
             )

@@ -200,11 +200,14 @@ class LogStart:
             stamp = table.schema.metadata
             version, until = int(stamp[b"format"]), int(stamp[b"until"])
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
-            raise CorruptData(f"expected the mark of dropped commits: {error}") from error
+            raise CorruptData(
+                f"expected the mark of dropped commits: {error}", expected="mark"
+            ) from error
         if version != FORMAT_VERSION:
             raise ConfigError(
                 f"expected marks of dropped commits of format {FORMAT_VERSION}, got {version}; "
-                "start the version of Galileo that wrote them"
+                "start the version of Galileo that wrote them",
+                expected="format_version",
             )
         table = table.replace_schema_metadata()
         if "observations_crc" not in table.schema.names:

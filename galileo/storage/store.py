@@ -121,7 +121,9 @@ class Store:
         """
         with self._changing:
             if self._recovered:
-                raise InternalError("expected one call of Store.recover, got a second one")
+                raise InternalError(
+                    "expected one call of Store.recover, got a second one", expected="one_recovery"
+                )
             self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self.partitions_on_disk():
@@ -164,7 +166,8 @@ class Store:
             if present is not None and present != schema:
                 raise DatasetExists(
                     f"dataset {schema.name!r} exists with another schema: {present.to_json()}. "
-                    "A schema never changes; choose another name, or use the dataset as it is"
+                    "A schema never changes; choose another name, or use the dataset as it is",
+                    same=False,
                 )
             if present is None:
                 self._schema_records.save(schema.key, schema.to_json().encode())
@@ -248,7 +251,9 @@ class Store:
             return journal
         with self._changing:
             if not self._recovered:
-                raise InternalError("expected Store.recover before the first use of a journal")
+                raise InternalError(
+                    "expected Store.recover before the first use of a journal", expected="recovery"
+                )
             journal = self._journals.get((dataset, partition))
             return journal or self._open_journal(dataset, partition, _nothing_to_replay)
 
@@ -280,7 +285,11 @@ class Store:
         """
         with self._changing:
             if (dataset, partition) in self._journals:
-                raise InternalError(f"expected partition {partition} of {dataset!r} to be closed")
+                raise InternalError(
+                    f"expected partition {partition} of {dataset!r} to be closed",
+                    expected="closed_partition",
+                    partition=partition,
+                )
         journal = self._open_with(dataset, partition, replay)
         with self._changing:
             self._journals[dataset, partition] = journal
@@ -405,9 +414,12 @@ class Store:
                 f"expected to be the only user of {self._directory}, but process {holder} "
                 "holds it; stop that process or choose another directory",
                 pid=holder,
+                expected="only_user",
             ) from error
         except OSError as error:
-            raise ConfigError(f"the directory {self._directory} cannot be used: {error}") from error
+            raise ConfigError(
+                f"the directory {self._directory} cannot be used: {error}", expected="directory"
+            ) from error
 
     def _load_schemas(self) -> None:
         generations = self.load_records(GENERATIONS_KIND)
@@ -447,7 +459,8 @@ class Store:
         schema = self._schemas.get(dataset)
         if schema is None:
             raise UnknownDataset(
-                f"expected a dataset of {sorted(self._schemas)}, got {dataset!r}; create it first"
+                f"expected a dataset of {sorted(self._schemas)}, got {dataset!r}; create it first",
+                dataset=dataset,
             )
         if not 0 <= partition <= PARTITION_MAX:
             raise InputError(f"expected a partition from 0 to {PARTITION_MAX}, got {partition}")

@@ -272,6 +272,8 @@ def _carried(channel: Channel, loaded: LoadedTls, keys: TlsFiles, *, address: st
         raise ConfigError(
             f"expected TLS to send a token to {address}, or others on the network could read it",
             remedy="insecure",
+            expected="tls",
+            address=address,
         )
     carrying: Any = InstrumentedChannel(channel, token)
     return carrying  # type: ignore[no-any-return]

@@ -39,7 +39,9 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
     if len(value.partitions) != len(value.sequences):
         raise InputError(
             f"expected as many sequences as partitions in a cursor, got "
-            f"{len(value.sequences)} and {len(value.partitions)}"
+            f"{len(value.sequences)} and {len(value.partitions)}",
+            expected="same_lengths",
+            name="cursor",
         )
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
 
@@ -71,7 +73,9 @@ def event_clock_from_pb(value: peers_pb2.EventClock) -> tuple[ClockStep, ...]:
     if len({len(column) for column in columns}) != 1:
         raise InputError(
             f"expected steps of an event clock in three lists of one length, got "
-            f"{[len(column) for column in columns]}"
+            f"{[len(column) for column in columns]}",
+            expected="same_lengths",
+            name="event_clock",
         )
     return tuple(ClockStep(*step) for step in zip(*columns, strict=True))
 
@@ -92,7 +96,9 @@ def windows_from_pb(value: continuous_pb2.Windows) -> WindowChanges:
     if {len(value.starts), len(value.labels)} != {8 * len(states)} or (states >= len(STATES)).any():
         raise InputError(
             f"expected the starts, labels and states of windows, got {len(value.starts)}, "
-            f"{len(value.labels)} and {len(states)} bytes"
+            f"{len(value.labels)} and {len(states)} bytes",
+            expected="same_lengths",
+            name="windows",
         )
     starts, labels = (np.frombuffer(column, dtype="<i8") for column in (value.starts, value.labels))
     clock_us = value.clock_us if value.HasField("clock_us") else None

@@ -43,7 +43,8 @@ class TaggedJson:
             return self._value(json.loads(data))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise InputError(
-                f"expected a tagged JSON value, got bytes that fail: {error}"
+                f"expected a tagged JSON value, got bytes that fail: {error}",
+                expected="tagged_json",
             ) from error
 
     def _plain(self, value: Any) -> Any:

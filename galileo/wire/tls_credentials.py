@@ -72,7 +72,9 @@ class TlsFiles:
             if self.is_tls and not getattr(self, name):
                 raise ConfigError(
                     "expected tls.certificate, tls.key and tls.authority together, got no "
-                    f"tls.{name}"
+                    f"tls.{name}",
+                    expected="all_files",
+                    key=f"tls.{name}",
                 )
 
     def check_of_node(self) -> None:
@@ -226,20 +228,24 @@ def _read_pems(keys: TlsFiles) -> tuple[bytes, bytes, bytes]:
             keys.certificate, keys.key, password=""
         ),
         f"the certificate in {keys.certificate} and its private key, in PEM, in {keys.key}",
+        key="tls.certificate",
     )
     _checked(
         lambda: ssl.create_default_context(cadata=authority.decode("ascii")),
         f"certificates of an authority in PEM in {keys.authority}",
+        key="tls.authority",
     )
     return authority, key, certificate
 
 
-def _checked(look: Callable[[], object], expected: str) -> None:
+def _checked(look: Callable[[], object], expected: str, *, key: str) -> None:
     try:
         look()
     except (OSError, ValueError) as error:
         # The library's message is left out: it might contain the content of a file.
-        raise ConfigError(f"expected {expected}, got others ({type(error).__name__})") from None
+        raise ConfigError(
+            f"expected {expected}, got others ({type(error).__name__})", expected="pem", key=key
+        ) from None
 
 
 def _secret(path: str, name: str) -> bytes:
@@ -249,7 +255,9 @@ def _secret(path: str, name: str) -> bytes:
     if mode & _OTHERS:
         raise ConfigError(
             f"expected {name} to be a file that only its owner can read, got mode "
-            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it"
+            f"{stat.S_IMODE(mode):04o}; run chmod 600 on it",
+            expected="private_file",
+            key=name,
         )
     return content
 
@@ -261,7 +269,9 @@ def _content(path: str, name: str) -> bytes:
     except (OSError, ValueError) as error:
         # Not the path: it may be the secret itself by mistake.
         why = error.strerror if isinstance(error, OSError) else "it has no such name"
-        raise ConfigError(f"expected {name} to be a readable file: {why}") from None
+        raise ConfigError(
+            f"expected {name} to be a readable file: {why}", expected="readable_file", key=name
+        ) from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"expected at most {FILE_BYTES_MAX:,} bytes in the file of {name}")
     return content
@@ -287,7 +297,9 @@ def _token_of(content: bytes, name: str) -> str:
             return token
     raise ConfigError(
         f"expected one token of at most {TOKEN_BYTES_MAX} letters, digits and signs in {name}, "
-        "got something else"
+        "got something else",
+        expected="token",
+        key=name,
     )
 
 

@@ -81,7 +81,7 @@ def read(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     try:
         return _decoded(text, ccq_id=ccq_id)
     except InvalidToken as error:
-        raise InvalidToken(f"{error.message}; {_ADVICE}") from error
+        raise InvalidToken(f"{error.message}; {_ADVICE}", **error.details) from error
 
 
 def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
@@ -89,7 +89,8 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     name, at = _text(body, 1)
     if name != ccq_id:
         raise InvalidToken(
-            f"expected a resume token of the continuous query {ccq_id!r}, got one of {name!r}"
+            f"expected a resume token of the continuous query {ccq_id!r}, got one of {name!r}",
+            expected="token_of_ccq",
         )
     count, at = _read(body, at)
     positions, partition = {}, 0
@@ -101,7 +102,7 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     cursor = Cursor(positions)
     progress = NO_PROGRESS if body[0] == VERSION else _read_progress(body, at)
     if encode(ccq_id, cursor, progress) != text:
-        raise InvalidToken("the resume token was changed")
+        raise InvalidToken("the resume token was changed", expected="unchanged")
     return cursor, progress
 
 
@@ -126,7 +127,7 @@ def _read_progress(body: bytes, at: int) -> WindowProgress:
         held += length
         first = end + step if open_runs else _unzigzag(step)
         if not length or held > OPEN_WINDOWS_MAX:
-            raise InvalidToken("the resume token has impossible windows")
+            raise InvalidToken("the resume token has impossible windows", expected="windows")
         open_runs.append((first, length))
         end = first + length
     return WindowProgress(_unzigzag(clock_us) if has_clock else None, tuple(open_runs))
@@ -147,17 +148,23 @@ def _shown(text: str) -> str:
 def _checked(text: str) -> bytes:
     """The body of the token, once its checksum and version are right."""
     if len(text) > TOKEN_CHARS_MAX:
-        raise InvalidToken(f"expected a token of at most {TOKEN_CHARS_MAX} characters")
+        raise InvalidToken(
+            f"expected a token of at most {TOKEN_CHARS_MAX} characters",
+            expected="characters",
+            bound=TOKEN_CHARS_MAX,
+        )
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidToken(f"{_shown(text)} is no resume token") from error
+        raise InvalidToken(f"{_shown(text)} is no resume token", expected="token") from error
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not body or google_crc32c.value(body) != int.from_bytes(checksum, "big"):
-        raise InvalidToken("the resume token is corrupt")
+        raise InvalidToken("the resume token is corrupt", expected="checksum")
     if body[0] not in (VERSION, VERSION_WITH_WINDOWS):
         raise InvalidToken(
-            f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, got {body[0]}"
+            f"expected a resume token of version {VERSION} or {VERSION_WITH_WINDOWS}, "
+            f"got {body[0]}",
+            expected="version",
         )
     return body
 

@@ -36,8 +36,12 @@ def values_from_json(text: str) -> tuple[Any, ...]:
     try:
         values = json.loads(text or "[]")
     except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a JSON list of values: {error}") from error
+        raise InputError(
+            f"expected a JSON list of values: {error}", expected="json_list"
+        ) from error
     plain = str | int | float | bool | None
     if not isinstance(values, list) or not all(isinstance(value, plain) for value in values):
-        raise InputError(f"expected a JSON list of values, got {text[:200]!r}")
+        raise InputError(
+            f"expected a JSON list of values, got {text[:200]!r}", expected="json_list"
+        )
     return tuple(values)

@@ -24,7 +24,7 @@ def everywhere(cursor: Cursor) -> list[int]:
 
 
 @given(positions)
-def test_absent_means_zero_and_zero_means_absent(raw: dict[int, int]) -> None:
+def test_cursor_absent_partition_is_zero(raw: dict[int, int]) -> None:
     cursor = Cursor(raw)
     assert everywhere(cursor) == [raw.get(partition, 0) for partition in range(8)]
     assert dict(cursor) == {p: s for p, s in raw.items() if s > 0}
@@ -35,7 +35,9 @@ def test_absent_means_zero_and_zero_means_absent(raw: dict[int, int]) -> None:
 
 
 @given(positions, positions)
-def test_equality_and_hash_are_of_the_positions(one: dict[int, int], other: dict[int, int]) -> None:
+def test_cursor_equality_and_hash_are_of_positions(
+    one: dict[int, int], other: dict[int, int]
+) -> None:
     same = all(one.get(p, 0) == other.get(p, 0) for p in range(8))
     assert (Cursor(one) == Cursor(other)) == same
     assert not same or hash(Cursor(one)) == hash(Cursor(other))
@@ -43,7 +45,7 @@ def test_equality_and_hash_are_of_the_positions(one: dict[int, int], other: dict
 
 
 @given(positions)
-def test_the_order_in_which_positions_come_does_not_matter(raw: dict[int, int]) -> None:
+def test_cursor_order_of_positions_is_irrelevant(raw: dict[int, int]) -> None:
     backwards = dict(reversed(raw.items()))
     assert Cursor(backwards) == Cursor(raw)
     assert hash(Cursor(backwards)) == hash(Cursor(raw))
@@ -51,7 +53,7 @@ def test_the_order_in_which_positions_come_does_not_matter(raw: dict[int, int]) 
 
 
 @given(cursors)
-def test_cursors_survive_pickle_and_numpy_numbers(cursor: Cursor) -> None:
+def test_cursor_pickle_and_numpy_round_trip(cursor: Cursor) -> None:
     assert pickle.loads(pickle.dumps(cursor)) == cursor
     numpy = Cursor({np.int32(p): np.int64(s) for p, s in cursor.items()})
     assert numpy == cursor
@@ -59,7 +61,7 @@ def test_cursors_survive_pickle_and_numpy_numbers(cursor: Cursor) -> None:
 
 
 @given(cursors, cursors)
-def test_join_meet_and_covers_are_pointwise(one: Cursor, other: Cursor) -> None:
+def test_cursor_join_meet_and_covers_are_pointwise(one: Cursor, other: Cursor) -> None:
     assert everywhere(one.join(other)) == [max(one[p], other[p]) for p in range(8)]
     assert everywhere(one.meet(other)) == [min(one[p], other[p]) for p in range(8)]
     assert one.covers(other) == all(one[p] >= other[p] for p in range(8))
@@ -70,7 +72,7 @@ def test_join_meet_and_covers_are_pointwise(one: Cursor, other: Cursor) -> None:
 
 
 @given(cursors, cursors, cursors)
-def test_cursors_are_a_lattice(a: Cursor, b: Cursor, c: Cursor) -> None:
+def test_cursor_join_and_meet_are_lattice(a: Cursor, b: Cursor, c: Cursor) -> None:
     assert a.join(b) == b.join(a)
     assert a.meet(b) == b.meet(a)
     assert a.join(b.join(c)) == a.join(b).join(c)
@@ -82,7 +84,7 @@ def test_cursors_are_a_lattice(a: Cursor, b: Cursor, c: Cursor) -> None:
 
 
 @given(cursors)
-def test_the_origin_is_before_everything(cursor: Cursor) -> None:
+def test_cursor_empty_is_covered_by_all(cursor: Cursor) -> None:
     assert cursor.covers(EMPTY_CURSOR)
     assert cursor.join(EMPTY_CURSOR) == cursor
     assert cursor.meet(EMPTY_CURSOR) == EMPTY_CURSOR
@@ -92,7 +94,9 @@ def test_the_origin_is_before_everything(cursor: Cursor) -> None:
 @given(cursors, commits)
 @example(Cursor({6: 1}), [(0, 1)])
 @example(Cursor({0: 1}), [(6, 1)])
-def test_past_says_which_commits_lie_after(cursor: Cursor, each: list[tuple[int, int]]) -> None:
+def test_cursor_past_random_commits_equals_comparison(
+    cursor: Cursor, each: list[tuple[int, int]]
+) -> None:
     mask = cursor.past(
         np.array([p for p, _ in each], dtype=np.int32),
         np.array([s for _, s in each], dtype=np.int64),
@@ -101,13 +105,13 @@ def test_past_says_which_commits_lie_after(cursor: Cursor, each: list[tuple[int,
     assert mask.tolist() == [sequence > cursor[partition] for partition, sequence in each]
 
 
-def test_a_negative_sequence_is_refused() -> None:
+def test_cursor_negative_sequence_raises_value_error() -> None:
     with pytest.raises(ValueError, match=r"expected sequences of at least 0, got \{1: -1\}"):
         Cursor({1: -1})
 
 
 @given(st.lists(cursors, min_size=2, max_size=4), st.lists(st.tuples(*[st.integers(0, 3)] * 2)))
-def test_what_a_cursor_remembers_changes_no_answer(
+def test_cursor_cached_joins_change_no_answer(
     some: list[Cursor], steps: list[tuple[int, int]]
 ) -> None:
     """The same objects are joined and compared again and again, in any order."""
@@ -120,7 +124,7 @@ def test_what_a_cursor_remembers_changes_no_answer(
         assert one.join(other) is one.join(other)
 
 
-def test_an_old_cursor_does_not_keep_what_came_after_it() -> None:
+def test_cursor_cache_keeps_no_later_cursor_alive() -> None:
     first = last = Cursor({1: 1})
     seen = weakref.WeakSet[Cursor]()
     for sequence in range(2, 50):
@@ -132,7 +136,7 @@ def test_an_old_cursor_does_not_keep_what_came_after_it() -> None:
 
 
 @given(cursors, cursors)
-def test_news_are_the_partitions_in_which_the_other_is_further(one: Cursor, other: Cursor) -> None:
+def test_cursor_news_are_partitions_further_on(one: Cursor, other: Cursor) -> None:
     expected = tuple(p for p in other if other[p] > one[p])
     assert one.news(other) == expected
     assert one.news(other) is one.news(other), "remembered"

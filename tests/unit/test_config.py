@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,7 +103,7 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
+def test_config_key_in_file_is_used(key: str, write: Write) -> None:
     wanted = other_value(key)
     loaded = config.load(write(with_key(key, wanted, base=PROVING)), environment={})
     assert value_of(loaded, key) == wanted
@@ -110,7 +111,7 @@ def test_every_key_can_be_set_in_the_file(key: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None:
+def test_config_key_in_environment_is_used(key: str, write: Write) -> None:
     wanted = other_value(key)
     name = "GALILEO_" + key.upper().replace(".", "__")
     text = wanted if isinstance(wanted, str) else toml(wanted)
@@ -120,14 +121,14 @@ def test_every_key_can_be_set_in_the_environment(key: str, write: Write) -> None
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_can_be_set_by_a_flag(key: str, write: Write) -> None:
+def test_config_key_in_override_is_used(key: str, write: Write) -> None:
     wanted = other_value(key)
     text = wanted if isinstance(wanted, str) else toml(wanted)
     loaded = config.load(write(PROVING), environment={}, overrides=[f"{key}={text}"])
     assert value_of(loaded, key) == wanted
 
 
-def test_flags_are_stronger_than_the_environment_and_that_than_the_file(write: Write) -> None:
+def test_config_override_precedes_environment_and_file(write: Write) -> None:
     path = write(with_key("limits.ccqs_max", 1))
     environment = {"GALILEO_LIMITS__CCQS_MAX": "2"}
     assert config.load(path, environment={}).limits.ccqs_max == 1
@@ -136,14 +137,12 @@ def test_flags_are_stronger_than_the_environment_and_that_than_the_file(write: W
     assert config.load(path, environment=environment, overrides=flags).limits.ccqs_max == 4
 
 
-def test_the_environment_of_the_process_is_looked_at(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_process_environment_is_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALILEO_SPARK__HEAP_MB", "777")
     assert config.load(write(BASE)).spark.heap_mb == 777
 
 
-def test_what_is_not_set_has_its_default(write: Write) -> None:
+def test_config_missing_key_has_default(write: Write) -> None:
     loaded = config.load(write(BASE), environment={})
     for key in KEYS:
         if key not in ("node.name", "node.directory"):
@@ -151,7 +150,7 @@ def test_what_is_not_set_has_its_default(write: Write) -> None:
             assert value_of(loaded, key) == getattr(config.SECTIONS[section](), name)
 
 
-def test_a_whole_number_is_a_number_of_seconds(write: Write) -> None:
+def test_config_integer_seconds_become_float(write: Write) -> None:
     loaded = config.load(write(with_key("membership.failure_timeout_s", 3)), environment={})
     assert loaded.membership.failure_timeout_s == 3.0
     assert isinstance(loaded.membership.failure_timeout_s, float)
@@ -160,7 +159,7 @@ def test_a_whole_number_is_a_number_of_seconds(write: Write) -> None:
 # --- the cluster ---------------------------------------------------------------------------------
 
 
-def test_the_cluster_table_is_the_topology(write: Write) -> None:
+def test_config_cluster_table_gives_topology(write: Write) -> None:
     raw = {**BASE, "cluster": {**BASE["cluster"], "name": "weather", "partitions_per_group": 7}}
     loaded = config.load(write(raw), environment={})
     assert loaded.topology.cluster == "weather"
@@ -169,13 +168,13 @@ def test_the_cluster_table_is_the_topology(write: Write) -> None:
     assert list(loaded.topology.by_name) == ["node-1", "node-2"]
 
 
-def test_a_node_listens_at_its_address_by_default(write: Write) -> None:
+def test_config_listen_default_is_address_of_node(write: Write) -> None:
     assert config.load(write(BASE), environment={}).listen == "127.0.0.1:7701"
     loaded = config.load(write(with_key("node.listen", "[::1]:7999")), environment={})
     assert loaded.listen == "[::1]:7999"
 
 
-def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
+def test_config_evaluator_directory_is_shared_by_nodes_of_cluster() -> None:
     one = config.from_dict(BASE)
     two = config.from_dict(with_key("node.name", "node-2"))
     other = config.from_dict({**BASE, "cluster": {**BASE["cluster"], "name": "other"}})
@@ -187,104 +186,118 @@ def test_the_nodes_of_a_host_meet_in_one_evaluator_directory() -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown section": ({**BASE, "storag": {}}, r"unknown section: 'storag'.*mean 'storage'"),
-    "nothing known": (
-        {**BASE, "qqq": {}},
-        r"unknown section: 'qqq'\. Known: audit, auth, cluster, evaluator",
-    ),
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "an unknown section": ({**BASE, "storag": {}}, {"expected": "known_key", "key": "storag"}),
+    "nothing known": ({**BASE, "qqq": {}}, {"expected": "known_key", "key": "qqq"}),
     "an unknown key": (
         with_key("storage.segment_bytes", 1),
-        r"unknown key in \[storage\]: 'segment_bytes'; did you mean 'segment_bytes_max'\? Known:",
+        {"expected": "known_key", "key": "segment_bytes"},
     ),
     "an unknown cluster key": (
         {**BASE, "cluster": {**BASE["cluster"], "partitions": 3}},
-        r"unknown key in \[cluster\]: 'partitions'; did you mean 'partitions_per_group'",
+        {"expected": "known_key", "key": "partitions"},
     ),
-    "no cluster": ({"node": BASE["node"]}, r"expected a \[cluster\] table"),
-    "a cluster that is no table": ({**BASE, "cluster": 3}, r"\[cluster\] to be a table, got 3"),
-    "a section that is no table": ({**BASE, "limits": [1]}, r"\[limits\] to be a table, got"),
+    "no cluster": ({"node": BASE["node"]}, {"expected": "table", "key": "cluster"}),
+    "a cluster that is no table": ({**BASE, "cluster": 3}, {"expected": "table", "key": "cluster"}),
+    "a section that is no table": ({**BASE, "limits": [1]}, {"expected": "table", "key": "limits"}),
     "a text for a number": (
         with_key("limits.ccqs_max", "many"),
-        "expected int for limits.ccqs_max, got 'many'",
+        {"expected": "int", "key": "limits.ccqs_max"},
     ),
-    "a fraction for a count": (with_key("limits.ccqs_max", 1.5), "expected int .* got 1.5"),
-    "a truth for a count": (with_key("limits.ccqs_max", True), "expected int .* got True"),
+    "a fraction for a count": (
+        with_key("limits.ccqs_max", 1.5),
+        {"expected": "int", "key": "limits.ccqs_max"},
+    ),
+    "a truth for a count": (
+        with_key("limits.ccqs_max", True),
+        {"expected": "int", "key": "limits.ccqs_max"},
+    ),
     "a truth for seconds": (
         with_key("membership.failure_timeout_s", True),
-        "expected float for membership.failure_timeout_s, got True",
+        {"expected": "float", "key": "membership.failure_timeout_s"},
     ),
-    "a number for a truth": (with_key("security.insecure", 1), "expected bool .* got 1"),
-    "a number for a text": (with_key("node.directory", 1), "expected str for node.directory"),
-    "zero": (with_key("limits.ccqs_max", 0), "expected limits.ccqs_max above zero, got 0"),
+    "a number for a truth": (
+        with_key("security.insecure", 1),
+        {"expected": "bool", "key": "security.insecure"},
+    ),
+    "a number for a text": (
+        with_key("node.directory", 1),
+        {"expected": "str", "key": "node.directory"},
+    ),
+    "zero": (with_key("limits.ccqs_max", 0), {"expected": "positive", "key": "limits.ccqs_max"}),
     "a negative time": (
         with_key("membership.failure_timeout_s", -1.0),
-        "failure_timeout_s above zero",
+        {"expected": "positive", "key": "membership.failure_timeout_s"},
     ),
     "a time that is no number": (
         with_key("membership.failure_timeout_s", float("nan")),
-        "failure_timeout_s above zero, got nan",
+        {"expected": "positive", "key": "membership.failure_timeout_s"},
     ),
     "a heartbeat that is too rare": (
         with_key("membership.heartbeat_interval_s", 2.0),
-        "heartbeat_interval_s below membership.failure_timeout_s, got 2.0 and 2.0",
+        {"expected": "below_timeout", "key": "membership.heartbeat_interval_s"},
     ),
     "a foreign node": (
         with_key("node.name", "node-3"),
-        r"one of the topology's nodes \(node-1, node-2\), got 'node-3'",
+        {"expected": "node_of_topology", "key": "node.name"},
     ),
-    "no directory": ({**BASE, "node": {"name": "node-1"}}, "expected node.directory, the place"),
+    "no directory": (
+        {**BASE, "node": {"name": "node-1"}},
+        {"expected": "directory", "key": "node.directory"},
+    ),
     "another place for sent samplers": (
         with_key("samplers.uploads", "trusted"),
-        "samplers.uploads to be one of disabled, sandboxed, got",
+        {"expected": "one_of", "key": "samplers.uploads"},
     ),
-    "another durability": (with_key("storage.durability", "maybe"), '"fsync" or "none", got'),
+    "another durability": (
+        with_key("storage.durability", "maybe"),
+        {"expected": "durability", "key": "storage.durability"},
+    ),
     "merges that never begin": (
         with_key("storage.compaction_bytes_min", 2 << 30),
-        "compaction_bytes_min up to storage.compaction_bytes_max, got 2147483648 and 1073741824",
+        {"expected": "up_to_maximum", "key": "storage.compaction_bytes_min"},
     ),
-    "half an address": (with_key("node.listen", "127.0.0.1"), "host:port .* got '127.0.0.1'"),
+    "half an address": (
+        with_key("node.listen", "127.0.0.1"),
+        {"expected": "address", "key": "listen"},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_with_a_hint(case: str) -> None:
-    raw, complaint = REFUSED[case]
-    with pytest.raises(ConfigError, match=complaint):
+def test_config_invalid_value_raises_with_key(case: str) -> None:
+    raw, details = REFUSED[case]
+    with raises(ConfigError, **details):
         config.from_dict(raw)
 
 
 @pytest.mark.parametrize(
     "assignment", ["limits", "limits.ccqs_max", "ccqs_max=3", "cluster.name=x", "other.key=1", "=1"]
 )
-def test_a_flag_names_section_key_and_value(assignment: str, write: Write) -> None:
-    with pytest.raises(
-        ConfigError, match=r"expected section\.key=value with a section of audit, auth"
-    ):
+def test_config_invalid_override_raises(assignment: str, write: Write) -> None:
+    with raises(ConfigError, expected="assignment"):
         config.load(write(BASE), environment={}, overrides=[assignment])
 
 
-def test_a_flag_for_a_section_that_is_no_table_is_refused(write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"\[limits\] to be a table"):
+def test_config_override_of_other_than_table_raises(write: Write) -> None:
+    with raises(ConfigError, expected="table", key="limits"):
         config.load(write({**BASE, "limits": 3}), environment={}, overrides=["limits.ccqs_max=3"])
 
 
-def test_an_unknown_key_of_the_environment_is_refused_too(write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key in \[limits\]: 'ccq_max'.*'ccqs_max'"):
+def test_config_unknown_key_in_environment_raises(write: Write) -> None:
+    with raises(ConfigError, expected="known_key", key="ccq_max", nearest="ccqs_max"):
         config.load(write(BASE), environment={"GALILEO_LIMITS__CCQ_MAX": "3"})
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"cannot read the configuration file .*absent\.toml: No such file"
-    ):
+def test_config_missing_file_raises(tmp_path: Path) -> None:
+    with raises(ConfigError, expected="configuration_file"):
         config.load(tmp_path / "absent.toml", environment={})
 
 
 @pytest.mark.parametrize("content", [b"[node", b"a = ", b"\xff\xfe"])
-def test_a_file_that_is_no_toml_is_named(content: bytes, tmp_path: Path) -> None:
+def test_config_invalid_toml_raises(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"expected TOML in .*node\.toml"):
+    with raises(ConfigError, expected="toml"):
         config.load(tmp_path / "node.toml", environment={})
 
 
@@ -296,7 +309,7 @@ def test_a_file_that_is_no_toml_is_named(content: bytes, tmp_path: Path) -> None
         max_leaves=4,
     ),
 )
-def test_any_section_is_taken_or_refused(section: str, value: Any) -> None:
+def test_config_random_section_is_accepted_or_raises(section: str, value: Any) -> None:
     try:
         config.from_dict({**BASE, section: value})
     except ConfigError as error:
@@ -309,21 +322,21 @@ def test_any_section_is_taken_or_refused(section: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:7701", "10.0.0.1:7701", "[::]:7701", "galileo.example:7701", "127.1:7701"]
 )
-def test_other_than_loopback_needs_a_word(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"loopback address .* security\.insecure = true"):
+def test_config_listen_beyond_loopback_raises_unless_insecure(address: str) -> None:
+    with raises(ConfigError, expected="loopback", key="listen"):
         config.from_dict(with_key("node.listen", address))
     loaded = config.from_dict({**with_key("node.listen", address), "security": {"insecure": True}})
     assert loaded.listen == address
 
 
-def test_with_tls_it_needs_none() -> None:
+def test_config_listen_beyond_loopback_with_tls_is_accepted() -> None:
     tls = {"certificate": "c.pem", "key": "k.pem", "authority": "a.pem"}
     loaded = config.from_dict({**with_key("node.listen", "10.0.0.1:7701"), "tls": tls})
     assert loaded.keys.is_tls
     assert not loaded.security.insecure
 
 
-def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
+def test_config_error_hides_tokens(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text(
         '[node]\nname = "glt_planted-here"\n'
@@ -334,15 +347,15 @@ def test_a_token_in_a_message_is_not_repeated(tmp_path: Path) -> None:
     assert "planted" not in str(loaded.value)
 
 
-def test_the_address_of_the_topology_is_no_way_around() -> None:
+def test_config_topology_address_beyond_loopback_raises() -> None:
     nodes = [{"name": "node-1", "address": "10.0.0.1:7701"}]
     raw = {**BASE, "cluster": {"groups": [{"name": "g", "nodes": nodes}]}}
-    with pytest.raises(ConfigError, match=r"loopback address to listen on, got '10\.0\.0\.1:7701'"):
+    with raises(ConfigError, expected="loopback", key="listen"):
         config.from_dict(raw)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
-def test_loopback_is_fine(address: str) -> None:
+def test_config_loopback_address_is_accepted(address: str) -> None:
     assert config.is_loopback(address)
     assert config.from_dict(with_key("node.listen", address)).listen == address
 
@@ -364,7 +377,7 @@ def test_load_spark_keys_of_earlier_versions_are_those_of_spark(write: Write) ->
 
 def test_load_spark_key_in_both_sections_is_refused(write: Write) -> None:
     raw = {**BASE, "evaluator": {"heap_mb": 600}, "spark": {"heap_mb": 600}}
-    with pytest.raises(ConfigError, match=r"remove evaluator\.heap_mb"):
+    with raises(ConfigError, expected="one_key", key="evaluator.heap_mb"):
         config.load(write(raw), environment={})
     assert len(config.problems(raw)) == 1
 
@@ -399,7 +412,7 @@ def test_load_spark_settings_nested_or_dotted_are_the_same(tmp_path: Path, write
     ],
 )
 def test_check_spark_wrong_value_names_what_was_expected(key: str, value: Any, wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError):
         config.from_dict(with_key(key, value))
     [message] = config.problems(with_key(key, value))
     assert re.search(wanted, message)
@@ -410,7 +423,7 @@ def test_check_spark_wrong_value_names_what_was_expected(key: str, value: Any, w
 def test_check_spark_protected_cluster_without_secret_is_refused(section: str) -> None:
     protection = {"tls": PROVING["tls"], "auth": {"token_file": "/t", "node_token_file": "/n"}}
     open_ = {**BASE, section: protection[section], "spark": {"master": "spark://h:7077"}}
-    with pytest.raises(ConfigError, match=r"spark\.secret_file"):
+    with raises(ConfigError, expected="secret_file", key="spark.secret_file"):
         config.from_dict(open_)
     config.from_dict({**open_, "security": {"insecure": True}})
     config.from_dict({**open_, "spark": {"master": "spark://h:7077", "secret_file": "/s"}})
@@ -420,7 +433,7 @@ def test_check_spark_protected_cluster_without_secret_is_refused(section: str) -
 # --- the documentation ---------------------------------------------------------------------------
 
 
-def test_every_key_is_documented() -> None:
+def test_configuration_page_has_every_key() -> None:
     path = Path(__file__).parents[2] / "docs" / "configuration.md"
     if not path.exists():
         pytest.skip("docs/configuration.md is not written yet")
@@ -439,16 +452,16 @@ def test_every_key_is_documented() -> None:
 # --- metrics and logs ------------------------------------------------------------------------
 
 
-def test_metrics_are_served_to_others_only_where_that_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"loopback address as metrics\.address"):
+def test_config_metrics_beyond_loopback_raises_unless_insecure() -> None:
+    with raises(ConfigError, expected="loopback", key="metrics.address"):
         config.from_dict(with_key("metrics.address", "10.0.0.1:9701"))
     said = {**BASE, "metrics": {"address": "10.0.0.1:9701", "insecure": True}}
     assert config.from_dict(said).metrics.address == "10.0.0.1:9701"
-    with pytest.raises(ConfigError, match=r"metrics\.address as host:port"):
+    with raises(ConfigError, expected="address", key="metrics.address"):
         config.from_dict(with_key("metrics.address", "9701"))
 
 
-def test_queries_are_named_with_commas_between() -> None:
+def test_config_metrics_ccq_ids_are_split_at_commas() -> None:
     assert config.from_dict(BASE).metrics.ccq_id_list == ()
     assert config.from_dict(with_key("metrics.ccq_ids", "a, b,,c ")).metrics.ccq_id_list == (
         "a",
@@ -458,19 +471,19 @@ def test_queries_are_named_with_commas_between() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("format", "xml"), ("level", "loud")])
-def test_logs_have_these_formats_and_levels(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"logging\.{key} to be one of"):
+def test_config_invalid_logging_value_raises(key: str, value: str) -> None:
+    with raises(ConfigError, expected="one_of"):
         config.from_dict(with_key(f"logging.{key}", value))
 
 
 # --- all problems at once --------------------------------------------------------------------
 
 
-def test_a_sound_configuration_has_no_problems() -> None:
+def test_problems_valid_configuration_is_empty() -> None:
     assert config.problems(BASE) == []
 
 
-def test_every_problem_is_reported_where_the_first_would_be_raised() -> None:
+def test_problems_several_mistakes_are_all_reported() -> None:
     raw = {
         **BASE,
         "node": {"name": "unknown"},
@@ -495,7 +508,7 @@ def test_every_problem_is_reported_where_the_first_would_be_raised() -> None:
     assert len(found) == 9
 
 
-def test_missing_credentials_of_a_node_are_reported_from_the_file_alone() -> None:
+def test_problems_missing_node_credentials_are_reported() -> None:
     alone = config.problems({**BASE, "tls": {"certificate": "/a", "key": "/b"}})
     assert alone == [
         "expected tls.certificate, tls.key and tls.authority together, got no tls.authority"
@@ -506,7 +519,7 @@ def test_missing_credentials_of_a_node_are_reported_from_the_file_alone() -> Non
     assert config.problems(named) == []
 
 
-def test_without_a_cluster_the_other_problems_are_reported_all_the_same() -> None:
+def test_problems_missing_cluster_reports_others_too() -> None:
     found = config.problems({"node": {"nam": "a"}})
     assert "'nam'; did you mean 'name'?" in found[0]
     assert "[cluster]" in found[1]
@@ -514,7 +527,7 @@ def test_without_a_cluster_the_other_problems_are_reported_all_the_same() -> Non
     assert len(found) == 3
 
 
-def test_a_wrong_address_of_a_node_hides_no_other_problem() -> None:
+def test_problems_invalid_address_reports_others_too() -> None:
     nodes = [{"name": "a", "address": "h:78110"}, {"name": "b", "address": "h"}]
     raw = {
         **BASE,
@@ -530,7 +543,7 @@ def test_a_wrong_address_of_a_node_hides_no_other_problem() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_what_is_refused_has_a_problem_and_what_is_not_has_none(key: str) -> None:
+def test_problems_any_value_agree_with_from_dict(key: str) -> None:
     for value in (other_value(key), "", -1, [], True):
         raw = with_key(key, value)
         refused = False

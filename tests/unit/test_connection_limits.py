@@ -90,7 +90,9 @@ steps = st.tuples(
 
 
 @given(st.integers(1, 4), st.lists(steps, max_size=60))
-def test_it_does_what_a_plain_list_would(seats_max: int, what: list[tuple]) -> None:
+def test_connection_limiter_random_steps_equal_plain_list(
+    seats_max: int, what: list[tuple]
+) -> None:
     seats, model = (
         ConnectionLimiter(seats_max, held_bytes_max=8, grace_s=0.0, leave_within_s=0.0),
         Model(seats_max, 8),
@@ -140,7 +142,7 @@ def lines() -> Iterator[Line]:
     return (Line() for _ in count())
 
 
-def test_someone_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> None:
+def test_select_victim_takes_idle_connection_of_largest_host(lines: Iterator[Line]) -> None:
     first = Connection(next(lines), "calm", 0.0)  # type: ignore[arg-type]
     many = [Connection(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
     assert select_victim([first, *many]) is many[0]
@@ -148,7 +150,7 @@ def test_someone_of_the_host_that_has_most_goes_first(lines: Iterator[Line]) -> 
     assert select_victim([first, *many]) is many[1]
 
 
-def test_a_newcomer_waits_for_who_was_sent_away() -> None:
+def test_connection_limiter_new_connection_waits_for_victim() -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1, leave_within_s=60.0)
     first, second, third = Line(), Line(), Line()
     assert seats.take(first, "a")  # type: ignore[arg-type]
@@ -160,7 +162,7 @@ def test_a_newcomer_waits_for_who_was_sent_away() -> None:
     assert [first.is_open, second.is_open, third.is_open] == [False, False, True]
 
 
-def test_no_one_goes_who_has_just_come() -> None:
+def test_connection_limiter_young_connection_is_kept_for_grace() -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
     first, second = Line(), Line()
     started = time.monotonic()
@@ -170,7 +172,7 @@ def test_no_one_goes_who_has_just_come() -> None:
     assert not first.is_open
 
 
-def test_no_one_goes_who_is_worked_for(lines: Iterator[Line]) -> None:
+def test_connection_limiter_busy_connection_is_kept(lines: Iterator[Line]) -> None:
     seats = ConnectionLimiter(1, held_bytes_max=1)
     one = next(lines)
     assert seats.take(one, "a")  # type: ignore[arg-type]

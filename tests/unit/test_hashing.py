@@ -27,7 +27,7 @@ def one(value: int) -> int:
     return int(mix64(np.array([value], dtype=np.uint64))[0])
 
 
-def test_the_published_sequence_of_seed_1234567() -> None:
+def test_mix64_published_sequence_is_equal() -> None:
     states = [(1234567 + number * GOLDEN_GAMMA) & MASK for number in range(5)]
     assert [one(state) for state in states] == [
         6457827717110365317,
@@ -39,18 +39,18 @@ def test_the_published_sequence_of_seed_1234567() -> None:
 
 
 @given(st.lists(words))
-def test_an_array_is_mixed_like_its_numbers_one_by_one(values: list[int]) -> None:
+def test_mix64_random_array_equals_splitmix(values: list[int]) -> None:
     mixed = mix64(np.array(values, dtype=np.uint64))
     assert mixed.dtype == np.uint64
     assert mixed.tolist() == [splitmix(value) for value in values]
 
 
 @given(st.sets(words, max_size=50))
-def test_different_numbers_stay_different(values: set[int]) -> None:
+def test_mix64_distinct_numbers_stay_distinct(values: set[int]) -> None:
     assert len({one(value) for value in values}) == len(values)
 
 
-def test_one_flipped_bit_flips_about_half_of_the_others() -> None:
+def test_mix64_flipped_bit_flips_half_of_bits() -> None:
     values = np.arange(1000, dtype=np.uint64)
     for bit in range(64):
         differs = mix64(values) ^ mix64(values ^ np.uint64(1 << bit))
@@ -68,16 +68,16 @@ def test_one_flipped_bit_flips_about_half_of_the_others() -> None:
         (("é",), 0x2F19F3EF8BBF1ACB),
     ],
 )
-def test_texts_hash_to_the_same_numbers_for_ever(parts: tuple[object, ...], hashed: int) -> None:
+def test_text64_pinned_texts_have_pinned_hashes(parts: tuple[object, ...], hashed: int) -> None:
     assert text64(*parts) == hashed
 
 
 @given(st.lists(st.one_of(st.text(st.characters(codec="utf-8")), st.integers(-9, 9))))
-def test_text64_is_blake2b_of_the_joined_texts(parts: list[object]) -> None:
+def test_text64_random_parts_equal_blake2b(parts: list[object]) -> None:
     data = "\0".join(map(str, parts)).encode()
     digest = hashlib.blake2b(data, digest_size=8).digest()
     assert text64(*parts) == sum(byte << (8 * place) for place, byte in enumerate(digest))
 
 
-def test_the_parts_are_kept_apart() -> None:
+def test_text64_parts_are_kept_apart() -> None:
     assert text64("ab", "c") != text64("a", "bc") != text64("abc")

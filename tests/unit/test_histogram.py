@@ -10,7 +10,7 @@ from galileo.histogram import DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S, Durati
 
 
 @given(st.lists(st.floats(-1.0, 4000.0), max_size=50))
-def test_buckets_hold_what_is_not_longer(durations: list[float]) -> None:
+def test_duration_histogram_random_durations_equal_counts(durations: list[float]) -> None:
     timings = DurationHistogram(LAG_BOUNDS_S)
     for duration_s in durations:
         timings.observe(duration_s)
@@ -22,7 +22,7 @@ def test_buckets_hold_what_is_not_longer(durations: list[float]) -> None:
 
 
 @pytest.mark.parametrize("bounds", [DISK_BOUNDS_S, LAG_BOUNDS_S, LOOP_BOUNDS_S])
-def test_bounds_ascend_and_are_named_as_open_metrics_wants(bounds: tuple[float, ...]) -> None:
+def test_duration_histogram_bounds_ascend_and_are_open_metrics(bounds: tuple[float, ...]) -> None:
     assert sorted(set(bounds)) == list(bounds)
     names = [name for name, _ in DurationHistogram(bounds).cumulative()]
     assert names[-1] == "+Inf"

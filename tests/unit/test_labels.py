@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def places(found: LabelSet) -> list[tuple[int, int, int]]:
 # --- text ------------------------------------------------------------------------------------
 
 
-def test_a_label_reads_as_its_path() -> None:
+def test_label_set_texts_are_paths() -> None:
     text = "nam.v1/9xjqb/2012-03-01T06:00:00Z/290.5/KDEN/45/~/p3.17.0"
     assert label_set([SIMPLE]).texts().to_pylist() == [text]
     assert label_set([SIMPLE]).blocks().to_pylist() == ["nam.v1/9xjqb/2012-03-01T06:00:00Z"]
@@ -85,7 +86,7 @@ def test_a_label_reads_as_its_path() -> None:
 @given(st.lists(labels, min_size=1, max_size=5))
 @example([SIMPLE | {"station": text} for text in ("", "~", "%", "/", "%2F", "%25", "%257E", "a\0")])
 @example([SIMPLE | {"t": value} for value in (0.0, -0.0, math.inf, -math.inf, 5e-324, 1e16, 0.1)])
-def test_every_label_can_be_read_back(rows: list[dict[str, Any]]) -> None:
+def test_parse_label_random_labels_round_trip(rows: list[dict[str, Any]]) -> None:
     for text, row in zip(label_set(rows).texts().to_pylist(), rows, strict=True):
         parsed = parse_label(SCHEMA, text)
         assert parsed.pop("geohash") == geohash.to_text([row["cell"]], 5)[0].as_py()
@@ -94,14 +95,16 @@ def test_every_label_can_be_read_back(rows: list[dict[str, Any]]) -> None:
 
 
 @given(labels, labels)
-def test_different_paths_have_different_labels(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_label_set_texts_of_distinct_paths_differ(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     path = [name for name in SCHEMA.label_schema.names if name != "rows"]
     same = all(one[name] == other[name] for name in path)
     first, second = label_set([one, other]).texts().to_pylist()
     assert (first == second) == same
 
 
-def test_labels_without_indexed_features() -> None:
+def test_label_set_no_indexed_features_has_short_text() -> None:
     schema = Schema("s", [Feature("t", indexed=False)])
     row = {name: SIMPLE[name] for name in schema.label_schema.names}
     labels_ = LabelSet(schema, pa.Table.from_pylist([row], schema=schema.label_schema))
@@ -145,16 +148,16 @@ GOOD = "nam.v1/9xjqb/2012-03-01T06:00:00Z/290.5/KDEN/45/true/p3.17.0"
         ("45", " 45"),
     ],
 )
-def test_text_that_is_no_label_is_refused(part: str, damaged: str) -> None:
+def test_parse_label_invalid_text_raises(part: str, damaged: str) -> None:
     assert parse_label(SCHEMA, GOOD)["wet"] is True
-    with pytest.raises(InputError, match=r"expected a path label of dataset 'nam\.v1', got"):
+    with raises(InputError, expected="path_label", dataset="nam.v1"):
         parse_label(SCHEMA, GOOD.replace(part, damaged))
 
 
 # --- columns that people see -----------------------------------------------------------------
 
 
-def test_to_arrow_names_what_a_label_says() -> None:
+def test_label_set_to_arrow_has_columns_of_label() -> None:
     table = label_set([SIMPLE, SIMPLE | {"station": None, "row": 2}]).to_arrow()
     assert table.column_names == [
         "geohash",
@@ -176,7 +179,7 @@ def test_to_arrow_names_what_a_label_says() -> None:
     )
 
 
-def test_to_pandas_has_the_same_columns() -> None:
+def test_label_set_to_pandas_has_columns_of_arrow() -> None:
     found = label_set([SIMPLE])
     frame = found.to_pandas()
     assert list(frame.columns) == found.to_arrow().column_names
@@ -184,7 +187,7 @@ def test_to_pandas_has_the_same_columns() -> None:
     assert frame["time"][0].isoformat() == "2012-03-01T06:00:00+00:00"
 
 
-def test_no_labels_have_no_texts_and_every_column() -> None:
+def test_label_set_empty_has_every_column() -> None:
     empty = LabelSet.empty(SCHEMA)
     assert len(empty) == 0
     assert empty.texts().to_pylist() == []
@@ -193,7 +196,7 @@ def test_no_labels_have_no_texts_and_every_column() -> None:
     assert LabelSet.concat(SCHEMA, [empty, empty]).table.schema.equals(SCHEMA.label_schema)
 
 
-def test_labels_in_several_chunks_read_the_same() -> None:
+def test_label_set_several_chunks_equal_one() -> None:
     rows = [SIMPLE | {"row": row, "station": f"s{row}"} for row in range(4)]
     chunked = LabelSet.concat(SCHEMA, [label_set(rows[:1]), label_set([]), label_set(rows[1:])])
     assert chunked.table.column("row").num_chunks > 1
@@ -202,7 +205,7 @@ def test_labels_in_several_chunks_read_the_same() -> None:
     assert chunked.cells.tolist() == label_set(rows).cells.tolist()
 
 
-def test_an_answer_says_what_it_is_an_answer_to() -> None:
+def test_label_set_answering_keeps_frontier_missing_and_query() -> None:
     found = label_set([SIMPLE]).answering(frontier=Cursor({3: 17}), missing=[5, 2], query="{}")
     assert (found.frontier, found.missing, found.query) == (Cursor({3: 17}), (2, 5), "{}")
     assert not found.complete
@@ -223,12 +226,14 @@ cursors = st.dictionaries(st.integers(0, 4), st.integers(0, 5)).map(Cursor)
 
 
 @given(small_places)
-def test_commit_order_is_partition_then_sequence_then_row(each: list[tuple[int, int, int]]) -> None:
+def test_label_set_in_commit_order_random_labels_are_sorted(
+    each: list[tuple[int, int, int]],
+) -> None:
     assert places(commits(*each).in_commit_order()) == sorted(each)
 
 
 @given(small_places, cursors)
-def test_after_and_until_split_at_a_cursor(
+def test_label_set_after_and_until_random_cursor_split_labels(
     each: list[tuple[int, int, int]], cursor: Cursor
 ) -> None:
     found = commits(*each)
@@ -237,13 +242,13 @@ def test_after_and_until_split_at_a_cursor(
 
 
 @given(small_places, st.integers(0, 5), st.integers(0, 5))
-def test_slices_are_those_of_a_list(
+def test_label_set_slice_random_bounds_equals_list(
     each: list[tuple[int, int, int]], start: int, length: int
 ) -> None:
     assert places(commits(*each).slice(start, start + length)) == each[start : start + length]
 
 
-def test_a_mask_selects() -> None:
+def test_label_set_where_mask_selects_rows() -> None:
     found = commits((0, 1, 0), (0, 1, 1), (0, 2, 0)).where(np.array([True, False, True]))
     assert places(found) == [(0, 1, 0), (0, 2, 0)]
 
@@ -253,7 +258,9 @@ def test_a_mask_selects() -> None:
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 @given(rows=st.lists(labels, max_size=5))
-def test_bytes_give_the_same_table(compression: str | None, rows: list[dict[str, Any]]) -> None:
+def test_to_ipc_random_labels_round_trip(
+    compression: str | None, rows: list[dict[str, Any]]
+) -> None:
     table = label_set(rows).table
     assert from_ipc(to_ipc(table, compression=compression), SCHEMA.label_schema).equals(table)
 
@@ -268,25 +275,25 @@ def test_bytes_give_the_same_table(compression: str | None, rows: list[dict[str,
         SCHEMA.label_schema.set(0, pa.field("cell", pa.uint64(), nullable=True)),
     ],
 )
-def test_bytes_of_another_schema_are_refused(other: pa.Schema) -> None:
-    with pytest.raises(InputError, match="expected Arrow columns cell: uint64 not null, bucket"):
+def test_from_ipc_other_schema_raises(other: pa.Schema) -> None:
+    with raises(InputError, expected="columns"):
         from_ipc(to_ipc(other.empty_table()), SCHEMA.label_schema)
 
 
-def test_a_missing_value_where_none_may_be_is_refused() -> None:
+def test_from_ipc_null_in_required_column_raises() -> None:
     data = to_ipc(label_set([SIMPLE | {"sequence": None}]).table)
-    with pytest.raises(InputError, match="expected a value in every row of 'sequence'"):
+    with raises(InputError, expected="no_nulls", column="sequence"):
         from_ipc(data, SCHEMA.label_schema)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"not an Arrow stream", b"\xff" * 64])
-def test_bytes_that_are_no_stream_are_refused(data: bytes) -> None:
-    with pytest.raises(InputError, match="expected an Arrow IPC stream, got bytes that fail"):
+def test_from_ipc_other_bytes_raises(data: bytes) -> None:
+    with raises(InputError, expected="arrow_stream"):
         from_ipc(data, SCHEMA.label_schema)
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_damaged_bytes_are_refused_or_give_a_sound_table(compression: str | None) -> None:
+def test_from_ipc_damaged_bytes_raises_or_gives_valid_table(compression: str | None) -> None:
     """Whether values changed is for a checksum to say; here nothing may crash or be malformed."""
     rows = [SIMPLE | {"row": row, "t": [None, 1.5][row % 2]} for row in range(20)]
     data = to_ipc(label_set(rows).table, compression=compression)
@@ -317,7 +324,7 @@ def test_damaged_bytes_are_refused_or_give_a_sound_table(compression: str | None
     ),
     st.integers(1, 20),
 )
-def test_first_commits_are_whole_and_repeating_loses_nothing(
+def test_first_commits_random_labels_repeated_gives_all(
     given_places: list[tuple[int, int, int]], labels_max: int
 ) -> None:
     rest, reached = commits(*given_places), Cursor(dict.fromkeys(range(4), 12))
@@ -333,14 +340,14 @@ def test_first_commits_are_whole_and_repeating_loses_nothing(
     assert sorted(found) == sorted(given_places)
 
 
-def test_first_commits_take_turns_between_partitions() -> None:
+def test_first_commits_partitions_take_turns() -> None:
     labels = commits(*[(p, s, 0) for p in (0, 1) for s in range(1, 11)])
     kept, cut = first_commits(labels, reached=Cursor({0: 10, 1: 10}), labels_max=6)
     assert places(kept) == [(p, s, 0) for p in (0, 1) for s in (1, 2, 3)]
     assert cut == Cursor({0: 3, 1: 3})
 
 
-def test_a_commit_larger_than_the_bound_is_kept_whole() -> None:
+def test_first_commits_large_commit_is_whole() -> None:
     labels = commits(*[(0, 3, row) for row in range(10)], (1, 1, 0))
     kept, cut = first_commits(labels, reached=Cursor({0: 3, 1: 1}), labels_max=5)
     assert places(kept) == [(1, 1, 0)]

@@ -43,7 +43,7 @@ def logged() -> Iterator[tuple[logging.Logger, Callable[[], list[dict[str, Any]]
     log.removeHandler(handler)
 
 
-def test_a_line_is_one_object_whatever_is_in_it(logged: Any) -> None:
+def test_json_log_any_message_is_one_object(logged: Any) -> None:
     log, lines = logged
     log.warning("two\nlines and %s", "“quotes”", extra={"ccq": "q-1"})
     [line] = lines()
@@ -57,7 +57,7 @@ def test_a_line_is_one_object_whatever_is_in_it(logged: Any) -> None:
     }
 
 
-def test_an_error_brings_its_traceback(logged: Any) -> None:
+def test_json_log_exception_has_traceback(logged: Any) -> None:
     log, lines = logged
     try:
         raise ValueError("broken")
@@ -67,7 +67,7 @@ def test_an_error_brings_its_traceback(logged: Any) -> None:
     assert "ValueError: broken" in line["error"]
 
 
-def test_a_line_names_the_request_that_is_served(logged: Any) -> None:
+def test_json_log_line_has_request_id(logged: Any) -> None:
     log, lines = logged
     with request_id.serving("r-1"):
         log.warning("inside")
@@ -77,7 +77,7 @@ def test_a_line_names_the_request_that_is_served(logged: Any) -> None:
     assert [one.get("request") for one in lines()] == ["r-1", "r-1", None]
 
 
-async def test_tasks_and_threads_serve_what_began_them() -> None:
+async def test_request_id_tasks_and_threads_inherit_it() -> None:
     with request_id.serving() as request:
         task = asyncio.create_task(asyncio.to_thread(request_id.current))
     assert request_id.current() == ""
@@ -85,13 +85,13 @@ async def test_tasks_and_threads_serve_what_began_them() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "a b", "x" * 65, '"', "a\nb"])
-def test_an_id_that_could_disturb_a_log_is_not_taken(given: str | None) -> None:
+def test_request_id_unsafe_text_is_replaced(given: str | None) -> None:
     taken = request_id.sound(given)
     assert taken != given
     assert request_id.sound(taken) == taken
 
 
-def test_errors_bring_the_id_back() -> None:
+def test_error_to_pb_adds_request_id() -> None:
     error = InputError("no", place=3)
     assert error_from_pb(error_to_pb(error)).details == {"place": 3}
     with request_id.serving("r-1"):
@@ -129,7 +129,7 @@ def found(pair: galileo.LocalCluster, **facts: str) -> list[dict[str, Any]]:
     return wanted
 
 
-def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> None:
+def test_node_log_request_id_is_same_at_all_nodes(pair: galileo.LocalCluster) -> None:
     rows = pd.DataFrame(
         {
             "latitude": [40.0, 41.0, 47.0, -10.0, 51.0],
@@ -164,14 +164,14 @@ def test_a_request_is_followed_from_node_to_node(pair: galileo.LocalCluster) -> 
         assert not [line for line in lines if line.get("method") == "PeerCluster/Gossip"]
 
 
-def test_an_error_names_its_request_and_so_does_the_log(pair: galileo.LocalCluster) -> None:
+def test_node_log_failed_request_has_id_of_error(pair: galileo.LocalCluster) -> None:
     with pytest.raises(GalileoError) as refused:
         pair.client().query("nothing", "x > 1")
     request = refused.value.details["request"]
     assert found(pair, request=request, outcome="NOT_FOUND", level="info")
 
 
-def test_a_call_about_a_query_names_it(pair: galileo.LocalCluster) -> None:
+def test_node_log_call_of_ccq_has_its_id(pair: galileo.LocalCluster) -> None:
     client = pair.client()
     with pytest.raises(GalileoError):
         client.cancel("no-such-query")
@@ -179,7 +179,7 @@ def test_a_call_about_a_query_names_it(pair: galileo.LocalCluster) -> None:
     assert {line["method"] for line in named} == {"Continuous/Cancel"}
 
 
-def test_text_stays_text() -> None:
+def test_text_log_format_is_kept() -> None:
     code = (
         "import logging; from galileo.logging_setup import start_logging\n"
         "start_logging(); logging.getLogger('a').info('b'); logging.getLogger('a').debug('c')"

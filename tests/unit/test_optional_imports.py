@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import ConfigError, MissingExtra
 from galileo.optional_imports import DISTRIBUTION, EXTRAS, LateModule, library, require
@@ -108,7 +109,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_client_works_without_extras_and_names_those_that_it_needs() -> None:
+def test_client_without_extras_works_and_names_missing_ones() -> None:
     done = run(CLIENT, "forecast.grib2")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
@@ -141,7 +142,7 @@ def test_a_client_works_without_extras_and_names_those_that_it_needs() -> None:
         ),
     ],
 )
-def test_a_command_without_its_extra_ends_with_one_line(
+def test_command_without_extra_ends_with_one_line(
     tmp_path: Path, arguments: list[str], purpose: str, extra: str
 ) -> None:
     done = run(COMMAND, *(str(tmp_path / "new") if one == "NEW" else one for one in arguments))
@@ -151,7 +152,7 @@ def test_a_command_without_its_extra_ends_with_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_every_extra_has_a_package_and_every_package_belongs_to_its_extra() -> None:
+def test_extras_packages_equal_pyproject() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert project["name"] == DISTRIBUTION
@@ -166,20 +167,25 @@ def test_every_extra_has_a_package_and_every_package_belongs_to_its_extra() -> N
             assert names & {name.lower().replace("-", "_") for name in homes[package]}, package
 
 
-def test_a_module_that_is_installed_is_imported() -> None:
+def test_library_installed_module_is_imported() -> None:
     assert library("json", purpose="this test").loads("1") == 1
     assert LateModule("json", purpose="this test").loads("1") == 1
     require("rdf", purpose="this test")
 
 
-def test_a_module_of_no_extra_is_an_ordinary_import_error() -> None:
+def test_library_unknown_module_raises_module_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         library("no_such_module", purpose="this test")
 
 
-def test_a_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_missing_package_raises_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eccodes", None)
-    with pytest.raises(MissingExtra, match="this test needs the extra 'formats'") as caught:
+    with raises(
+        MissingExtra,
+        extra="formats",
+        package="eccodes",
+        command="pip install 'galileo-store[formats]'",
+    ) as caught:
         library("eccodes", purpose="this test")
     assert isinstance(caught.value, ConfigError)
     assert caught.value.details == {
@@ -189,7 +195,7 @@ def test_a_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_eccodes_and_pyproj_live_in_one_process() -> None:
+def test_library_eccodes_and_pyproj_share_process() -> None:
     if any(importlib.util.find_spec(name) is None for name in ("eccodes", "pyproj")):
         pytest.skip("ecCodes or pyproj is not installed")
     done = subprocess.run(

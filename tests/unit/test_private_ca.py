@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.private_ca import Subject, issue, make_authority
@@ -16,7 +17,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.parent
 
 
-def test_certificates_say_whom_they_are_for(authority: Path, tmp_path: Path) -> None:
+def test_issue_certificate_has_names_of_subject(authority: Path, tmp_path: Path) -> None:
     node = issue(
         authority, Subject("node", "n-1", ["10.0.0.1", "fd00::1", "n-1.example"]), target=tmp_path
     )
@@ -34,7 +35,7 @@ def test_certificates_say_whom_they_are_for(authority: Path, tmp_path: Path) -> 
     assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_keys_are_for_their_owner_alone(authority: Path, tmp_path: Path) -> None:
+def test_issue_key_is_readable_by_owner_only(authority: Path, tmp_path: Path) -> None:
     made = issue(authority, Subject("client", "ann"), target=tmp_path / "ann")
     for path in (made / "key.pem", authority / "authority.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -46,27 +47,27 @@ def test_keys_are_for_their_owner_alone(authority: Path, tmp_path: Path) -> None
     ]
 
 
-def test_an_authority_is_made_once(authority: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected no authority in"):
+def test_make_authority_existing_directory_raises(authority: Path, tmp_path: Path) -> None:
+    with raises(InputError, expected="no_authority"):
         make_authority(authority, cluster="plains")
-    with pytest.raises(InputError, match="make one by galileo ca create"):
+    with raises(InputError, expected="authority"):
         issue(tmp_path, Subject("client", "ann"), target=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("subject", "complaint"),
+    ("subject", "expected"),
     [
-        (Subject("client", "Ann!"), "expected a name of a-z"),
-        (Subject("node", "n"), "expected 1 to 64 names or addresses"),
-        (Subject("client", ".."), "expected a name of a-z"),
-        (Subject("node", "n", ["a b"]), "expected the name or address of a host"),
-        (Subject("node", "n", ["10.0.0.1:7701"]), "of a host, without port, got '10.0.0.1:7701'"),
-        (Subject("client", "ann", days=0), "expected 1 to 36,500 days, got 0"),
+        (Subject("client", "Ann!"), "name"),
+        (Subject("node", "n"), "hosts"),
+        (Subject("client", ".."), "name"),
+        (Subject("node", "n", ["a b"]), "host"),
+        (Subject("node", "n", ["10.0.0.1:7701"]), "host"),
+        (Subject("client", "ann", days=0), "days"),
     ],
 )
-def test_what_is_wrong_is_reported(
-    authority: Path, tmp_path: Path, subject: Subject, complaint: str
+def test_issue_invalid_subject_raises(
+    authority: Path, tmp_path: Path, subject: Subject, expected: str
 ) -> None:
-    with pytest.raises(InputError, match=complaint):
+    with raises(InputError, expected=expected):
         issue(authority, subject, target=tmp_path)
     assert list(tmp_path.iterdir()) == []

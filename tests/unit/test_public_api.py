@@ -48,29 +48,29 @@ PUBLIC = [
 HEAVY = ("grpc", "pyspark", "rdflib", "pandas", "pyarrow", "numpy", "click", "rich")
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names_are_pinned() -> None:
     assert sorted(galileo.__all__) == PUBLIC
     assert dir(galileo) == PUBLIC
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLIC) - {"__version__"}))
-def test_every_public_name_loads_and_is_documented(name: str) -> None:
+def test_public_name_has_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(galileo, name))
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_public_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'galileo' has no attribute 'conect'"):
         galileo.conect  # noqa: B018
 
 
-def test_importing_the_package_costs_nothing() -> None:
+def test_import_galileo_loads_no_heavy_module() -> None:
     """In a fresh interpreter, so that no other test has imported anything."""
     code = f"import sys, galileo; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_client_does_not_import_spark_or_the_command_line() -> None:
+def test_import_client_loads_no_spark_or_cli() -> None:
     code = "import sys, galileo; galileo.connect, galileo.LocalCluster; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
@@ -80,7 +80,7 @@ def test_the_client_does_not_import_spark_or_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("module", ["galileo.samplers", "galileo.testing.conformance"])
-def test_the_other_public_modules_load(module: str) -> None:
+def test_public_module_has_docstring(module: str) -> None:
     assert importlib.import_module(module).__doc__
 
 
@@ -89,14 +89,14 @@ def calls(cls: type) -> dict[str, inspect.Signature]:
     return {name: inspect.signature(one) for name, one in members if not name.startswith("_")}
 
 
-def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
+def test_clients_have_same_calls_and_arguments() -> None:
     blocking, awaited = calls(Client), calls(AsyncClient)
     assert set(blocking) == set(awaited)
     for name, signature in awaited.items():
         assert signature.parameters == blocking[name].parameters, name
 
 
-def test_every_call_of_both_clients_is_documented() -> None:
+def test_clients_every_call_has_docstring() -> None:
     for cls in (Client, AsyncClient):
         assert [name for name in calls(cls) if not inspect.getdoc(getattr(cls, name))] == []
     assert "await" not in "".join(inspect.getdoc(getattr(Client, n)) or "" for n in calls(Client))

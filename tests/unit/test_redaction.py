@@ -43,19 +43,19 @@ thread.join()
         ),
     ],
 )
-def test_secrets_are_taken_out_and_nothing_else(text: str, clean: str) -> None:
+def test_redacted_text_with_secret_hides_it(text: str, clean: str) -> None:
     assert redacted(text) == clean
 
 
 @given(st.text(alphabet="ab c:/@;=-\n'\"{}0"))
-def test_what_has_no_secret_stays_as_it_is(text: str) -> None:
+def test_redacted_random_text_without_secret_is_unchanged(text: str) -> None:
     if "://" not in text:
         assert redacted(text) == text
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_what_ends_a_process_or_a_thread_is_logged_without_secrets(kind: str, where: str) -> None:
+def test_uncaught_exception_is_logged_without_secrets(kind: str, where: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CRASH, kind, f"glt_planted {KEY}", where],
         capture_output=True,
@@ -83,9 +83,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("wrong", BROKEN)
-def test_a_broken_configuration_is_examined_without_repeating_secrets(
-    wrong: str, tmp_path: Path
-) -> None:
+def test_config_check_of_invalid_file_hides_secrets(wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     cluster = (
         '[cluster]\ngroups = [{name = "g", nodes = [{name = "a", address = "127.0.0.1:1"}]}]\n'

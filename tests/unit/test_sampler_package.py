@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +67,7 @@ def sent(members: dict[str, bytes], *, change: Info | None = None, **changed: An
     return zipped(listed, change=change)
 
 
-def test_an_archive_is_its_canonical_form() -> None:
+def test_archive_from_bytes_gives_canonical_form() -> None:
     made = SamplerArchive.from_bytes(sent(MEMBERS))
     assert (made.name, made.entry) == ("tenth", "tenth:Tenth")
     assert made.digest == hashlib.sha256(made.data).hexdigest()
@@ -76,7 +77,7 @@ def test_an_archive_is_its_canonical_form() -> None:
         assert file.read("tenth.py") == SOURCE
 
 
-def test_the_digest_is_that_of_the_content() -> None:
+def test_archive_digest_depends_on_content_only() -> None:
     plain = SamplerArchive.from_bytes(zipped([*MEMBERS.items(), (MANIFEST, manifest(MEMBERS))]))
     dressed = b"#!shebang\n" + sent(MEMBERS, change=lambda info: setattr(info, "comment", b"x"))
     assert SamplerArchive.from_bytes(dressed).digest == plain.digest
@@ -86,7 +87,7 @@ def test_the_digest_is_that_of_the_content() -> None:
 
 @given(st.data())
 @examples(30)
-def test_any_damage_is_noticed_or_harmless(data: st.DataObject) -> None:
+def test_archive_random_damage_raises_or_is_harmless(data: st.DataObject) -> None:
     good = sent(MEMBERS)
     at = data.draw(st.integers(0, len(good) - 1))
     damaged = good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1 :]
@@ -99,7 +100,7 @@ def test_any_damage_is_noticed_or_harmless(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_archive(noise: bytes) -> None:
+def test_archive_random_bytes_raises(noise: bytes) -> None:
     with pytest.raises(InvalidArchive):
         SamplerArchive.from_bytes(noise)
 
@@ -114,44 +115,44 @@ def test_noise_is_no_archive(noise: bytes) -> None:
         *("x.py\x00.txt", ".hidden.py", "ü.py", "a b.py", "x/.py", "a" * 300 + ".py", "a\n.py"),
     ],
 )
-def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+def test_archive_unsafe_member_name_raises(name: str) -> None:
     # Written as another name of the same length, since zipfile corrects some itself.
     stand_in = "q" * (len(name.encode()) - 3) + ".py"
     data = sent(MEMBERS | {stand_in: b""}).replace(stand_in.encode(), name.encode())
-    with pytest.raises(InvalidArchive, match="relative names"):
+    with raises(InvalidArchive, expected="member_name"):
         SamplerArchive.from_bytes(data)
 
 
 @pytest.mark.parametrize("name", ["x.so", "x.pyc", "x.zip", "x.whl", "x.pth", "x", "x.PY"])
-def test_other_kinds_of_files_are_refused(name: str) -> None:
-    with pytest.raises(InvalidArchive, match="leave it out"):
+def test_archive_other_suffix_raises(name: str) -> None:
+    with raises(InvalidArchive, expected="member_suffix"):
         SamplerArchive.from_bytes(sent(MEMBERS | {name: b""}))
 
 
-def test_an_archive_within_is_refused_by_its_name_and_never_opened_otherwise() -> None:
+def test_archive_nested_archive_raises_unless_renamed() -> None:
     bomb = zipped([("zeros.txt", bytes(10**6))])
-    with pytest.raises(InvalidArchive, match="leave it out"):
+    with raises(InvalidArchive, expected="member_suffix", member="inner.zip"):
         SamplerArchive.from_bytes(sent(MEMBERS | {"inner.zip": bomb}))
     assert SamplerArchive.from_bytes(sent(MEMBERS | {"inner.txt": bomb})).name == "tenth"
 
 
-def test_a_zip_bomb_is_refused_before_it_is_read() -> None:
-    with pytest.raises(InvalidArchive, match="at most 100 times"):
+def test_archive_zip_bomb_raises() -> None:
+    with raises(InvalidArchive, expected="ratio", member="zeros.txt", bound=100):
         SamplerArchive.from_bytes(sent(MEMBERS | {"zeros.txt": bytes(10**6)}))
-    with pytest.raises(InvalidArchive, match="at most 2,097,152 bytes"):
+    with raises(InvalidArchive, expected="member_bytes", member="zeros.txt", bound=2097152):
         SamplerArchive.from_bytes(sent(MEMBERS | {"zeros.txt": bytes(10**7)}))
 
 
-def test_a_bomb_that_lies_about_its_size_is_refused() -> None:
+def test_archive_zip_bomb_with_false_size_raises() -> None:
     data = bytearray(sent(MEMBERS | {"zeros.txt": bytes(10**6)}))
     for at in range(len(data) - 4):
         if data[at : at + 4] == struct.pack("<I", 10**6):
             data[at : at + 4] = struct.pack("<I", 1000)
-    with pytest.raises(InvalidArchive, match="bytes that fail"):
+    with raises(InvalidArchive, expected="zip"):
         SamplerArchive.from_bytes(bytes(data))
 
 
-def test_what_is_packed_beyond_the_size_that_is_reported_is_never_unpacked() -> None:
+def test_archive_bytes_beyond_reported_size_are_not_unpacked() -> None:
     bomb = sent(MEMBERS | {"zeros.txt": bytes(2**26)})
     assert len(bomb) < 2**17
     lying = bytearray(bomb)
@@ -162,68 +163,70 @@ def test_what_is_packed_beyond_the_size_that_is_reported_is_never_unpacked() -> 
         lying = lying.replace(old, new)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidArchive, match="its SHA-256 is another"):
+        with raises(InvalidArchive, expected="hash", member="zeros.txt"):
             SamplerArchive.from_bytes(bytes(lying))
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
 
 
-def test_many_that_are_allowed_alone_are_refused_together() -> None:
+def test_archive_members_too_large_together_raises() -> None:
     noise = {f"{at}.txt": (b"%08d" % at) * 2**15 for at in range(9)}
-    with pytest.raises(InvalidArchive, match=r"together|at most 100 times"):
+    with raises(InvalidArchive, expected="ratio", member="0.txt", bound=100):
         SamplerArchive.from_bytes(sent(MEMBERS | noise))
 
 
-def test_too_many_members_are_refused() -> None:
-    with pytest.raises(InvalidArchive, match="at most 256 members, got 301"):
+def test_archive_too_many_members_raises() -> None:
+    with raises(InvalidArchive, expected="members", bound=256):
         SamplerArchive.from_bytes(sent(MEMBERS | {f"{at}.py": b"" for at in range(299)}))
 
 
-def test_a_large_archive_is_refused_unread() -> None:
-    with pytest.raises(InvalidArchive, match="at most 2,097,152 bytes, got 2,097,153"):
+def test_archive_too_many_bytes_raises() -> None:
+    with raises(InvalidArchive, expected="archive_bytes", bound=2097152):
         SamplerArchive.from_bytes(bytes(2**21 + 1))
 
 
-def test_a_large_manifest_is_refused() -> None:
+def test_archive_large_manifest_raises() -> None:
     large = manifest(MEMBERS, name="x" * 10**5 + str(list(range(10**5))))
-    with pytest.raises(InvalidArchive, match="at most 131,072 bytes"):
+    with raises(
+        InvalidArchive, expected="member_bytes", member="galileo-sampler.json", bound=131072
+    ):
         SamplerArchive.from_bytes(zipped([(MANIFEST, large), *MEMBERS.items()]))
 
 
-def test_a_member_that_is_there_twice_is_refused() -> None:
+def test_archive_duplicate_member_raises() -> None:
     members = [(MANIFEST, manifest(MEMBERS)), *MEMBERS.items(), *MEMBERS.items()]
-    with pytest.raises(InvalidArchive, match="each member once"):
+    with raises(InvalidArchive, expected="unique", member="tenth.py"):
         SamplerArchive.from_bytes(zipped(members))
-    with pytest.raises(InvalidArchive, match="each member once"):
+    with raises(InvalidArchive, expected="unique", member="tenth.py"):
         SamplerArchive.from_bytes(sent(MEMBERS | {"Tenth.py": SOURCE}))
 
 
-def test_links_and_devices_are_refused() -> None:
+def test_archive_link_or_device_raises() -> None:
     for kind in (stat.S_IFLNK, stat.S_IFBLK, stat.S_IFIFO):
 
         def change(info: zipfile.ZipInfo, kind: int = kind) -> None:
             info.external_attr = (kind | 0o777) << 16
 
-        with pytest.raises(InvalidArchive, match="a link or device"):
+        with raises(InvalidArchive, expected="plain_file", member="tenth.py"):
             SamplerArchive.from_bytes(sent({"tenth.py": b"/etc/shadow"}, change=change))
 
 
-def test_encrypted_members_are_refused() -> None:
+def test_archive_encrypted_member_raises() -> None:
     data = bytearray(sent(MEMBERS))
     at = data.rindex(b"PK\x01\x02")
     data[at + 8] |= 1
-    with pytest.raises(InvalidArchive, match="not encrypted"):
+    with raises(InvalidArchive, expected="unencrypted", member="tenth.py"):
         SamplerArchive.from_bytes(bytes(data))
 
 
-def test_other_compressions_are_refused() -> None:
+def test_archive_other_compression_raises() -> None:
     data = zipped([(MANIFEST, manifest(MEMBERS)), *MEMBERS.items()], method=zipfile.ZIP_LZMA)
-    with pytest.raises(InvalidArchive, match="stored or deflated"):
+    with raises(InvalidArchive, expected="deflated", member="galileo-sampler.json"):
         SamplerArchive.from_bytes(data)
 
 
-def test_members_in_the_bytes_of_others_are_refused() -> None:
+def test_archive_overlapping_members_raises() -> None:
     """Overlapping ones, by which a few bytes become very many members."""
     members = MEMBERS | {"other.py": SOURCE}
     data = bytearray(sent(members))
@@ -231,58 +234,58 @@ def test_members_in_the_bytes_of_others_are_refused() -> None:
     at = data.rindex(b"PK\x01\x02")
     assert struct.unpack_from("<I", data, at + 42) == (second,)
     struct.pack_into("<I", data, at + 42, first)
-    with pytest.raises(InvalidArchive, match="do not overlap"):
+    with raises(InvalidArchive, expected="no_overlap", member="other.py"):
         SamplerArchive.from_bytes(bytes(data))
 
 
-def test_a_member_that_is_not_what_the_manifest_says_is_refused() -> None:
+def test_archive_member_unlike_manifest_raises() -> None:
     wrong = {"tenth.py": "0" * 64}
-    with pytest.raises(InvalidArchive, match="its SHA-256 is another"):
+    with raises(InvalidArchive, expected="hash", member="tenth.py"):
         SamplerArchive.from_bytes(sent(MEMBERS, sha256=wrong))
-    with pytest.raises(InvalidArchive, match="not in the manifest"):
+    with raises(InvalidArchive, expected="listed_member", member="tenth.py"):
         SamplerArchive.from_bytes(sent(MEMBERS, sha256={}))
     hashes = json.loads(manifest(MEMBERS | {"gone.py": b""}))["sha256"]
-    with pytest.raises(InvalidArchive, match=r"'gone\.py' is not in the archive"):
+    with raises(InvalidArchive, expected="listed_member", member="gone.py"):
         SamplerArchive.from_bytes(sent(MEMBERS, sha256=hashes))
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changed", "expected"),
     [
-        ({"format": 2}, "format 1"),
-        ({"format": True}, "format 1"),
-        ({"name": "Tenth"}, "small letters"),
-        ({"name": "../x"}, "small letters"),
-        ({"name": 7}, "small letters"),
-        ({"entry": "tenth"}, "module:Class"),
-        ({"entry": "other:Tenth"}, "module 'other'"),
-        ({"entry": "tenth:Tenth()"}, "module:Class"),
-        ({"entry": None}, "module:Class"),
-        ({"sha256": []}, "SHA-256 of every member"),
-        ({"sha256": {"tenth.py": 3}}, "SHA-256 of every member"),
-        ({"more": 1}, "nothing else"),
+        ({"format": 2}, "format_version"),
+        ({"format": True}, "format_version"),
+        ({"name": "Tenth"}, "sampler_name"),
+        ({"name": "../x"}, "sampler_name"),
+        ({"name": 7}, "sampler_name"),
+        ({"entry": "tenth"}, "entry"),
+        ({"entry": "other:Tenth"}, "module_of_entry"),
+        ({"entry": "tenth:Tenth()"}, "entry"),
+        ({"entry": None}, "entry"),
+        ({"sha256": []}, "hashes"),
+        ({"sha256": {"tenth.py": 3}}, "hashes"),
+        ({"more": 1}, "manifest_keys"),
     ],
 )
-def test_a_wrong_manifest_is_refused(changed: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidArchive, match=reason):
+def test_archive_invalid_manifest_value_raises(changed: dict[str, Any], expected: str) -> None:
+    with raises(InvalidArchive, expected=expected):
         SamplerArchive.from_bytes(sent(MEMBERS, **changed))
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b"7"])
-def test_a_manifest_that_is_none_is_refused(text: bytes) -> None:
+def test_archive_other_text_as_manifest_raises(text: bytes) -> None:
     with pytest.raises(InvalidArchive):
         SamplerArchive.from_bytes(zipped([(MANIFEST, text), *MEMBERS.items()]))
 
 
-def test_an_archive_without_a_manifest_is_not_run() -> None:
-    with pytest.raises(InvalidArchive, match="make the archive with sampler_archive"):
+def test_archive_no_manifest_raises() -> None:
+    with raises(InvalidArchive, expected="manifest"):
         SamplerArchive.from_bytes(zipped(list(MEMBERS.items())))
 
 
 # --- making ------------------------------------------------------------------------------------
 
 
-def test_a_file_a_directory_and_a_zip_of_one_sampler_are_the_same(tmp_path: Path) -> None:
+def test_sampler_archive_file_directory_and_zip_are_equal(tmp_path: Path) -> None:
     file = tmp_path / "tenth.py"
     file.write_bytes(SOURCE)
     expected = archive_of(MEMBERS, name="tenth", entry="tenth:Tenth")
@@ -293,7 +296,7 @@ def test_a_file_a_directory_and_a_zip_of_one_sampler_are_the_same(tmp_path: Path
         assert sampler_archive(tmp_path / name) == expected
 
 
-def test_a_new_distribution_is_an_archive(tmp_path: Path) -> None:
+def test_sampler_archive_new_distribution_is_accepted(tmp_path: Path) -> None:
     write_template("dry_hours", tmp_path)
     made = sampler_archive(tmp_path / "dry_hours")
     assert (made.name, made.entry) == ("dry_hours", "galileo_sampler_dry_hours:DryHours")
@@ -308,51 +311,51 @@ def test_a_new_distribution_is_an_archive(tmp_path: Path) -> None:
         assert file.namelist() == [MANIFEST, "galileo_sampler_dry_hours/__init__.py"]
 
 
-def test_one_of_several_entry_points_is_named(tmp_path: Path) -> None:
+def test_sampler_archive_several_samplers_raises_without_entry(tmp_path: Path) -> None:
     (tmp_path / "both.py").write_bytes(SOURCE + SOURCE.replace(b"Tenth", b"Third"))
-    with pytest.raises(InvalidArchive, match="both:Tenth, both:Third"):
+    with raises(InvalidArchive, remedy="one_sampler", expected="one_class"):
         sampler_archive(tmp_path / "both.py")
     assert sampler_archive(tmp_path / "both.py", entry="both:Third").entry == "both:Third"
     (tmp_path / "pyproject.toml").write_text(
         '[project.entry-points."galileo.samplers"]\ntenth = "both:Tenth"\nthird = "both:Third"\n'
     )
-    with pytest.raises(InvalidArchive, match="say which"):
+    with raises(InvalidArchive, expected="one_sampler"):
         sampler_archive(tmp_path)
     assert sampler_archive(tmp_path, name="third").entry == "both:Third"
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "reason"),
+    ("name", "source", "expected"),
     [
-        ("none.py", b"x = 1", "got none"),
-        ("broken.py", b"class (", "Python in 'broken.py'"),
-        ("json.py", SOURCE, "rename it"),
-        ("numpy.py", SOURCE, "rename it"),
-        ("Ümlaut.py", SOURCE, "relative names|small letters"),
+        ("none.py", b"x = 1", "one_class"),
+        ("broken.py", b"class (", "python"),
+        ("json.py", SOURCE, "importable_name"),
+        ("numpy.py", SOURCE, "importable_name"),
+        ("Ümlaut.py", SOURCE, "sampler_name"),
     ],
 )
-def test_what_is_no_sampler_is_not_made(
-    name: str, source: bytes, reason: str, tmp_path: Path
+def test_sampler_archive_invalid_source_raises(
+    name: str, source: bytes, expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(source)
-    with pytest.raises(InvalidArchive, match=reason):
+    with raises(InvalidArchive, expected=expected):
         sampler_archive(tmp_path / name)
 
 
-def test_links_in_a_directory_are_not_followed(tmp_path: Path) -> None:
+def test_sampler_archive_link_in_directory_raises(tmp_path: Path) -> None:
     (tmp_path / "tenth.py").write_bytes(SOURCE)
     (tmp_path / "data.txt").symlink_to("/etc/hostname")
-    with pytest.raises(InvalidArchive, match="got a link"):
+    with raises(InvalidArchive, expected="plain_file", member="data.txt"):
         sampler_archive(tmp_path)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArchive, match="No such file"):
+def test_sampler_archive_missing_file_raises(tmp_path: Path) -> None:
+    with raises(InvalidArchive, expected="readable_file"):
         sampler_archive(tmp_path / "gone.zip")
 
 
-def test_a_directory_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
+def test_sampler_archive_large_directory_raises(tmp_path: Path) -> None:
     for at in range(MEMBERS_MAX + 2):
         (tmp_path / f"m{at}.py").write_bytes(b"")
-    with pytest.raises(InvalidArchive, match="at most 256 members"):
+    with raises(InvalidArchive, expected="members", bound=256):
         sampler_archive(tmp_path)

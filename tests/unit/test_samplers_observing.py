@@ -23,7 +23,7 @@ def commits_of(labels: LabelSet) -> dict[tuple[int, int], int]:
 
 
 @given(st.lists(st.booleans(), min_size=len(LABELS), max_size=len(LABELS)), st.integers(1, 5_000))
-def test_parts_are_whole_commits_in_order_and_small_or_one(chosen: list[bool], most: int) -> None:
+def test_observed_parts_random_labels_are_whole_commits(chosen: list[bool], most: int) -> None:
     labels = LABELS.where(np.array(chosen))
     expected: list[list[tuple[int, int]]] = []
     held = 0
@@ -39,7 +39,7 @@ def test_parts_are_whole_commits_in_order_and_small_or_one(chosen: list[bool], m
     assert together == sorted(identities(labels))
 
 
-def test_no_labels_are_no_parts() -> None:
+def test_observed_parts_no_labels_is_empty() -> None:
     assert list(observed_parts(LabelSet.empty(LABELS.schema))) == []
 
 
@@ -56,7 +56,7 @@ class Plain:
         return labels.rows % 2 == 0
 
 
-def test_apply_passes_observations_to_samplers_that_need_them() -> None:
+def test_apply_observing_sampler_gets_observations() -> None:
     assert needs_observations(Crowded())
     assert not needs_observations(Plain())
     kept = apply(Crowded(), LABELS, seed=1, observations=sample_observations(LABELS))

@@ -52,7 +52,7 @@ def notes() -> Iterator[Notes]:
     spans.record_with(None)
 
 
-def test_what_is_within_is_a_child(notes: Notes) -> None:
+def test_span_nested_is_child(notes: Notes) -> None:
     with spans.span("a", size=3) as first:
         first.note("more", "x")
         with spans.child("b"):
@@ -63,25 +63,25 @@ def test_what_is_within_is_a_child(notes: Notes) -> None:
     assert (a.facts, a.ended, b.ended) == ({"size": 3, "more": "x"}, [""], [""])
 
 
-def test_a_child_needs_a_parent(notes: Notes) -> None:
+def test_span_child_without_parent_is_not_recorded(notes: Notes) -> None:
     with spans.child("alone"):
         assert spans.begun("alone too") is None
     assert notes.all == []
 
 
-def test_an_error_ends_a_span_and_is_named(notes: Notes) -> None:
+def test_span_error_ends_it_with_name(notes: Notes) -> None:
     with pytest.raises(ValueError, match="no"), spans.span("a"):
         raise ValueError("no")
     assert notes.all[0].ended == ["ValueError"]
     assert spans.current() == ""
 
 
-def test_what_is_over_is_recorded_under_the_parent_that_is_named(notes: Notes) -> None:
+def test_span_record_has_given_parent(notes: Notes) -> None:
     spans.record("fsync", parent="p", took_s=0.5, error="X", commits=2)
     assert (notes.all[0].parent, notes.all[0].ended) == ("p", ["X"])
 
 
-def test_what_has_waited_begins_before_what_waited_within_it(notes: Notes) -> None:
+def test_span_waited_begins_before_its_parts(notes: Notes) -> None:
     with spans.span("tick", waited_s=0.5):
         spans.record("due", parent=spans.current(), took_s=0.5)
     tick_ns, due_ns = notes.begun_ns
@@ -92,7 +92,7 @@ def test_what_has_waited_begins_before_what_waited_within_it(notes: Notes) -> No
         assert notes.begun_ns[-1] is None
 
 
-async def test_tasks_do_not_see_each_others_spans(notes: Notes) -> None:
+async def test_span_concurrent_tasks_are_separate(notes: Notes) -> None:
     async def one(name: str) -> None:
         with spans.span(name):
             await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def test_tasks_do_not_see_each_others_spans(notes: Notes) -> None:
     assert by_name["in b"].parent == by_name["b"].traceparent
 
 
-async def test_a_generator_may_be_closed_by_another_task(notes: Notes) -> None:
+async def test_span_generator_closed_by_other_task_ends(notes: Notes) -> None:
     async def made() -> AsyncGenerator[int, None]:
         with spans.span("a"):
             yield 1
@@ -120,7 +120,7 @@ async def test_a_generator_may_be_closed_by_another_task(notes: Notes) -> None:
     assert len(notes.all[0].ended) == 1
 
 
-def test_nothing_is_recorded_where_no_one_asks() -> None:
+def test_span_without_recorder_does_nothing() -> None:
     assert not spans.is_on()
     with spans.span("a") as nothing:
         nothing.note("x", 1)
@@ -143,10 +143,10 @@ def test_nothing_is_recorded_where_no_one_asks() -> None:
         f"00-{1:032x}-{1:016x}-01-more",
     ],
 )
-def test_what_is_no_traceparent_is_none(text: str | None) -> None:
+def test_sound_traceparent_invalid_is_empty(text: str | None) -> None:
     assert spans.sound(text) == ""
 
 
-def test_a_traceparent_is_taken_as_it_is() -> None:
+def test_sound_traceparent_valid_is_unchanged() -> None:
     good = f"00-{1:032x}-{1:016x}-00"
     assert spans.sound(good) == good

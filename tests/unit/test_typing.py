@@ -40,7 +40,7 @@ labels: str = client.query("nam")
 
 
 @pytest.mark.slow
-def test_a_program_is_checked(tmp_path: Path) -> None:
+def test_typed_program_wrong_types_are_reported(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     # With the project's own settings, so that what was checked before is not checked again.
@@ -111,13 +111,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
+def test_wheel_has_py_typed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         assert "galileo/py.typed" in packed.namelist()
 
 
 @pytest.mark.slow
-def test_a_strangers_program_is_strict_against_the_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_typed_program_against_wheel_is_strict(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, which has the wheel before all that this one has."""
     home = tmp_path / "environment"
     venv.EnvBuilder(with_pip=False).create(home)

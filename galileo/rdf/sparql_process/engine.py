@@ -55,10 +55,14 @@ class Limits:
         is_number = isinstance(self.timeout_s, int | float)
         if not is_number or not 0 < self.timeout_s <= TIMEOUT_MAX_S:
             raise InputError(
-                f"expected a timeout_s above 0 and up to {TIMEOUT_MAX_S:g}, got {self.timeout_s!r}"
+                f"expected a timeout_s above 0 and up to {TIMEOUT_MAX_S:g}, got {self.timeout_s!r}",
+                option="timeout_s",
+                bound=TIMEOUT_MAX_S,
             )
         if self.rows_max < 1:
-            raise InputError(f"expected a rows_max of at least 1, got {self.rows_max!r}")
+            raise InputError(
+                f"expected a rows_max of at least 1, got {self.rows_max!r}", option="rows_max"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +249,9 @@ class Engine:
     def _out_of_memory(self, status: int) -> InputError:
         return InputError(
             f"the query ended its process ({_end(status)}), most likely for more than "
-            f"{self._options.memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less"
+            f"{self._options.memory_bytes_max >> 20:,} MiB of memory; narrow it, or load less",
+            expected="memory",
+            bound=self._options.memory_bytes_max,
         )
 
 
@@ -303,7 +309,8 @@ def _end(status: int) -> str:
 def _deadline_exceeded(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the query, or loading its graph, took longer than {timeout_s:g} s and was stopped; "
-        "narrow it, add LIMIT, or allow more with timeout_s"
+        "narrow it, add LIMIT, or allow more with timeout_s",
+        bound=timeout_s,
     )
 
 
@@ -312,16 +319,20 @@ def _refusal(text: str, head: dict[str, Any], limits: Limits) -> InputError:
         bound = f"{limits.rows_max:,} rows" if head["message"] == "rows" else _megabytes()
         return InputError(
             f"expected an answer of at most {bound}, got more; add LIMIT, count or group, "
-            "or allow more with rows_max"
+            "or allow more with rows_max",
+            expected="rows" if head["message"] == "rows" else "bytes",
         )
     if head["error"] == "syntax":
         return query_validation.syntax_error(text, head["message"])
     if head["error"] == "unknown":
         return UnsupportedQuery(
             f"expected functions of SPARQL 1.1, XPath and GeoSPARQL: {head['message']}; "
-            "docs/rdf.md lists those of GeoSPARQL"
+            "docs/rdf.md lists those of GeoSPARQL",
+            expected="function",
         )
-    return InputError(f"expected a query that can be answered: {head['message']}")
+    return InputError(
+        f"expected a query that can be answered: {head['message']}", expected="answerable_query"
+    )
 
 
 def _megabytes() -> str:

@@ -132,7 +132,9 @@ class Process:
         for piece in pieces:
             head, _ = self._exchange("load", request, piece)
             if "error" in head:
-                raise InputError(f"expected a graph that oxigraph loads: {head['message']}")
+                raise InputError(
+                    f"expected a graph that oxigraph loads: {head['message']}", expected="graph"
+                )
 
     def query(
         self, request: dict[str, Any], *, geometry: bool = False, timeout_s: float | None = None

@@ -37,14 +37,20 @@ class EveryNth:
     def __post_init__(self) -> None:
         checked_count(self.n, name="n")
         if self.of not in ("buckets", "labels"):
-            raise InputError(f"expected of as 'buckets' or 'labels', got {self.of!r}")
+            raise InputError(f"expected of as 'buckets' or 'labels', got {self.of!r}", option="of")
         if self.per not in (None, "commit", "cell"):
-            raise InputError(f"expected per as 'commit' or 'cell', got {self.per!r}")
+            raise InputError(f"expected per as 'commit' or 'cell', got {self.per!r}", option="per")
         if self.of == "buckets" and self.per is not None:
-            raise InputError("per goes with of='labels', not with of='buckets'")
+            raise InputError(
+                "per goes with of='labels', not with of='buckets'",
+                expected="of_labels",
+                option="per",
+            )
         whole = isinstance(self.start, int) and not isinstance(self.start, bool)
         if self.start is not None and not (whole and 0 <= self.start < self.n):
-            raise InputError(f"expected start from 0 to {self.n - 1}, got {self.start!r}")
+            raise InputError(
+                f"expected start from 0 to {self.n - 1}, got {self.start!r}", option="start"
+            )
 
     def sample(self, labels: LabelSet, *, seed: int) -> Mask:
         return self._labels(labels, seed) if self.of == "labels" else self._buckets(labels, seed)

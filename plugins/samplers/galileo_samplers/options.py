@@ -26,13 +26,17 @@ QUOTAS_MAX = 100_000
 
 def checked_fraction(value: Any) -> float:
     if not _is_number(value) or not 0 < float(value) <= 1:
-        raise InputError(f"expected a fraction above 0 and up to 1, got {value!r}")
+        raise InputError(
+            f"expected a fraction above 0 and up to 1, got {value!r}", option="fraction"
+        )
     return float(value)
 
 
 def checked_count(value: Any, *, name: str) -> int:
     if not _is_whole(value) or not 1 <= int(value) <= COUNT_MAX:
-        raise InputError(f"expected {name} as a whole number from 1 to {COUNT_MAX}, got {value!r}")
+        raise InputError(
+            f"expected {name} as a whole number from 1 to {COUNT_MAX}, got {value!r}", option=name
+        )
     return int(value)
 
 
@@ -40,19 +44,28 @@ def checked_quotas(value: Any) -> dict[str, int]:
     """Labels by the name of a stratum; 0 is a quota, too."""
     if not isinstance(value, Mapping) or not 1 <= len(value) <= QUOTAS_MAX:
         raise InputError(
-            f"expected quotas as up to {QUOTAS_MAX} whole numbers by stratum, got {value!r}"
+            f"expected quotas as up to {QUOTAS_MAX} whole numbers by stratum, got {value!r}",
+            expected="quotas",
+            option="quotas",
         )
     for name, quota in value.items():
         if not isinstance(name, str) or not _is_whole(quota) or not 0 <= quota <= COUNT_MAX:
             raise InputError(
-                f"expected a whole number from 0 to {COUNT_MAX} as quota of {name!r}, got {quota!r}"
+                f"expected a whole number from 0 to {COUNT_MAX} as quota of {name!r}, "
+                f"got {quota!r}",
+                expected="quota",
+                option="quotas",
             )
     return dict(value)
 
 
 def checked_scope(value: Any) -> Scope:
     if value not in get_args(Scope):
-        raise InputError(f"expected a scope of {list(get_args(Scope))}, got {value!r}")
+        raise InputError(
+            f"expected a scope of {list(get_args(Scope))}, got {value!r}",
+            expected="scope",
+            option="scope",
+        )
     scope: Scope = value
     return scope
 
@@ -60,26 +73,31 @@ def checked_scope(value: Any) -> Scope:
 def checked_distance_m(value: Any) -> float:
     if not _is_number(value) or not 0 < float(value) <= DISTANCE_MAX_M:
         raise InputError(
-            f"expected distance_m as metres above 0 and up to {DISTANCE_MAX_M:.0f}, got {value!r}"
+            f"expected distance_m as metres above 0 and up to {DISTANCE_MAX_M:.0f}, got {value!r}",
+            option="distance_m",
         )
     return float(value)
 
 
 def checked_scale(value: Any) -> float:
     if not _is_number(value) or not 0 < float(value) < math.inf:
-        raise InputError(f"expected scale as a finite number above 0, got {value!r}")
+        raise InputError(
+            f"expected scale as a finite number above 0, got {value!r}", option="scale"
+        )
     return float(value)
 
 
 def checked_feature(value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"expected a feature by name, got {value!r}")
+        raise InputError(f"expected a feature by name, got {value!r}", option="feature")
     return value
 
 
 def checked_precision(value: Any) -> int:
     if not _is_whole(value) or not 1 <= int(value) <= PRECISION_MAX:
-        raise InputError(f"expected a precision from 1 to {PRECISION_MAX}, got {value!r}")
+        raise InputError(
+            f"expected a precision from 1 to {PRECISION_MAX}, got {value!r}", option="precision"
+        )
     return int(value)
 
 
@@ -88,10 +106,18 @@ def checked_width_us(value: Any) -> int:
     try:
         seconds = pd.Timedelta(value, unit="s") if _is_number(value) else pd.Timedelta(str(value))
     except (ValueError, OverflowError) as error:
-        raise InputError(f"expected a width such as '15m', '6h' or '7d', got {value!r}") from error
+        raise InputError(
+            f"expected a width such as '15m', '6h' or '7d', got {value!r}",
+            expected="duration",
+            option="width",
+        ) from error
     width_us = seconds.value // 1_000
     if pd.isna(seconds) or width_us < 1:
-        raise InputError(f"expected a width above zero, got {value!r}")
+        raise InputError(
+            f"expected a width above zero, got {value!r}",
+            expected="positive_duration",
+            option="width",
+        )
     return int(width_us)
 
 
@@ -100,7 +126,7 @@ def checked_edges(value: Any) -> tuple[float, ...]:
     items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     rising = all(_is_number(item) for item in items) and items == sorted(set(items))
     if not items or not rising or not all(abs(item) < float("inf") for item in items):
-        raise InputError(f"expected edges as increasing numbers, got {value!r}")
+        raise InputError(f"expected edges as increasing numbers, got {value!r}", option="edges")
     return tuple(float(item) for item in items)
 
 
@@ -112,7 +138,11 @@ def feature_column(labels: LabelSet, name: str) -> pa.Array:
     """
     names = [feature.name for feature in labels.schema.indexed]
     if name not in names:
-        raise InputError(f"expected an indexed feature of {names}, got {name!r}")
+        raise InputError(
+            f"expected an indexed feature of {names}, got {name!r}",
+            expected="indexed_feature",
+            feature=name,
+        )
     column = labels.table.column(name)
     return pa.concat_arrays(column.chunks) if len(labels) else pa.array([], column.type)
 

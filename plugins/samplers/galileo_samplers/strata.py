@@ -41,7 +41,9 @@ class ByCell:
         if self.precision > fine:
             raise InputError(
                 f"expected a precision of at most {fine}, that of dataset "
-                f"{labels.schema.name!r}, got {self.precision}"
+                f"{labels.schema.name!r}, got {self.precision}",
+                option="precision",
+                bound=fine,
             )
         shift = np.uint64(_BITS_PER_CHARACTER * (fine - self.precision))
         return (labels.cells >> shift).astype(np.int64)
@@ -52,7 +54,9 @@ class ByCell:
     def check(self, name: str) -> None:
         if len(name) != self.precision or not set(name) <= _GEOHASH:
             raise InputError(
-                f"expected a geohash of {self.precision} characters as stratum, got {name!r}"
+                f"expected a geohash of {self.precision} characters as stratum, got {name!r}",
+                expected="geohash",
+                option="quotas",
             )
 
 
@@ -75,10 +79,16 @@ class ByTime:
             start_us = pd.Timestamp(pd.to_datetime(name, format=_TIME)).value // 1_000
         except (ValueError, OverflowError) as error:
             raise InputError(
-                f"expected a time such as '2012-03-01T06:00:00Z' as stratum, got {name!r}"
+                f"expected a time such as '2012-03-01T06:00:00Z' as stratum, got {name!r}",
+                expected="time",
+                option="quotas",
             ) from error
         if start_us % self.width_us:
-            raise InputError(f"expected the start of a stretch of time as stratum, got {name!r}")
+            raise InputError(
+                f"expected the start of a stretch of time as stratum, got {name!r}",
+                expected="start_of_width",
+                option="quotas",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,11 @@ class ByInterval:
     def numbers(self, labels: LabelSet) -> Ints:
         column = feature_column(labels, self.feature)
         if not is_numeric(column):
-            raise InputError(f"expected a numeric feature where edges are given, got {column.type}")
+            raise InputError(
+                f"expected a numeric feature where edges are given, got {column.type}",
+                expected="numeric_feature",
+                option="edges",
+            )
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         intervals = np.searchsorted(np.asarray(self.edges), values, side="right")
         missing = column.is_null().to_numpy(zero_copy_only=False)
@@ -131,7 +145,9 @@ class ByInterval:
     def check(self, name: str) -> None:
         known = self._names()
         if name not in known:
-            raise InputError(f"expected a stratum of {known}, got {name!r}")
+            raise InputError(
+                f"expected a stratum of {known}, got {name!r}", expected="stratum", option="quotas"
+            )
 
     def _names(self) -> list[str]:
         """In six digits, where they say the edge; else two edges might have one name."""

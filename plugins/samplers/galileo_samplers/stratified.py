@@ -71,7 +71,9 @@ class Stratified:
         if counted == (self.fraction is not None):
             raise InputError(
                 "expected either per_stratum or fraction, or quotas, got "
-                + ("both" if counted else "neither")
+                + ("both" if counted else "neither"),
+                expected="one_of",
+                option="per_stratum",
             )
         if self.per_stratum is not None:
             checked_count(self.per_stratum, name="per_stratum")
@@ -83,7 +85,11 @@ class Stratified:
         if self.fraction is not None:
             checked_fraction(self.fraction)
             if scope != "commit":
-                raise InputError(f"expected scope 'commit' with a fraction, got {scope!r}")
+                raise InputError(
+                    f"expected scope 'commit' with a fraction, got {scope!r}",
+                    expected="scope_of_fraction",
+                    option="scope",
+                )
         object.__setattr__(self, "scope", scope)
 
     @property
@@ -136,9 +142,13 @@ def _strata(chosen: Stratified) -> Strata:
 
 def _check_strata(chosen: Stratified) -> None:
     if chosen.by not in _GIVEN_BY:
-        raise InputError(f"expected by of {sorted(_GIVEN_BY)}, got {chosen.by!r}")
+        raise InputError(f"expected by of {sorted(_GIVEN_BY)}, got {chosen.by!r}", option="by")
     for by, options in _GIVEN_BY.items():
         strangers = [name for name in options if getattr(chosen, name) is not None]
         if by != chosen.by and strangers:
-            raise InputError(f"{strangers[0]} goes with by={by!r}, not with by={chosen.by!r}")
+            raise InputError(
+                f"{strangers[0]} goes with by={by!r}, not with by={chosen.by!r}",
+                expected="option_of_by",
+                option=strangers[0],
+            )
     _strata(chosen)

@@ -53,14 +53,20 @@ class Weighted:
     def __post_init__(self) -> None:
         checked_feature(self.feature)
         if (self.n is None) == (self.scale is None):
-            raise InputError("expected either n or scale, got both or neither")
+            raise InputError(
+                "expected either n or scale, got both or neither", expected="one_of", option="n"
+            )
         if self.n is not None:
             checked_count(self.n, name="n")
             object.__setattr__(self, "scope", checked_scope(self.scope or "global"))
             return
         checked_scale(self.scale)
         if self.scope is not None:
-            raise InputError("scope goes with n; with scale every label is decided on its own")
+            raise InputError(
+                "scope goes with n; with scale every label is decided on its own",
+                expected="scope_of_n",
+                option="scope",
+            )
         object.__setattr__(self, "scope", "commit")
 
     @property
@@ -88,6 +94,10 @@ class Weighted:
     def _weights(self, labels: LabelSet) -> npt.NDArray[np.float64]:
         column = feature_column(labels, self.feature)
         if not is_numeric(column):
-            raise InputError(f"expected a numeric feature as weight, got {column.type}")
+            raise InputError(
+                f"expected a numeric feature as weight, got {column.type}",
+                expected="numeric_feature",
+                option="weight",
+            )
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return np.where(values > 0, values, 0.0)

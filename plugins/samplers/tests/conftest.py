@@ -10,8 +10,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from galileo.testing.conformance import sample_labels
+
+settings.register_profile("samplers", settings.default, deadline=None)
+settings.load_profile("samplers")
 
 NORMAL_QUANTILE = 3.719
 """Of 0.9999: a fixed seed that fails by chance would be one in ten thousand."""

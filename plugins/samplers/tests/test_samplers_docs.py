@@ -51,14 +51,14 @@ def guide():
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("TestDryHours", 4), ("TestLottery", 1)])
-def test_the_examples_conform(guide, name, skipped):
+def test_sampler_page_examples_conform(guide, name, skipped):
     found = verdicts(guide[name])
     assert len(found) == 12
     assert [one for one in found if one.outcome == "failed"] == []
     assert sum(one.outcome == "skipped" for one in found) == skipped
 
 
-def test_the_example_does_what_it_says(guide):
+def test_sampler_page_example_keeps_dry_labels(guide):
     labels = humid_labels()
     mask = guide["DryHours"](below=30.0, fraction=0.2).sample(labels, seed=1)
     dry = labels.table.column("humidity").to_numpy() < 30
@@ -66,7 +66,7 @@ def test_the_example_does_what_it_says(guide):
     assert 0.1 < mask[~dry].mean() < 0.3
 
 
-def test_the_named_samplers_load(guide):
+def test_sampler_page_named_samplers_load(guide):
     assert samplers.load(guide["tenth"])
     names = {}
     for code in python_blocks(README):

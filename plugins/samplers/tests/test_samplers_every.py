@@ -2,6 +2,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from expected_errors import raises
 from galileo_samplers import EveryNth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def series_one_by_one(labels, per):
 
 
 @given(st.integers(1, 40), st.sampled_from(["commit", "cell", None]), st.integers(0, 2**64 - 1))
-def test_the_columns_choose_what_a_loop_over_the_labels_chooses(n, per, seed):
+def test_every_random_options_equal_loop_over_labels(n, per, seed):
     labels = sample_labels()
     mask = EveryNth(n=n, of="labels", per=per).sample(labels, seed=seed)
     hashes = samplers.label_hashes(labels, seed=seed).tolist()
@@ -59,7 +60,7 @@ def test_the_columns_choose_what_a_loop_over_the_labels_chooses(n, per, seed):
 
 
 @given(st.integers(1, 60), st.integers(0, 2**64 - 1))
-def test_whole_buckets_are_kept_at_even_distances(n, seed):
+def test_every_of_buckets_keeps_whole_buckets(n, seed):
     labels = sample_labels()
     mask = EveryNth(n=n).sample(labels, seed=seed)
     hours = labels.buckets // 3_600_000_000
@@ -68,13 +69,13 @@ def test_whole_buckets_are_kept_at_even_distances(n, seed):
     assert EveryNth(n=1).sample(labels, seed=seed).all()
 
 
-def test_every_bucket_is_as_likely(counted):
+def test_every_bucket_has_equal_chance(counted):
     """The start is the seed's remainder: over 1,000 seeds in a row each comes as often, exactly."""
     counts = counted(EveryNth(n=8), sample_labels(), seeds=SEEDS)
     assert (counts == SEEDS / 8).all()
 
 
-def test_every_label_is_as_likely(commit_of, counted, chi_square_bound):
+def test_every_label_has_equal_chance(commit_of, counted, chi_square_bound):
     """Counts of the five classes of places, which the start chooses between."""
     labels = commit_of(100)
     counts = counted(EveryNth(n=5, of="labels"), labels, seeds=SEEDS)
@@ -87,7 +88,7 @@ def test_every_label_is_as_likely(commit_of, counted, chi_square_bound):
     assert statistic < chi_square_bound(4)
 
 
-def test_starts_of_commits_are_independent(chi_square_bound):
+def test_every_starts_of_commits_are_independent(chi_square_bound):
     labels, n = sample_labels(), 4
     series = [places for places in series_one_by_one(labels, "commit") if len(places) >= n]
     both = np.zeros((n, n))
@@ -99,28 +100,28 @@ def test_starts_of_commits_are_independent(chi_square_bound):
     assert ((both - expected) ** 2 / expected).sum() < chi_square_bound(n**2 - 1)
 
 
-def test_an_empty_set_gives_an_empty_mask():
+def test_every_no_labels_gives_empty_mask():
     empty = LabelSet.empty(sample_labels().schema)
     for of in ("buckets", "labels"):
         assert EveryNth(n=3, of=of).sample(empty, seed=0).shape == (0,)
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "option"),
     [
-        ({"n": 0}, "expected n as a whole number"),
-        ({"n": 2, "of": "rows"}, "expected of as"),
-        ({"n": 2, "of": "labels", "per": "node"}, "expected per as"),
-        ({"n": 2, "per": "cell"}, "per goes with of='labels'"),
-        ({"n": 2, "start": 2}, "expected start from 0 to 1"),
-        ({"n": 2, "start": True}, "expected start from 0 to 1"),
-        ({"n": 2, "start": 0.5}, "expected start from 0 to 1"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "of": "rows"}, "of"),
+        ({"n": 2, "of": "labels", "per": "node"}, "per"),
+        ({"n": 2, "per": "cell"}, "per"),
+        ({"n": 2, "start": 2}, "start"),
+        ({"n": 2, "start": True}, "start"),
+        ({"n": 2, "start": 0.5}, "start"),
     ],
 )
-def test_wrong_options_are_refused_at_once(options, match):
-    with pytest.raises(InputError, match=match):
+def test_every_invalid_option_raises(options, option):
+    with raises(InputError, option=option):
         EveryNth(**options)
 
 
-def test_it_is_found_by_name():
+def test_every_is_loaded_by_name():
     assert samplers.load(samplers.sampler("every", n=3, start=1)) == EveryNth(n=3, start=1)

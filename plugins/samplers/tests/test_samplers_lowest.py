@@ -27,7 +27,7 @@ numbers = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
 @given(numbers, st.integers(0, 3), st.integers(1, 60), st.sampled_from([1, 5, 2**40, 2**62]))
-def test_the_columns_choose_what_sorting_chooses(rng, depth, quota, spread):
+def test_lowest_random_priorities_equal_sorting(rng, depth, quota, spread):
     """With priorities that tie, and groups of few and of very many numbers."""
     priorities = rng.integers(0, rng.choice([3, 2**63]), SIZE).astype(np.uint64)
     groups = [rng.integers(0, 4, SIZE) * spread - 1 for _ in range(depth)]
@@ -36,7 +36,7 @@ def test_the_columns_choose_what_sorting_chooses(rng, depth, quota, spread):
 
 
 @given(numbers, st.integers(1, 60))
-def test_floats_sort_as_numbers(rng, quota):
+def test_lowest_float_priorities_equal_sorting(rng, quota):
     priorities = rng.exponential(size=SIZE) / rng.integers(0, 3, SIZE).clip(1e-300)
     priorities[:5] = np.inf
     groups = [LABELS.partitions]
@@ -44,7 +44,7 @@ def test_floats_sort_as_numbers(rng, quota):
     assert set(np.flatnonzero(mask)) == lowest_one_by_one(priorities, groups, quota)
 
 
-def test_a_quota_may_be_each_label_s_own():
+def test_lowest_quota_per_label_is_used():
     quotas = np.where(LABELS.partitions == 1, 4, 0)
     priorities = np.arange(SIZE, dtype=np.uint64)
     mask = lowest(LABELS, priorities, groups=[LABELS.partitions], quotas=quotas)
@@ -52,7 +52,7 @@ def test_a_quota_may_be_each_label_s_own():
     assert set(LABELS.partitions[mask]) == {1}
 
 
-def test_codes_are_equal_exactly_within_groups(monkeypatch):
+def test_codes_of_are_equal_within_groups(monkeypatch):
     groups = (LABELS.partitions, LABELS.sequences, LABELS.rows)
     expected = len(set(identities(LABELS)))
     assert len(set(codes_of(groups, size=SIZE).tolist())) == expected

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from galileo_samplers import Thinning, thinning
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -75,14 +76,14 @@ distances = st.sampled_from([0.5, 10.0, 300.0, 5e3, 4e4, 2.5e5, 3e6, 1.2e7, 2e7]
 @given(places, distances, st.integers(0, 2**64 - 1))
 @example([(90.0, 0.0), (90.0, 180.0), (-90.0, 5.0)], 1000.0, 1)
 @example([(0.0, 180.0), (0.0, -180.0), (0.0, 179.9999)], 1000.0, 1)
-def test_all_at_once_keeps_what_one_by_one_keeps(points, distance_m, seed):
+def test_thinning_random_places_equal_one_by_one(points, distance_m, seed):
     labels = placed(*zip(*points, strict=True))
     mask = Thinning(distance_m=distance_m).merge(labels, seed=seed)
     assert set(np.flatnonzero(mask)) == thinned_one_by_one(labels, distance_m, seed=seed)
 
 
 @given(places, distances, st.integers(1, 4))
-def test_commits_do_not_see_each_other(points, distance_m, commits):
+def test_thinning_sample_commits_are_independent(points, distance_m, commits):
     labels = placed(*zip(*points, strict=True), commits=commits)
     mask = Thinning(distance_m=distance_m).sample(labels, seed=5)
     for sequence in range(1, commits + 1):
@@ -91,14 +92,14 @@ def test_commits_do_not_see_each_other(points, distance_m, commits):
         assert mask[own].tolist() == alone.tolist()
 
 
-def test_pieces_of_pairs_change_nothing(monkeypatch):
+def test_thinning_chunked_pairs_give_same_mask(monkeypatch):
     labels = sample_labels()
     expected = Thinning(distance_m=80_000).merge(labels, seed=2)
     monkeypatch.setattr(thinning, "_PAIRS_MAX", 50)
     assert (Thinning(distance_m=80_000).merge(labels, seed=2) == expected).all()
 
 
-def test_merged_samples_keep_the_distance_and_leave_no_large_gap():
+def test_thinning_merge_keeps_distance_without_gaps():
     """Each dropped label has a kept one within twice the distance."""
     labels, chosen = sample_labels(), Thinning(distance_m=150_000)
     left = samplers.merge(chosen, samplers.apply(chosen, labels, seed=4), seed=4)
@@ -111,7 +112,7 @@ def test_merged_samples_keep_the_distance_and_leave_no_large_gap():
     assert all(min(metres(one, other) for other in kept) < 300_000 for one in everything)
 
 
-def test_of_labels_that_exclude_each_other_each_is_as_likely(counted, chi_square_bound):
+def test_thinning_exclusive_labels_have_equal_chance(counted, chi_square_bound):
     """Eight within a town: one is kept, and each one time in eight."""
     labels = placed(47.3 + np.arange(8) / 1000, np.full(8, 8.5))
     counts = counted(Thinning(distance_m=10_000), labels, seeds=SEEDS)
@@ -119,7 +120,7 @@ def test_of_labels_that_exclude_each_other_each_is_as_likely(counted, chi_square
     assert ((counts - SEEDS / 8) ** 2 / (SEEDS / 8)).sum() < chi_square_bound(7)
 
 
-def test_a_crowded_label_is_less_likely(counted):
+def test_thinning_crowded_label_has_smaller_chance(counted):
     """In a chain of three the middle is kept one time in three, the ends two times."""
     labels = placed(np.zeros(3), np.array([0.0, 0.01, 0.02]))
     counts = counted(Thinning(distance_m=1_500), labels, seeds=SEEDS)
@@ -128,22 +129,22 @@ def test_a_crowded_label_is_less_likely(counted):
     assert counts[0] == counts[2]
 
 
-def test_its_earth_is_that_of_the_store():
+def test_thinning_earth_radius_equals_store():
     assert thinning.EARTH_RADIUS_M == EARTH_RADIUS_M
 
 
-def test_an_empty_set_gives_an_empty_mask():
+def test_thinning_no_labels_gives_empty_mask():
     empty = LabelSet.empty(sample_labels().schema)
     assert Thinning(distance_m=1).sample(empty, seed=0).shape == (0,)
     assert Thinning(distance_m=1).merge(empty, seed=0).shape == (0,)
 
 
 @pytest.mark.parametrize("distance_m", [0, -1, float("nan"), 2.1e7, "1km", True, None])
-def test_a_distance_that_is_none_is_refused(distance_m):
-    with pytest.raises(InputError, match="expected distance_m as metres above 0"):
+def test_thinning_invalid_distance_raises(distance_m):
+    with raises(InputError, option="distance_m"):
         Thinning(distance_m=distance_m)
 
 
-def test_it_is_found_by_name():
+def test_thinning_is_loaded_by_name():
     spec = samplers.sampler("thinning", distance_m=5e3, scope="node")
     assert samplers.load(spec) == Thinning(distance_m=5e3, scope="node")

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from expected_errors import raises
 from galileo_samplers import Weighted
 
 from galileo import samplers
@@ -49,9 +50,7 @@ def included_one_by_one(weights, n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_chances_are_those_of_drawing_one_after_the_other(
-    n, commit_of, counted, chi_square_bound
-):
+def test_weighted_chances_equal_successive_draws(n, commit_of, counted, chi_square_bound):
     labels = commit_of(7)
     levels = np.array([1, 2, 3, 4, 5, 6, 50], dtype=np.int64)[labels.rows]
     at = labels.table.schema.get_field_index("level")
@@ -64,7 +63,7 @@ def test_the_chances_are_those_of_drawing_one_after_the_other(
     assert statistic < chi_square_bound(7)
 
 
-def test_with_a_scale_each_label_has_the_chance_that_is_said(commit_of, counted, chi_square_bound):
+def test_weighted_scale_gives_known_chances(commit_of, counted, chi_square_bound):
     labels = commit_of(100)
     chances = np.minimum(1, weights_of(labels, "level") / 4)
     counts = counted(Weighted(feature="level", scale=4), labels, seeds=SEEDS)
@@ -75,7 +74,7 @@ def test_with_a_scale_each_label_has_the_chance_that_is_said(commit_of, counted,
     assert statistic < chi_square_bound(int(possible.sum()))
 
 
-def test_a_total_is_estimated_without_bias(commit_of):
+def test_weighted_total_is_unbiased(commit_of):
     """Horvitz and Thompson's estimator, and its variance."""
     labels = commit_of(100)
     chances = np.minimum(1, weights_of(labels, "level") / 4)
@@ -90,14 +89,14 @@ def test_a_total_is_estimated_without_bias(commit_of):
     assert np.var(totals) == pytest.approx(variance, rel=0.2)
 
 
-def test_what_is_left_of_commits_is_what_all_of_it_gives():
+def test_weighted_merge_of_samples_equals_merge_of_all():
     labels, chosen = sample_labels(), Weighted(feature="temperature", n=30)
     left = samplers.merge(chosen, samplers.apply(chosen, labels, seed=9), seed=9)
     assert len(left) == 30
     assert left.table.equals(samplers.merge(chosen, labels, seed=9).table)
 
 
-def test_labels_without_weight_are_never_kept():
+def test_weighted_zero_weight_is_never_kept():
     labels = sample_labels()
     weights = weights_of(labels, "level")
     assert (weights == 0).sum() > 200
@@ -105,7 +104,7 @@ def test_labels_without_weight_are_never_kept():
     assert (mask == (weights > 0)).all()
 
 
-def test_infinite_weights_go_first_and_negative_ones_never():
+def test_weighted_infinite_weight_is_first_and_negative_never():
     labels = sample_labels()
     values = np.full(len(labels), -1.0)
     values[::2] = 1.0
@@ -120,26 +119,26 @@ def test_infinite_weights_go_first_and_negative_ones_never():
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "option"),
     [
-        ({"n": 5}, "needs the option 'feature'"),
-        ({"feature": 5, "n": 5}, "feature by name"),
-        ({"feature": "level"}, "either n or scale"),
-        ({"feature": "level", "n": 5, "scale": 5}, "either n or scale"),
-        ({"feature": "level", "n": 0}, "whole number"),
-        ({"feature": "level", "scale": 0}, "scale as a finite number"),
-        ({"feature": "level", "scale": 1, "scope": "global"}, "scope goes with n"),
-        ({"feature": "level", "n": 1, "scope": "x"}, "expected a scope"),
+        ({"n": 5}, "feature"),
+        ({"feature": 5, "n": 5}, "feature"),
+        ({"feature": "level"}, "n"),
+        ({"feature": "level", "n": 5, "scale": 5}, "n"),
+        ({"feature": "level", "n": 0}, "n"),
+        ({"feature": "level", "scale": 0}, "scale"),
+        ({"feature": "level", "scale": 1, "scope": "global"}, "scope"),
+        ({"feature": "level", "n": 1, "scope": "x"}, "scope"),
     ],
 )
-def test_wrong_options_are_refused_at_once(options, match):
-    with pytest.raises(InputError, match=match):
+def test_weighted_invalid_option_raises(options, option):
+    with raises(InputError, option=option):
         samplers.load(samplers.SamplerSpec("weighted", options))
 
 
 @pytest.mark.parametrize(
-    ("feature", "match"), [("station", "numeric feature"), ("pressure", "indexed feature")]
+    ("feature", "expected"), [("station", "numeric_feature"), ("pressure", "indexed_feature")]
 )
-def test_options_that_do_not_fit_the_dataset_are_refused(feature, match):
-    with pytest.raises(InputError, match=match):
+def test_weighted_option_unfit_for_dataset_raises(feature, expected):
+    with raises(InputError, expected=expected):
         Weighted(feature=feature, n=1).sample(sample_labels(), seed=0)

@@ -35,7 +35,15 @@ _STEP_BYTES = 2**20
 
 
 class SandboxTerminated(Exception):
-    """A contained process has ended or must end; the message is for the author of its sampler."""
+    """A contained process has ended or must end; the message is for the author of its sampler.
+
+    Attributes:
+        limit: the one of `SandboxLimits` that was reached, if any.
+    """
+
+    def __init__(self, message: str, *, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class ResponseReader:
@@ -119,7 +127,9 @@ class ResponseReader:
             self._count += len(came)
             self._beginning += came[: PRINTED_BYTES_KEPT - len(self._beginning)]
             if self._count > self._printed_max:
-                raise SandboxTerminated(f"it printed more than {self._printed_max:,} bytes")
+                raise SandboxTerminated(
+                    f"it printed more than {self._printed_max:,} bytes", limit="output_bytes"
+                )
         if came == b"" and self._is_open:
             # Else its end would wake every wait at once.
             self._is_open = False

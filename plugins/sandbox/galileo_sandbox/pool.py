@@ -135,6 +135,7 @@ class SandboxPool:
                 f"expected at most {self._limits.processes} uploaded samplers at work at a time; "
                 "repeat it when one is done",
                 after_s=RETRY_AFTER_S,
+                bound=self._limits.processes,
             )
         return self._pooled.pop(idle)
 

@@ -48,11 +48,13 @@ class UserCodeError(Exception):
         refused: whether it was an `InputError`.
         message: the error's.
         traceback: as Python writes it.
+        limit: the one of `SandboxLimits` that was reached, if any.
     """
 
-    def __init__(self, text: str, *, refused: bool) -> None:
+    def __init__(self, text: str, *, refused: bool, limit: str = "") -> None:
         self.message, _, self.traceback = text.partition(protocol.SEPARATOR)
         self.refused = refused
+        self.limit = limit
         super().__init__(self.message)
 
 
@@ -155,6 +157,7 @@ class SandboxedProcess:
                 f"expected at most {self._limits.input_bytes:,} bytes of labels and observations "
                 "at a time, got more",
                 refused=False,
+                limit="input_bytes",
             )
         request = self._memory.write(operation, head, *tables)
         size = -(-len(labels) // 8)
@@ -183,7 +186,9 @@ class SandboxedProcess:
 
         def look() -> None:
             if self._child.cpu_s() - spent_s > self._limits.cpu_s:
-                raise SandboxTerminated(f"it took more than {self._limits.cpu_s:g} s of CPU time")
+                raise SandboxTerminated(
+                    f"it took more than {self._limits.cpu_s:g} s of CPU time", limit="cpu_s"
+                )
 
         self._child.signal(signal.SIGCONT)
         try:
@@ -207,7 +212,7 @@ class SandboxedProcess:
                 sizes=sizes, until=lambda: until + self._child.run_queue_wait_s(), look=look
             )
         except TimeoutError:
-            raise SandboxTerminated(f"it took longer than {seconds:g} s") from None
+            raise SandboxTerminated(f"it took longer than {seconds:g} s", limit="wall_s") from None
 
 
 def _no_check() -> None:

@@ -61,7 +61,9 @@ class SandboxedSampler:
                 is no sampler.
         """
         if (reason := unavailable_reason()) is not None:
-            raise SandboxUnavailable(f"uploaded sampler {spec.name!r} cannot run here: {reason}")
+            raise SandboxUnavailable(
+                f"uploaded sampler {spec.name!r} cannot run here: {reason}", sampler=spec.name
+            )
         self.name = spec.name
         self._archive, self._spec, self._limits = archive, spec, limits
         self._lock = threading.Lock()
@@ -109,7 +111,11 @@ class SandboxedSampler:
         labels = shown(self, labels)
         with self._lock:
             if self._closed:
-                raise InternalError(f"expected an open sampler {self.name!r}, this one was closed")
+                raise InternalError(
+                    f"expected an open sampler {self.name!r}, this one was closed",
+                    expected="open",
+                    sampler=self.name,
+                )
             if self._process is not None and not self._process.alive():
                 self._end()
             if self._process is None:
@@ -130,7 +136,9 @@ class SandboxedSampler:
             self._process = SandboxedProcess(self._archive, limits=self._limits)
         except SandboxTerminated as error:
             raise SamplerFailed(
-                f"the process of sampler {self.name!r} did not start: {error}"
+                f"the process of sampler {self.name!r} did not start: {error}",
+                sampler=self.name,
+                limit=error.limit,
             ) from error
         try:
             return self._read_response(
@@ -142,7 +150,7 @@ class SandboxedSampler:
                 # Most messages name the sampler themselves.
                 is_named = f"sampler {self.name!r}" in error.message
                 words = error.message if is_named else f"sampler {self.name!r}: {error.message}"
-                raise InputError(words) from None
+                raise InputError(words, expected="options", sampler=self.name) from None
             raise self._failure("when it was loaded", error) from None
 
     def _read_response(self, ask: Callable[[SandboxedProcess], Response], *, what: str) -> Response:
@@ -170,6 +178,8 @@ class SandboxedSampler:
         traceback = error.traceback if isinstance(error, UserCodeError) else ""
         return SamplerFailed(
             f"sampler {self.name!r} failed {what}: {error}",
+            sampler=self.name,
+            limit=error.limit,
             traceback=traceback[-_DETAIL_CHARS_MAX:],
             printed=(printed or "")[:_DETAIL_CHARS_MAX],
         )

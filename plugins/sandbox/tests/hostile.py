@@ -177,12 +177,7 @@ KERNEL_ATTEMPTS = (
         f"{REFUSED}|ValueError",
     ),
     Attempt("call a number that does not exist", "number(499)", FILTER, REFUSED),
-    Attempt(
-        "take the filter off",
-        "prctl(22, 0)",
-        FILTER,
-        REFUSED,
-    ),
+    Attempt("take the filter off", "prctl(22, 0)", FILTER, REFUSED),
     Attempt(
         "call the kernel as a 32-bit program does",
         "machine_code(b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3')",

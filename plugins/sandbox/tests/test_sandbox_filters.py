@@ -51,7 +51,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return MACHINES[request.param]
 
 
-def test_sent_code_may_call_what_is_named_and_nothing_else(machine: Machine) -> None:
+def test_strict_filter_allows_listed_calls_only(machine: Machine) -> None:
     program = confinement.strict_filter(machine)
     allowed = {machine.numbers[name] for name in ALLOWED if name in machine.numbers}
     conditional = {machine.numbers[name] for name in WITH_ARGUMENTS}
@@ -63,7 +63,7 @@ def test_sent_code_may_call_what_is_named_and_nothing_else(machine: Machine) -> 
     )
 
 
-def test_the_interpreter_may_start_and_not_more(machine: Machine) -> None:
+def test_base_filter_denies_forbidden_calls(machine: Machine) -> None:
     program = confinement.base_filter(machine)
     forbidden = {machine.numbers[name] for name in FORBIDDEN}
     for number in range(1024):
@@ -71,7 +71,7 @@ def test_the_interpreter_may_start_and_not_more(machine: Machine) -> None:
         assert run(program, number, audit=machine.audit) == expected, number
 
 
-def test_nothing_is_both_allowed_and_forbidden() -> None:
+def test_filters_allowed_and_forbidden_are_disjoint() -> None:
     assert not ALLOWED & FORBIDDEN
     assert not (ALLOWED | FORBIDDEN) & WITH_ARGUMENTS
     forking = {"fork", "vfork", "execve", "execveat", "kill", "setuid", "connect", "unlink"}
@@ -79,7 +79,7 @@ def test_nothing_is_both_allowed_and_forbidden() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.sampled_from(sorted(MACHINES)))
-def test_other_machines_are_killed(number: int, audit: int, name: str) -> None:
+def test_filters_other_architecture_is_killed(number: int, audit: int, name: str) -> None:
     machine = MACHINES[name]
     for program in (confinement.strict_filter(machine), confinement.base_filter(machine)):
         answer = run(program, number, audit=audit)
@@ -89,7 +89,7 @@ def test_other_machines_are_killed(number: int, audit: int, name: str) -> None:
 
 
 @given(WORDS, WORDS, st.sampled_from(sorted(MACHINES)))
-def test_only_threads_may_be_cloned(flags: int, other: int, name: str) -> None:
+def test_strict_filter_clone_of_thread_only_is_allowed(flags: int, other: int, name: str) -> None:
     machine, thread = MACHINES[name], 0x10000 | 0x100
     clone = machine.numbers["clone"]
     program = confinement.strict_filter(machine)
@@ -102,7 +102,7 @@ def test_only_threads_may_be_cloned(flags: int, other: int, name: str) -> None:
 
 
 @given(WORDS, st.sampled_from(sorted(MACHINES)))
-def test_limits_may_be_read_and_not_set(pointer: int, name: str) -> None:
+def test_strict_filter_prlimit_read_only_is_allowed(pointer: int, name: str) -> None:
     machine = MACHINES[name]
     program = confinement.strict_filter(machine)
     prlimit = machine.numbers["prlimit64"]
@@ -114,7 +114,7 @@ def test_limits_may_be_read_and_not_set(pointer: int, name: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_only_harmless_requests_reach_descriptors_and_the_process(request: int) -> None:
+def test_strict_filter_ioctl_and_prctl_listed_only_are_allowed(request: int) -> None:
     machine = MACHINES["x86_64"]
     program = confinement.strict_filter(machine)
     ioctl, prctl = machine.numbers["ioctl"], machine.numbers["prctl"]
@@ -125,14 +125,14 @@ def test_only_harmless_requests_reach_descriptors_and_the_process(request: int) 
         assert (answer == confinement.ALLOW) == (value in {15, 0x53564D41})
 
 
-def test_programs_fit_the_kernel(machine: Machine) -> None:
+def test_filters_fit_kernel_limit(machine: Machine) -> None:
     for program in (confinement.strict_filter(machine), confinement.base_filter(machine)):
         assert len(program) % confinement.INSTRUCTION_BYTES == 0
         assert len(program) // confinement.INSTRUCTION_BYTES < 4096
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_numbers_are_those_of_the_kernel(name: str) -> None:
+def test_syscall_numbers_equal_kernel_header(name: str) -> None:
     header = Path(HEADERS[name])
     if not header.exists():
         pytest.skip(f"there is no {header} to compare with")

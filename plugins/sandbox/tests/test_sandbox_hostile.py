@@ -103,7 +103,7 @@ def start(
         for number, attempt in enumerate(ATTEMPTS)
     ],
 )
-def test_what_was_tried_fails_alone(
+def test_sandbox_hostile_attempt_fails_alone(
     number: int,
     attempt: Attempt,
     start: Callable[[SandboxLimits], SandboxedSampler],
@@ -117,12 +117,12 @@ def test_what_was_tried_fails_alone(
     assert np.array_equal(hostile.sample(labels, seed=len(ATTEMPTS)), np.ones(len(labels), bool))
 
 
-def test_the_page_lists_what_was_tried() -> None:
+def test_sandbox_page_lists_attempts() -> None:
     page = Path(__file__).parents[3] / "docs" / "sandbox.md"
     assert listing() in page.read_text(), f"put this into docs/sandbox.md:\n{listing()}"
 
 
-def test_servers_of_the_host_hear_nothing(
+def test_sandbox_servers_of_host_are_unreachable(
     server: socket.socket,
     abstract_server: socket.socket,
     start: Callable[[SandboxLimits], SandboxedSampler],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from expected_errors import raises
 from galileo_sandbox.pool import SandboxPool
 from galileo_sandbox.probe import unavailable_reason
 
@@ -55,7 +56,7 @@ def pid_of(pool: SandboxPool, n: int, *, owner: str = "", seed: int = 0) -> int:
         return sampler.pid
 
 
-def test_a_process_serves_many_calls_of_one_owner(pool: SandboxPool) -> None:
+def test_pool_process_serves_calls_of_one_owner(pool: SandboxPool) -> None:
     first = pid_of(pool, 2)
     assert pid_of(pool, 2, seed=9) == first
     assert pid_of(pool, 2, owner="other") != first
@@ -64,7 +65,7 @@ def test_a_process_serves_many_calls_of_one_owner(pool: SandboxPool) -> None:
 
 
 @pytest.mark.slow
-def test_the_longest_unused_is_ended_for_a_new_one(pool: SandboxPool) -> None:
+def test_pool_full_ends_longest_unused(pool: SandboxPool) -> None:
     first, second = pid_of(pool, 1), pid_of(pool, 2)
     assert pid_of(pool, 1) == first
     third = pid_of(pool, 3)
@@ -74,19 +75,16 @@ def test_the_longest_unused_is_ended_for_a_new_one(pool: SandboxPool) -> None:
 
 
 @pytest.mark.slow
-def test_those_at_work_are_not_ended_and_bound_what_is_new(pool: SandboxPool) -> None:
+def test_pool_all_busy_raises_overloaded(pool: SandboxPool) -> None:
     with pool.lease(EVERY, spec(1)) as one, pool.lease(EVERY, spec(2)):
-        with (
-            pytest.raises(Overloaded, match="at most 2 uploaded samplers") as refused,
-            pool.lease(EVERY, spec(3)),
-        ):
+        with raises(Overloaded, bound=2) as refused, pool.lease(EVERY, spec(3)):
             pass
         assert refused.value.details["after_s"] > 0
         assert len(one.sample(LABELS, seed=1)) == len(LABELS)
     assert pid_of(pool, 3)
 
 
-def test_evict_ends_idle_processes_at_once_and_others_after_their_calls(pool: SandboxPool) -> None:
+def test_pool_evict_ends_idle_then_busy_processes(pool: SandboxPool) -> None:
     idle = pid_of(pool, 1)
     with pool.lease(EVERY, spec(2)) as lent:
         pool.evict(OTHER.digest)
@@ -101,7 +99,7 @@ def test_evict_ends_idle_processes_at_once_and_others_after_their_calls(pool: Sa
     assert pid_of(pool, 2) != pid
 
 
-def test_revoke_refuses_further_calls_and_results_of_running_ones(pool: SandboxPool) -> None:
+def test_pool_revoke_refuses_calls_and_running_results(pool: SandboxPool) -> None:
     chosen = pool.load(EVERY, spec(2), owner="")
     other = pool.load(OTHER, spec(2), owner="")
     assert len(apply(chosen, LABELS, seed=1)) == (LABELS.rows % 2 == 0).sum()
@@ -125,14 +123,14 @@ def test_revoke_refuses_further_calls_and_results_of_running_ones(pool: SandboxP
 
 
 @pytest.mark.slow
-def test_what_did_not_start_takes_no_room(pool: SandboxPool) -> None:
+def test_pool_failed_start_takes_no_slot(pool: SandboxPool) -> None:
     for _ in range(3):
-        with pytest.raises(InputError, match="expected n from 1"), pool.lease(EVERY, spec(0)):
+        with raises(InputError, expected="options"), pool.lease(EVERY, spec(0)):
             pass
     assert len(pool) == 0
 
 
-def test_threads_that_ask_at_once_start_one_process(pool: SandboxPool) -> None:
+def test_pool_concurrent_leases_start_one_process(pool: SandboxPool) -> None:
     pids: list[int] = []
     threads = [threading.Thread(target=lambda: pids.append(pid_of(pool, 2))) for _ in range(4)]
     for thread in threads:

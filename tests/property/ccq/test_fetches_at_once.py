@@ -64,7 +64,7 @@ def responses_of(effects: list) -> list:
 
 @examples(150)
 @given(steps=st.lists(st.one_of(CYCLES, FETCHES), max_size=12))
-def test_they_are_answered_as_each_alone(steps: list) -> None:
+def test_fetches_requested_random_steps_equal_single_fetches(steps: list) -> None:
     alone, together = Driver(chunks_compacted=10**6), Driver(chunks_compacted=10**6)
     for driver in (alone, together):
         driver.lead(CCQ)

@@ -17,7 +17,7 @@ fetches = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20)
 
 
 @given(means, fetches)
-def test_all_thresholds_together_stay_within_room_and_budget(means, fetches):
+def test_thresholds_random_fetches_stay_within_budget(means, fetches):
     found = thresholds(means, fetches)
     assert len(found) == len(fetches)
     assert (found >= 0).all()
@@ -25,7 +25,7 @@ def test_all_thresholds_together_stay_within_room_and_budget(means, fetches):
 
 
 @given(means, fetches, sizes)
-def test_a_larger_budget_and_more_memory_lower_none(means, fetches, more):
+def test_thresholds_larger_budget_lowers_none(means, fetches, more):
     before = thresholds(means, fetches)
     richer = replace(means, budget_bytes=means.budget_bytes + more)
     roomier = replace(means, memory_bytes=means.memory_bytes + more)
@@ -34,14 +34,14 @@ def test_a_larger_budget_and_more_memory_lower_none(means, fetches, more):
 
 
 @given(means, fetches, shares)
-def test_a_busier_node_has_no_more_room(means, fetches, share):
+def test_thresholds_busier_node_raises_none(means, fetches, share):
     calmer, busier = sorted((share, means.cpu_share))
     before = thresholds(replace(means, cpu_share=calmer), fetches)
     assert (thresholds(replace(means, cpu_share=busier), fetches) <= before).all()
 
 
 @given(means, fetches, st.data(), st.floats(0.0, 1e6))
-def test_what_is_fetched_more_often_gains_and_the_others_do_not(means, fetches, data, more):
+def test_thresholds_more_fetches_gain_alone(means, fetches, data, more):
     which = data.draw(st.integers(0, len(fetches) - 1))
     before = thresholds(means, fetches)
     after = thresholds(means, [f + more * (i == which) for i, f in enumerate(fetches)])
@@ -53,7 +53,7 @@ def test_what_is_fetched_more_often_gains_and_the_others_do_not(means, fetches, 
 
 
 @given(means, fetches, st.floats(0.0, 1e6))
-def test_one_ccq_more_lowers_the_thresholds_of_the_others(means, fetches, newcomer):
+def test_thresholds_another_ccq_lowers_others(means, fetches, newcomer):
     before = thresholds(means, fetches)
     after = thresholds(means, [*fetches, newcomer])[:-1]
     assert (after <= before).all()
@@ -61,7 +61,7 @@ def test_one_ccq_more_lowers_the_thresholds_of_the_others(means, fetches, newcom
         assert (after < before).all()
 
 
-def test_shares_are_as_the_weights_say() -> None:
+def test_thresholds_known_weights_give_known_shares() -> None:
     weights = ThresholdWeights(room=0.5, cpu=0.2, popularity=3.0, fetches_typical=10.0)
     idle = MemoryBudget(8_000, 1 << 40)
     assert free_capacity(idle, weights=weights) == 4_000

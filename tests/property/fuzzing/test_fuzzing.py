@@ -62,18 +62,18 @@ def target(request: pytest.FixtureRequest) -> Target:
     return named(request.param)
 
 
-def test_seeds_are_accepted(target: Target) -> None:
+def test_fuzz_target_seeds_are_accepted(target: Target) -> None:
     for seed in target.seeds():
         assert len(seed) <= target.bytes_max
         assert not refused(target, seed)
 
 
-def test_kept_inputs_find_nothing(target: Target) -> None:
+def test_fuzz_target_kept_inputs_find_nothing(target: Target) -> None:
     for data in corpus.load(target.name):
         refused(target, data)
 
 
-def test_changed_inputs_find_nothing(target: Target) -> None:
+def test_fuzz_target_mutated_inputs_find_nothing(target: Target) -> None:
     rng = np.random.default_rng(zlib.crc32(target.name.encode()))
     seeds = list(target.seeds())
     outcomes = [
@@ -83,13 +83,13 @@ def test_changed_inputs_find_nothing(target: Target) -> None:
     assert any(outcomes), "nothing that was changed was ever refused"
 
 
-def test_names_are_unique_and_each_has_a_corpus() -> None:
+def test_fuzz_targets_have_unique_name_and_corpus() -> None:
     names = [target.name for target in TARGETS]
     assert len(set(names)) == len(names)
     assert all(corpus.load(name) for name in names)
 
 
-def test_what_counts_as_a_finding() -> None:
+def test_refused_unexpected_error_is_raised() -> None:
     def raising(error: Exception) -> Target:
         def run(_: bytes) -> None:
             raise error
@@ -102,7 +102,7 @@ def test_what_counts_as_a_finding() -> None:
             refused(raising(error), b"")
 
 
-def test_the_page_has_what_was_recorded() -> None:
+def test_fuzz_page_equals_records() -> None:
     """`scripts/fuzz --table` writes it."""
     assert corpus.table(TARGETS) in corpus.PAGE.read_text()
     assert set(corpus.load_records()) == {target.name for target in TARGETS}
@@ -111,7 +111,7 @@ def test_the_page_has_what_was_recorded() -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
-def test_no_run_is_begun_once_a_campaign_is_cancelled(
+def test_campaign_cancelled_begins_no_run(
     ended: type[BaseException], which: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both = threading.Barrier(2)
@@ -137,7 +137,7 @@ def test_no_run_is_begun_once_a_campaign_is_cancelled(
 
 
 @pytest.mark.parametrize("status", [72, 130, -signal.SIGINT])
-def test_a_fuzzer_that_met_ctrl_c_found_nothing(status: int, tmp_path: Path) -> None:
+def test_guided_fuzzer_interrupted_raises_keyboard_interrupt(status: int, tmp_path: Path) -> None:
     # Where the tests run in the background of a script, their children ignore SIGINT.
     end = f"signal.signal({-status}, signal.SIG_DFL); os.kill(os.getpid(), {-status})"
     end = f"sys.exit({status})" if status > 0 else end

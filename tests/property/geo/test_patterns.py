@@ -30,7 +30,7 @@ def place(pattern, text):
 
 
 @given(patterns, st.sampled_from([33, 200, cover.CELLS_MAX]))
-def test_cover_agrees_with_the_texts_of_all_cells(pattern, cells_max):
+def test_cover_from_pattern_random_pattern_equals_texts(pattern, cells_max):
     made = cover.from_pattern(pattern, 3, cells_max=cells_max)
     expected = [place(pattern, text) for text in TEXTS]
     places = made.relations(CELLS)
@@ -43,7 +43,7 @@ def test_cover_agrees_with_the_texts_of_all_cells(pattern, cells_max):
 
 
 @given(patterns, st.integers(0, 2**32 - 1))
-def test_points_match_by_their_text(pattern, seed):
+def test_pattern_random_points_match_by_text(pattern, seed):
     random = np.random.default_rng(seed)
     latitude, longitude = random.uniform(-90, 90, 300), random.uniform(-180, 180, 300)
     texts = geohash.to_text(geohash.encode(latitude, longitude, 12), 12).to_pylist()
@@ -52,6 +52,6 @@ def test_points_match_by_their_text(pattern, seed):
 
 
 @pytest.mark.parametrize("text", ["", "_", "9x_", "9A", "9x!", "0" * 13])
-def test_faulty_patterns(text):
+def test_pattern_invalid_text_raises(text):
     with pytest.raises(InputError):
         Pattern(text)

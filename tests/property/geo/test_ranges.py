@@ -26,7 +26,7 @@ def spans_of(found):
 
 
 @given(pairs)
-def test_normalised_ranges_are_sorted_apart_and_the_same_set(spans):
+def test_normalise_random_ranges_are_sorted_and_disjoint(spans):
     found = spans_of(built(spans))
     assert members(found) == members(spans)
     assert all(lo < hi for lo, hi in found)
@@ -34,7 +34,7 @@ def test_normalised_ranges_are_sorted_apart_and_the_same_set(spans):
 
 
 @given(pairs, pairs)
-def test_algebra_agrees_with_sets(left, right):
+def test_ranges_algebra_random_ranges_equals_sets(left, right):
     a, b = built(left), built(right)
     assert members(spans_of(ranges.union(a, b))) == members(left) | members(right)
     assert members(spans_of(ranges.intersection(a, b))) == members(left) & members(right)
@@ -42,7 +42,7 @@ def test_algebra_agrees_with_sets(left, right):
 
 
 @given(pairs, st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 5)), min_size=1))
-def test_stretches_agree_with_sets(spans, stretches):
+def test_ranges_overlaps_and_holds_random_ranges_equal_sets(spans, stretches):
     held, cells = built(spans), members(spans)
     lows = np.array([lo for lo, _ in stretches], dtype=np.uint64)
     highs = np.array([lo + more for lo, more in stretches], dtype=np.uint64)
@@ -52,7 +52,7 @@ def test_stretches_agree_with_sets(spans, stretches):
     assert ranges.contains(held, lows).tolist() == [lo in cells for lo, _ in stretches]
 
 
-def test_no_ranges_hold_nothing():
+def test_ranges_none_holds_nothing():
     cells = np.arange(3, dtype=np.uint64)
     assert not ranges.contains(ranges.none(), cells).any()
     assert not ranges.overlaps(ranges.none(), cells, cells).any()

@@ -414,7 +414,7 @@ def expected(tree, table):
 
 @examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables)
-def test_observations_match_as_row_by_row(tree, table):
+def test_match_observations_random_query_equals_row_by_row(tree, table):
     found = query_of(tree).match_observations(table).tolist()
     event(f"any match: {any(found)}")
     assert found == expected(tree, table)
@@ -422,7 +422,7 @@ def test_observations_match_as_row_by_row(tree, table):
 
 @examples(EXAMPLES)
 @given(trees(comparisons), tables)
-def test_features_match_alike_on_both_levels(tree, table):
+def test_match_paths_random_features_equal_observations(tree, table):
     table, batch = paths.index(SCHEMA, table)
     found = query_of(tree).match_paths(as_mapping(path_columns(batch)))
     assert np.repeat(found, batch.column("rows").to_numpy()).tolist() == expected(tree, table)
@@ -430,7 +430,7 @@ def test_features_match_alike_on_both_levels(tree, table):
 
 @examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables, st.integers(1, 5))
-def test_nothing_is_lost_between_levels_zones_and_bounds(tree, table, width):
+def test_match_paths_and_zones_random_query_lose_nothing(tree, table, width):
     query = query_of(tree)
     table, batch = paths.index(SCHEMA, table)
     columns, starts = path_columns(batch), batch.column("row").to_numpy()
@@ -448,7 +448,7 @@ def test_nothing_is_lost_between_levels_zones_and_bounds(tree, table, width):
 
 @examples(EXAMPLES)
 @given(trees(st.one_of(comparisons, times, places)), tables)
-def test_canonical_json_is_the_same_query(tree, table):
+def test_to_json_random_query_round_trips(tree, table):
     query = query_of(tree)
     again = parse(query.to_json(), SCHEMA)
     assert again == query
@@ -458,7 +458,7 @@ def test_canonical_json_is_the_same_query(tree, table):
 
 
 @given(geometries(), st.sampled_from(["s_intersects", "s_within", "s_disjoint"]))
-def test_cells_match_by_their_rectangle(where, op):
+def test_match_paths_random_region_equals_rectangles(where, op):
     """A cell matches where its rectangle meets the region; negated, where it is not covered."""
     cell = np.arange(32**PRECISION, dtype=np.uint64)[::29]
     columns = {"cell": cell, "bucket": np.zeros(len(cell), dtype=np.int64)}

@@ -10,7 +10,9 @@ KEYS = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 2**64 - 1) | s
 
 
 @given(st.lists(KEYS, unique=True, max_size=60), KEYS)
-def test_it_answers_like_a_dictionary(keys: list[tuple[str, int]], other: tuple[str, int]) -> None:
+def test_producer_index_random_keys_equal_dict(
+    keys: list[tuple[str, int]], other: tuple[str, int]
+) -> None:
     index, expected = ProducerIndex(), {}
     for sequence, (producer, batch) in enumerate(keys, start=1):
         index.add(producer, batch, sequence=sequence)
@@ -26,7 +28,7 @@ def test_it_answers_like_a_dictionary(keys: list[tuple[str, int]], other: tuple[
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2**64 - 1)), unique=True),
     st.integers(0, 20),
 )
-def test_many_batches_at_once_are_the_same_as_one_by_one(
+def test_producer_index_random_many_equal_single_adds(
     batches: list[tuple[str, int]], cut: int
 ) -> None:
     many, model = ProducerIndex(), {batch: n for n, batch in enumerate(batches, start=1)}

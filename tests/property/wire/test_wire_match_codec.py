@@ -57,14 +57,14 @@ def naive(pairs) -> dict[int, list[int]]:
 
 
 @given(PAIRS)
-def test_pairs_are_split_by_item(pairs):
+def test_match_batch_random_pairs_split_by_item(pairs):
     found = matches(pairs).check()
     assert said(found) == naive(pairs)
     assert found.counts(6).tolist() == [len(naive(pairs).get(item, [])) for item in range(6)]
 
 
 @given(PAIRS, st.integers(0, 9))
-def test_some_of_the_pairs_need_only_their_rows(pairs, least):
+def test_match_batch_where_random_pairs_keeps_needed_rows(pairs, least):
     whole = matches(pairs)
     some = whole.where(whole.places >= least).check()
     assert said(some) == naive([pair for pair in pairs if pair[1] >= least])
@@ -73,7 +73,7 @@ def test_some_of_the_pairs_need_only_their_rows(pairs, least):
 
 
 @given(PAIRS, PAIRS)
-def test_matches_are_joined(one, other):
+def test_joined_random_batches_equal_union(one, other):
     both = joined([matches(one), matches(other)], SCHEMA).check()
     expected = naive([*one, *other])
     found = {item: table.column("row").to_pylist() for item, table in both.split()}
@@ -84,7 +84,7 @@ def test_matches_are_joined(one, other):
 
 
 @given(PAIRS, PAIRS, st.lists(st.integers(0, 2**32 - 1), max_size=5))
-def test_an_answer_survives_the_wire(one, other, unknown):
+def test_match_response_random_parts_round_trip(one, other, unknown):
     parts = (
         MatchedPartitions(np.arange(6, dtype=np.uint32), Cursor({1: 2}), matches(one)),
         MatchedPartitions(
@@ -107,7 +107,7 @@ def test_an_answer_survives_the_wire(one, other, unknown):
     assert isinstance(error, UnknownProperty)
 
 
-def test_labels_travel_in_messages_of_bounded_size():
+def test_match_response_many_labels_is_split():
     count = 2 * LABELS_PER_MESSAGE + 1
     numbers = np.arange(count, dtype=np.uint32)
     found = MatchBatch.of(np.zeros(count, dtype=np.uint32), numbers, rows(count))
@@ -117,7 +117,7 @@ def test_labels_travel_in_messages_of_bounded_size():
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=5))
-def test_sequences_survive_the_wire(pairs):
+def test_sequences_to_bytes_random_pairs_round_trip(pairs):
     after = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     assert sequences_from_bytes(sequences_to_bytes(after), partitions=2).tolist() == after.tolist()
 
@@ -137,6 +137,6 @@ def test_sequences_survive_the_wire(pairs):
         lambda: MatchReplies(SCHEMA).take(peers_pb2.MatchReply(unknown=b"abc")),
     ],
 )
-def test_damaged_columns_are_refused(damage):
+def test_match_columns_damaged_raises(damage):
     with pytest.raises(InputError):
         damage()

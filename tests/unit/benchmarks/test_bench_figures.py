@@ -19,7 +19,7 @@ runs_of = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=9)
 
 
 @given(runs_of)
-def test_a_spread_says_what_sorting_says(values):
+def test_spread_random_values_equal_sorted(values):
     spread, ordered = Spread.of(values), sorted(values)
     middle = len(values) // 2
     wanted = ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
@@ -27,18 +27,18 @@ def test_a_spread_says_what_sorting_says(values):
     assert spread.median == pytest.approx(wanted)
 
 
-def test_a_spread_of_nothing_is_refused():
+def test_spread_no_values_raises_value_error():
     with pytest.raises(ValueError, match="at least one run"):
         Spread.of([])
 
 
-def test_seconds_become_a_rate_run_by_run():
+def test_spread_per_second_is_rate_per_run():
     rate = Spread.of([0.5, 2.0, 1.0]).per_second(100)
     assert rate.values == (200.0, 50.0, 100.0)
     assert (rate.low, rate.median, rate.high) == (50.0, 100.0, 200.0)
 
 
-def test_a_ratio_is_of_medians():
+def test_figure_ratio_is_of_medians():
     peer = Peer("floor", Spread.of([1.0, 4.0, 2.0]))
     assert Figure("it", "s", Spread.of([9.0, 5.0, 1.0]), (peer,)).ratio(peer) == 2.5
 
@@ -59,7 +59,7 @@ def test_a_ratio_is_of_medians():
         (12_345, "labels", "12,345 labels"),
     ],
 )
-def test_quantities_read_well(value, unit, text):
+def test_quantity_any_unit_has_known_text(value, unit, text):
     assert quantity(value, unit) == text
 
 
@@ -77,12 +77,12 @@ def test_quantities_read_well(value, unit, text):
         (0.000012, "0.00001"),
     ],
 )
-def test_digits(value, text):
+def test_digits_any_value_has_known_text(value, text):
     assert digits(value) == text
 
 
 @given(st.floats(1e-6, 9e11), st.sampled_from(["s", "B", "paths/s"]))
-def test_a_quantity_says_its_value_to_three_digits(value, unit):
+def test_quantity_random_value_has_three_digits(value, unit):
     number, rest = re.fullmatch(r"([0-9.,]+) (.*)", quantity(value, unit)).groups()
     prefix = rest if unit == "s" else rest.removesuffix(unit).strip()
     small = unit != "s" and value < 1e-3  # fewer digits are left there
@@ -91,7 +91,7 @@ def test_a_quantity_says_its_value_to_three_digits(value, unit):
 
 
 @pytest.mark.parametrize(("warm_up", "rounds"), [(True, 4), (False, 3)])
-def test_subjects_take_turns(warm_up, rounds):
+def test_in_turn_subjects_alternate(warm_up, rounds):
     called: list[str] = []
     spreads = in_turn(
         lambda: called.append("a"), lambda: called.append("b"), runs=3, warm_up=warm_up
@@ -100,7 +100,7 @@ def test_subjects_take_turns(warm_up, rounds):
     assert [spread.runs for spread in spreads] == [3, 3]
 
 
-def test_a_quick_subject_is_called_often_in_a_run():
+def test_in_turn_quick_subject_is_called_often():
     called: list[int] = []
     (spread,) = in_turn(lambda: called.append(1), runs=2, run_s=10.0)
     assert len(called) == 1 + 2 * CALLS_MAX
@@ -111,7 +111,7 @@ def test_a_quick_subject_is_called_often_in_a_run():
     ("run_s", "call_s", "calls"),
     [(0.0, 1.0, 1), (0.02, 0.5, 1), (0.02, 0.005, 4), (0.02, 0.0, CALLS_MAX)],
 )
-def test_calls_of_a_run(run_s, call_s, calls):
+def test_calls_for_run_and_call_gives_known_number(run_s, call_s, calls):
     assert calls_for(run_s, call_s) == calls
 
 
@@ -121,7 +121,7 @@ def busy(seconds: float) -> None:
         sum(range(1_000))
 
 
-def test_processor_time_of_ended_threads_still_counts():
+def test_processor_seconds_include_ended_threads():
     before = processor_seconds(os.getpid())
     for number in range(5):
         thread = threading.Thread(target=busy, args=(0.02,))
@@ -131,7 +131,7 @@ def test_processor_time_of_ended_threads_still_counts():
     assert processor_seconds(os.getpid()) <= time.process_time()
 
 
-def test_a_process_that_has_ended_has_no_processor_time():
+def test_processor_seconds_ended_process_raises():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with pytest.raises(ProcessLookupError, match=str(ended.pid)):

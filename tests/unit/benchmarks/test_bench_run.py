@@ -44,10 +44,7 @@ def test_bench_with_small_sizes_measures_every_area(tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     markdown, values = tmp_path / "figures.md", tmp_path / "figures.json"
-    bench = started(
-        scratch,
-        *("--markdown-file", str(markdown), "--json-file", str(values)),
-    )
+    bench = started(scratch, *("--markdown-file", str(markdown), "--json-file", str(values)))
     output, progress = bench.communicate()
     assert bench.returncode == 0, output + progress
     raw = json.loads(values.read_text())
@@ -94,11 +91,11 @@ def test_bench_when_cancelled_leaves_nothing_behind(tmp_path, number):
 
 
 @pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
-def test_the_documentation_explains_each_area(area):
+def test_performance_page_has_each_area(area):
     assert f"## {area.title} (`{area.name}`)" in DOCS.read_text()
 
 
-def test_areas_have_names_of_their_own():
+def test_bench_areas_have_unique_names():
     names = [area.name for area in (*AREAS, *COMPARISONS)]
     assert len(set(names)) == len(names)
 

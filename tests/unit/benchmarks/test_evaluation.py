@@ -157,7 +157,7 @@ def block_of(text: str, name: str) -> str:
     return text.partition(f"<!-- {name}: begin -->\n")[2].partition("<!-- ")[0]
 
 
-def test_every_part_has_a_made_up_result_and_a_block_on_the_page() -> None:
+def test_paper_page_has_block_of_every_part() -> None:
     assert list(BY_NAME) == list(RESULTS)
     text = PAGE.read_text()
     assert all(block_of(text, name) for name in (*BY_NAME, "circumstances", "summary"))
@@ -193,10 +193,7 @@ def test_tell_shows_all_pictures_and_tables_of_one_width(part: Part) -> None:
         ("scaling", "does 25.0 % of the work that a single node has with a tick"),
         ("scaling", "an equal share would be 12.5 %"),
         ("failover", "2.10 s"),
-        (
-            "history",
-            "a tick's scans 1.50 times, its job 1.00",
-        ),
+        ("history", "a tick's scans 1.50 times, its job 1.00"),
     ],
 )
 def test_tell_has_the_figures_of_the_result(name: str, words: str) -> None:
@@ -237,14 +234,14 @@ def test_table_with_rows_of_another_width_is_refused() -> None:
         table(("a", "b"), [("x",)])
 
 
-def test_phrases() -> None:
+def test_evaluation_phrases_have_known_text() -> None:
     assert percent(-0.0123) == "-1.2 %"
     assert extent([0.002, 0.001]) == "1.00 ms to 2.00 ms (2)"
     assert times(3, 2) == "1.50 times"
     assert times(3, 0) == "no multiple of nothing"
 
 
-def test_lines_draw_a_band_and_a_dashed_line() -> None:
+def test_lines_with_band_and_dashes_draws_both() -> None:
     axes = Axes("a title", "x", "y", log_x=True, x_ticks=(1, 10))
     band = Line("band", (1, 10), (2, 3), (1, 2), (3, 4))
     dashed = Line("dashed", (1, 10), (1, 1), dashed=True)
@@ -345,14 +342,14 @@ def test_main_when_cancelled_says_how_to_go_on_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_the_same_worlds_play_the_same() -> None:
+def test_quiet_world_same_seed_plays_same() -> None:
     played = Quiet(2, seed=5).play()
     assert played == Quiet(2, seed=5).play()
     assert played != Quiet(2, seed=6).play()
 
 
 @pytest.mark.slow
-def test_more_nodes_share_the_scans_and_only_one_cannot_fail_over() -> None:
+def test_simulate_more_nodes_share_scans_and_fail_over() -> None:
     taken = simulate((1, 4), worlds=1, row_s=1e-6)
     alone, four = taken.points
     assert (alone.failover_s, alone.messages_per_s) == ((), (0.0,))

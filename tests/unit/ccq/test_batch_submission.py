@@ -26,12 +26,7 @@ from galileo.ccq.events import (
     UsageMeasured,
 )
 from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import (
-    AssignMany,
-    AssignmentsAnswered,
-    RecordAck,
-    RecordUpdate,
-)
+from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.state import RECORDS_PER_MESSAGE
@@ -54,7 +49,7 @@ def offered(driver: Driver, *ids: str, request: int = 1) -> list:
     return driver.hear("c", PollAnswer(name, IDLE))
 
 
-def test_one_election_serves_all_and_all_records_are_saved_before_the_offer():
+def test_submit_batch_saves_all_records_before_offer():
     effects = offered(Driver(), "q", "r")
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
     assert effects == [
@@ -63,7 +58,7 @@ def test_one_election_serves_all_and_all_records_are_saved_before_the_offer():
     ]
 
 
-def test_the_submission_is_answered_in_its_order_once_all_are_accepted():
+def test_submit_batch_all_accepted_answers_in_order():
     driver = Driver()
     offered(driver, "q", "r")
     assert driver.hear("c", AssignmentsAnswered((("r", NODES_MAX),), ())) == []
@@ -72,7 +67,7 @@ def test_the_submission_is_answered_in_its_order_once_all_are_accepted():
     assert effects == [AnswerBatch(1, outcomes)]
 
 
-def test_who_is_offered_many_saves_them_then_tells_all_others_then_accepts():
+def test_assign_many_saves_announces_then_accepts():
     driver = Driver("c")
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
     effects = driver.hear("a", AssignMany(records))
@@ -85,14 +80,14 @@ def test_who_is_offered_many_saves_them_then_tells_all_others_then_accepts():
     assert again == [Send("a", AssignmentsAnswered((("q", NODES_MAX), ("r", NODES_MAX)), ()))]
 
 
-def test_offers_and_announcements_go_in_pages():
+def test_assign_many_large_batch_is_sent_in_pages():
     count = RECORDS_PER_MESSAGE + 1
     effects = offered(Driver(batch_share_min=10**6), *(f"q{number}" for number in range(count)))
     sent = [len(effect.message.records) for effect in only(effects, Send)]
     assert sent == [RECORDS_PER_MESSAGE, 1]
 
 
-def test_what_a_node_does_not_take_is_offered_to_the_next_in_a_term_of_its_own():
+def test_submit_batch_refused_item_is_offered_to_next_node():
     driver = Driver()
     offered(driver, "q", "r")
     effects = driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), (("r", NODES_MAX),)))
@@ -105,7 +100,7 @@ def test_what_a_node_does_not_take_is_offered_to_the_next_in_a_term_of_its_own()
     assert [one.coordinator for one in answer.outcomes] == ["c", "b"]
 
 
-def test_a_full_or_draining_node_refuses_what_it_cannot_run():
+def test_assign_many_full_or_draining_node_refuses():
     driver = Driver("c", coordinated_max=1)
     records = tuple(Record(replace(CCQ, id=i), NODES_MAX, "c") for i in "qr")
     (answer,) = [e for e in driver.hear("a", AssignMany(records)) if _is_answer(e)]
@@ -120,7 +115,7 @@ def _is_answer(effect: object) -> bool:
     return isinstance(effect, Send) and isinstance(effect.message, AssignmentsAnswered)
 
 
-def test_a_newer_record_is_sent_with_the_refusal():
+def test_assign_many_stale_record_is_refused_with_newer_one():
     driver = Driver("c")
     newer = Record(CCQ, 5 * NODES_MAX, "b")
     driver.hear("b", RecordUpdate((newer,)))
@@ -129,7 +124,7 @@ def test_a_newer_record_is_sent_with_the_refusal():
     assert answer.message == AssignmentsAnswered((), (("q", NODES_MAX),))
 
 
-def test_what_only_this_node_holds_is_not_answered_for():
+def test_submit_batch_unreplicated_record_is_not_answered():
     driver = Driver()
     driver.feed(BatchSubmitted(1, items("q", "r")))
     effects = driver.tick(0.5)  # No one has answered the poll; this node takes them.
@@ -143,7 +138,7 @@ def test_what_only_this_node_holds_is_not_answered_for():
     assert [one.coordinator for one in answer.outcomes] == ["a", "a"]
 
 
-def test_a_single_node_answers_by_itself_and_again_with_the_same():
+def test_submit_batch_single_node_answers_and_repeats():
     driver = Driver(nodes=("a",))
     (first,) = only(driver.feed(BatchSubmitted(1, items("q", "r"))), AnswerBatch)
     (second,) = driver.feed(BatchSubmitted(2, items("q", "r")))
@@ -151,7 +146,7 @@ def test_a_single_node_answers_by_itself_and_again_with_the_same():
     assert driver.machine.state.record_table.get("q").retrieved == EMPTY_CURSOR
 
 
-def test_a_wrong_one_does_not_lose_the_others():
+def test_submit_batch_invalid_item_keeps_others():
     driver = Driver(nodes=("a",))
     driver.feed(BatchSubmitted(1, items("q")))
     rival = BatchItem(replace(CCQ, query="other"))
@@ -160,7 +155,7 @@ def test_a_wrong_one_does_not_lose_the_others():
     assert kinds == ["invalid_input", None, "unavailable"]
 
 
-def test_the_cluster_takes_no_more_than_its_bound():
+def test_submit_batch_beyond_records_max_is_overloaded():
     driver = Driver(nodes=("a",), records_max=2)
     (answer,) = only(driver.feed(BatchSubmitted(1, items("q", "r", "s"))), AnswerBatch)
     assert [one.failure and one.failure.kind for one in answer.outcomes] == [
@@ -170,7 +165,7 @@ def test_the_cluster_takes_no_more_than_its_bound():
     ]
 
 
-def test_ids_of_a_batch_are_not_submitted_alone_meanwhile_nor_the_other_way_round():
+def test_submit_id_under_way_is_overloaded():
     driver = Driver()
     driver.feed(BatchSubmitted(1, items("q")))
     (refused,) = driver.feed(SubmitRequested(2, CCQ, EMPTY_CURSOR))
@@ -180,7 +175,7 @@ def test_ids_of_a_batch_are_not_submitted_alone_meanwhile_nor_the_other_way_roun
     assert answer.outcomes[0].failure.kind == "unavailable"
 
 
-def test_candidates_in_different_groups_have_elections_of_their_own():
+def test_submit_batch_candidates_of_groups_have_own_elections():
     driver = Driver()
     driver.machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",), ("b",), ("c",))))
     driver.feed(RecordsLoaded((), WALL))
@@ -193,7 +188,7 @@ def test_candidates_in_different_groups_have_elections_of_their_own():
     assert [[record.ccq.id for record in offer] for offer in offers] == [["q", "s"], ["r"]]
 
 
-def test_what_no_one_takes_in_time_is_refused_and_may_be_repeated():
+def test_submit_batch_timeout_is_unavailable_and_repeatable():
     driver = Driver(submit_timeout_s=3.0)
     offered(driver, "q", "r")
     driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), ()))
@@ -204,7 +199,7 @@ def test_what_no_one_takes_in_time_is_refused_and_may_be_repeated():
     assert again == [Send(p, RecordUpdate((again[0].message.records), note=True)) for p in "bc"]
 
 
-def test_one_that_runs_already_is_not_refused_for_others_that_no_one_takes():
+def test_submit_batch_running_item_is_accepted_despite_others():
     driver = Driver()
     driver.feed(DrainRequested())
     driver.hear("c", RecordUpdate((Record(replace(CCQ, id="q"), NODES_MAX, "c"),)))
@@ -222,7 +217,7 @@ def test_one_that_runs_already_is_not_refused_for_others_that_no_one_takes():
     assert second.failure.kind == "unavailable"
 
 
-def test_a_ccq_that_ends_or_is_taken_over_meanwhile_is_answered_with_that():
+def test_submit_batch_item_ended_or_moved_is_answered_so():
     driver = Driver()
     offered(driver, "q", "r")
     over = Record(CCQ, NODES_MAX, "c", ended="cancelled", ended_at=WALL)
@@ -234,7 +229,7 @@ def test_a_ccq_that_ends_or_is_taken_over_meanwhile_is_answered_with_that():
     assert (moved.coordinator, moved.term) == ("b", 3 * NODES_MAX + 1)
 
 
-def test_a_dead_coordinator_is_not_succeeded_by_the_node_that_still_submits():
+def test_submit_batch_dead_coordinator_offers_to_next():
     driver = Driver(takeover_stagger_s=0.0, submit_timeout_s=9.0)
     offered(driver, "q")
     driver.feed(PeerDied("c"))
@@ -245,7 +240,7 @@ def test_a_dead_coordinator_is_not_succeeded_by_the_node_that_still_submits():
     assert sent.to == "b"
 
 
-def test_a_node_that_is_starting_promises_nothing():
+def test_machine_before_records_loaded_refuses_batches():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",),)))
     (refused,) = machine.step(BatchSubmitted(1, items("q")), 0.0)
     assert (type(refused), refused.failure.kind) == (RefuseSubmit, "unavailable")
@@ -254,7 +249,7 @@ def test_a_node_that_is_starting_promises_nothing():
     assert [type(one) for one in refused] == [RefuseFetch, RefuseFetch]
 
 
-def test_many_fetches_are_answered_each_as_if_alone():
+def test_fetches_many_equal_single_fetches():
     driver = Driver()
     driver.lead()
     driver.hear("b", RecordUpdate((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
@@ -265,7 +260,7 @@ def test_many_fetches_are_answered_each_as_if_alone():
     assert isinstance(together[1], RedirectFetch)
 
 
-def test_usage_of_the_pollers_own_counts_too():
+def test_election_own_usage_counts():
     driver = Driver()
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
     (poll, _) = driver.feed(BatchSubmitted(1, items("q")))
@@ -286,7 +281,7 @@ def refused_of(effects: list) -> list[str]:
     return [o.ccq_id for o in answer.outcomes if o.failure and o.failure.kind == "quota_exceeded"]
 
 
-def test_an_owner_has_so_many_alive_and_those_under_way_count():
+def test_submit_beyond_owned_max_is_quota_exceeded():
     driver = Driver(nodes=("a",))
     assert refused_of(driver.feed(BatchSubmitted(1, owned("q", "r", "s"), 2))) == ["s"]
     assert refused_of(driver.feed(BatchSubmitted(2, owned("q", "r"), 2))) == []
@@ -298,7 +293,7 @@ def test_an_owner_has_so_many_alive_and_those_under_way_count():
     assert refused_of(driver.feed(BatchSubmitted(6, owned("t", "u"), 2))) == ["u"]
 
 
-def test_what_is_being_elected_counts():
+def test_submit_items_in_election_count_for_quota():
     driver = Driver()
     driver.feed(BatchSubmitted(1, owned("q"), 2))
     driver.feed(SubmitRequested(2, owned("r")[0].ccq, EMPTY_CURSOR, owned_max=2))
@@ -311,7 +306,7 @@ def test_what_is_being_elected_counts():
     assert only(polls, RefuseSubmit) == []
 
 
-def test_a_batch_that_is_under_way_ends_with_the_dataset():
+def test_submit_batch_dataset_dropped_is_ccq_dropped():
     driver = Driver()
     driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
     other = BatchItem(replace(CCQ, id="other", dataset="d2"))
@@ -330,7 +325,7 @@ def test_a_batch_that_is_under_way_ends_with_the_dataset():
     assert refused.outcomes[0].failure.kind == "ccq_dropped"
 
 
-def test_a_node_that_knows_of_a_drop_says_so_to_who_offers():
+def test_assign_many_dropped_dataset_is_refused_with_record():
     driver = Driver("b")
     driver.feed(DatasetDropped("d", 1))
     effects = driver.hear("a", AssignMany((Record(CCQ, NODES_MAX, "b"),)))

@@ -26,7 +26,7 @@ operations = st.lists(
 
 
 @given(logs, cursors, operations, cursors, st.integers(1, 3), st.integers(1, 30), st.integers(1, 8))
-def test_the_cache_holds_what_the_log_has_between_its_cursors(
+def test_cache_random_operations_equal_log_between_cursors(
     log, base, steps, after, gathered, labels_max, chunk_labels
 ):
     original = module.CHUNK_LABELS, module.LABELS_FEW
@@ -91,7 +91,7 @@ def judge(cache: LabelCache, log, after: Cursor, labels_max: int) -> None:
 
 
 @given(logs, cursors, st.integers(1, 40))
-def test_answers_are_cut_between_commits_and_starve_no_one(log, after, labels_max):
+def test_cache_select_random_limit_cuts_between_commits(log, after, labels_max):
     until = Cursor(dict.fromkeys(PARTITIONS, 12))
     cache = LabelCache(after)
     cache.append(to_labels(paths_of(log, after, until)), reached=until)
@@ -110,7 +110,7 @@ def test_answers_are_cut_between_commits_and_starve_no_one(log, after, labels_ma
     assert rounds <= len(delivered) + 1
 
 
-def test_a_backfill_is_joined_with_the_cache():
+def test_compose_backfill_and_cache_are_joined():
     cache = LabelCache(Cursor({0: 5, 1: 5}))
     cache.append(to_labels([(0, 6, 0, 1), (1, 6, 0, 1)]), reached=Cursor({0: 6, 1: 6}))
     found = to_labels([(0, 5, 0, 1), (1, 2, 0, 1)])
@@ -120,7 +120,7 @@ def test_a_backfill_is_joined_with_the_cache():
     assert answer.cursor == Cursor({0: 6, 1: 3})
 
 
-def test_an_empty_cache_answers_with_its_position():
+def test_cache_select_empty_gives_position():
     cache = LabelCache(EMPTY_CURSOR)
     cache.append(None, reached=Cursor({2: 9}))
     selection = cache.select(EMPTY_CURSOR, labels_max=5)
@@ -144,7 +144,7 @@ def grown(*sizes: int) -> LabelCache:
     return cache
 
 
-def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found():
+def test_cache_compact_at_rest_gives_one_pack():
     cache = grown(12, 40, 38)
     assert cache.compact() is None
     before = to_paths(everything(cache))
@@ -154,21 +154,18 @@ def test_at_rest_a_reader_gets_one_pack_of_what_several_cycles_found():
     assert cache.compact_at_rest() is None, "there is nothing left to do"
 
 
-def test_at_rest_a_large_chunk_is_not_packed_anew_for_a_few_labels():
+def test_cache_compact_at_rest_large_chunk_is_kept():
     assert rested(grown(400, 20)) == [400, 20]
     assert rested(grown(300, 20)) == [320]
     assert rested(grown(4, 3, 3)) == [4, 3, 3], "few labels are left alone"
     assert rested(grown(11)) == [11]
 
 
-def test_at_rest_labels_leave_a_pack_that_they_share_with_others():
+def test_cache_compact_at_rest_shared_pack_is_left():
     rows = [(0, sequence, row, 1) for sequence in (1, 2) for row in range(20)]
     together = to_labels(rows)
     mine, _ = pack_many(
-        together.schema,
-        together.labels().table,
-        np.array([0, 20]),
-        compression=Compression.NONE,
+        together.schema, together.labels().table, np.array([0, 20]), compression=Compression.NONE
     )
     cache = LabelCache(EMPTY_CURSOR, labels_few=10)
     cache.append(mine, reached=Cursor({0: 1}))
@@ -178,7 +175,7 @@ def test_at_rest_labels_leave_a_pack_that_they_share_with_others():
     assert to_paths(everything(cache)) == rows[:20]
 
 
-def test_what_is_gone_past_what_was_reached_is_reported_later():
+def test_cache_gone_past_reached_is_reported_later():
     """A scan learns what is gone after it has begun, so that may lie further on."""
     cache = LabelCache(Cursor({0: 2}))
     cache.append(None, reached=Cursor({0: 5}), gone=Cursor({0: 9}))

@@ -59,7 +59,7 @@ def cached(driver: Driver) -> int:
     return driver.machine.usage.cache_bytes
 
 
-def test_nothing_is_done_while_there_is_room_however_unequal_the_caches_are() -> None:
+def test_cache_budget_not_reached_does_nothing() -> None:
     driver = Driver(**NO_FILES)
     driver.lead()
     driver.lead(replace(CCQ, id="r", dataset="other"))
@@ -68,7 +68,7 @@ def test_nothing_is_done_while_there_is_room_however_unequal_the_caches_are() ->
     assert cached(driver) == 4 * PACK
 
 
-def test_readers_who_come_seldom_find_their_labels_in_a_file() -> None:
+def test_cache_budget_reached_idle_ccq_is_spilled() -> None:
     driver = Driver(**SELDOM)
     driver.lead()
     effects = fill(driver, 1, 2, 3, 4, 5)
@@ -80,7 +80,7 @@ def test_readers_who_come_seldom_find_their_labels_in_a_file() -> None:
     assert (cached(driver), driver.machine.state.cache_usage.spilled_bytes) == (0, 77)
 
 
-def test_what_is_fetched_often_is_given_away_instead() -> None:
+def test_cache_budget_reached_active_ccq_is_offered_to_peers() -> None:
     driver = Driver(**OFTEN)
     driver.lead()
     effects = fill(driver, 1, 2, 3, 4, 5)
@@ -103,19 +103,19 @@ def refused_by_all(**options) -> Driver:
     return driver
 
 
-def test_only_a_node_with_room_is_offered_it_and_the_next_attempt_waits() -> None:
+def test_cache_overflow_refused_by_all_is_offered_again_later() -> None:
     driver = refused_by_all(**(OFTEN | {"spill_bytes_max": 1}))
     assert polled(driver.tick(14.9)) == []
     assert polled(driver.tick(15.5)) == ["b", "c"]
 
 
-def test_what_no_one_takes_goes_to_files_though_it_is_fetched_often() -> None:
+def test_cache_overflow_refused_by_all_is_spilled() -> None:
     driver = refused_by_all(**OFTEN)
     (spill,) = only(driver.tick(6.0), SpillPacks)
     assert len(spill.labels) == 5
 
 
-def test_a_node_as_busy_as_this_one_may_take_it() -> None:
+def test_cache_overflow_equally_busy_node_is_offered() -> None:
     driver = Driver(**OFTEN)
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=0.97)))
     driver.lead()
@@ -128,7 +128,7 @@ def test_a_node_as_busy_as_this_one_may_take_it() -> None:
     ] == ["b"]
 
 
-def test_no_one_is_asked_where_no_one_is_alive_or_holders_are_enough() -> None:
+def test_cache_overflow_no_live_peer_or_holder_left_polls_none() -> None:
     alone = Driver(**OFTEN)
     for peer in ("b", "c"):
         alone.feed(PeerDied(peer))
@@ -139,14 +139,14 @@ def test_no_one_is_asked_where_no_one_is_alive_or_holders_are_enough() -> None:
     assert polled(fill(held, 1, 2, 3, 4, 5)) == []
 
 
-def test_a_node_that_drains_gives_everything_away_as_ever() -> None:
+def test_machine_draining_offers_all_ccqs() -> None:
     driver = Driver(**OFTEN)
     driver.lead()
     fill(driver, 1)
     assert polled(driver.feed(DrainRequested())) == ["b", "c"]
 
 
-def test_over_the_budget_the_oldest_labels_of_the_largest_cache_go() -> None:
+def test_cache_beyond_budget_drops_oldest_labels_of_largest() -> None:
     driver = Driver(nodes=("a",), **NO_FILES)
     driver.lead()
     assert fill(driver, 1, 2, 3, 4, 5, 6) == []
@@ -156,7 +156,7 @@ def test_over_the_budget_the_oldest_labels_of_the_largest_cache_go() -> None:
     assert rescan.until == Cursor({0: 1})
 
 
-def test_little_free_memory_is_a_smaller_budget() -> None:
+def test_cache_budget_little_free_memory_is_smaller() -> None:
     driver = Driver(nodes=("a",), **(NO_FILES | {"cache_bytes_max": 1 << 30}))
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=2 * PACK)))
     driver.lead()
@@ -164,7 +164,7 @@ def test_little_free_memory_is_a_smaller_budget() -> None:
     assert cached(driver) == 2 * PACK
 
 
-def test_the_budget_holds_whatever_disks_and_peers_do() -> None:
+def test_cache_budget_spill_failed_and_peers_refuse_is_kept() -> None:
     driver = Driver(**SELDOM, spill_retry_s=3.0)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -176,7 +176,7 @@ def test_the_budget_holds_whatever_disks_and_peers_do() -> None:
     assert only(driver.tick(8.1), SpillPacks)
 
 
-def test_files_keep_to_their_budget() -> None:
+def test_spill_beyond_spill_bytes_max_is_dropped() -> None:
     driver = Driver(nodes=("a",), **(SELDOM | {"spill_bytes_max": 5 * PACK}))
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -185,7 +185,7 @@ def test_files_keep_to_their_budget() -> None:
     assert cached(driver) <= 5 * PACK
 
 
-def test_files_are_loaded_once_for_all_who_wait_and_let_go_of_when_there_is_no_room() -> None:
+def test_spilled_packs_fetched_twice_are_loaded_once() -> None:
     driver = Driver(nodes=("a",), **SELDOM)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -198,7 +198,7 @@ def test_files_are_loaded_once_for_all_who_wait_and_let_go_of_when_there_is_no_r
     assert cached(driver) == 0
 
 
-def test_a_fetch_for_a_file_that_is_dropped_meanwhile_is_rescanned() -> None:
+def test_fetch_spill_dropped_meanwhile_is_backfilled() -> None:
     driver = Driver(nodes=("a",), **SELDOM)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -211,7 +211,7 @@ def test_a_fetch_for_a_file_that_is_dropped_meanwhile_is_rescanned() -> None:
     assert driver.feed(PacksLoaded(spill.number, "q", None)) == []
 
 
-def test_a_file_that_is_never_loaded_ends_the_fetch_in_time() -> None:
+def test_fetch_spill_not_loaded_is_unavailable() -> None:
     driver = Driver(nodes=("a",), **SELDOM)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -221,7 +221,7 @@ def test_a_file_that_is_never_loaded_ends_the_fetch_in_time() -> None:
     assert refusal.failure.kind == "unavailable"
 
 
-def test_files_come_back_before_the_readers_do_as_far_as_there_is_room() -> None:
+def test_spilled_packs_before_next_fetch_are_loaded_ahead() -> None:
     driver = Driver(nodes=("a",), **SELDOM, load_ahead_s=5.0)
     driver.lead()
     driver.feed(UsageMeasured(UsageStatistics(memory_free_bytes=1 << 30, cpu_share=1.0)))
@@ -242,7 +242,7 @@ def test_files_come_back_before_the_readers_do_as_far_as_there_is_room() -> None
     assert len(answer.labels) == 4
 
 
-def test_the_end_of_a_ccq_takes_its_files_with_it() -> None:
+def test_cancel_ccq_drops_its_spills() -> None:
     driver = Driver(nodes=("a",), **SELDOM)
     driver.lead()
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -251,7 +251,7 @@ def test_the_end_of_a_ccq_takes_its_files_with_it() -> None:
     assert only(effects, DropSpills) == [DropSpills((spill.number,))]
 
 
-def test_a_file_that_is_written_for_a_ccq_that_has_ended_is_deleted() -> None:
+def test_spill_written_after_end_of_ccq_is_dropped() -> None:
     driver = Driver(nodes=("a",), **SELDOM)
     driver.lead(replace(CCQ, expires_at=WALL + 5.5))
     (spill,) = only(fill(driver, 1, 2, 3, 4, 5), SpillPacks)
@@ -259,7 +259,7 @@ def test_a_file_that_is_written_for_a_ccq_that_has_ended_is_deleted() -> None:
     assert driver.feed(PacksSpilled(spill.number, 77)) == [DropSpills((spill.number,))]
 
 
-def test_one_ccq_more_makes_the_others_overflow() -> None:
+def test_cache_budget_shared_by_another_ccq_spills() -> None:
     driver = Driver(nodes=("a",), **(SELDOM | {"cache_bytes_max": 8 * PACK}))
     driver.lead()
     fill(driver, 1, 2, 3, 4, 5, 6)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import google_crc32c
 import pytest
 from cache_log import cursors, logs, paths_of
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ class Disk:
 
 @examples(80)
 @given(logs, cursors, steps, cursors, st.integers(1, 30), st.integers(1, 12))
-def test_a_cache_with_files_holds_what_the_log_has(log, base, plan, after, labels_max, spilled):
+def test_cache_random_spills_equal_log(log, base, plan, after, labels_max, spilled):
     original, module.SPILL_LABELS = module.SPILL_LABELS, spilled
     try:
         cache, disk = LabelCache(base, chunks_compacted=3), Disk()
@@ -132,7 +133,7 @@ def filled(*sequences: int) -> LabelCache:
     return cache
 
 
-def test_a_file_whose_labels_were_dropped_while_it_was_written_is_not_needed() -> None:
+def test_cache_spill_dropped_while_written_is_discarded() -> None:
     cache = filled(1, 2)
     assert len(cache.spill(5) or ()) == 2
     assert cache.spilling == (5,)
@@ -145,7 +146,7 @@ def test_a_file_whose_labels_were_dropped_while_it_was_written_is_not_needed() -
     ) == ([5], 0, 0)
 
 
-def test_what_is_on_its_way_to_a_file_is_not_dropped_to_save_memory() -> None:
+def test_cache_shrink_keeps_labels_being_spilled() -> None:
     cache = filled(1, 2)
     cache.spill(1)
     assert cache.spilling_bytes == cache.bytes > 0
@@ -155,7 +156,7 @@ def test_what_is_on_its_way_to_a_file_is_not_dropped_to_save_memory() -> None:
     assert (len(cache), cache.base) == (0, Cursor({0: 3}))
 
 
-def test_a_lost_file_costs_what_lies_before_its_end_and_nothing_behind() -> None:
+def test_cache_lost_spill_moves_base_to_its_end() -> None:
     cache = filled(1, 2)
     cache.spill(1)
     cache.apply_spilled(1, 100)
@@ -164,7 +165,7 @@ def test_a_lost_file_costs_what_lies_before_its_end_and_nothing_behind() -> None
     assert (cache.base, len(cache), cache.cache_usage.discarded) == (Cursor({0: 2}), 1, [1])
 
 
-def test_clearing_lets_go_of_memory_and_files() -> None:
+def test_cache_clear_drops_memory_and_spills() -> None:
     cache = filled(1, 2, 3)
     cache.spill(1)
     cache.apply_spilled(1, 100)
@@ -182,7 +183,7 @@ def test_clearing_lets_go_of_memory_and_files() -> None:
     st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4),
     st.sampled_from([Compression.NONE, Compression.LZ4]),
 )
-def test_packs_come_back_from_their_bytes(commits, compression):
+def test_packs_to_bytes_random_labels_round_trip(commits, compression):
     packs = [
         to_labels([(1, sequence, row, value) for row, value in enumerate(values)])
         for sequence, values in enumerate(commits, start=1)
@@ -194,7 +195,7 @@ def test_packs_come_back_from_their_bytes(commits, compression):
     assert to_paths(again.after(behind)) == to_paths(labels.after(behind))
 
 
-def test_packs_of_some_commits_are_written_without_the_others() -> None:
+def test_packs_to_bytes_part_has_its_commits_only() -> None:
     labels = to_labels([(0, s, row, s) for s in (1, 2, 3) for row in range(40)])
     assert labels is not None
     some = labels.after(Cursor({0: 2}))
@@ -204,7 +205,7 @@ def test_packs_of_some_commits_are_written_without_the_others() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 40, -1])
-def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
+def test_packs_from_bytes_damaged_raises_corrupt_data(at: int) -> None:
     labels = to_labels([(0, 1, row, row) for row in range(20)])
     assert labels is not None
     data = bytearray(to_bytes(labels, Compression.NONE))
@@ -225,20 +226,20 @@ def test_damaged_bytes_are_never_taken_for_packs(at: int) -> None:
         (24 + 8 * 6, 0),
     ],
 )
-def test_a_right_checksum_makes_no_wrong_numbers_right(at: int, number: int) -> None:
+def test_packs_from_bytes_invalid_number_raises_corrupt_data(at: int, number: int) -> None:
     labels = to_labels([(0, sequence, row, row) for sequence in (1, 2) for row in range(10)])
     assert labels is not None
     data = bytearray(to_bytes(labels, Compression.NONE)[:-4])
     struct.pack_into("<q", data, 10 + at, number)
-    with pytest.raises(CorruptData, match="share"):
+    with raises(CorruptData, expected="labels_of_pack"):
         from_bytes(bytes(data) + struct.pack("<I", google_crc32c.value(bytes(data))), SCHEMA)
 
 
-def test_a_pack_of_other_labels_than_its_commits_is_damage() -> None:
+def test_pack_table_other_labels_raises_corrupt_data() -> None:
     labels = to_labels([(0, 1, row, row) for row in range(20)])
     other = to_labels([(0, 1, row, row) for row in range(21)])
     assert labels is not None
     assert other is not None
     pack = replace(labels.packs[0], data=other.packs[0].data)
-    with pytest.raises(CorruptData, match="expected 20 labels in a pack, got 21"):
+    with raises(CorruptData, expected="label_count"):
         pack.table(SCHEMA.label_schema)

@@ -32,7 +32,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 # --- cycles ----------------------------------------------------------------------------------
 
 
-def test_nothing_new_starts_nothing_and_one_job_serves_all():
+def test_cycle_no_news_is_not_started_and_one_serves_all():
     driver = Driver()
     driver.lead()
     driver.lead(replace(CCQ, id="r"))
@@ -44,7 +44,7 @@ def test_nothing_new_starts_nothing_and_one_job_serves_all():
     assert driver.tick(3.0) == []
 
 
-def test_a_failed_cycle_moves_nothing_and_is_retried_later():
+def test_cycle_failed_is_retried_later():
     driver = Driver(cycle_retry_s=0.5)
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -55,7 +55,7 @@ def test_a_failed_cycle_moves_nothing_and_is_retried_later():
     assert only(driver.tick(1.5), StartCycle)[0].items == start.items
 
 
-def test_an_abandoned_cycle_that_answers_late_still_counts():
+def test_cycle_abandoned_late_result_is_used():
     driver = Driver(cycle_timeout_s=5.0)
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -70,7 +70,7 @@ def test_an_abandoned_cycle_that_answers_late_still_counts():
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
-def test_the_result_of_another_term_is_ignored():
+def test_cycle_result_of_other_term_is_ignored():
     driver = Driver()
     driver.lead()
     result = CycleResult("q", 7, EMPTY_CURSOR, to_labels([path(0, 1)]), Cursor({0: 1}))
@@ -90,7 +90,7 @@ def fail(driver: Driver, *, now: float) -> list:
     return driver.feed(CycleFinished(start.cycle_id, (broken,)))
 
 
-def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
+def test_cycle_sampler_failed_stops_its_ccq_and_loses_nothing():
     driver = Driver(failures_before_error=1)
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
@@ -100,7 +100,7 @@ def test_a_failing_sampler_stops_its_ccq_alone_and_loses_nothing():
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
-def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
+def test_cycle_sampler_recovered_answers_fetch():
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
@@ -109,7 +109,7 @@ def test_a_sampler_that_does_better_next_time_is_nobodys_concern():
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
-def test_readers_get_the_error_after_several_failures_in_a_row():
+def test_fetch_after_repeated_sampler_failures_is_refused():
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
@@ -126,7 +126,7 @@ def unanswered(driver: Driver, *, now: float, reached: Cursor = EMPTY_CURSOR) ->
     return driver.feed(CycleFinished(start.cycle_id, (result,)))
 
 
-def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures():
+def test_cycle_unanswered_between_failures_keeps_count():
     """A sent sampler that never ends: each failure takes it two cycles."""
     driver = Driver(failures_before_error=3)
     driver.lead()
@@ -138,7 +138,7 @@ def test_cycles_in_which_a_sampler_is_still_at_work_excuse_none_of_its_failures(
     assert responses == [RefuseFetch(1, FAILURE)]
 
 
-def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
+def test_cycle_retry_pause_grows_with_failures_only():
     """A sampler took three cycles to fail: who waits for the next failure need not wait as long."""
     driver = Driver(failures_before_error=3, cycle_retry_s=4.0)
     driver.lead()
@@ -153,7 +153,7 @@ def test_after_a_failure_pauses_grow_anew_with_the_failures_alone():
     assert only(driver.tick(50.0), StartCycle)
 
 
-def test_what_other_partitions_find_excuses_no_failure():
+def test_cycle_progress_of_other_partition_keeps_failure_count():
     driver = Driver(failures_before_error=3)
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=500.0))
@@ -166,7 +166,7 @@ def test_what_other_partitions_find_excuses_no_failure():
     assert responses == [RefuseFetch(1, FAILURE)]
 
 
-def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
+def test_cycle_long_without_failure_resets_count():
     """Partition 0 is away; partition 1 goes on."""
     driver = Driver(failures_before_error=1, cycle_retry_max_s=30.0)
     driver.lead()
@@ -181,7 +181,7 @@ def test_a_query_that_goes_on_for_long_without_a_failure_has_overcome_it():
 # --- overload --------------------------------------------------------------------------------
 
 
-def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
+def test_cycle_longer_than_interval_stretches_it():
     """Commits arrive each tenth of a second; a cycle of an interval of 1 s takes 3.5 s."""
     driver = Driver()
     driver.lead()
@@ -209,7 +209,7 @@ def test_cycles_longer_than_the_interval_stretch_it_and_skip_nothing():
     assert pauses == pytest.approx([3.5] * len(pauses), abs=0.11)
 
 
-def test_a_cycle_that_hangs_is_reported_while_it_does():
+def test_fetch_during_long_cycle_reports_its_duration():
     driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))
@@ -218,7 +218,7 @@ def test_a_cycle_that_hangs_is_reported_while_it_does():
     assert answer.interval_s == 7.5
 
 
-def test_quick_cycles_and_rest_are_no_overload():
+def test_cycle_quick_or_at_rest_is_not_overloaded():
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -233,7 +233,7 @@ def test_quick_cycles_and_rest_are_no_overload():
     assert not driver.machine.coordinated["q"].cycles.is_overloaded(40.0)
 
 
-def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():
+def test_fetch_labels_dropped_from_cache_are_backfilled():
     driver = Driver(cache_bytes_max=1)
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -246,7 +246,7 @@ def test_over_its_budget_the_cache_drops_and_a_rescan_finds_it_again():
 # --- fetches ---------------------------------------------------------------------------------
 
 
-def test_the_token_acknowledges_and_the_rest_is_answered():
+def test_fetch_token_acknowledges_and_rest_is_answered():
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1), path(0, 2), path(1, 1)], {0: 2, 1: 3}, now=1.0)
@@ -259,7 +259,7 @@ def test_the_token_acknowledges_and_the_rest_is_answered():
     assert (empty.labels, empty.cursor, empty.more) == (None, answer.cursor, False)
 
 
-def test_a_waiting_fetch_is_answered_by_the_next_cycle():
+def test_fetch_waiting_is_answered_by_next_cycle():
     driver = Driver()
     driver.lead()
     assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0)) == []
@@ -267,7 +267,7 @@ def test_a_waiting_fetch_is_answered_by_the_next_cycle():
     assert to_paths(answer.labels) == [path(0, 1)]
 
 
-def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
+def test_fetch_waiting_timeout_gives_empty_answer_with_token():
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=3.0))
@@ -276,7 +276,7 @@ def test_a_waiting_fetch_ends_with_an_empty_answer_that_moves_the_token():
     assert (answer.labels, answer.cursor) == (None, Cursor({0: 5}))
 
 
-def test_an_abandoned_fetch_is_forgotten():
+def test_fetch_abandoned_is_not_answered():
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
@@ -284,7 +284,7 @@ def test_an_abandoned_fetch_is_forgotten():
     assert driver.cycle([path(0, 1)], {0: 1}, now=1.0) == []
 
 
-def test_an_answer_is_cut_and_says_so():
+def test_fetch_beyond_labels_max_is_cut_with_more():
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, s, row) for s in (1, 2) for row in (0, 1)], {0: 2}, now=1.0)
@@ -292,7 +292,7 @@ def test_an_answer_is_cut_and_says_so():
     assert (len(answer.labels), answer.cursor, answer.more) == (2, Cursor({0: 1}), True)
 
 
-def test_an_old_token_is_rescanned_and_joined_with_the_cache_as_it_is_then():
+def test_fetch_old_token_is_backfilled_and_joined_with_cache():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     (rescan,) = driver.feed(FetchRequested(1, "q", Cursor({0: 2})))
@@ -305,7 +305,7 @@ def test_an_old_token_is_rescanned_and_joined_with_the_cache_as_it_is_then():
     assert driver.feed(found) == []
 
 
-def test_a_rescan_that_does_not_meet_the_cache_ends_the_answer():
+def test_backfill_short_of_cache_ends_answer():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4, 1: 1}))
     driver.cycle([path(0, 5), path(1, 2)], {0: 5, 1: 2}, now=1.0)
@@ -315,7 +315,7 @@ def test_a_rescan_that_does_not_meet_the_cache_ends_the_answer():
     assert (answer.cursor, answer.more) == (Cursor({0: 3, 1: 2}), True)
 
 
-def test_a_rescan_that_claims_too_much_hides_nothing_of_the_cache():
+def test_backfill_beyond_cache_hides_no_label():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     driver.cycle([path(0, 5)], {0: 5}, now=1.0)
@@ -324,7 +324,7 @@ def test_a_rescan_that_claims_too_much_hides_nothing_of_the_cache():
     assert to_paths(answer.labels) == [path(0, 4), path(0, 5)]
 
 
-def test_a_rescan_without_an_owner_names_the_partition():
+def test_backfill_missing_owner_names_partition():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
@@ -332,7 +332,7 @@ def test_a_rescan_without_an_owner_names_the_partition():
     assert (answer.cursor, answer.missing, answer.more) == (EMPTY_CURSOR, (0,), False)
 
 
-def test_a_rescan_that_fails_or_takes_too_long_is_refused():
+def test_backfill_failed_or_timeout_refuses_fetch():
     driver = Driver(backfill_timeout_s=2.0)
     driver.lead(retrieved=Cursor({0: 4}))
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
@@ -343,7 +343,7 @@ def test_a_rescan_that_fails_or_takes_too_long_is_refused():
     assert (refused.request, refused.failure.kind) == (2, "unavailable")
 
 
-def test_a_token_ahead_of_the_cache_moves_it_and_drops_what_a_running_cycle_brings():
+def test_fetch_token_ahead_of_cache_moves_it():
     driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 3})))
@@ -357,7 +357,7 @@ def test_a_token_ahead_of_the_cache_moves_it_and_drops_what_a_running_cycle_brin
     assert to_paths(answer.labels) == [path(0, 3)]
 
 
-def test_a_token_ahead_of_all_that_is_known_is_confirmed_or_refused():
+def test_fetch_token_ahead_of_known_is_confirmed_or_refused():
     driver = Driver()
     driver.lead()
     asked = driver.feed(FetchRequested(1, "q", Cursor({0: 9, 1: 9})))
@@ -371,7 +371,7 @@ def test_a_token_ahead_of_all_that_is_known_is_confirmed_or_refused():
     assert driver.machine.coordinated["q"].evaluated == Cursor({0: 9, 1: 9})
 
 
-def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
+def test_fetch_token_unconfirmed_withholds_its_partition():
     driver = Driver(confirm_timeout_s=1.0)
     driver.lead()
     driver.cycle([path(1, 1)], {1: 1}, now=1.0)
@@ -385,7 +385,7 @@ def test_a_token_that_cannot_be_confirmed_holds_its_partition_back_alone():
     assert (answer.labels, answer.missing) == (None, (0,))
 
 
-def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
+def test_fetch_waiting_overtaken_by_reader_is_backfilled():
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
@@ -395,7 +395,7 @@ def test_a_waiting_fetch_that_another_reader_overtakes_is_rescanned():
     assert (effects[1].request, effects[1].until) == (1, Cursor({0: 2}))
 
 
-def test_too_many_fetches_get_a_transient_error():
+def test_fetch_beyond_fetches_max_is_overloaded():
     driver = Driver(fetches_max=1)
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))

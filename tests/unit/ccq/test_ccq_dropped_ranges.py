@@ -41,7 +41,7 @@ def between(after: Cursor, until: Cursor) -> set[tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(cursors, cursors), max_size=6), cursors, cursors, cursors)
-def test_stretches_against_sets(
+def test_dropped_ranges_random_steps_equal_sets(
     steps: list[tuple[Cursor, Cursor]], base: Cursor, after: Cursor, until: Cursor
 ) -> None:
     """Steps as the cache takes them: each (until so far, gone], then on to what was reached."""
@@ -73,7 +73,7 @@ def cycle(driver: Driver, paths: list, reached: dict, gone: dict, *, now: float)
     return driver.feed(CycleFinished(start.cycle_id, (result,)))
 
 
-def test_what_is_gone_is_reported_at_once_and_once() -> None:
+def test_fetch_dropped_range_is_reported_once() -> None:
     driver = Driver()
     driver.lead()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
@@ -85,7 +85,7 @@ def test_what_is_gone_is_reported_at_once_and_once() -> None:
     assert (to_paths(answer.labels), answer.gone) == ([path(0, 6)], ())
 
 
-def test_labels_that_the_cache_still_has_are_delivered() -> None:
+def test_fetch_cached_labels_of_dropped_commits_are_delivered() -> None:
     driver = Driver()
     driver.lead()
     cycle(driver, [path(0, 2)], {0: 3}, {}, now=1.0)
@@ -95,7 +95,7 @@ def test_labels_that_the_cache_still_has_are_delivered() -> None:
     assert answer.gone == (CommitRange(0, 4, 7),)
 
 
-def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
+def test_fetch_cut_answer_names_ranges_within_it() -> None:
     driver = Driver()
     driver.lead()
     cycle(driver, [path(0, 1)], {0: 1}, {}, now=1.0)
@@ -110,7 +110,7 @@ def test_an_answer_that_is_cut_names_what_lies_within_it() -> None:
     assert commits(tuple(gone)) == {(0, 2), (0, 3), (0, 4), (1, 1), (1, 2)}
 
 
-def test_a_rescan_that_comes_too_late_names_it() -> None:
+def test_backfill_of_dropped_commits_names_range() -> None:
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 6}))
     cycle(driver, [path(0, 8)], {0: 8}, {0: 7}, now=1.0)
@@ -124,7 +124,7 @@ def test_a_rescan_that_comes_too_late_names_it() -> None:
     assert answer.cursor == Cursor({0: 8})
 
 
-def test_an_acknowledged_stretch_is_forgotten() -> None:
+def test_dropped_ranges_acknowledged_are_forgotten() -> None:
     driver = Driver()
     driver.lead()
     cycle(driver, [], {0: 4}, {0: 4}, now=1.0)
@@ -141,7 +141,7 @@ def agree(driver: Driver, *peers: str) -> None:
         driver.hear(peer, driver.machine.state.record_table.digest)
 
 
-def test_no_one_knows_the_readers_before_every_peer_agrees() -> None:
+def test_live_records_before_all_peers_agree_are_unknown() -> None:
     driver = Driver(agreement_s=10.0)
     assert driver.machine.live_records("d", driver.now) is None
     driver.lead()
@@ -157,7 +157,7 @@ def test_no_one_knows_the_readers_before_every_peer_agrees() -> None:
     assert driver.machine.live_records("d", driver.now + 10.1) is None, "that was long ago"
 
 
-def test_an_ended_query_holds_nothing_back() -> None:
+def test_live_records_exclude_ended_ccq() -> None:
     driver = Driver()
     driver.lead()
     [record] = driver.machine.records
@@ -168,7 +168,7 @@ def test_an_ended_query_holds_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("nodes", [("a",)])
-def test_a_node_alone_is_certain_once_its_records_are_back(nodes: tuple[str, ...]) -> None:
+def test_live_records_single_node_are_known_after_load(nodes: tuple[str, ...]) -> None:
     driver = Driver(nodes=nodes)
     assert driver.machine.live_records("d", driver.now) == ()
     fresh = type(driver.machine)("a", driver.machine.state.options)

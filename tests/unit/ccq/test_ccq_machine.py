@@ -45,7 +45,7 @@ from galileo.election.messages import Poll, PollAnswer, UsageStatistics
 # --- submission ------------------------------------------------------------------------------
 
 
-def test_a_submission_polls_the_live_nodes():
+def test_submit_polls_live_nodes():
     driver = Driver()
     polls = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     assert polls == [Send(peer, Poll("q/1")) for peer in "bc"]
@@ -63,13 +63,13 @@ def submitted_to(driver: Driver, *usages: UsageStatistics) -> list:
     return effects
 
 
-def test_the_record_is_saved_before_the_appointment_is_sent():
+def test_submit_saves_record_before_assignment():
     effects = submitted_to(Driver(), BUSY, IDLE)
     record = Record(CCQ, NODES_MAX, "c", Cursor({0: 3}))
     assert effects == [SaveRecord(record, durable=True), Send("c", AssignCoordinator(record, 0))]
 
 
-def test_the_submission_is_answered_once_the_coordinator_has_accepted():
+def test_submit_is_answered_after_acceptance():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
     effects = driver.hear("c", AssignmentAccepted("q", NODES_MAX))
@@ -81,7 +81,7 @@ def test_the_submission_is_answered_once_the_coordinator_has_accepted():
     ]
 
 
-def test_each_offer_has_a_term_of_its_own():
+def test_submit_each_offer_has_own_term():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
     saved, sent = driver.tick(1.0)
@@ -92,7 +92,7 @@ def test_each_offer_has_a_term_of_its_own():
     assert only(effects, SaveRecord)[0].record.coordinator == "a"
 
 
-def test_what_only_this_node_holds_is_not_acknowledged():
+def test_submit_unreplicated_record_is_not_answered():
     driver = Driver()
     driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     effects = driver.tick(0.5)
@@ -106,7 +106,7 @@ def test_what_only_this_node_holds_is_not_acknowledged():
     ]
 
 
-def test_an_id_that_is_taken_is_refused_and_a_repetition_is_not():
+def test_submit_taken_id_is_refused_unless_equal():
     driver = Driver(nodes=("a",))
     driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     (refused,) = driver.feed(SubmitRequested(2, replace(CCQ, query="other"), EMPTY_CURSOR))
@@ -115,13 +115,13 @@ def test_an_id_that_is_taken_is_refused_and_a_repetition_is_not():
     assert again == [AnswerSubmit(3, "q", "a", NODES_MAX)]
 
 
-def test_a_single_node_answers_by_itself():
+def test_submit_single_node_answers():
     driver = Driver(nodes=("a",))
     effects = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     assert only(effects, AnswerSubmit) == [AnswerSubmit(1, "q", "a", NODES_MAX)]
 
 
-def test_a_submission_that_no_one_takes_is_refused_and_may_be_repeated():
+def test_submit_refused_by_all_may_be_repeated():
     driver = Driver()
     driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     effects = []
@@ -135,7 +135,7 @@ def test_a_submission_that_no_one_takes_is_refused_and_may_be_repeated():
     ]
 
 
-def test_polls_are_answered_with_what_this_node_coordinates():
+def test_poll_is_answered_with_usage():
     driver = Driver()
     driver.lead()
     (sent,) = driver.hear("b", Poll("x"))
@@ -145,7 +145,7 @@ def test_polls_are_answered_with_what_this_node_coordinates():
 # --- appointment and terms -------------------------------------------------------------------
 
 
-def test_an_appointment_is_saved_announced_and_answered():
+def test_assignment_is_saved_announced_and_accepted():
     driver = Driver()
     effects = driver.lead()
     record = Record(CCQ, NODES_MAX, "a")
@@ -158,14 +158,14 @@ def test_an_appointment_is_saved_announced_and_answered():
     assert driver.lead() == [Send("b", AssignmentAccepted("q", NODES_MAX))]
 
 
-def test_a_stale_appointment_is_refused_with_the_newer_record():
+def test_assignment_stale_is_refused_with_newer_record():
     driver = Driver()
     newer = Record(CCQ, 5 * NODES_MAX, "c")
     driver.hear("c", RecordUpdate((newer,)))
     assert driver.lead() == [Send("b", AssignmentRefused("q", NODES_MAX, newer))]
 
 
-def test_a_higher_term_deposes_and_redirects_who_waits():
+def test_record_of_higher_term_deposes_and_redirects_fetches():
     driver = Driver()
     driver.lead()
     assert driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=9.0)) == []
@@ -176,7 +176,7 @@ def test_a_higher_term_deposes_and_redirects_who_waits():
     assert driver.feed(FetchRequested(2, "q", EMPTY_CURSOR)) == [RedirectFetch(2, "c")]
 
 
-def test_a_node_that_announces_an_old_term_gets_the_newer_record():
+def test_record_of_old_term_is_answered_with_newer():
     driver = Driver()
     newer = Record(CCQ, 2 * NODES_MAX, "c")
     driver.hear("c", RecordUpdate((newer,)))
@@ -184,7 +184,7 @@ def test_a_node_that_announces_an_old_term_gets_the_newer_record():
     assert effects == [Send("b", RecordUpdate((newer,)))]
 
 
-def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
+def test_takeover_dead_coordinator_is_staggered():
     turns = {}
     for me in ("a", "b"):
         driver = Driver(me, takeover_stagger_s=2.0)
@@ -199,7 +199,7 @@ def test_the_live_nodes_take_their_turns_when_a_coordinator_dies():
     assert sorted(turns.values()) == [10.0, 12.0]
 
 
-def test_a_successor_resumes_from_the_retrieved_cursor():
+def test_takeover_resumes_from_retrieved_cursor():
     driver = Driver()
     driver.lead(retrieved=Cursor({0: 4}))
     driver.feed(CommitsObserved("d", Cursor({0: 6, 1: 2})))
@@ -208,7 +208,7 @@ def test_a_successor_resumes_from_the_retrieved_cursor():
     assert (item.after, item.partitions) == (Cursor({0: 4}), (0, 1))
 
 
-def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
+def test_restart_coordinator_waits_then_resumes_in_new_term():
     record = Record(CCQ, NODES_MAX + 1, "a", Cursor({0: 4}))
     driver = Driver(kept=(record,))
     assert driver.restored == [Send(peer, RecordRequest(("q",))) for peer in "bc"]
@@ -219,14 +219,14 @@ def test_a_restarted_coordinator_listens_before_it_goes_on_in_a_new_term():
     assert driver.machine.coordinated["q"].evaluated == Cursor({0: 4})
 
 
-def test_a_restarted_coordinator_that_was_succeeded_stays_away():
+def test_restart_succeeded_coordinator_does_not_resume():
     driver = Driver(kept=(Record(CCQ, NODES_MAX, "a"),))
     driver.hear("c", RecordUpdate((Record(CCQ, 2 * NODES_MAX, "c"),)))
     assert only(driver.tick(1.0), SaveRecord) == []
     assert driver.machine.coordinated == {}
 
 
-def test_before_its_records_are_back_a_node_promises_nothing():
+def test_machine_before_records_loaded_refuses_requests():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(NODES,)))
     for event, kind in (
         (SubmitRequested(1, CCQ, EMPTY_CURSOR), RefuseSubmit),
@@ -245,7 +245,7 @@ def test_before_its_records_are_back_a_node_promises_nothing():
 # --- unknown, ended ----------------------------------------------------------------------------
 
 
-def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
+def test_fetch_unknown_ccq_asks_all_peers_first():
     driver = Driver()
     asked = driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
     assert asked == [Send(peer, RecordRequest(("x",))) for peer in "bc"]
@@ -254,7 +254,7 @@ def test_an_unknown_ccq_is_looked_for_before_it_is_denied():
     assert refused.failure.kind == "unknown_ccq"
 
 
-def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
+def test_fetch_unknown_ccq_silent_peer_is_unavailable():
     driver = Driver(locate_timeout_s=2.0)
     driver.feed(FetchRequested(1, "x", EMPTY_CURSOR))
     driver.hear("b", RecordNotFound(("x",)))
@@ -263,14 +263,14 @@ def test_an_unknown_ccq_is_not_denied_while_a_peer_is_silent():
     assert "c" in refused.failure.message
 
 
-def test_a_ccq_that_a_peer_knows_is_served_after_all():
+def test_fetch_ccq_known_to_peer_is_redirected():
     driver = Driver()
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR))
     effects = driver.hear("b", RecordUpdate((Record(CCQ, NODES_MAX, "b"),)))
     assert only(effects, RedirectFetch) == [RedirectFetch(1, "b")]
 
 
-def test_cancelling_anywhere_ends_it_everywhere():
+def test_cancel_at_any_node_ends_ccq_everywhere():
     driver = Driver("b")
     record = Record(CCQ, NODES_MAX, "c")
     driver.hear("c", RecordUpdate((record,)))
@@ -287,7 +287,7 @@ def test_cancelling_anywhere_ends_it_everywhere():
     assert driver.feed(SubmitRequested(8, CCQ, EMPTY_CURSOR))[0].failure.kind == "ccq_cancelled"
 
 
-def test_an_expired_ccq_is_ended_with_notice_and_purged_later():
+def test_expired_ccq_is_ended_and_purged_later():
     driver = Driver(tombstone_slack_s=10.0)
     driver.lead(replace(CCQ, expires_at=WALL + 5.0))
     driver.feed(FetchRequested(1, "q", EMPTY_CURSOR, wait_until=50.0))
@@ -299,14 +299,14 @@ def test_an_expired_ccq_is_ended_with_notice_and_purged_later():
     assert driver.machine.records == ()
 
 
-def test_a_clock_that_jumps_ends_nothing():
+def test_wall_clock_jump_ends_no_ccq():
     driver = Driver()
     driver.lead()
     driver.feed(Ticked(WALL + 1e9), now=1.0)
     assert list(driver.machine.coordinated) == ["q"]
 
 
-def test_without_its_coordinator_an_expired_ccq_ends_after_a_grace():
+def test_expired_ccq_without_coordinator_ends_after_grace():
     driver = Driver(expiry_grace_s=30.0)
     record = Record(replace(CCQ, expires_at=WALL + 5.0), NODES_MAX, "c")
     driver.hear("c", RecordUpdate((record,)))
@@ -333,7 +333,7 @@ def exchange(one: Driver, other: Driver) -> int:
     return count
 
 
-def test_nodes_that_missed_announcements_catch_up():
+def test_sync_nodes_with_different_records_catch_up():
     one, other = (Driver(me, nodes=("a", "b"), sync_interval_s=1.0) for me in "ab")
     for i in range(5):
         one.lead(replace(CCQ, id=f"q{i}"))
@@ -351,7 +351,7 @@ def test_nodes_that_missed_announcements_catch_up():
     assert exchange(one, other) == 2
 
 
-def test_an_acknowledgement_is_saved_lazily_and_announced():
+def test_retrieved_cursor_is_saved_lazily_and_announced():
     driver = Driver(sync_interval_s=1.0)
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -366,7 +366,7 @@ def test_an_acknowledgement_is_saved_lazily_and_announced():
 # --- dropped datasets --------------------------------------------------------------------------
 
 
-def test_a_dropped_dataset_ends_its_ccqs_and_no_others():
+def test_dropped_dataset_ends_its_ccqs_only():
     driver = Driver()
     driver.lead()
     driver.lead(replace(CCQ, id="other", dataset="d2"))
@@ -383,7 +383,7 @@ def test_a_dropped_dataset_ends_its_ccqs_and_no_others():
     assert "dataset 'd' was dropped" in refused.failure.message
 
 
-def test_what_comes_late_of_a_dropped_dataset_is_ended():
+def test_dropped_dataset_late_record_is_ended():
     driver = Driver()
     driver.feed(DatasetDropped("d", 1))
     record = Record(CCQ, NODES_MAX, "a")
@@ -399,7 +399,7 @@ def test_what_comes_late_of_a_dropped_dataset_is_ended():
     assert driver.machine.state.known == {}
 
 
-def test_a_dataset_that_was_created_again_is_another_one():
+def test_dropped_dataset_created_again_is_another():
     driver = Driver()
     driver.feed(DatasetDropped("d", 1))
     driver.lead(replace(CCQ, id="new", dataset="d@1"))
@@ -409,7 +409,7 @@ def test_a_dataset_that_was_created_again_is_another_one():
     assert (list(driver.machine.coordinated), driver.machine.state.known) == ([], {})
 
 
-def test_a_submission_that_is_under_way_ends_with_the_dataset():
+def test_submit_dataset_dropped_meanwhile_is_refused():
     driver = Driver()
     submitted_to(driver, BUSY, IDLE)
     driver.feed(SubmitRequested(2, replace(CCQ, id="polling"), EMPTY_CURSOR))
@@ -421,7 +421,7 @@ def test_a_submission_that_is_under_way_ends_with_the_dataset():
     assert driver.hear("c", AssignmentAccepted("q", NODES_MAX)) == []
 
 
-def test_a_node_that_restarts_leaves_out_what_was_dropped_meanwhile():
+def test_restart_after_drop_ends_records_of_dataset():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a", "b"),)))
     machine.step(DatasetDropped("d", 1), 0.0)
     kept = Record(CCQ, NODES_MAX, "a")

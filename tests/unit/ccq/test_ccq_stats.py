@@ -12,7 +12,7 @@ from galileo.ccq.model import NODES_MAX, Failure, Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
 
 
-def test_labels_are_counted_from_the_cycle_to_the_reader_who_comes_again() -> None:
+def test_counts_labels_matched_and_delivered_are_counted() -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1), path(0, 2), path(1, 1)], {0: 2, 1: 3}, now=1.0)
@@ -29,7 +29,7 @@ def test_labels_are_counted_from_the_cycle_to_the_reader_who_comes_again() -> No
     assert counts.delivered == 7
 
 
-def test_the_lag_begins_when_nothing_lay_beyond_the_cache() -> None:
+def test_counts_lag_begins_with_first_news() -> None:
     driver = Driver()
     driver.lead()
     driver.tick(1.0)
@@ -40,7 +40,7 @@ def test_the_lag_begins_when_nothing_lay_beyond_the_cache() -> None:
     assert counts.lag.sum_s == 0.5
 
 
-def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
+def test_counts_moved_ccq_are_kept_by_node() -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -52,7 +52,7 @@ def test_the_node_goes_on_counting_when_a_query_goes_elsewhere() -> None:
     assert (labels.matched, labels.delivered, labels.late, labels.lag.count) == (1, 1, 1, 1)
 
 
-def test_cycles_are_counted_with_their_failures() -> None:
+def test_counts_cycles_include_failures() -> None:
     driver = Driver(cycle_retry_s=0.5)
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1})))

@@ -30,7 +30,7 @@ def found_nothing(driver: Driver, reached: dict[int, int], *, now: float) -> lis
     return driver.feed(CycleFinished(start.cycle_id, (result,)))
 
 
-def test_an_answer_tells_the_clock_at_its_cursor():
+def test_fetch_windowed_has_clock_at_cursor():
     driver = Driver()
     driver.lead(WINDOWED)
     driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
@@ -40,7 +40,7 @@ def test_an_answer_tells_the_clock_at_its_cursor():
     assert (answer.cursor, answer.clock_us) == (Cursor({0: 1}), 50)
 
 
-def test_a_query_without_windows_gets_no_clock():
+def test_fetch_without_windows_has_no_clock():
     driver = Driver()
     driver.lead()
     driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 50),)))
@@ -49,7 +49,7 @@ def test_a_query_without_windows_gets_no_clock():
     assert answer.clock_us is None
 
 
-def test_a_fetch_waits_until_commits_without_a_match_wind_the_clock():
+def test_fetch_waiting_for_clock_ends_with_unmatched_commits():
     driver = Driver()
     driver.lead(WINDOWED)
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -62,7 +62,7 @@ def test_a_fetch_waits_until_commits_without_a_match_wind_the_clock():
     assert (answer.labels, answer.cursor, answer.clock_us) == (None, Cursor({0: 3}), 100)
 
 
-def test_a_clock_that_is_heard_after_the_cycle_ends_the_wait_at_once():
+def test_fetch_waiting_for_clock_ends_with_late_step():
     driver = Driver()
     driver.lead(WINDOWED)
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -71,7 +71,7 @@ def test_a_clock_that_is_heard_after_the_cycle_ends_the_wait_at_once():
     assert answer.clock_us == 100
 
 
-def test_others_that_wait_do_not_mind_the_clock():
+def test_fetch_waiting_for_labels_ignores_clock():
     driver = Driver()
     driver.lead(WINDOWED)
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -79,7 +79,7 @@ def test_others_that_wait_do_not_mind_the_clock():
     assert driver.feed(CommitsObserved("d", Cursor({0: 1}), (ClockStep(0, 1, 100),))) == []
 
 
-def test_records_keep_windows_and_old_ones_have_none():
+def test_record_with_window_round_trips_and_old_one_has_none():
     record = Record(WINDOWED, 5, "a")
     kept = TAGGED.encode(record)
     assert TAGGED.decode(kept) == record

@@ -25,7 +25,7 @@ def steps_of(logs: list[list[int]]) -> list[ClockStep]:
 
 
 @given(logs, st.data())
-def test_it_is_never_ahead_of_the_commits_up_to_the_cursor(logs, data):
+def test_event_clock_random_steps_is_never_ahead(logs, data):
     clock = EventClock()
     steps = steps_of(logs)
     for one in data.draw(st.lists(st.sampled_from(steps), max_size=12) if steps else st.just([])):
@@ -40,14 +40,14 @@ def test_it_is_never_ahead_of_the_commits_up_to_the_cursor(logs, data):
 
 
 @given(logs)
-def test_it_is_the_newest_bucket_once_all_steps_are_known(logs):
+def test_event_clock_all_steps_is_newest_bucket(logs):
     clock = EventClock()
     clock.observe(steps_of(logs))
     end = Cursor({p: len(log) for p, log in enumerate(logs)})
     assert clock.at(end) == max((max(log) for log in logs if log), default=None)
 
 
-def test_what_comes_late_or_twice_is_no_news():
+def test_event_clock_late_or_repeated_step_is_no_news():
     clock = EventClock()
     assert clock.observe([ClockStep(0, 5, 100)])
     assert not clock.observe([ClockStep(0, 5, 100), ClockStep(0, 3, 90), ClockStep(0, 7, 100)])
@@ -55,7 +55,7 @@ def test_what_comes_late_or_twice_is_no_news():
     assert [clock.at(Cursor({0: s})) for s in (4, 5, 7, 8)] == [None, 100, 100, 101]
 
 
-def test_it_keeps_the_newest_steps():
+def test_event_clock_many_steps_keeps_newest():
     clock = EventClock()
     clock.observe([ClockStep(0, sequence, sequence) for sequence in range(1, STEPS_MAX + 3)])
     assert [clock.at(Cursor({0: s})) for s in (2, 3, 4)] == [None, 3, 4]

@@ -47,7 +47,7 @@ def records(draw) -> Record:
 
 
 @given(records(), records(), records())
-def test_records_merge_in_any_order_and_any_number_of_times(a, b, c):
+def test_record_merge_random_records_is_semilattice(a, b, c):
     assert a.merge(b) == b.merge(a)
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a
@@ -55,7 +55,7 @@ def test_records_merge_in_any_order_and_any_number_of_times(a, b, c):
 
 
 @given(records(), records())
-def test_a_merged_record_names_no_one_who_is_not_needed(a, b):
+def test_record_merge_random_records_drops_needless_holders(a, b):
     merged = a.merge(b)
     newest = max(a.term, b.term)
     named = [set(one.holders) for one in (a, b) if one.term == newest]
@@ -93,7 +93,7 @@ def ask(driver: Driver, after: Cursor = EMPTY_CURSOR, *, term: int = NODES_MAX) 
     return driver.feed(CacheReadRequested(1, "q", term, after, 100))
 
 
-def test_a_holder_answers_with_what_lies_past_the_token() -> None:
+def test_cache_read_after_token_is_answered() -> None:
     driver = overflowed()
     (answer,) = ask(driver, Cursor({0: 1}))
     assert isinstance(answer, AnswerCacheRead)
@@ -104,7 +104,7 @@ def test_a_holder_answers_with_what_lies_past_the_token() -> None:
     assert ask(driver, term=NODES_MAX + 1) == [RefuseCacheRead(1)]
 
 
-def test_a_holder_answers_where_its_stretch_has_the_token_and_nowhere_else() -> None:
+def test_cache_read_token_outside_range_is_refused() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
     driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 2})),)))
@@ -113,7 +113,7 @@ def test_a_holder_answers_where_its_stretch_has_the_token_and_nowhere_else() -> 
     assert to_paths(answer.labels) == [path(0, 3), path(0, 4)]
 
 
-def test_a_holder_lets_go_once_clients_have_all_of_it() -> None:
+def test_handed_off_cache_retrieved_is_dropped() -> None:
     driver = overflowed()
     record = driver.machine.records[0]
     driver.hear("b", RecordUpdate((replace(record, retrieved=Cursor({0: 4})),)))
@@ -121,14 +121,14 @@ def test_a_holder_lets_go_once_clients_have_all_of_it() -> None:
     assert ask(driver) == [RefuseCacheRead(1)]
 
 
-def test_a_holder_lets_go_once_it_is_named_no_more_and_when_the_ccq_ends() -> None:
+def test_handed_off_cache_unnamed_or_ended_is_dropped() -> None:
     for change in ({"holders": ()}, {"ended": "expired", "ended_at": WALL}):
         driver = overflowed()
         driver.hear("b", RecordUpdate((replace(driver.machine.records[0], **change),)))
         assert driver.machine.usage.cache_bytes == 0
 
 
-def test_a_holder_lets_go_after_a_while() -> None:
+def test_handed_off_cache_ttl_passed_is_dropped() -> None:
     driver = overflowed(handed_off_cache_ttl_s=10.0)
     driver.tick(13.0)
     assert driver.machine.usage.cache_bytes > 0
@@ -136,7 +136,7 @@ def test_a_holder_lets_go_after_a_while() -> None:
     assert driver.machine.usage.cache_bytes == 0
 
 
-def test_what_is_held_goes_to_files_and_is_loaded_for_who_asks() -> None:
+def test_handed_off_cache_spilled_is_loaded_for_reads() -> None:
     driver = overflowed(spill_bytes_max=10_000)
     (spill,) = only(driver.tick(5.0), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 100))
@@ -150,7 +150,7 @@ def test_what_is_held_goes_to_files_and_is_loaded_for_who_asks() -> None:
     assert (second.request, len(second.labels)) == (2, 1)
 
 
-def test_a_holder_whose_file_is_lost_says_so() -> None:
+def test_cache_read_lost_spill_is_refused() -> None:
     driver = overflowed(spill_bytes_max=10_000)
     (spill,) = only(driver.tick(5.0), SpillPacks)
     driver.feed(PacksSpilled(spill.number, 100))
@@ -158,13 +158,13 @@ def test_a_holder_whose_file_is_lost_says_so() -> None:
     assert RefuseCacheRead(1) in driver.feed(PacksLoaded(spill.number, "q", None))
 
 
-def test_before_its_records_are_back_a_node_holds_nothing() -> None:
+def test_cache_read_before_records_loaded_is_refused() -> None:
     driver = Driver()
     fresh = type(driver.machine)("a", driver.machine.state.options)
     assert fresh.step(CacheReadRequested(1, "q", 1, EMPTY_CURSOR, 5), 0.0) == [RefuseCacheRead(1)]
 
 
-def test_after_a_restart_a_node_names_itself_no_more() -> None:
+def test_restart_removes_own_holder() -> None:
     mine = Holder("a", NODES_MAX, EMPTY_CURSOR, Cursor({0: 4}))
     other = Holder("b", NODES_MAX + 1, Cursor({0: 4}), Cursor({0: 6}))
     kept = Record(CCQ, 2 * NODES_MAX, "a", holders=(mine, other))
@@ -192,13 +192,13 @@ def fetch(driver: Driver, at: int, request: int = 1) -> list:
     return driver.feed(FetchRequested(request, "q", Cursor({0: at})))
 
 
-def test_a_successor_begins_where_the_last_stretch_ends_and_owns_up_to_what_was_read() -> None:
+def test_takeover_with_holders_begins_at_last_range() -> None:
     driver = succeeding(OLD, NEW)
     led = driver.machine.coordinated["q"]
     assert (led.evaluated, led.retrieved) == (Cursor({0: 8}), EMPTY_CURSOR)
 
 
-def test_each_token_is_answered_by_who_has_its_stretch() -> None:
+def test_fetch_token_is_answered_by_holder_of_range() -> None:
     driver = succeeding(OLD, NEW)
     (before,) = fetch(driver, 0, 1)
     assert isinstance(before, Backfill)
@@ -212,7 +212,7 @@ def test_each_token_is_answered_by_who_has_its_stretch() -> None:
     assert newer.node == "c"
 
 
-def test_what_a_holder_has_is_joined_with_the_cache() -> None:
+def test_fetch_answer_of_holder_is_joined_with_cache() -> None:
     driver = succeeding(NEW)
     driver.cycle([path(0, 9)], {0: 9}, now=1.0)
     fetch(driver, 6)
@@ -223,7 +223,7 @@ def test_what_a_holder_has_is_joined_with_the_cache() -> None:
     assert (answer.cursor, answer.more) == (Cursor({0: 9}), False)
 
 
-def test_a_holder_that_claims_more_than_its_stretch_is_not_believed() -> None:
+def test_fetch_answer_of_holder_beyond_range_is_cut() -> None:
     driver = succeeding(OLD)
     driver.cycle([path(0, 5)], {0: 5}, now=1.0)
     fetch(driver, 2)
@@ -233,14 +233,14 @@ def test_a_holder_that_claims_more_than_its_stretch_is_not_believed() -> None:
     assert answer.cursor == Cursor({0: 5})
 
 
-def test_a_holder_that_falls_short_ends_the_answer_where_it_ends() -> None:
+def test_fetch_answer_of_holder_short_of_range_ends_there() -> None:
     driver = succeeding(OLD)
     fetch(driver, 2)
     (answer,) = driver.feed(CacheReadAnswered(1, to_labels([path(0, 3)]), Cursor({0: 3})))
     assert (answer.cursor, answer.more) == (Cursor({0: 3}), True)
 
 
-def test_a_holder_that_fails_is_given_up_and_its_stretch_rescanned() -> None:
+def test_fetch_failed_holder_is_backfilled() -> None:
     for failed in (CacheReadFailed(1), CacheReadAnswered(1, None, Cursor({0: 2}))):
         driver = succeeding(OLD)
         fetch(driver, 2)
@@ -251,7 +251,7 @@ def test_a_holder_that_fails_is_given_up_and_its_stretch_rescanned() -> None:
         assert driver.machine.coordinated["q"].fetches.holders == ()
 
 
-def test_a_holder_that_is_silent_is_given_up() -> None:
+def test_fetch_silent_holder_is_backfilled() -> None:
     driver = succeeding(OLD)
     fetch(driver, 2)
     assert only(driver.tick(4.9), Backfill) == []
@@ -259,7 +259,7 @@ def test_a_holder_that_is_silent_is_given_up() -> None:
     assert driver.feed(CacheReadAnswered(1, None, Cursor({0: 4}))) == []
 
 
-def test_a_token_before_what_others_have_read_is_not_looked_for_at_the_holder() -> None:
+def test_fetch_token_before_retrieved_is_backfilled() -> None:
     driver = succeeding(OLD)
     fetch(driver, 3, 1)
     (rescan,) = fetch(driver, 2, 2)
@@ -267,7 +267,7 @@ def test_a_token_before_what_others_have_read_is_not_looked_for_at_the_holder() 
     assert rescan.until == Cursor({0: 3})
 
 
-def test_holders_that_were_given_up_are_reported_to_the_others() -> None:
+def test_failed_holder_is_announced_to_peers() -> None:
     driver = succeeding(OLD, NEW)
     driver.machine._sync_at = 0.0
     fetch(driver, 2)

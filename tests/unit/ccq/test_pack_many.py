@@ -57,7 +57,7 @@ def together(owners, *, compression=Compression.NONE):
     st.dictionaries(st.integers(0, 2), st.integers(0, 5)),
     st.integers(1, 6),
 )
-def test_each_has_its_own_as_if_packed_alone(owners, compression, after, until, labels_max):
+def test_pack_many_random_owners_equal_single_packs(owners, compression, after, until, labels_max):
     sets, found = together(owners, compression=compression)
     assert len(found) == len(owners)
     reached = Cursor(dict.fromkeys(range(3), 5))
@@ -75,7 +75,7 @@ def test_each_has_its_own_as_if_packed_alone(owners, compression, after, until, 
         assert gathered.labels().table.equals(labels.table)
 
 
-def test_shared_labels_are_counted_once():
+def test_pack_many_shared_labels_are_counted_once():
     owners = [[(0, 1), (0, 2)]] * 4
     _, found = together(owners)
     assert len({id(mine.packs[0].data) for mine in found}) == 1
@@ -85,7 +85,7 @@ def test_shared_labels_are_counted_once():
     assert found[0].after(Cursor({0: 1})).size >= data // 4, "what is dropped is still held"
 
 
-def test_many_labels_are_packed_by_themselves():
+def test_pack_many_large_set_has_own_pack():
     owners = [[(0, 1)], [(0, n) for n in range(1, 10)], [(1, 1)]]
     sets, found = together(owners)
     assert found[1].is_whole

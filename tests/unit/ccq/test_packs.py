@@ -51,7 +51,7 @@ def in_small_packs(of: list[Path], rows: int) -> PackedLabels:
 
 
 @given(paths, cursors, cursors, st.integers(1, 9), st.integers(1, 12))
-def test_packed_labels_are_taken_apart_as_plain_ones_are(of, after, until, rows, labels_max):
+def test_packed_labels_random_slices_equal_plain_labels(of, after, until, rows, labels_max):
     labels = in_small_packs(of, rows)
     found, expected = labels.after(after).until(until), plain(of).after(after).until(until)
     assert len(found) == len(expected)
@@ -69,7 +69,7 @@ def places(labels: LabelSet) -> list[Path]:
 
 
 @given(paths, cursors, st.sampled_from(Compression))
-def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compression):
+def test_packed_labels_to_bytes_has_no_excluded_label(of, after, compression):
     left = plain(of).after(after)
     sent = pack_labels(plain(of), compression)
     assert sent is not None
@@ -79,7 +79,7 @@ def test_what_is_sent_holds_nothing_that_was_left_out(of, after, compression):
 
 
 @given(paths, cursors, cursors, st.integers(1, 9))
-def test_who_leaves_out_rows_gets_the_same_labels(of, after, until, rows):
+def test_packed_labels_pieces_random_slice_equal_labels(of, after, until, rows):
     some = in_small_packs(of, rows).after(after).until(until)
     pieces = some.pieces()
     assert some.is_quick <= all(
@@ -90,7 +90,7 @@ def test_who_leaves_out_rows_gets_the_same_labels(of, after, until, rows):
     assert pa.concat_tables([schema.empty_table(), *tables]).equals(some.labels().table)
 
 
-def test_packs_are_given_as_they_are_unless_little_of_them_counts_or_they_hold_others() -> None:
+def test_packed_labels_pieces_mostly_used_pack_is_unchanged() -> None:
     labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 9)])
     assert labels is not None
     for left, whole in ((2, True), (1, False)):
@@ -103,7 +103,7 @@ def test_packs_are_given_as_they_are_unless_little_of_them_counts_or_they_hold_o
     assert shared.after(Cursor({0: 1})).pieces()[0].rows is None
 
 
-def test_what_is_taken_out_of_a_pack_is_not_compacted_again_unless_it_is_to_be_compressed() -> None:
+def test_packed_labels_to_bytes_part_is_compacted_if_compressed() -> None:
     labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 500)])
     assert labels is not None
     some = labels.after(Cursor({0: 400}))
@@ -116,7 +116,7 @@ def test_what_is_taken_out_of_a_pack_is_not_compacted_again_unless_it_is_to_be_c
     assert unpack(quick, schema).num_rows == len(some) == 99
 
 
-def test_whole_packs_are_sent_as_they_are() -> None:
+def test_packed_labels_to_bytes_whole_pack_is_unchanged() -> None:
     labels = to_labels([(0, 1, 0, 7), (0, 2, 0, 7), (1, 1, 0, 7)])
     assert labels is not None
     assert labels.to_bytes()[0] is labels.packs[0].data
@@ -125,7 +125,7 @@ def test_whole_packs_are_sent_as_they_are() -> None:
 
 
 @given(st.lists(paths, min_size=1, max_size=4), cursors)
-def test_gathering_changes_nothing_but_the_packs(parts, after):
+def test_packed_labels_compact_random_parts_keeps_labels(parts, after):
     joined = PackedLabels.concat(to_labels(part).after(after) for part in parts)
     if joined is None:
         return
@@ -135,14 +135,14 @@ def test_gathering_changes_nothing_but_the_packs(parts, after):
     assert sorted(to_paths(together)) == sorted(to_paths(joined))
 
 
-def test_nothing_is_nothing() -> None:
+def test_packed_labels_no_labels_is_none() -> None:
     labels = to_labels([(0, 1, 0, 7)])
     assert labels is not None
     assert pack_labels(labels.labels().slice(0, 0), Compression.LZ4) is None
     assert PackedLabels.concat([None, labels.after(Cursor({0: 1}))]) is None
 
 
-def test_packs_are_bounded_in_bytes_too() -> None:
+def test_pack_labels_beyond_bytes_max_is_split() -> None:
     labels = plain([(0, 1, row, row) for row in range(100)])
     made = pack_labels(labels, Compression.NONE, bytes_max=labels.table.nbytes // 4)
     assert made is not None
@@ -150,7 +150,7 @@ def test_packs_are_bounded_in_bytes_too() -> None:
     assert made.labels().table.equals(labels.table)
 
 
-def test_commits_are_read_from_the_list_without_unpacking() -> None:
+def test_packed_labels_after_reads_commits_without_unpacking() -> None:
     """A million labels are searched in the time that their commits take."""
     labels = to_labels([(0, sequence, 0, 7) for sequence in range(1, 50)])
     assert labels is not None
@@ -162,7 +162,7 @@ def test_commits_are_read_from_the_list_without_unpacking() -> None:
     assert np.array_equal(kept.packs[0].commits[1], np.arange(1, 11))
 
 
-def test_the_machine_itself_neither_packs_nor_unpacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_cycle_and_fetch_never_pack_or_unpack(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs on the event loop, where the labels of one answer would take many milliseconds."""
     driver = Driver()
     driver.lead(retrieved=Cursor({1: 2}))

@@ -33,14 +33,14 @@ same_ccq = records.map(lambda record: replace(record, ccq=ccq()))
 
 
 @given(same_ccq, same_ccq, same_ccq)
-def test_records_form_a_semilattice(a, b, c):
+def test_record_merge_random_records_is_semilattice_by_term(a, b, c):
     assert a.merge(a) == a
     assert a.merge(b) == b.merge(a)
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
 
 
 @given(st.lists(records, max_size=8), st.randoms(use_true_random=False))
-def test_trackers_that_hear_the_same_agree(heard, random):
+def test_record_table_random_order_gives_same_digest(heard, random):
     trackers = [RecordTable(OPTIONS), RecordTable(OPTIONS)]
     for tracker in trackers:
         for record in random.sample(heard + heard, 2 * len(heard)):
@@ -57,7 +57,7 @@ def test_trackers_that_hear_the_same_agree(heard, random):
 
 
 @given(st.lists(records, max_size=8), st.lists(records, max_size=8))
-def test_two_trackers_that_compare_end_up_equal(one, other):
+def test_record_table_compare_random_tables_become_equal(one, other):
     a, b = RecordTable(OPTIONS), RecordTable(OPTIONS)
     for tracker, heard in ((a, one), (b, other)):
         for record in heard:
@@ -70,7 +70,7 @@ def test_two_trackers_that_compare_end_up_equal(one, other):
     assert a.digest == b.digest
 
 
-def test_new_records_are_distinguished_from_known_and_older_ones():
+def test_record_table_merge_tells_new_known_and_stale():
     tracker = RecordTable(OPTIONS)
     first = Record(ccq(), 5, "a")
     assert tracker.merge(first, now=0.0, wall=WALL).is_news
@@ -83,7 +83,7 @@ def test_new_records_are_distinguished_from_known_and_older_ones():
     assert tracker.pop_dirty(9) == []
 
 
-def test_moved_cursors_are_taken_some_at_a_time_and_those_that_wait_longest_first():
+def test_record_table_pop_dirty_takes_longest_waiting_first():
     tracker = RecordTable(OPTIONS)
     for ccq_id in "pqr":
         tracker.merge(Record(replace(ccq(), id=ccq_id), 5, "a"), now=0.0, wall=WALL)
@@ -93,7 +93,7 @@ def test_moved_cursors_are_taken_some_at_a_time_and_those_that_wait_longest_firs
     assert [record.ccq.id for record in tracker.pop_dirty(2)] == ["r", "p"]
 
 
-def test_an_expiration_is_due_once_by_the_monotonic_clock():
+def test_record_table_due_expiration_comes_once():
     tracker = RecordTable(OPTIONS)
     tracker.merge(Record(ccq(lives_s=10.0), 1, "a"), now=50.0, wall=WALL)
     assert tracker.due(59.9) == []
@@ -101,7 +101,7 @@ def test_an_expiration_is_due_once_by_the_monotonic_clock():
     assert tracker.due(70.0) == []
 
 
-def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
+def test_record_table_ended_record_is_kept_past_expiration():
     tracker = RecordTable(OPTIONS)
     ended = Record(ccq(lives_s=10.0), 1, "a", ended="cancelled", ended_at=WALL)
     tracker.merge(ended, now=0.0, wall=WALL)
@@ -114,7 +114,7 @@ def test_an_end_is_remembered_past_the_expiration_and_not_taken_up_again():
     assert tracker.records == {}
 
 
-def test_summaries_come_in_pages():
+def test_record_table_summary_is_paged():
     tracker, other = RecordTable(OPTIONS), RecordTable(OPTIONS)
     ids = [f"q{i:04}" for i in range(2 * SUMMARY_ENTRIES_MAX + 1)]
     for ccq_id in ids:
@@ -135,14 +135,14 @@ def test_summaries_come_in_pages():
     ("kind", "cls"),
     [("invalid_token", InvalidToken), ("ccq_expired", CcqExpired), ("unavailable", Unavailable)],
 )
-def test_failures_become_errors(kind, cls):
+def test_failure_to_error_has_class_and_details(kind, cls):
     error = Failure(kind, "why", (("after_s", 0.5),)).to_error()
     assert type(error) is cls
     assert error.details == {"after_s": 0.5}
     assert type(Failure("no such kind", "why").to_error()) is InternalError
 
 
-def test_what_different_clients_acknowledge_is_joined():
+def test_record_table_acknowledge_joins_cursors():
     tracker = RecordTable(OPTIONS)
     tracker.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
     for cursor in (Cursor({1: 5, 2: 1}), Cursor({1: 2, 2: 4}), Cursor({3: 1})):

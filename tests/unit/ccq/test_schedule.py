@@ -44,7 +44,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_what_has_nothing_to_do_is_looked_at_once(looks: list[str]) -> None:
+def test_schedule_idle_ccqs_are_checked_once(looks: list[str]) -> None:
     driver = Driver(nodes=("a", "b"))
     for number in range(20):
         driver.lead(replace(CCQ, id=f"q{number}"))
@@ -53,7 +53,7 @@ def test_what_has_nothing_to_do_is_looked_at_once(looks: list[str]) -> None:
     assert looks == [f"q{number}" for number in range(20)]
 
 
-def test_news_of_a_dataset_rouse_its_ccqs_alone_at_the_next_multiple(looks: list[str]) -> None:
+def test_schedule_news_of_dataset_wakes_its_ccqs_at_interval(looks: list[str]) -> None:
     driver = Driver()
     driver.lead()
     driver.lead(replace(CCQ, id="r", dataset="other"))
@@ -66,7 +66,7 @@ def test_news_of_a_dataset_rouse_its_ccqs_alone_at_the_next_multiple(looks: list
     assert looks == ["q"]
 
 
-def test_news_that_are_none_rouse_no_one(looks: list[str]) -> None:
+def test_schedule_known_commits_wake_none(looks: list[str]) -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([], {0: 4}, now=1.0)
@@ -77,7 +77,7 @@ def test_news_that_are_none_rouse_no_one(looks: list[str]) -> None:
     assert looks == []
 
 
-def test_the_age_of_an_answer_is_zero_while_nothing_is_new_and_grows_with_news() -> None:
+def test_fetch_frontier_age_grows_with_news_only() -> None:
     driver = Driver()
     driver.lead()
     driver.cycle([path(0, 1)], {0: 1}, now=1.0)
@@ -89,7 +89,7 @@ def test_the_age_of_an_answer_is_zero_while_nothing_is_new_and_grows_with_news()
     assert answer.frontier_age_s == pytest.approx(0.4)
 
 
-def test_a_failed_cycle_is_planned_again_and_an_ended_ccq_is_not() -> None:
+def test_schedule_failed_cycle_is_retried_without_ended_ccq() -> None:
     driver = Driver(nodes=("a",), cycle_retry_s=0.5)
     driver.lead()
     driver.lead(replace(CCQ, id="r"))
@@ -101,7 +101,7 @@ def test_a_failed_cycle_is_planned_again_and_an_ended_ccq_is_not() -> None:
     assert [item.ccq.id for item in again.items] == ["q"]
 
 
-def test_what_has_no_room_in_a_cycle_comes_with_the_next_tick() -> None:
+def test_schedule_beyond_cycle_items_max_comes_next_tick() -> None:
     driver = Driver(cycle_items_max=2)
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))
@@ -115,7 +115,7 @@ def test_what_has_no_room_in_a_cycle_comes_with_the_next_tick() -> None:
     assert driver.tick(1.15) == []
 
 
-def test_ended_ccqs_do_not_rest_for_ever() -> None:
+def test_schedule_ended_ccqs_are_removed() -> None:
     driver = Driver(nodes=("a",))
     for number in range(2 * RESTING_SLACK):
         driver.lead(replace(CCQ, id=f"q{number}"), term=NODES_MAX)
@@ -124,7 +124,7 @@ def test_ended_ccqs_do_not_rest_for_ever() -> None:
     assert len(driver.machine._schedule._resting["d"]) <= RESTING_SLACK + 2
 
 
-def test_the_machine_says_when_a_cycle_is_due() -> None:
+def test_machine_cycle_due_at_follows_schedule() -> None:
     driver = Driver()
     assert driver.machine.cycle_due_at is None
     driver.lead()
@@ -139,7 +139,7 @@ def test_the_machine_says_when_a_cycle_is_due() -> None:
 # --- many small chunks ---------------------------------------------------------------------------
 
 
-def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
+def test_cache_many_small_chunks_are_compacted() -> None:
     driver = Driver(chunks_compacted=3)
     driver.lead()
     effects: list = []
@@ -156,7 +156,7 @@ def test_many_small_cycles_are_put_together_outside_the_machine() -> None:
     assert to_paths(answer.labels) == [path(0, sequence) for sequence in (1, 2, 3, 4)]
 
 
-def test_what_was_acknowledged_meanwhile_does_not_come_back() -> None:
+def test_cache_compaction_acknowledged_meanwhile_stays_dropped() -> None:
     driver = Driver(chunks_compacted=3)
     driver.lead()
     for sequence in (1, 2, 3):
@@ -172,7 +172,7 @@ def test_what_was_acknowledged_meanwhile_does_not_come_back() -> None:
     assert len(cache) == 1
 
 
-def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
+def test_cache_compaction_failed_keeps_chunks() -> None:
     driver = Driver(chunks_compacted=2)
     driver.lead()
     for sequence in (1, 2):
@@ -182,7 +182,7 @@ def test_packing_that_failed_leaves_the_cache_as_it_was() -> None:
     assert len(driver.machine.coordinated["q"].cache._chunks) == 2
 
 
-def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
+def test_cache_at_rest_is_compacted() -> None:
     driver = Driver(labels_few=1)
     driver.lead()
     for sequence in (1, 2):
@@ -197,7 +197,7 @@ def test_a_cache_is_tidied_when_its_ccq_comes_to_rest() -> None:
     assert driver.tick(5.0) == []
 
 
-def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
+def test_cache_compaction_at_rest_is_one_at_a_time() -> None:
     driver = Driver(labels_few=1)
     for name in ("q", "r", "s"):
         driver.lead(replace(CCQ, id=name))
@@ -227,7 +227,7 @@ def test_caches_are_tidied_one_at_a_time_and_not_where_news_came() -> None:
     assert driver.tick(3.3) == [], "it rests no more"
 
 
-def test_few_labels_are_not_compacted_at_rest() -> None:
+def test_cache_at_rest_few_labels_are_not_compacted() -> None:
     driver = Driver()
     for number in range(2 * COMPACTION_CHECKS_MAX + 1):
         driver.lead(replace(CCQ, id=f"q{number}"))
@@ -238,7 +238,7 @@ def test_few_labels_are_not_compacted_at_rest() -> None:
     assert left == [COMPACTION_CHECKS_MAX + 1, 1, 0]
 
 
-def test_retrieved_cursors_are_saved_in_turns() -> None:
+def test_retrieved_cursors_are_saved_in_turns_of_flushed_max() -> None:
     driver = Driver(sync_interval_s=1.0, flushed_max=2)
     for number in range(5):
         driver.lead(replace(CCQ, id=f"q{number}"))

@@ -104,7 +104,7 @@ class _Channel:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_each_owner_gets_its_rows_in_one_call_and_in_their_order(seed: int) -> None:
+async def test_router_batch_is_sent_to_each_owner_once(seed: int) -> None:
     nodes, table = Nodes(), observations(500, seed)
     replies = await Router(nodes).ingest(SCHEMA, table, producer="p", batch=3)  # type: ignore[arg-type]
     cells, buckets = (
@@ -122,14 +122,14 @@ async def test_each_owner_gets_its_rows_in_one_call_and_in_their_order(seed: int
     assert nodes.topologies_read == 1
 
 
-async def test_a_batch_of_one_owner_is_sent_as_it_is() -> None:
+async def test_split_by_owner_one_owner_is_same_table() -> None:
     alone = Topology("test", (Group("g", (NODES[0],)),), even_ranges(1))
     table = observations(50)
     assert placement.split_by_owner(alone, SCHEMA, table)["a"] is table
     assert placement.split_by_owner(alone, SCHEMA, table.slice(0, 0)) == {}
 
 
-async def test_a_stale_topology_is_read_again_but_not_with_every_batch() -> None:
+async def test_router_stale_topology_is_read_again_rarely() -> None:
     nodes, now = Nodes(), 10.0
     router = Router(nodes, monotonic=lambda: now)  # type: ignore[arg-type]
     table = observations(500)
@@ -146,7 +146,7 @@ async def test_a_stale_topology_is_read_again_but_not_with_every_batch() -> None
     assert sum(rows.num_rows for _, rows in nodes.taken) == 5 * 500
 
 
-async def test_an_owner_that_cannot_be_reached_is_not_called_with_every_batch() -> None:
+async def test_router_unreachable_owner_is_called_rarely() -> None:
     table = observations(500)
     owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
     away = TOPOLOGY.by_name[max(owners)].address
@@ -177,7 +177,7 @@ async def test_router_owner_that_was_overloaded_is_called_with_the_next_batch() 
     assert busy in dict(nodes.taken)
 
 
-async def test_an_error_of_one_owner_is_raised_when_all_have_answered() -> None:
+async def test_router_error_of_owner_is_raised_after_all_answers() -> None:
     table = observations(500)
     owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
     nodes = Nodes(refuses=TOPOLOGY.by_name[min(owners)].address)

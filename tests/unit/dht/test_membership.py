@@ -30,14 +30,14 @@ def tick(membership: Membership, *, until: float, since: float, step_s: float = 
     return [effect for effect in effects if not isinstance(effect, SendHeartbeat)]
 
 
-def test_heartbeats_go_to_every_peer_once_an_interval():
+def test_membership_tick_sends_heartbeat_to_each_peer_per_interval():
     membership = Membership("a", ["c", "b"], options=OPTIONS)
     assert membership.step(Ticked(), 0.0) == [SendHeartbeat("b"), SendHeartbeat("c")]
     assert membership.step(Ticked(), 0.1) == []
     assert membership.step(Ticked(), 0.25) == [SendHeartbeat("b"), SendHeartbeat("c")]
 
 
-def test_a_silent_peer_dies_once_and_its_heartbeat_revives_it():
+def test_membership_silent_peer_dies_once_and_heartbeat_revives_it():
     membership = started("b")
     assert tick(membership, since=0.0, until=1.75) == []
     assert tick(membership, since=1.75, until=5.0) == [PeerDied("b")]
@@ -46,7 +46,7 @@ def test_a_silent_peer_dies_once_and_its_heartbeat_revives_it():
     assert membership.alive == ("b",)
 
 
-def test_a_heartbeat_puts_the_deadline_off():
+def test_membership_heartbeat_extends_deadline():
     membership = started("b")
     tick(membership, since=0.0, until=1.5)
     assert membership.step(HeartbeatArrived("b", 1), 1.5) == []
@@ -54,14 +54,14 @@ def test_a_heartbeat_puts_the_deadline_off():
     assert tick(membership, since=3.25, until=3.5) == [PeerDied("b")]
 
 
-def test_own_lag_extends_all_deadlines():
+def test_membership_own_lag_extends_all_deadlines():
     membership = started("b", "c")
     tick(membership, since=0.0, until=1.0)
     assert tick(membership, since=60.0, until=61.75) == []
     assert tick(membership, since=61.75, until=63.0) == [PeerDied("b"), PeerDied("c")]
 
 
-def test_late_heartbeats_of_an_earlier_life_do_not_count():
+def test_membership_heartbeat_of_earlier_epoch_is_ignored():
     membership = started("b")
     membership.step(HeartbeatArrived("b", 5), 0.5)
     tick(membership, since=0.5, until=2.0)
@@ -69,17 +69,17 @@ def test_late_heartbeats_of_an_earlier_life_do_not_count():
     assert tick(membership, since=2.0, until=2.5) == [PeerDied("b")]
 
 
-def test_strangers_are_ignored():
+def test_membership_heartbeat_of_unknown_node_is_ignored():
     assert started("b").step(HeartbeatArrived("x", 1), 1.0) == []
 
 
-def test_options_must_make_sense():
+def test_membership_options_interval_above_timeout_raises():
     with pytest.raises(ValueError, match="heartbeat_interval_s"):
         MembershipOptions(heartbeat_interval_s=3.0)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from("tbc"), st.integers(1, 3))))
-def test_deaths_and_revivals_alternate(steps):
+def test_membership_random_events_alternate_death_and_revival(steps):
     membership, now = started("b", "c"), 0.0
     dead: set[str] = set()
     for pause_s, kind, epoch in steps:

@@ -96,7 +96,7 @@ def dumb_partition(topology: Topology, dataset: str, text: str, bucket: int) -> 
 
 
 @given(topologies(), st.integers(1, 12), st.data())
-def test_blocks_go_where_the_scalar_version_says(
+def test_partitions_from_cells_random_blocks_equals_scalar_version(
     topology: Topology, precision: int, data: st.DataObject
 ) -> None:
     cells = st.integers(0, 32**precision - 1)
@@ -113,14 +113,14 @@ def test_blocks_go_where_the_scalar_version_says(
     ]
 
 
-def test_golden_blocks() -> None:
+def test_partitions_from_cells_golden_blocks_stay_in_place() -> None:
     cells = geohash.from_text([text for text, _, _ in GOLDEN_BLOCKS])
     buckets = np.array([bucket for _, bucket, _ in GOLDEN_BLOCKS])
     placed = placement.partitions_from_cells(GOLDEN, schema(), cells, buckets)
     assert placed.tolist() == [partition for _, _, partition in GOLDEN_BLOCKS]
 
 
-def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
+def test_partitions_from_cells_one_cell_spreads_over_its_group() -> None:
     buckets = np.arange(8_000, dtype=np.int64) * HOUR_US
     cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     counts = np.bincount(
@@ -131,7 +131,7 @@ def test_blocks_of_one_cell_spread_over_the_partitions_of_their_group() -> None:
     assert abs(counts[4:] - 2_000).max() < 6 * (8_000 * 0.25 * 0.75) ** 0.5
 
 
-def test_datasets_are_spread_apart() -> None:
+def test_partitions_from_cells_two_datasets_differ() -> None:
     buckets = np.arange(1_000, dtype=np.int64) * HOUR_US
     cells = np.full(len(buckets), geohash.cell_from_text("9xjqb"), dtype=np.uint64)
     here = placement.partitions_from_cells(GOLDEN, schema(name="nam"), cells, buckets)
@@ -150,7 +150,7 @@ def cell_ranges(draw: st.DrawFn, precision: int) -> ranges.Ranges:
 
 
 @given(topologies(), st.sampled_from([1, 2]), st.data())
-def test_candidates_are_all_partitions_that_a_cell_of_the_ranges_can_go_to(
+def test_candidates_random_ranges_equals_groups_of_their_cells(
     topology: Topology, precision: int, data: st.DataObject
 ) -> None:
     asked = data.draw(cell_ranges(precision))
@@ -170,7 +170,7 @@ def test_candidates_are_all_partitions_that_a_cell_of_the_ranges_can_go_to(
 
 
 @given(topologies(), st.integers(1, 12), st.data())
-def test_no_block_lies_outside_its_candidates(
+def test_candidates_random_blocks_include_their_partitions(
     topology: Topology, precision: int, data: st.DataObject
 ) -> None:
     low, high = sorted(data.draw(st.tuples(*[st.integers(0, 32**precision - 1)] * 2)))
@@ -185,12 +185,12 @@ def test_no_block_lies_outside_its_candidates(
     assert set(placed.tolist()) <= placement.candidates(topology, schema(precision), asked)
 
 
-def test_no_ranges_ask_no_one_and_no_limit_asks_all() -> None:
+def test_candidates_no_ranges_is_empty_and_none_is_all() -> None:
     assert placement.candidates(GOLDEN, schema(), ranges.none()) == frozenset()
     assert placement.candidates(GOLDEN, schema(), None) == frozenset(range(8))
 
 
-def test_the_whole_world_asks_all() -> None:
+def test_candidates_whole_earth_is_all() -> None:
     for precision in range(1, 13):
         world = ranges.normalise([0], [32**precision])
         found = placement.candidates(GOLDEN, schema(precision), world)
@@ -200,13 +200,13 @@ def test_the_whole_world_asks_all() -> None:
 # --- nodes ---------------------------------------------------------------------------------------
 
 
-def test_golden_owners() -> None:
+def test_owners_golden_topology_stay_in_place() -> None:
     assert placement.owners(GOLDEN) == GOLDEN_OWNERS
     assert {p: placement.owner(GOLDEN, p) for p in GOLDEN.partitions} == GOLDEN_OWNERS
 
 
 @given(topologies())
-def test_every_partition_has_one_node_of_its_group(topology: Topology) -> None:
+def test_owners_random_topology_stay_in_their_group(topology: Topology) -> None:
     owned = placement.partitions_by_node(topology)
     assert set(owned) == set(topology.by_name)
     assert sorted(p for partitions in owned.values() for p in partitions) == list(
@@ -218,7 +218,7 @@ def test_every_partition_has_one_node_of_its_group(topology: Topology) -> None:
 
 
 @given(topologies(), st.randoms())
-def test_the_order_of_nodes_does_not_matter(topology: Topology, rng: Random) -> None:
+def test_owners_shuffled_nodes_are_the_same(topology: Topology, rng: Random) -> None:
     shuffled = tuple(
         Group(one.name, tuple(rng.sample(one.nodes, len(one.nodes)))) for one in topology.groups
     )
@@ -231,7 +231,7 @@ def one_group(*nodes: NodeInfo) -> Topology:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_a_new_node_takes_its_share_and_nothing_else_moves(count: int) -> None:
+def test_owners_added_node_gets_share_and_others_keep_theirs(count: int) -> None:
     nodes = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(count + 1)]
     before = placement.owners(one_group(*nodes[:-1]))
     after = placement.owners(one_group(*nodes))
@@ -242,7 +242,7 @@ def test_a_new_node_takes_its_share_and_nothing_else_moves(count: int) -> None:
     assert abs(len(moved) - 1024 * share) < spread
 
 
-def test_a_node_that_goes_gives_its_partitions_to_all_others() -> None:
+def test_owners_removed_node_spreads_over_all_others() -> None:
     nodes = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(4)]
     before = placement.owners(one_group(*nodes))
     after = placement.owners(one_group(*nodes[1:]))
@@ -251,13 +251,13 @@ def test_a_node_that_goes_gives_its_partitions_to_all_others() -> None:
     assert {after[p] for p in moved} == {"node-1", "node-2", "node-3"}
 
 
-def test_weights_are_shares() -> None:
+def test_owners_weights_give_proportional_shares() -> None:
     heavy = NodeInfo("heavy", "h:1", 3.0)
     counts = Counter(placement.owners(one_group(heavy, NodeInfo("light", "h:2", 1.0))).values())
     assert abs(counts["heavy"] - 768) < 5 * (1024 * 0.75 * 0.25) ** 0.5
 
 
-def test_a_heavier_node_only_gains() -> None:
+def test_owners_increased_weight_only_gains() -> None:
     light = NodeInfo("b", "h:2")
     before = placement.owners(one_group(NodeInfo("a", "h:1"), light))
     after = placement.owners(one_group(NodeInfo("a", "h:1", 2.0), light))
@@ -279,7 +279,7 @@ GOLDEN_BOUNDED_OWNERS: dict[int, str] = {
 }
 
 
-def test_golden_bounded_owners() -> None:
+def test_owners_golden_bounded_topology_stay_in_place() -> None:
     assert placement.owners(GOLDEN_BOUNDED) == GOLDEN_BOUNDED_OWNERS
 
 
@@ -328,7 +328,7 @@ def dumb_bounded(nodes: tuple[NodeInfo, ...], partitions: range) -> dict[int, st
 
 
 @given(bounded())
-def test_bounded_owners_are_those_of_the_greedy_loop(topology: Topology) -> None:
+def test_owners_bounded_random_topology_equals_greedy_loop(topology: Topology) -> None:
     count = topology.partitions_per_group
     found = placement.owners(topology)
     expected = dumb_bounded(topology.groups[1].founders, range(count, 2 * count))
@@ -336,14 +336,14 @@ def test_bounded_owners_are_those_of_the_greedy_loop(topology: Topology) -> None
 
 
 @given(bounded())
-def test_every_node_has_its_share_rounded_down_or_up(topology: Topology) -> None:
+def test_owners_bounded_random_topology_give_rounded_share(topology: Topology) -> None:
     owned = placement.partitions_by_node(topology)
     for name, wanted in shares(topology.groups[1].founders, topology.partitions_per_group).items():
         assert int(wanted) <= len(owned[name]) <= -int(-wanted // 1)
 
 
 @pytest.mark.parametrize(("nodes", "partitions"), [(3, 64), (7, 64), (15, 64), (31, 128)])
-def test_few_partitions_move_when_a_node_comes_or_goes(nodes: int, partitions: int) -> None:
+def test_owners_bounded_added_node_moves_few_partitions(nodes: int, partitions: int) -> None:
     """Drawn anew, at most four times as many as must move; plain rendezvous moves these."""
     names = [NodeInfo(f"node-{n}", f"h:{n + 1}") for n in range(nodes + 1)]
     fewer, more = (
@@ -355,7 +355,7 @@ def test_few_partitions_move_when_a_node_comes_or_goes(nodes: int, partitions: i
 
 
 @given(bounded(), st.sampled_from([RENDEZVOUS, BOUNDED]), st.data())
-def test_a_share_brings_a_node_to_its_quota_and_moves_nothing_else(
+def test_share_random_node_reaches_quota_and_moves_nothing_else(
     topology: Topology, rule: str, data: st.DataObject
 ) -> None:
     topology = replace(topology, placement=rule)
@@ -376,7 +376,7 @@ def test_a_share_brings_a_node_to_its_quota_and_moves_nothing_else(
     assert placement.share(after, node) == ()
 
 
-def test_shares_of_all_nodes_even_a_cluster_of_an_earlier_version() -> None:
+def test_share_of_every_node_balances_rendezvous_cluster() -> None:
     topology = Topology("t", (group("g", 16),), even_ranges(1), 32)
     assert max(placement.relative_loads(topology).values()) > 2
     for node in topology.by_name:
@@ -415,14 +415,14 @@ def busiest(nodes: int, groups: int, partitions: int, *, rule: str) -> float:
     ("nodes", "groups", "before"),
     [(3, 1, 1.5), (8, 1, 4.0), (8, 2, 2.0), (16, 1, 4.0), (32, 8, 4.0), (64, 4, 8.0)],
 )
-def test_no_node_is_a_tenth_above_the_mean_with_the_derived_partitions(
+def test_owners_bounded_derived_partitions_keep_loads_below_1_1(
     nodes: int, groups: int, before: float
 ) -> None:
     assert busiest(nodes, groups, 4, rule=RENDEZVOUS) == pytest.approx(before, rel=0.05)
     assert busiest(nodes, groups, derive_partitions(nodes // groups), rule=BOUNDED) < 1.1
 
 
-def test_loads_are_relative_to_weights() -> None:
+def test_relative_loads_are_relative_to_weights() -> None:
     heavy, light = NodeInfo("a", "h:1", 3.0), NodeInfo("b", "h:2")
     topology = Topology("t", (Group("g", (heavy, light)),), even_ranges(1), 8, placement=BOUNDED)
     assert placement.relative_loads(topology) == {"a": 1.0, "b": 1.0}
@@ -431,5 +431,5 @@ def test_loads_are_relative_to_weights() -> None:
     assert placement.relative_loads(uneven, [0, 0]) == {"g0": 0.0, "g1": 0.0, "k0": 0.0}
 
 
-def test_the_derived_partitions_are_no_more_than_before_for_one_to_two_nodes() -> None:
+def test_derive_partitions_node_counts_give_known_numbers() -> None:
     assert [derive_partitions(n) for n in (1, 2, 3, 8, 64, 1024)] == [4, 4, 6, 16, 128, 1024]

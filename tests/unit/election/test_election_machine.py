@@ -29,7 +29,7 @@ def started(*rounds: tuple[str, ...], need_bytes: int = 1 << 20) -> Election:
     return election
 
 
-def test_the_first_round_is_polled_and_its_best_appointed():
+def test_election_first_round_appoints_best():
     election = Election(options=OPTIONS)
     polls = election.step(Started(0, (("a", "b"), ("c",))), 0.0)
     assert polls == [SendPoll("a"), SendPoll("b")]
@@ -39,7 +39,7 @@ def test_the_first_round_is_polled_and_its_best_appointed():
     assert election.is_over
 
 
-def test_no_one_is_better_than_one_without_room_where_the_election_says_so():
+def test_election_only_suitable_without_room_fails():
     election = Election(options=OPTIONS)
     election.step(Started(1 << 20, (("a",), ("b",)), only_suitable=True), 0.0)
     assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
@@ -48,14 +48,14 @@ def test_no_one_is_better_than_one_without_room_where_the_election_says_so():
     assert election.is_over
 
 
-def test_a_silent_node_is_not_waited_for_longer_than_the_timeout():
+def test_election_silent_node_times_out():
     election = started(("a", "b"))
     election.step(PollAnswered("a", BUSY), 0.1)
     assert election.step(ElectionTicked(), 0.4) == []
     assert election.step(ElectionTicked(), 0.5) == [OfferAssignment("a")]
 
 
-def test_a_refusal_or_silence_passes_the_offer_on():
+def test_election_refusal_or_silence_offers_to_next():
     election = started(("a", "b", "c"))
     for node, usage in (("a", IDLE), ("b", BUSY), ("c", BUSY)):
         effects = election.step(PollAnswered(node, usage), 0.1)
@@ -67,7 +67,7 @@ def test_a_refusal_or_silence_passes_the_offer_on():
     assert election.step(OfferAccepted("c"), 1.3) == [Decided("c")]
 
 
-def test_what_was_assigned_since_the_answer_counts():
+def test_election_assigned_since_answer_counts():
     assigned = {"a": 0, "b": 0}
     elections = [Election(options=OPTIONS, assigned=assigned.__getitem__) for _ in range(4)]
     for election in elections:
@@ -79,19 +79,19 @@ def test_what_was_assigned_since_the_answer_counts():
     assert assigned == {"a": 2, "b": 2}
 
 
-def test_without_a_suitable_node_the_poll_widens():
+def test_election_no_suitable_node_polls_next_round():
     election = started(("a",), ("b",))
     assert election.step(PollAnswered("a", FULL), 0.1) == [SendPoll("b")]
     assert election.step(PollAnswered("b", IDLE), 0.2) == [OfferAssignment("b")]
 
 
-def test_at_last_the_least_loaded_is_taken():
+def test_election_no_suitable_node_at_all_takes_least_loaded():
     election = started(("a",), ("b",), need_bytes=1 << 40)
     election.step(PollAnswered("a", IDLE), 0.1)
     assert election.step(PollAnswered("b", BUSY), 0.2) == [OfferAssignment("a")]
 
 
-def test_no_one_answers():
+def test_election_no_answer_fails():
     election = started(("a",), ("b",))
     assert election.step(ElectionTicked(), 0.5) == [SendPoll("b")]
     (failed,) = election.step(ElectionTicked(), 1.0)
@@ -100,7 +100,7 @@ def test_no_one_answers():
     assert election.step(PollAnswered("a", IDLE), 1.1) == []
 
 
-def test_offers_are_bounded():
+def test_election_offers_are_bounded():
     nodes = tuple(f"n{i:02}" for i in range(20))
     election = started(nodes)
     for node in nodes:
@@ -118,7 +118,7 @@ def test_offers_are_bounded():
         max_size=30,
     )
 )
-def test_any_order_of_events_keeps_the_invariants(steps):
+def test_election_random_events_keep_invariants(steps):
     election, now = started(("a", "b"), ("c", "d")), 0.0
     for kind, node, pause_s in steps:
         now += pause_s

@@ -26,22 +26,22 @@ def candidate(round_trip_s: float = 0.01, **usage) -> Candidate:
         {"round_trip_s": 0.1},
     ],
 )
-def test_every_burden_counts(burden):
+def test_rank_any_burden_counts(burden):
     candidates = {"a": candidate(**burden), "b": candidate()}
     assert rank(candidates, need_bytes=GIB // 2, weights=WEIGHTS) == ("b", "a")
 
 
-def test_equal_nodes_are_ranked_by_name():
+def test_rank_equal_nodes_by_name():
     candidates = dict.fromkeys(("c", "a", "b"), candidate())
     assert rank(candidates, need_bytes=0, weights=WEIGHTS) == ("a", "b", "c")
 
 
-def test_a_node_without_memory_has_a_finite_score():
+def test_score_no_memory_is_finite():
     full = candidate(memory_free_bytes=0)
     assert score(full, need_bytes=GIB, weights=WEIGHTS) < 100
 
 
-def test_suitability_knows_memory_cpu_and_count():
+def test_is_suitable_uses_memory_cpu_and_count():
     limits = Suitability(memory_reserve_bytes=GIB, cpu_share_max=0.9, ccqs_max=10)
     good = UsageStatistics(cpu_share=0.5, memory_free_bytes=3 * GIB, ccq_count=9)
     assert is_suitable(good, need_bytes=2 * GIB, limits=limits)
@@ -53,7 +53,7 @@ def test_suitability_knows_memory_cpu_and_count():
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 200)), min_size=2, max_size=6))
-def test_the_rank_is_the_order_of_scores(usages):
+def test_rank_random_usages_equals_order_of_scores(usages):
     candidates = {
         f"n{i}": candidate(cpu_share=cpu, ccq_count=count) for i, (cpu, count) in enumerate(usages)
     }

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats import FORMATS, open_source
@@ -37,10 +38,10 @@ def test_detect_uses_first_bytes_then_suffix(
 
 
 @pytest.mark.parametrize("name", ["x", "x.dat", "x.gz", "x.grib2.gz", "x.nc.gz"])
-def test_detect_unknown_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_detect_unknown_file_raises(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"12345678")
-    with pytest.raises(InputError, match="cannot detect the format"):
+    with raises(InputError, expected="known_format"):
         open_source(path)
 
 
@@ -48,10 +49,10 @@ def test_open_source_format_overrides_detection(tmp_path: Path) -> None:
     path = tmp_path / "points.dat"
     path.write_text("lat,lon,time,t\n1,2,2020-01-01,3\n")
     assert open_source(path, format="csv").rows == 1
-    with pytest.raises(InputError, match="expected a format of arrow, csv"):
+    with raises(InputError, expected="format", format="excel"):
         open_source(path, format="excel")
 
 
-def test_open_source_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no file at"):
+def test_open_source_missing_file_raises(tmp_path: Path) -> None:
+    with raises(InputError, expected="file"):
         open_source(tmp_path / "none.csv")

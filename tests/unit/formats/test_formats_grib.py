@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats import Mapping as FeatureMapping
@@ -94,7 +95,7 @@ def test_grib_values_have_coordinates_of_the_grid(write: Callable[..., Path], ed
 
 
 @pytest.mark.parametrize("edition", [1, 2])
-def test_the_time_is_reference_plus_step(write: Callable[..., Path], edition: int) -> None:
+def test_grib_time_is_reference_plus_step(write: Callable[..., Path], edition: int) -> None:
     path = write(
         message(ramp(1), edition=edition, shortName="2t", step=0),
         message(ramp(2), edition=edition, shortName="2t", step=18),
@@ -109,9 +110,7 @@ def test_the_time_is_reference_plus_step(write: Callable[..., Path], edition: in
     assert open_source(path).rows == table.num_rows == 3 * NI * NJ
 
 
-def test_missing_values_are_null_and_points_without_any_are_skipped(
-    write: Callable[..., Path],
-) -> None:
+def test_grib_missing_values_are_null_and_empty_points_skipped(write: Callable[..., Path]) -> None:
     first, second = ramp(1), ramp(101)
     first[[0, 1, 5]] = np.nan
     second[[1, 5, 7]] = np.nan
@@ -125,12 +124,12 @@ def test_missing_values_are_null_and_points_without_any_are_skipped(
     assert table.column("t2m").null_count == 1
 
 
-def test_values_like_the_usual_missing_value_are_values(write: Callable[..., Path]) -> None:
+def test_grib_value_like_missing_value_is_kept(write: Callable[..., Path]) -> None:
     values = np.full(NI * NJ, 9999.0)
     assert read(write(message(values, shortName="2t"))).column("t2m").to_pylist() == list(values)
 
 
-def test_units_and_descriptions_come_from_the_parameter(write: Callable[..., Path]) -> None:
+def test_grib_unit_and_description_are_of_parameter(write: Callable[..., Path]) -> None:
     source = open_source(write(message(ramp(1), shortName="2t")))
     assert suggest_schema(source, "x").features[0].unit == "K"
     info = source.variables()[0]
@@ -144,12 +143,12 @@ def on_level(value: float, level: int, **keys: Any) -> bytes:
     return message(ramp(value), shortName="t", typeOfLevel="isobaricInhPa", level=level, **keys)
 
 
-def test_levels_are_variables(write: Callable[..., Path]) -> None:
+def test_grib_levels_are_variables(write: Callable[..., Path]) -> None:
     path = write(on_level(1, 500), on_level(101, 850))
     table = read(path, "upper=t@isobaricInhPa:500", "lower=t@isobaricInhPa:850")
     np.testing.assert_allclose(table.column("upper"), ramp(1), atol=1e-2)
     np.testing.assert_allclose(table.column("lower"), ramp(101), atol=1e-2)
-    with pytest.raises(InputError, match="t@isobaricInhPa:500, t@isobaricInhPa:850"):
+    with raises(InputError, expected="one_variable", variable="t"):
         read(path, "t=t")
     assert read(path).column_names[3:] == ["t_isobaricinhpa_500", "t_isobaricinhpa_850"]
 
@@ -166,7 +165,7 @@ def on_surface(value: float, kind: int, *bounds: tuple[int, int]) -> bytes:
     return message(ramp(value), **keys)
 
 
-def test_levels_that_are_no_whole_numbers(write: Callable[..., Path]) -> None:
+def test_grib_fractional_levels_have_distinct_names(write: Callable[..., Path]) -> None:
     soil, height = 106, 103
     depths = [(2, 0), (2, 10), (2, 40), (2, 100)]
     layers = [on_surface(i, soil, *pair) for i, pair in enumerate(itertools.pairwise(depths))]
@@ -195,12 +194,12 @@ def test_grib_accumulations_with_one_end_have_distinct_names(write: Callable[...
     assert set(table.column("time").to_pylist()) == {utc(2020, 2, 29, 12)}
 
 
-def test_accumulations_that_end_apart_share_a_name(write: Callable[..., Path]) -> None:
+def test_grib_accumulations_with_two_ends_share_name(write: Callable[..., Path]) -> None:
     path = write(accumulated(1, start=0, end=6), accumulated(101, start=0, end=12))
     assert [info.name for info in open_source(path).variables()] == ["tp@surface"]
 
 
-def test_equal_fields_are_numbered_and_none_is_lost(write: Callable[..., Path]) -> None:
+def test_grib_equal_fields_are_numbered(write: Callable[..., Path]) -> None:
     path = write(message(ramp(1), shortName="2t"), message(ramp(101), shortName="2t"))
     table = read(path)
     names = ["t2m_heightaboveground_2", "t2m_heightaboveground_2_number_2"]
@@ -208,7 +207,7 @@ def test_equal_fields_are_numbered_and_none_is_lost(write: Callable[..., Path]) 
     np.testing.assert_allclose(table.column(names[1]), ramp(101), atol=1e-2)
 
 
-def test_members_are_rows_and_say_which_they_are(write: Callable[..., Path]) -> None:
+def test_grib_ensemble_members_are_rows_with_number(write: Callable[..., Path]) -> None:
     keys = {"productDefinitionTemplateNumber": 1, "shortName": "2t"}
     path = write(*[message(ramp(100 * m), **keys, perturbationNumber=m) for m in (2, 1)])
     table = read(path)
@@ -217,7 +216,7 @@ def test_members_are_rows_and_say_which_they_are(write: Callable[..., Path]) -> 
     np.testing.assert_allclose(table.column("t2m").to_numpy()[::12], [100, 200], atol=1e-2)
 
 
-def test_forecasts_of_two_runs_for_one_time_are_all_there(write: Callable[..., Path]) -> None:
+def test_grib_two_runs_for_one_time_are_both_read(write: Callable[..., Path]) -> None:
     path = write(
         message(ramp(1), shortName="2t", dataTime=0, step=12),
         message(ramp(101), shortName="2t", dataTime=1200, step=0),
@@ -227,9 +226,7 @@ def test_forecasts_of_two_runs_for_one_time_are_all_there(write: Callable[..., P
     np.testing.assert_allclose(table.column("t2m"), [*ramp(1), *ramp(101)], atol=1e-2)
 
 
-def test_the_largest_grid_is_the_default_and_others_can_be_mapped(
-    write: Callable[..., Path],
-) -> None:
+def test_grib_largest_grid_is_default_and_others_can_be_mapped(write: Callable[..., Path]) -> None:
     small = grid_keys(ni=2, nj=2, west=100.0)
     path = write(
         message(ramp(1, points=4), shortName="2d", **small), message(ramp(101), shortName="2t")
@@ -241,17 +238,17 @@ def test_the_largest_grid_is_the_default_and_others_can_be_mapped(
     assert both.column("t").null_count == 4
 
 
-def test_a_parameter_that_is_unknown_is_named_by_its_numbers(write: Callable[..., Path]) -> None:
+def test_grib_unknown_parameter_is_named_by_numbers(write: Callable[..., Path]) -> None:
     keys = {"discipline": 0, "parameterCategory": 191, "parameterNumber": 222}
     assert read(write(message(ramp(5), **keys))).column_names[3:] == ["param_0_191_222"]
 
 
-def test_a_constant_time_replaces_that_of_the_file(write: Callable[..., Path]) -> None:
+def test_grib_constant_time_replaces_time_of_file(write: Callable[..., Path]) -> None:
     table = read(write(message(ramp(1), shortName="2t")), "t=2t", "time=@2001-02-03T04:05Z")
     assert set(table.column("time").to_pylist()) == {utc(2001, 2, 3, 4, 5)}
 
 
-def test_only_what_is_mapped_is_read(write: Callable[..., Path]) -> None:
+def test_grib_unmapped_variable_makes_no_rows(write: Callable[..., Path]) -> None:
     """The step of the other variable makes no rows."""
     path = write(message(ramp(1), shortName="2t"), message(ramp(2), shortName="2d", step=6))
     table = read(path, "t=2t")
@@ -262,7 +259,7 @@ def test_only_what_is_mapped_is_read(write: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((0, 1), repeat=4)))
-def test_projected_grids_pair_points_and_values_as_eccodes_does(
+def test_grib_projected_grid_any_scan_order_equals_eccodes(
     tmp_path: Path, flags: tuple[int, ...]
 ) -> None:
     handle = eccodes.codes_grib_new_from_samples("polar_stereographic_pl_grib2")
@@ -311,7 +308,7 @@ def _header(body: bytes, wanted: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("fields", [2, 3])
-def test_all_fields_of_one_message_are_read(write: Callable[..., Path], fields: int) -> None:
+def test_grib_message_of_several_fields_is_read(write: Callable[..., Path], fields: int) -> None:
     names = ["10u", "10v", "2t"][:fields]
     whole = joined(*[message(ramp(100 * i), shortName=n) for i, n in enumerate(names)])
     path = write(message(ramp(7), shortName="sp"), whole, message(ramp(8), shortName="2d"))
@@ -321,7 +318,7 @@ def test_all_fields_of_one_message_are_read(write: Callable[..., Path], fields: 
     np.testing.assert_allclose(table.column("d2m"), ramp(8), atol=1e-2)
 
 
-def test_fields_may_share_a_bitmap(write: Callable[..., Path]) -> None:
+def test_grib_fields_with_shared_bitmap_are_read(write: Callable[..., Path]) -> None:
     u, v = ramp(1), ramp(101)
     u[[2, 3]] = v[[2, 3]] = np.nan
     whole = joined(message(u, shortName="10u"), message(v, shortName="10v"), shared_bitmap=True)
@@ -329,7 +326,7 @@ def test_fields_may_share_a_bitmap(write: Callable[..., Path]) -> None:
     np.testing.assert_allclose(table.column("speed"), np.hypot(u, v)[~np.isnan(u)], atol=1e-2)
 
 
-def test_eccodes_agrees_with_the_split(write: Callable[..., Path]) -> None:
+def test_grib_split_fields_equal_eccodes(write: Callable[..., Path]) -> None:
     path = write(joined(message(ramp(1), shortName="10u"), message(ramp(9), shortName="10v")))
     with path.open("rb") as file:
         ours = read_fields(file, next(message_offsets(file)))
@@ -345,7 +342,7 @@ def test_eccodes_agrees_with_the_split(write: Callable[..., Path]) -> None:
     assert ours == theirs
 
 
-def test_bytes_between_messages_are_passed_over(write: Callable[..., Path]) -> None:
+def test_grib_bytes_between_messages_are_skipped(write: Callable[..., Path]) -> None:
     noise = b"\r\r\n042 KWBC GRI" + b"\0" * 70_000
     path = write(
         b"", message(ramp(1), shortName="2t"), message(ramp(2), shortName="2d"), between=noise
@@ -360,7 +357,7 @@ def read_names(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_messages_of_edition_1_beyond_8_megabytes(write: Callable[..., Path]) -> None:
+def test_grib_edition_1_beyond_8_mebibytes_is_read(write: Callable[..., Path]) -> None:
     ni, nj = 3000, 1600
     large = message(
         np.arange(ni * nj) % 1000, edition=1, shortName="2t", **grid_keys(ni=ni, nj=nj) | GLOBAL
@@ -385,34 +382,34 @@ GLOBAL = {
 
 
 @pytest.mark.parametrize("lost", [1, 4, 30])
-def test_a_file_that_is_cut_off_is_refused(write: Callable[..., Path], lost: int) -> None:
+def test_grib_truncated_file_raises_with_offset(write: Callable[..., Path], lost: int) -> None:
     first, second = message(ramp(1), shortName="2t"), message(ramp(2), shortName="2d")
     path = write(first, second[:-lost])
-    with pytest.raises(InputError, match=f"at byte {len(first)} .* cut off or damaged"):
+    with raises(InputError, expected="whole_message", offset=203):
         open_source(path)
 
 
-def test_damaged_sections_are_refused(write: Callable[..., Path]) -> None:
+def test_grib_damaged_section_raises(write: Callable[..., Path]) -> None:
     damaged = bytearray(message(ramp(1), shortName="2t"))
     damaged[16:20] = struct.pack(">I", 10_000)
-    with pytest.raises(InputError, match="section 1 has length 10000"):
+    with raises(InputError, expected="section_length"):
         open_source(write(bytes(damaged)))
 
 
-def test_a_file_without_messages_is_refused(tmp_path: Path) -> None:
+def test_grib_no_messages_raises(tmp_path: Path) -> None:
     path = tmp_path / "empty.grib2"
     path.write_bytes(b"nothing here")
-    with pytest.raises(InputError, match="has no GRIB messages"):
+    with raises(InputError, expected="messages"):
         open_source(path)
 
 
-def test_coordinates_cannot_be_mapped(write: Callable[..., Path]) -> None:
+def test_grib_mapped_coordinate_raises(write: Callable[..., Path]) -> None:
     path = write(message(ramp(1), shortName="2t"))
-    with pytest.raises(InputError, match="map no coordinates"):
+    with raises(InputError, expected="no_coordinates"):
         open_source(path, mapping=FeatureMapping.parse(["latitude=lat"]))
 
 
-def test_nothing_is_written_next_to_the_file(write: Callable[..., Path]) -> None:
+def test_grib_read_writes_no_file(write: Callable[..., Path]) -> None:
     path = write(message(ramp(1), shortName="2t"))
     path.chmod(0o444)
     path.parent.chmod(0o555)
@@ -423,7 +420,7 @@ def test_nothing_is_written_next_to_the_file(write: Callable[..., Path]) -> None
         path.parent.chmod(0o755)
 
 
-def test_each_field_is_decoded_once(
+def test_grib_field_used_twice_is_decoded_once(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(
@@ -446,30 +443,28 @@ def test_each_field_is_decoded_once(
     assert decoded == ["10u", "10v"]
 
 
-def test_a_message_without_a_real_date_is_refused(write: Callable[..., Path]) -> None:
+def test_grib_invalid_date_raises(write: Callable[..., Path]) -> None:
     data = message(ramp(1), shortName="2t")
     assert data[28:32] == bytes([0x07, 0xE4, 2, 29])  # section 1: year, month, day
     path = write(data[:30] + bytes([77]) + data[31:])
-    with pytest.raises(InputError, match=r"expected a time .* got '2020-77-29"):
+    with raises(InputError, expected="time"):
         read(path)
 
 
-def test_a_message_that_claims_endless_points_is_refused(write: Callable[..., Path]) -> None:
+def test_grib_too_many_points_raises(write: Callable[..., Path]) -> None:
     grid = b"\x03\x00%b"  # section 3: its number, the source of the grid, the number of points
     points, many = (number.to_bytes(4) for number in (NI * NJ, 200_000_000))
     data = message(ramp(1), shortName="2t").replace(grid % points, grid % many, 1)
-    with pytest.raises(InputError, match=r"expected 1 to 100,000,000 points .* got 200,000,000"):
+    with raises(InputError, expected="points", bound=100000000, offset=0):
         read(write(data))
 
 
-def test_a_long_message_of_edition_1_that_is_cut_off_is_refused(write: Callable[..., Path]) -> None:
-    with pytest.raises(InputError, match="expected"):
+def test_grib_truncated_long_message_of_edition_1_raises(write: Callable[..., Path]) -> None:
+    with raises(InputError, expected="whole_message", offset=0):
         read(write(b"GRIB\xff\xff\x00\x01\x1b\x02\xff\xff\xff"))
 
 
-def test_a_message_that_claims_more_values_than_points_is_refused(
-    write: Callable[..., Path],
-) -> None:
+def test_grib_more_values_than_points_raises(write: Callable[..., Path]) -> None:
     """Of 144 bytes: their packing says that there are 2^64 - 3."""
     data = bytes.fromhex(
         "4752494200009001000034806280ff80a70100000703170c00010000000000001500000000000000"
@@ -477,5 +472,5 @@ def test_a_message_that_claims_more_values_than_points_is_refused(
         "00753027102710000000000000000108431380e010001800000015d1742ba2e941745d5745d16d17"
         "4682e8ba98ba2fae8ba3c45d17da2e8cf000000037373737"
     )
-    with pytest.raises(InputError, match=r"at most 100,000,000 values .* got 18,446,744"):
+    with raises(InputError, expected="values", bound=100000000):
         read(write(data))

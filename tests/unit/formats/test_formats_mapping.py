@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats import Mapping
@@ -12,30 +13,30 @@ from galileo.formats.expressions import Call, Columns, Literal, Name, parse
 from galileo.model.schema import FeatureType
 
 
-def test_texts_become_a_mapping() -> None:
+def test_mapping_parse_texts_gives_mapping() -> None:
     mapping = Mapping.parse(["wind = hypot(u10, v10)", "latitude=Lat", "time=y,m,d", "t=a=b"])
     assert mapping == Mapping(
         features=(("wind", "hypot(u10, v10)"), ("t", "a=b")), latitude="Lat", time="y,m,d"
     )
 
 
-def test_a_time_after_an_at_sign_is_that_of_every_row() -> None:
+def test_mapping_parse_time_with_at_sign_is_constant() -> None:
     mapping = Mapping.parse(["time=@2012-03-01T06:00Z"])
     assert mapping == Mapping(constant_time="2012-03-01T06:00Z")
 
 
 @pytest.mark.parametrize("text", ["temperature", "=t", "temperature=", " = "])
-def test_a_text_that_maps_nothing_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="expected a mapping such as"):
+def test_mapping_parse_invalid_text_raises(text: str) -> None:
+    with raises(InputError, expected="mapping"):
         Mapping.parse([text])
 
 
-def test_a_feature_mapped_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="got t again"):
+def test_mapping_parse_duplicate_feature_raises() -> None:
+    with raises(InputError, expected="unique", feature="t"):
         Mapping.parse(["t=a", "t=b"])
 
 
-def test_expressions() -> None:
+def test_expression_parse_gives_tree() -> None:
     assert parse(" t@surface ") == Name("t@surface")
     assert parse("wind_speed( u , v )") == Call("wind_speed", (Name("u"), Name("v")))
     assert str(parse("hypot(a,b)")) == "hypot(a, b)"
@@ -56,29 +57,29 @@ def test_expressions() -> None:
         ("coalesce(nullif(t, -9999, 'x'), 0)", 'coalesce(nullif(t, -9999, "x"), 0)'),
     ],
 )
-def test_operators_bind_as_in_arithmetic(text: str, written: str) -> None:
+def test_expression_parse_operators_bind_as_in_arithmetic(text: str, written: str) -> None:
     assert str(parse(text)) == written
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
-        ("hypot(u)", r"expected 2 arguments of hypot\(...\), got 1"),
-        ("celsius_to_kelvin(a, b)", "expected 1 arguments of"),
-        ("hypot(u,)", "expected a name, a number or a text"),
-        ("hypot()", "expected 2 arguments"),
-        ("coalesce(a)", "expected 2 to 16 arguments"),
-        ("nullif(a, b)", "expected numbers or texts behind the first"),
-        ("sqrt(a)", "expected one of the functions celsius_to_kelvin, coalesce"),
-        ("Temp (C) ?", "at character 9 of"),
-        ("a b", "expected an operator or the end"),
-        ("(a", "expected '\\)'"),
-        ("a +", "expected a name, a number or a text"),
-        ("(" * 5000 + "a", "at most 200 words"),
+        ("hypot(u)", "arguments"),
+        ("celsius_to_kelvin(a, b)", "arguments"),
+        ("hypot(u,)", "operand"),
+        ("hypot()", "arguments"),
+        ("coalesce(a)", "arguments"),
+        ("nullif(a, b)", "constants"),
+        ("sqrt(a)", "function"),
+        ("Temp (C) ?", "expression"),
+        ("a b", "token"),
+        ("(a", "token"),
+        ("a +", "operand"),
+        ("(" * 5000 + "a", "expression"),
     ],
 )
-def test_what_is_no_expression_is_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_expression_parse_invalid_text_raises(text: str, expected: str) -> None:
+    with raises(InputError, expected=expected):
         parse(text)
 
 
@@ -90,7 +91,7 @@ def evaluated(text: str, kind: FeatureType = "float", **columns: pa.Array) -> li
     return result
 
 
-def test_functions_compute_what_they_say() -> None:
+def test_expression_functions_give_known_values() -> None:
     u, v = pa.array([3.0, None, -5.0]), pa.array([4.0, 1.0, 12.0])
     for name in ("hypot", "wind_speed"):
         assert evaluated(f"{name}(u, v)", u=u, v=v) == [5.0, None, 13.0]
@@ -100,7 +101,7 @@ def test_functions_compute_what_they_say() -> None:
     )
 
 
-def test_arithmetic_keeps_missing_values_and_divides_by_nothing_but_numbers() -> None:
+def test_expression_arithmetic_missing_or_zero_divisor_is_null() -> None:
     a, b = pa.array([6, None, 1]), pa.array(["4", "2", "0"])
     assert evaluated("(a + 2) * b / 4 - 1", a=a, b=b) == [7.0, None, -1.0]
     assert evaluated("a / b", a=a, b=b) == [1.5, None, None]
@@ -119,17 +120,17 @@ def test_arithmetic_keeps_missing_values_and_divides_by_nothing_but_numbers() ->
         (pa.array([200, 1, None], pa.uint8()), "200"),
     ],
 )
-def test_nullif_knows_a_sentinel_however_it_is_stored(column: pa.Array, sentinel: str) -> None:
+def test_expression_nullif_sentinel_of_any_type_is_null(column: pa.Array, sentinel: str) -> None:
     assert evaluated(f"nullif(x, 12345, {sentinel})", x=column) == [None, 1.0, None]
     assert evaluated(f"coalesce(nullif(x, {sentinel}), 7)", x=column) == [7.0, 1.0, 7.0]
 
 
-def test_large_whole_numbers_are_compared_exactly() -> None:
+def test_expression_nullif_large_integers_are_exact() -> None:
     column = pa.array([2**53, 2**53 + 1])
     assert evaluated(f"nullif(x, {2**53})", "int", x=column) == [None, 2**53 + 1]
 
 
-def test_a_mapping_is_made_of_what_python_has() -> None:
+def test_mapping_of_python_values_gives_mapping() -> None:
     mapping = Mapping.of(
         {"t": "nullif(t2, -1)", "latitude": 39.1, "time": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)},
         missing={"t": [-9999, "x"], "u": 0.5},
@@ -141,5 +142,5 @@ def test_a_mapping_is_made_of_what_python_has() -> None:
     assert Mapping.of(["t=a"], missing=["-9999", "u=-1"]).missing == (("", "-9999"), ("u", "-1"))
     assert Mapping.of("t=a") == Mapping.of(Mapping.of({"t": "a"})) == Mapping.parse(["t=a"])
     assert Mapping.of(None).is_empty
-    with pytest.raises(InputError, match="expected a mapping such as"):
+    with raises(InputError, expected="mapping"):
         Mapping.of([3])  # type: ignore[list-item]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ ROWS = st.lists(
 @pytest.mark.parametrize("make", KINDS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
-def test_ingest_tables_of_all_libraries_equal_a_file(
+def test_table_of_any_library_random_rows_equals_file(
     tmp_path: Path, make: Callable[[pd.DataFrame], Any], rows: list[Any]
 ) -> None:
     data = frame(rows)
@@ -113,7 +114,7 @@ def test_ingest_tables_of_all_libraries_equal_a_file(
 
 
 @needs("xarray")
-def test_a_grid_and_its_table_are_the_same_rows() -> None:
+def test_xarray_grid_equals_its_table() -> None:
     xarray = pytest.importorskip("xarray")
     grid = xarray.Dataset(
         {
@@ -130,12 +131,12 @@ def test_a_grid_and_its_table_are_the_same_rows() -> None:
     assert mapped(grid).equals(expected)
     assert mapped(grid.isel(lat=1, lon=2)).equals(expected.take([5, 11]))
     assert mapped(grid["t"], "t=t").column("t").equals(expected.column("t"))
-    with pytest.raises(InvalidObservations, match=r"write \.rename\('temperature'\)"):
+    with raises(InvalidObservations, expected="name"):
         mapped(grid["t"].rename(None))
 
 
 @needs("xarray")
-def test_a_curvilinear_grid_and_stations() -> None:
+def test_xarray_curvilinear_grid_and_stations_are_read() -> None:
     xarray = pytest.importorskip("xarray")
     place = {"latitude": (("y", "x"), [[1.0, 2.0]]), "longitude": (("y", "x"), [[3.0, 4.0]])}
     grid = xarray.Dataset(
@@ -160,7 +161,7 @@ def test_a_curvilinear_grid_and_stations() -> None:
 
 @needs("xarray")
 @needs("netCDF4")
-def test_a_dataset_that_xarray_decodes_is_what_its_file_is(sample_data: Path) -> None:
+def test_xarray_dataset_equals_its_file(sample_data: Path) -> None:
     xarray = pytest.importorskip("xarray")
     path = sample_data / "wrf_g212_20050807T00Z_f000-f024.nc"
     names = [one.name for one in open_source(path).variables()][:2]
@@ -173,7 +174,7 @@ def test_a_dataset_that_xarray_decodes_is_what_its_file_is(sample_data: Path) ->
 
 
 @needs("geopandas")
-def test_points_of_another_reference_system_become_degrees() -> None:
+def test_geodataframe_projected_points_become_degrees() -> None:
     data = as_geopandas(frame([(40.0, -105.0, 0, 1.0, 2), (-10.0, 20.0, 5, 3.0, 4)]))
     rows = plain(data.to_crs(3857))
     np.testing.assert_allclose(rows.column("latitude"), [40.0, -10.0], atol=1e-9)
@@ -182,28 +183,28 @@ def test_points_of_another_reference_system_become_degrees() -> None:
 
 @needs("geopandas")
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "expected"),
     [
-        (lambda data: data.set_crs(None, allow_override=True), r"write \.set_crs\(4326\)"),
-        (lambda data: data.set_geometry(data.buffer(1.0)), "expected points, got .* Polygon"),
-        (lambda data: data.assign(lat=7.0), "its column 'lat' contradict"),
+        (lambda data: data.set_crs(None, allow_override=True), "crs"),
+        (lambda data: data.set_geometry(data.buffer(1.0)), "points"),
+        (lambda data: data.assign(lat=7.0), "same_points"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Geometry is in a geographic CRS")
-def test_geodataframe_ambiguous_geometries_are_refused(
-    change: Callable[[Any], Any], message: str
+def test_geodataframe_ambiguous_geometries_raises(
+    change: Callable[[Any], Any], expected: str
 ) -> None:
-    with pytest.raises(InvalidObservations, match=message):
+    with raises(InvalidObservations, expected=expected):
         plain(change(as_geopandas(frame([(40.0, -105.0, 0, 1.0, 2)]))))
 
 
 @needs("geopandas")
-def test_columns_that_repeat_the_points_are_left_out() -> None:
+def test_geodataframe_columns_equal_to_points_are_dropped() -> None:
     data = as_geopandas(frame([(40.0, -105.0, 0, 1.0, 2)]))
     assert plain(data.assign(lat=40.0, lon=-105.0)).equals(plain(data))
 
 
-def test_a_single_value_of_a_dict_is_that_of_every_row() -> None:
+def test_dict_single_value_is_that_of_every_row() -> None:
     data = {"lat": 39.1, "lon": -105.5, "timestamp": [MOMENT, MOMENT], "t": [1, 2], "n": 3}
     rows = plain(data).to_pylist()
     assert [(row["latitude"], row["t"], row["n"]) for row in rows] == [
@@ -212,7 +213,7 @@ def test_a_single_value_of_a_dict_is_that_of_every_row() -> None:
     ]
 
 
-def test_decimals_are_floats() -> None:
+def test_arrow_table_decimals_become_floats() -> None:
     table = pa.table({"t": pa.array([1.5]).cast(pa.decimal128(3, 1)), "n": [2]})
     place = {"lat": [1.0], "lon": [2.0], "time": [MOMENT]}
     for name, values in place.items():
@@ -220,21 +221,26 @@ def test_decimals_are_floats() -> None:
     assert plain(table).column("t").to_pylist() == [1.5]
 
 
-def test_rows_of_a_mapped_table_without_a_value_are_skipped() -> None:
+def test_mapped_table_rows_without_value_are_skipped() -> None:
     data = frame([(1.0, 2.0, 0, -9999.0, -9999), (1.0, 2.0, 0, -9999.0, 5)]).assign(other="x")
     rows = mapped(data.set_index("time"), "t=t * 2", missing=-9999)
     assert rows.select(["t", "n"]).to_pylist() == [{"t": None, "n": 5}]
-    with pytest.raises(InvalidObservations, match="unknown: other"):
+    with raises(
+        InvalidObservations,
+        expected="columns_of_dataset",
+        missing_columns=[],
+        unknown_columns=["other"],
+    ):
         plain(data)
 
 
-def test_several_names_of_one_coordinate_are_refused() -> None:
+def test_table_ambiguous_coordinate_raises() -> None:
     data = frame([(1.0, 2.0, 0, 1.0, 2)]).assign(lng=3.0)
-    with pytest.raises(InputError, match="several columns could be the longitude: lon, lng"):
+    with raises(InputError, expected="one_column", column="longitude"):
         plain(data)
 
 
-def test_a_stream_is_read_piece_by_piece() -> None:
+def test_record_batch_reader_is_read_lazily() -> None:
     taken: list[int] = []
     table = pa.Table.from_pandas(frame([(1.0, 2.0, 0, 1.0, 2)]))
 

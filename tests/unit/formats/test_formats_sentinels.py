@@ -27,7 +27,7 @@ def found(*pieces: pa.Array) -> list[str]:
         ([-99, -99, -99], pa.int64(), "-99 in 3 of 3 rows"),
     ],
 )
-def test_a_usual_sentinel_that_recurs_apart_from_other_values_is_reported(
+def test_sentinel_search_recurring_sentinel_is_reported(
     values: list[float], kind: pa.DataType, said: str
 ) -> None:
     [words] = found(pa.array(values).cast(kind))
@@ -49,17 +49,17 @@ def test_a_usual_sentinel_that_recurs_apart_from_other_values_is_reported(
     ],
     ids=["twice", "in the range", "a ramp", "unusual", "text", "bool", "nulls", "empty"],
 )
-def test_other_values_are_not_reported(column: pa.Array) -> None:
+def test_sentinel_search_other_values_are_not_reported(column: pa.Array) -> None:
     assert found(column) == []
 
 
-def test_pieces_of_a_column_are_counted_together() -> None:
+def test_sentinel_search_pieces_are_counted_together() -> None:
     [words] = found(pa.array([-999.0, 980.0]), pa.array([-999.0]), pa.array([1030.0, -999.0]))
     assert "-999 in 3 of 5 rows" in words
     assert found(pa.array([999] * 3), pa.array([500, 3000])) == []
 
 
-def test_a_source_looks_at_what_is_left_without_the_given_sentinels(tmp_path: Path) -> None:
+def test_sentinel_search_given_sentinels_are_not_reported(tmp_path: Path) -> None:
     file = tmp_path / "tower.csv"
     rows = [f"40,-105,2014-03-01T0{n}:00Z,{-9999 if n % 2 else n}" for n in range(8)]
     file.write_text("\n".join(["latitude,longitude,time,temp", *rows, ""]))

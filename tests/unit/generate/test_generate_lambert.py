@@ -23,37 +23,37 @@ CORNERS = {
 
 
 @pytest.mark.parametrize("grid", [GRID_218, GRID_211], ids=["218", "211"])
-def test_corners_are_those_that_ncep_publishes(grid: LambertGrid) -> None:
+def test_lambert_grid_corners_equal_published(grid: LambertGrid) -> None:
     latitude, longitude = grid.points()
     ends = [(0, 0), (0, -1), (-1, 0), (-1, -1)]
     found = [(latitude[end], longitude[end]) for end in ends]
     np.testing.assert_allclose(found, CORNERS[grid], atol=0.001)
 
 
-def test_grid_218_has_its_size() -> None:
+def test_lambert_grid_218_has_published_size() -> None:
     latitude, _ = GRID_218.points()
     assert latitude.shape == (428, 614)
     assert latitude.size == 262_792
 
 
-def test_stride_takes_points_of_the_full_grid() -> None:
+def test_lambert_grid_stride_takes_points_of_full_grid() -> None:
     full, thinned = GRID_218.points(), GRID_218.points(stride=7)
     for whole, part in zip(full, thinned, strict=True):
         np.testing.assert_allclose(part, whole[::7, ::7], atol=1e-12)
 
 
 @given(st.floats(5, 75), st.floats(-179, -11))
-def test_inverse_undoes_forward(latitude: float, longitude: float) -> None:
+def test_lambert_grid_random_place_round_trips(latitude: float, longitude: float) -> None:
     back = GRID_218.latitude_longitude(*GRID_218.xy(latitude, longitude))
     np.testing.assert_allclose(back, (latitude, longitude), atol=1e-9)
 
 
-def test_longitudes_may_be_given_east_of_greenwich_only() -> None:
+def test_lambert_grid_longitude_to_360_is_same() -> None:
     west, east = GRID_218.xy(40.0, -100.0), GRID_218.xy(40.0, 260.0)
     np.testing.assert_allclose(east, west, atol=1e-6)
 
 
-def test_agrees_with_proj() -> None:
+def test_lambert_grid_equals_proj() -> None:
     pyproj = pytest.importorskip("pyproj", reason="pyproj is not installed")
     proj = pyproj.Proj(proj="lcc", lat_1=25, lat_2=25, lat_0=25, lon_0=-95, R=6_371_229)
     latitude, longitude = GRID_218.points(stride=20)
@@ -61,7 +61,7 @@ def test_agrees_with_proj() -> None:
     np.testing.assert_allclose(GRID_218.xy(latitude, longitude), (x, y), atol=1e-3)
 
 
-def test_agrees_with_the_grid_of_a_real_forecast(sample_data: Path) -> None:
+def test_lambert_grid_equals_real_forecast(sample_data: Path) -> None:
     if importlib.util.find_spec("eccodes") is None:
         pytest.skip("ecCodes is not installed")
     eccodes = library("eccodes", purpose="this test")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.generate import GRID_218, NamLike
@@ -25,33 +26,33 @@ def column(table: pa.Table, name: str) -> Any:
     return table.column(name).to_numpy()
 
 
-def test_a_forecast_covers_the_whole_grid() -> None:
+def test_nam_forecast_covers_grid() -> None:
     nam = NamLike()
     table = nam.forecast(SPRING)
     assert table.num_rows == nam.rows == 262_792
 
 
-def test_a_forecast_is_normal_already(nam: NamLike) -> None:
+def test_nam_forecast_is_normalised(nam: NamLike) -> None:
     table = nam.forecast(SPRING)
     assert normalise(nam.schema(), table).equals(table)
     assert [f.unit for f in nam.schema("other").features] == ["K", "%", "m/s", "m"]
 
 
-def test_points_are_those_of_the_grid_row_by_row(nam: NamLike) -> None:
+def test_nam_forecast_points_equal_grid(nam: NamLike) -> None:
     latitude, longitude = GRID_218.points(stride=STRIDE)
     table = nam.forecast(SPRING)
     np.testing.assert_array_equal(column(table, "latitude"), latitude.ravel())
     np.testing.assert_array_equal(column(table, "longitude"), longitude.ravel())
 
 
-def test_equal_seeds_make_equal_forecasts_in_any_order() -> None:
+def test_nam_same_seed_gives_same_forecasts() -> None:
     one, two = NamLike(seed=3, stride=8), NamLike(seed=3, stride=8)
     first = [one.forecast(moment) for moment in (WINTER, SPRING, SUMMER)]
     second = [two.forecast(moment) for moment in (SUMMER, SPRING, WINTER)]
     assert all(a.equals(b) for a, b in zip(first, reversed(second), strict=True))
 
 
-def test_seeds_differ() -> None:
+def test_nam_other_seed_gives_other_forecast() -> None:
     assert (
         not NamLike(seed=1, stride=8)
         .forecast(SPRING)
@@ -60,7 +61,7 @@ def test_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize("stride", [5, 9])
-def test_a_stride_thins_the_same_weather(stride: int) -> None:
+def test_nam_stride_thins_same_forecast(stride: int) -> None:
     whole = NamLike(seed=5).forecast(SPRING)
     thinned = NamLike(seed=5, stride=stride).forecast(SPRING)
     for name in ("temperature", "snow_depth"):
@@ -70,7 +71,7 @@ def test_a_stride_thins_the_same_weather(stride: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("moment", [WINTER, SPRING, SUMMER])
-def test_values_are_plausible(seed: int, moment: str) -> None:
+def test_nam_values_are_plausible(seed: int, moment: str) -> None:
     table = NamLike(seed=seed, stride=STRIDE).forecast(moment)
     temperature, humidity = column(table, "temperature"), column(table, "humidity")
     wind, snow = column(table, "wind_speed"), column(table, "snow_depth")
@@ -86,7 +87,7 @@ def test_values_are_plausible(seed: int, moment: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_snow_lies_where_it_is_cold_and_mostly_nowhere(seed: int) -> None:
+def test_nam_snow_lies_where_cold(seed: int) -> None:
     nam = NamLike(seed=seed, stride=STRIDE)
     winter, summer = nam.forecast(WINTER), nam.forecast(SUMMER)
     snowy = column(winter, "snow_depth") > 0
@@ -96,7 +97,7 @@ def test_snow_lies_where_it_is_cold_and_mostly_nowhere(seed: int) -> None:
     assert (column(summer, "snow_depth") > 0).mean() < 0.01
 
 
-def test_humidity_falls_where_temperature_rises(nam: NamLike) -> None:
+def test_nam_humidity_and_temperature_are_opposed(nam: NamLike) -> None:
     day = [nam.forecast(f"2012-05-03T{hour:02d}:00Z") for hour in range(0, 24, 3)]
     temperature = np.array([column(table, "temperature") for table in day])
     humidity = np.array([column(table, "humidity") for table in day])
@@ -108,7 +109,7 @@ def test_humidity_falls_where_temperature_rises(nam: NamLike) -> None:
     assert np.corrcoef(temperature.ravel(), humidity.ravel())[0, 1] < -0.1
 
 
-def test_neighbours_in_space_and_time_are_alike(nam: NamLike) -> None:
+def test_nam_neighbours_correlate(nam: NamLike) -> None:
     now, later, far = (
         column(nam.forecast(moment), "temperature").reshape(107, 154)
         for moment in ("2012-05-03T00:00Z", "2012-05-03T01:00Z", "2012-05-07T12:00Z")
@@ -119,7 +120,7 @@ def test_neighbours_in_space_and_time_are_alike(nam: NamLike) -> None:
     assert np.abs(far - now).mean() > 2 * np.abs(later - now).mean()
 
 
-def test_afternoons_are_warmer_than_nights_and_the_south_than_the_north(nam: NamLike) -> None:
+def test_nam_afternoon_and_south_are_warmer(nam: NamLike) -> None:
     night, afternoon = nam.forecast("2012-05-03T10:00Z"), nam.forecast("2012-05-03T21:00Z")
     at_95_west = np.abs(column(night, "longitude") + 95) < 5
     warming = column(afternoon, "temperature") - column(night, "temperature")
@@ -130,7 +131,7 @@ def test_afternoons_are_warmer_than_nights_and_the_south_than_the_north(nam: Nam
     assert temperature[south].mean() > temperature[north].mean() + 15
 
 
-def test_a_stream_is_its_forecasts_in_batches(nam: NamLike) -> None:
+def test_nam_stream_equals_forecasts(nam: NamLike) -> None:
     batches = list(nam.stream("2012-03-01T22:00Z", hours=3, rows_per_batch=10_000))
     assert [batch.num_rows for batch in batches] == [10_000, nam.rows - 10_000] * 3
     moments = ("2012-03-01T22:00Z", "2012-03-01T23:00Z", "2012-03-02T00:00Z")
@@ -139,8 +140,8 @@ def test_a_stream_is_its_forecasts_in_batches(nam: NamLike) -> None:
     )
 
 
-def test_wrong_sizes_are_refused(nam: NamLike) -> None:
-    with pytest.raises(InputError, match="stride"):
+def test_nam_invalid_size_raises(nam: NamLike) -> None:
+    with raises(InputError, option="stride"):
         NamLike(stride=0)
-    with pytest.raises(InputError, match="at least 1 row"):
+    with raises(InputError, option="rows_per_batch"):
         next(nam.stream(SPRING, hours=1, rows_per_batch=0))

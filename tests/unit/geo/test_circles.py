@@ -49,7 +49,7 @@ def sampled(boxes, steps=25):
 
 
 @given(made_circles, st.integers(0, 2**32 - 1))
-def test_half_chords_are_those_of_vectors(circle, seed):
+def test_half_chords_random_points_equals_vectors(circle, seed):
     random = np.random.default_rng(seed)
     latitude, longitude = random.uniform(-90, 90, 200), random.uniform(-180, 180, 200)
     found = circle.half_chords(latitude, longitude)
@@ -57,7 +57,7 @@ def test_half_chords_are_those_of_vectors(circle, seed):
 
 
 @given(made_circles, st.integers(0, 2**32 - 1), st.integers(1, 3))
-def test_nearest_and_farthest_points_of_boxes(circle, seed, precision):
+def test_circle_nearest_and_farthest_random_boxes_bound_sampled_points(circle, seed, precision):
     random = np.random.default_rng(seed)
     cells = random.integers(0, 32**precision, 20, dtype=np.uint64)
     boxes = geohash.bounds(cells, precision)
@@ -72,7 +72,7 @@ def test_nearest_and_farthest_points_of_boxes(circle, seed, precision):
 
 @examples(200)
 @given(made_circles, st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_boxes_around_points_of_the_circle_are_never_missed(circle, seed, precision):
+def test_circle_intersects_boxes_of_its_points_is_true(circle, seed, precision):
     """Points from all over and from the edge itself, in cells of every size."""
     latitude, longitude = edge_points(circle, np.random.default_rng(seed))
     inside = circle.intersects_points(latitude, longitude)
@@ -96,7 +96,7 @@ def edge_points(circle, random):
 
 
 @given(made_circles, st.sampled_from([33, 200, cover.CELLS_MAX]))
-def test_cover_agrees_with_testing_every_cell(circle, cells_max):
+def test_cover_from_circle_random_circle_equals_test_of_every_cell(circle, cells_max):
     cells = np.arange(32**2, dtype=np.uint64)
     made = cover.from_circle(circle, 2, cells_max=cells_max)
     places, boxes = made.relations(cells), geohash.bounds(cells, 2)
@@ -109,7 +109,7 @@ def test_cover_agrees_with_testing_every_cell(circle, cells_max):
     assert ranges.contains(made.possible, cells[meets]).all()
 
 
-def test_circle_around_a_pole_takes_all_longitudes():
+def test_circle_around_pole_intersects_all_longitudes():
     pole = Circle(90.0, 0.0, 111_000)
     longitude = np.linspace(-180, 180, 50)
     assert pole.intersects_points(np.full(50, 89.1), longitude).all()
@@ -117,7 +117,7 @@ def test_circle_around_a_pole_takes_all_longitudes():
     assert Circle(90.0, 12.0, 0.0).intersects_points(np.full(50, 90.0), longitude).all()
 
 
-def test_circle_over_the_antimeridian():
+def test_circle_over_antimeridian_intersects_both_sides():
     circle = Circle(0.0, 179.9, 30_000)
     longitude = np.array([180.0, -180.0, -179.9, -179.8, 179.7, 179.6, 0.0])
     found = circle.intersects_points(np.zeros(7), longitude)
@@ -128,7 +128,7 @@ def test_circle_over_the_antimeridian():
     ).tolist() == found.tolist()
 
 
-def test_circle_over_a_pole_reaches_the_other_side():
+def test_circle_over_pole_intersects_opposite_longitude():
     circle = Circle(89.0, 0.0, 200_000)
     latitude, longitude = np.array([89.3, 89.1, 88.0]), np.full(3, 180.0)
     assert circle.intersects_points(latitude, longitude).tolist() == [True, False, False]
@@ -146,12 +146,12 @@ def test_circle_over_a_pole_reaches_the_other_side():
         ((51.4700, -0.4543), (40.6413, -73.7781), 5_540_000),
     ],
 )
-def test_distances_that_are_known(here, there, distance_m):
+def test_metres_known_places_gives_published_distance(here, there, distance_m):
     circle = Circle(*(float(degrees) for degrees in here), 0.0)
     chords = circle.half_chords(*(np.array([float(degrees)]) for degrees in there))
     assert circles.metres(chords)[0] == pytest.approx(distance_m, rel=1e-3)
 
 
-def test_halfway_round_is_everywhere():
+def test_cover_from_circle_half_circumference_is_whole_earth():
     everywhere = cover.from_circle(Circle(-12.0, 34.0, HALFWAY_M), 5)
     assert [end.tolist() for end in everywhere.inside] == [[0], [32**5]]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from expected_errors import raises
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ def shapes(draw):
 
 
 @given(shapes(), st.booleans(), st.sampled_from([33, 200, cover.CELLS_MAX]))
-def test_cover_agrees_with_testing_every_cell(region, interior, cells_max):
+def test_cover_from_region_random_region_equals_test_of_every_cell(region, interior, cells_max):
     made = cover.from_region(region, 2, interior=interior, cells_max=cells_max)
     places, boxes = made.relations(ALL_CELLS), geohash.bounds(ALL_CELLS, 2)
     meets = region.intersects(boxes)
@@ -41,7 +41,7 @@ def test_cover_agrees_with_testing_every_cell(region, interior, cells_max):
 
 
 @given(shapes())
-def test_small_bounds_leave_cells_untested_and_large_ones_none(region):
+def test_cover_from_region_cells_max_bounds_cells(region):
     few = cover.from_region(region, 6, cells_max=64)
     count = sum(len(part[0]) for part in (few.inside, few.border, few.untested))
     assert count <= 64
@@ -49,7 +49,7 @@ def test_small_bounds_leave_cells_untested_and_large_ones_none(region):
 
 
 @given(shapes(), st.integers(0, 2**32 - 1))
-def test_points_of_a_region_lie_in_its_cover(region, seed):
+def test_cover_from_region_points_of_region_lie_in_cover(region, seed):
     random = np.random.default_rng(seed)
     latitude, longitude = random.uniform(-90, 90, 500), random.uniform(-180, 180, 500)
     cells = geohash.encode(latitude, longitude, 5)
@@ -59,7 +59,7 @@ def test_points_of_a_region_lie_in_its_cover(region, seed):
     assert inside[places == CellRelation.INSIDE].all()
 
 
-def test_cover_of_a_box_made_of_whole_cells():
+def test_cover_from_region_box_of_whole_cells_is_inside():
     west, south, east, north = (
         float(v[0]) for v in geohash.bounds([geohash.cell_from_text("9x")], 2)
     )
@@ -73,7 +73,7 @@ def test_cover_of_a_box_made_of_whole_cells():
     }
 
 
-def test_cover_of_prefixes():
+def test_cover_from_prefixes_longer_prefixes_are_border():
     made = cover.from_prefixes(("9x", "9xj", "c2b25", "9y1234", "9x1234"), 5)
     names = ["9xjqb", "9x123", "c2b25", "c2b24", "9y123", "9y124"]
     places = made.relations(geohash.from_text(names)).tolist()
@@ -81,6 +81,6 @@ def test_cover_of_prefixes():
     assert places == [inside, inside, inside, outside, border, outside]
 
 
-def test_prefix_that_is_no_geohash():
-    with pytest.raises(InputError, match="without the letters a, i, l and o"):
+def test_cover_from_prefixes_invalid_geohash_raises():
+    with raises(InputError, expected="geohash"):
         cover.from_prefixes(("9a",), 5)

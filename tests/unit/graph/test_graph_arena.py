@@ -12,7 +12,7 @@ from galileo.query import parse
 @given(
     st.lists(st.sampled_from(["u8", "i8", "i4", "f8", "i1", "?"]), max_size=6), st.integers(0, 300)
 )
-def test_arrays_of_an_arena_do_not_overlap(kinds, length):
+def test_allocate_random_kinds_do_not_overlap(kinds, length):
     arrays = arena.allocate([np.dtype(kind) for kind in kinds], length)
     assert [(a.dtype.str.lstrip("<|"), len(a)) for a in arrays] == [
         (np.dtype(kind).str.lstrip("<|"), length) for kind in kinds
@@ -24,7 +24,7 @@ def test_arrays_of_an_arena_do_not_overlap(kinds, length):
 
 
 @given(st.integers(1, 50), st.integers(0, 2**32 - 1), st.sampled_from([np.intp, np.int32]))
-def test_gathered_rows_are_those_of_take(length, seed, kind):
+def test_gather_random_rows_equals_take(length, seed, kind):
     random = np.random.default_rng(seed)
     rows = random.integers(0, length, random.integers(0, 80)).astype(kind)
     arrays = [random.random(length), np.broadcast_to(np.True_, length), np.arange(length)]
@@ -33,7 +33,7 @@ def test_gathered_rows_are_those_of_take(length, seed, kind):
         assert found.tolist() == array[rows].tolist()
 
 
-def test_large_answers_are_those_of_small_ones(world, query_texts):
+def test_scan_large_result_equals_small_result(world, query_texts):
     graphs = [
         MetadataGraph(world.schema, memtable_paths_max=200, heap_bytes=heap_bytes)
         for heap_bytes in (arena.HEAP_BYTES, -1)

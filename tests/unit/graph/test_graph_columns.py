@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ def _paths(world, batch, *, commit=0, texts=None):
 
 
 @given(seed=SEEDS, size=st.integers(0, 40))
-def test_arrow_and_back(world, seed, size):
+def test_to_labels_random_batch_round_trips(world, seed, size):
     batch, texts = world.batch(seed, size), StringDictionary()
     commits = Commits(np.array([7], dtype=np.int32), np.array([12], dtype=np.int64))
     paths = _paths(world, batch, texts=texts)
@@ -38,7 +38,7 @@ def test_arrow_and_back(world, seed, size):
 
 
 @given(seed=SEEDS, sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5))
-def test_codes_of_one_graph_keep_their_meaning(world, seed, sizes):
+def test_string_dictionary_many_batches_keep_codes(world, seed, sizes):
     texts = StringDictionary()
     batches = [world.batch(seed + number, size) for number, size in enumerate(sizes)]
     parts = [_paths(world, batch, texts=texts) for batch in batches]
@@ -47,7 +47,7 @@ def test_codes_of_one_graph_keep_their_meaning(world, seed, sizes):
     assert bound.features["station"].to_arrow().to_pylist() == expected
 
 
-def test_few_rows_are_bound_to_a_small_dictionary(world):
+def test_string_dictionary_bind_few_rows_gives_small_dictionary(world):
     texts = StringDictionary()
     many = pa.array([f"s{number}" for number in range(1000)])
     batch = world.batch(1, 1000)
@@ -60,13 +60,13 @@ def test_few_rows_are_bound_to_a_small_dictionary(world):
     assert texts.code("nowhere") == len(texts) == 1000
 
 
-def test_arrays_and_back(world):
+def test_paths_from_arrays_round_trip_shares_arrays(world):
     paths = _paths(world, world.batch(3, 20))
     again = Paths.from_arrays(world.schema, paths.arrays())
     assert all(a is b for a, b in zip(paths.arrays(), again.arrays(), strict=True))
 
 
-def test_other_columns_are_refused(world):
+def test_columns_from_batch_missing_column_raises(world):
     batch = world.batch(1, 3)
-    with pytest.raises(InternalError, match="expected paths with columns"):
+    with raises(InternalError, expected="path_columns", dataset="obs"):
         columns_from_batch(world.schema, batch.drop_columns(["station"]))

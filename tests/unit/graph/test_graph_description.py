@@ -85,7 +85,7 @@ def check(graph: MetadataGraph, frame: pd.DataFrame, partitions: frozenset[int])
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_descriptions_are_those_of_a_dumb_model(seed: int) -> None:
+def test_describe_random_history_equals_pandas(seed: int) -> None:
     random = np.random.default_rng(seed)
     graph = MetadataGraph(SCHEMA, memtable_paths_max=40, block_paths=16)
     parts: list[pd.DataFrame] = []
@@ -108,11 +108,11 @@ def test_descriptions_are_those_of_a_dumb_model(seed: int) -> None:
         check(graph, whole[lives & whole["partition"].isin(wanted)], wanted)
 
 
-def test_a_graph_without_paths() -> None:
+def test_describe_empty_graph_equals_pandas() -> None:
     check(MetadataGraph(SCHEMA), paths(np.random.default_rng(0), 0), frozenset([0]))
 
 
-def test_sealed_runs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_sealed_run_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     real = Descriptions._of
 
@@ -133,7 +133,7 @@ def test_sealed_runs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) ->
     assert looked == [10]
 
 
-def test_a_text_feature_of_very_many_values() -> None:
+def test_describe_many_texts_has_no_counts() -> None:
     graph = MetadataGraph(SCHEMA)
     frame = paths(np.random.default_rng(2), VALUES_MAX + 100)
     frame["station"] = [None if n < 50 else f"s{n}" for n in range(len(frame))]

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "dev" / "graph.md"
 SCHEMA = Schema("nam", [Feature(name) for name in ("temperature", "humidity", "wind", "snow")])
 
 
-def test_the_examples_run(capsys):
+def test_graph_page_examples_run(capsys):
     graph, columns = MetadataGraph(SCHEMA), [pa.array([7], pa.uint64())]
     columns += [times_from_micros([0]), *(pa.array([95.0]) for _ in SCHEMA.indexed)]
     columns += [pa.array([0], pa.int32()), pa.array([1], pa.int32())]
@@ -33,7 +33,7 @@ def test_the_examples_run(capsys):
     assert '"humidity"' in capsys.readouterr().out
 
 
-def test_page_numbers_equal_those_of_the_code():
+def test_graph_page_numbers_equal_code():
     text = PAGE.read_text(encoding="utf-8")
     sizes = (DEFAULTS.chunk_paths, DEFAULTS.sample_paths)
     for number in (MEMTABLE_PATHS_MAX, BLOCK_PATHS, *sizes, ENTRIES_MAX):

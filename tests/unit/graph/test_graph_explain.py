@@ -22,7 +22,7 @@ def _graph(world, commits, *, size=50):
 
 @given(commits=st.integers(0, 9), text=st.integers(0, 20), after=st.integers(0, 9))
 @examples(80)
-def test_an_explanation_is_of_the_same_scan(world, query_texts, commits, text, after):
+def test_explain_random_history_equals_scan(world, query_texts, commits, text, after):
     graph, query = _graph(world, commits), parse(query_texts[text], world.schema)
     cursor = Cursor({0: after})
     explanation = graph.explain(query, after=cursor)
@@ -43,7 +43,7 @@ def _last_of_each(commits):
     return [min(first + 1, commits) for first in range(1, commits + 1, 2)]
 
 
-def test_what_bounds_rule_out_is_not_examined(world):
+def test_explain_pruned_runs_are_not_examined(world):
     graph = _graph(world, 8)
     explanation = graph.explain(parse("temperature > 400", world.schema))
     assert (explanation.runs, explanation.runs_pruned, explanation.zones) == (4, 0, 40)
@@ -52,7 +52,7 @@ def test_what_bounds_rule_out_is_not_examined(world):
     assert (explanation.runs_pruned, explanation.zones, explanation.found) == (3, 10, 100)
 
 
-def test_cells_are_found_by_search_and_tested_among_what_is_left(world):
+def test_explain_cells_are_searched_before_other_tests(world):
     graph = _graph(world, 8)
     explanation = graph.explain(parse("geohash LIKE '9xj%' AND gusts = 3", world.schema))
     assert 0 < explanation.cells_tested <= explanation.paths_examined < explanation.paths
@@ -60,6 +60,6 @@ def test_cells_are_found_by_search_and_tested_among_what_is_left(world):
 
 
 @pytest.mark.parametrize(("after", "named"), [(EMPTY_CURSOR, False), (Cursor({0: 3}), True)])
-def test_the_commits_are_a_step_where_they_divide_a_run(world, after, named):
+def test_explain_cursor_within_run_has_commit_step(world, after, named):
     explanation = _graph(world, 8).explain(parse("gusts >= 0", world.schema), after=after)
     assert (COMMITS in {step.condition for step in explanation.steps}) == named

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def _through_the_wire(world, delta):
     delivered=st.lists(st.integers(0, 2), min_size=10, max_size=10),
 )
 @examples(150)
-def test_no_partition_is_spared_that_holds_a_match(
+def test_candidates_random_deltas_prune_no_match(
     world, dumb_store, query_texts, seed, sizes, limit, text, days, delivered
 ):
     """Whatever of the deltas arrives: what is pruned up to a sequence has no match up to it."""
@@ -69,7 +70,7 @@ def test_no_partition_is_spared_that_holds_a_match(
             assert stamp == graph.version(pruned).sequence
 
 
-def test_distant_and_foreign_data_is_spared(world):
+def test_candidates_distant_query_prunes_partitions(world):
     graph = FeatureGraph(world.schema)
     for partition in range(4):
         synopsis = Synopsis(world.schema, partition=partition, epoch=1)
@@ -87,7 +88,7 @@ def test_distant_and_foreign_data_is_spared(world):
         assert found.maybe == {4}
 
 
-def test_only_what_changed_is_sent(world):
+def test_synopsis_changes_since_sends_changed_entries_only(world):
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     batch = world.batch(5, 200)
     sent, last = [], None
@@ -116,7 +117,7 @@ def test_only_what_changed_is_sent(world):
     delivered=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 @examples(300)
-def test_the_number_of_matches_lies_within_the_estimate(
+def test_estimate_random_deltas_bound_number_of_matches(
     world, dumb_store, query_texts, seed, sizes, limit, text, days, delivered
 ):
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
@@ -138,7 +139,7 @@ def test_the_number_of_matches_lies_within_the_estimate(
             assert found.high * 8 <= matching * 9
 
 
-def test_what_the_bounds_decide_is_counted_from_below(world, dumb_store):
+def test_estimate_decided_by_bounds_has_lower_bound(world, dumb_store):
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     for sequence in range(1, 9):
@@ -156,7 +157,7 @@ def test_what_the_bounds_decide_is_counted_from_below(world, dumb_store):
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1))
-def test_brackets_are_narrow_and_in_order(counts):
+def test_log_buckets_random_counts_are_narrow_and_ordered(counts):
     counts = np.array(sorted(counts), dtype=np.int64)
     ends = log_bucket_ends(counts)
     assert (np.diff(log_buckets(counts)) >= 0).all()
@@ -173,7 +174,9 @@ def test_brackets_are_narrow_and_in_order(counts):
     days=st.sampled_from([1, 90]),
     luck=st.randoms(use_true_random=False),
 )
-def test_deltas_may_be_lost_repeated_and_late(world, seed, sizes, limit, days, luck: random.Random):
+def test_feature_graph_lost_repeated_or_late_delta_keeps_acknowledged_state(
+    world, seed, sizes, limit, days, luck: random.Random
+):
     """The receiver's state is at all times the owner's at the version that it acknowledges."""
     synopsis = Synopsis(world.schema, partition=3, epoch=1, entries_max=limit)
     graph, sent, history = FeatureGraph(world.schema), [], {0: None}
@@ -192,7 +195,7 @@ def test_deltas_may_be_lost_repeated_and_late(world, seed, sizes, limit, days, l
     assert _same(graph._states[3].entries, synopsis.changes_since(None).state.entries)
 
 
-def test_a_delta_after_a_gap_is_not_taken(world):
+def test_feature_graph_delta_after_gap_is_ignored(world):
     synopsis, graph = Synopsis(world.schema, partition=0, epoch=1), FeatureGraph(world.schema)
     synopsis.add(world.batch(1, 10), 1)
     synopsis.add(world.batch(2, 10), 2)
@@ -201,7 +204,7 @@ def test_a_delta_after_a_gap_is_not_taken(world):
     assert graph.candidates(parse("gusts = 77", world.schema), [0]).maybe == {0}
 
 
-def test_a_restarted_owner_sends_everything(world):
+def test_feature_graph_restarted_owner_replaces_state(world):
     graph = FeatureGraph(world.schema)
     batches = [world.batch(seed, 30, hours=24 * 60) for seed in range(4)]
     first = Synopsis(world.schema, partition=0, epoch=1)
@@ -223,7 +226,7 @@ def test_a_restarted_owner_sends_everything(world):
 
 
 @given(seed=SEEDS, limit=st.integers(32, 60))
-def test_a_synopsis_stays_within_its_limit(world, seed, limit):
+def test_synopsis_many_entries_stays_within_limit(world, seed, limit):
     synopsis = Synopsis(world.schema, partition=0, epoch=1, entries_max=limit)
     rng = np.random.default_rng(seed)
     for sequence in range(1, 6):
@@ -235,7 +238,7 @@ def test_a_synopsis_stays_within_its_limit(world, seed, limit):
 
 @pytest.mark.parametrize("precision", [1, 2, 3, 9])
 @pytest.mark.parametrize("bucket", ["1m", "3d"])
-def test_grids_nest_and_end(precision, bucket):
+def test_grids_any_schema_nest_and_end(precision, bucket):
     schema = Schema("g", [Feature("a")], geohash_precision=precision, time_bucket=bucket)
     steps = grids(schema)
     assert steps[0] == Grid(min(precision, 3), max(86_400_000_000, schema.time_bucket_us))
@@ -247,7 +250,7 @@ def test_grids_nest_and_end(precision, bucket):
 
 
 @given(seed=SEEDS, step=st.integers(1, 4))
-def test_coarsening_is_grouping_coarsely(world, seed, step):
+def test_entries_coarsen_random_batch_equals_coarse_grouping(world, seed, step):
     columns = columns_from_batch(world.schema, world.batch(seed, 80, hours=24 * 90))
     steps = grids(world.schema)
     fine = Entries.of(world.schema, columns, grid=steps[step - 1], sequence=1)
@@ -256,7 +259,7 @@ def test_coarsening_is_grouping_coarsely(world, seed, step):
     assert _same(coarse, again)
 
 
-def test_what_is_no_delta_of_the_dataset_is_refused(world):
+def test_feature_graph_delta_of_other_dataset_raises(world):
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     synopsis.add(world.batch(1, 3), 1)
     raw = synopsis.changes_since(None).to_bytes(world.schema)
@@ -268,14 +271,14 @@ def test_what_is_no_delta_of_the_dataset_is_refused(world):
         (world.schema, b"?"),
         (world.schema, raw[:99]),
     ):
-        with pytest.raises(InputError, match="expected a synopsis of dataset"):
+        with raises(InputError, dataset="obs"):
             SynopsisDelta.from_bytes(schema, data)
-    with pytest.raises(InputError, match="got one of 'obs'"):
+    with raises(InputError, expected="same_dataset", dataset="obs"):
         FeatureGraph(other).apply(synopsis.changes_since(None))
 
 
-def test_commits_come_in_order(world):
+def test_synopsis_add_earlier_commit_raises(world):
     synopsis = Synopsis(world.schema, partition=0, epoch=1)
     synopsis.add(world.batch(1, 3), 4)
-    with pytest.raises(InternalError, match="expected a commit after 4"):
+    with raises(InternalError, expected="later_commit", sequence=4):
         synopsis.add(world.batch(1, 3), 4)

@@ -45,7 +45,7 @@ def _run(world, batches, *, texts, sealed):
     held=st.none() | st.lists(st.booleans(), min_size=4, max_size=4),
 )
 @examples(200)
-def test_what_is_sifted_is_what_the_query_matches(
+def test_filter_pipeline_random_paths_equals_query(
     world, query_texts, seed, sizes, sealed, text, more, held
 ):
     texts = StringDictionary()
@@ -64,7 +64,7 @@ def test_what_is_sifted_is_what_the_query_matches(
     assert all(count_rows(portion) > 0 for portion in portions)
 
 
-def test_the_condition_that_rules_out_most_comes_first(world):
+def test_filter_pipeline_most_selective_filter_comes_first(world):
     texts = StringDictionary()
     run = _run(world, [world.batch(seed, 60) for seed in range(1, 9)], texts=texts, sealed=False)
     query = parse(
@@ -82,7 +82,7 @@ def test_the_condition_that_rules_out_most_comes_first(world):
     assert tally.passed[first] >= sum(map(count_rows, found))
 
 
-def test_each_text_is_judged_once_for_many_paths(world, monkeypatch):
+def test_filter_pipeline_many_paths_tests_each_text_once(world, monkeypatch):
     texts, judged = StringDictionary(), []
     run = _run(world, [world.batch(seed, 80) for seed in range(1, 9)], texts=texts, sealed=False)
     query = parse("station LIKE 'b%'", world.schema)
@@ -96,7 +96,7 @@ def test_each_text_is_judged_once_for_many_paths(world, monkeypatch):
     assert found.tolist() == [n for n, text in enumerate(column) if (text or "").startswith("b")]
 
 
-def test_few_paths_beside_many_texts_are_judged_themselves(world):
+def test_filter_pipeline_few_paths_tests_them_directly(world):
     texts = StringDictionary()
     batch = world.batch(1, 500)
     names = pa.array([f"s{number}" for number in range(500)])
@@ -110,7 +110,7 @@ def test_few_paths_beside_many_texts_are_judged_themselves(world):
 
 
 @given(pieces=PIECES, least=st.integers(1, 12))
-def test_joined_pieces_are_the_same_rows(pieces, least):
+def test_concat_small_random_pieces_keeps_rows(pieces, least):
     rows, expected, at = [], [], 0
     for gap, length, sliced in pieces:
         start, at = at + gap, at + gap + length
@@ -129,7 +129,7 @@ def test_joined_pieces_are_the_same_rows(pieces, least):
     most=st.integers(1, 60),
 )
 @examples(200)
-def test_pieces_are_bounded_and_hold_what_matches(
+def test_run_scan_pieces_are_bounded_and_equal_query(
     world, query_texts, seed, sizes, sealed, text, most
 ):
     texts = StringDictionary()

@@ -22,7 +22,7 @@ SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
     after=st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 20))),
 )
 @examples(80)
-def test_many_commits_at_once_are_the_same_commits(
+def test_insert_many_random_groups_equals_single_inserts(
     world: Any,
     rows_of: Any,
     query_texts: Any,
@@ -52,7 +52,7 @@ def test_many_commits_at_once_are_the_same_commits(
     assert rows_of(many.scan(query, after=after)) == rows_of(single.scan(query, after=after))
 
 
-def test_runs_stay_few_where_no_one_maintains(world: Any) -> None:
+def test_insert_many_without_maintain_keeps_runs_few(world: Any) -> None:
     graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for number in range(2 * RUNS_MAX):
         graph.insert_many(

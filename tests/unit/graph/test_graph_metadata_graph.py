@@ -58,7 +58,7 @@ def _play(world, store, *, history, memtable_paths_max):
     partitions=PARTITIONS,
 )
 @examples(150)
-def test_a_scan_is_the_dumb_scan(
+def test_scan_random_history_equals_list_of_rows(
     world,
     dumb_store,
     rows_of,
@@ -88,7 +88,7 @@ def test_a_scan_is_the_dumb_scan(
     partitions=PARTITIONS,
 )
 @examples(100)
-def test_one_pass_serves_many_queries(
+def test_scan_many_random_queries_equals_single_scans(
     world, dumb_store, rows_of, query_texts, history, memtable_paths_max, asked, until, partitions
 ):
     store = dumb_store(world.schema)
@@ -102,7 +102,7 @@ def test_one_pass_serves_many_queries(
 
 
 @pytest.mark.parametrize("text", range(21))
-def test_queries_of_this_world_divide_it(world, query_texts, text):
+def test_scan_query_of_world_matches_some_paths(world, query_texts, text):
     """The comparisons above prove little for a query that matches all or nothing."""
     graph = MetadataGraph(world.schema, memtable_paths_max=500)
     for seed in range(1, 20):
@@ -127,7 +127,7 @@ NULL_QUERIES = [
 
 
 @pytest.mark.parametrize(("text", "wanted"), NULL_QUERIES, ids=[text for text, _ in NULL_QUERIES])
-def test_nulls_follow_sql_at_every_level(world, dumb_store, rows_of, text, wanted):
+def test_scan_nulls_match_as_in_sql(world, dumb_store, rows_of, text, wanted):
     store = dumb_store(world.schema)
     history = [(0, n + 1, 60, n) if n % 5 else None for n in range(30)]
     graph = _play(world, store, history=history, memtable_paths_max=150)
@@ -139,7 +139,7 @@ def test_nulls_follow_sql_at_every_level(world, dumb_store, rows_of, text, wante
     ]
 
 
-def test_what_merging_leaves_is_few_runs_with_all_paths(world):
+def test_maintain_many_runs_leaves_few_with_all_paths(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 41):
         graph.insert(world.batch(sequence, 50), partition=0, sequence=sequence)
@@ -150,14 +150,14 @@ def test_what_merging_leaves_is_few_runs_with_all_paths(world):
     assert graph.count() == 2000
 
 
-def test_inserts_merge_where_no_one_maintains(world):
+def test_insert_without_maintain_keeps_runs_few(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for sequence in range(1, 3 * RUNS_MAX):
         graph.insert(world.batch(sequence, 2), partition=0, sequence=sequence)
     assert graph.runs <= RUNS_MAX
 
 
-def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
+def test_scan_after_cursor_skips_old_runs(world, monkeypatch):
     graph = MetadataGraph(world.schema, memtable_paths_max=100)
     for sequence in range(1, 31):
         graph.insert(world.batch(sequence, 100), partition=sequence % 2, sequence=sequence)
@@ -177,7 +177,7 @@ def test_old_runs_are_not_looked_at_for_a_delta(world, monkeypatch):
 
 
 @pytest.mark.slow
-def test_readers_see_whole_commits_while_a_writer_works(world):
+def test_scan_during_inserts_sees_whole_commits(world):
     """Every answer is a prefix of the commits, and each commit is in it whole or not at all."""
     graph = MetadataGraph(world.schema, memtable_paths_max=256)
     batches = [world.batch(seed, 40) for seed in range(8)]
@@ -216,7 +216,7 @@ def test_readers_see_whole_commits_while_a_writer_works(world):
 
 
 @pytest.mark.slow
-def test_maintaining_and_inserting_at_once_loses_nothing(world):
+def test_maintain_during_inserts_loses_nothing(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=64)
     batch, done = world.batch(1, 32), threading.Event()
 
@@ -245,7 +245,7 @@ def test_maintaining_and_inserting_at_once_loses_nothing(world):
     assert len(set(identities)) == table.num_rows
 
 
-def test_a_path_takes_at_most_64_bytes():
+def test_metadata_graph_path_takes_at_most_64_bytes():
     features = [Feature(name) for name in ("temperature", "humidity", "pressure", "wind")]
     schema = Schema("nam", features, geohash_precision=5, time_bucket="1h")
     graph, size, rng = MetadataGraph(schema), 1000, np.random.default_rng(1)
@@ -266,7 +266,7 @@ def test_a_path_takes_at_most_64_bytes():
     assert 60 <= per_path <= 64
 
 
-def test_an_empty_graph_answers(world, rows_of):
+def test_scan_empty_graph_is_empty(world, rows_of):
     graph = MetadataGraph(world.schema)
     graph.insert(world.batch(1, 0), partition=0, sequence=1)
     query = parse("gusts > 1", world.schema)
@@ -277,7 +277,7 @@ def test_an_empty_graph_answers(world, rows_of):
     assert not graph.maintain()
 
 
-def test_a_result_is_a_label_set(world):
+def test_scan_result_is_valid_label_set(world):
     graph = MetadataGraph(world.schema, memtable_paths_max=30)
     for sequence in (1, 2, 3):
         graph.insert(world.batch(sequence, 20), partition=4, sequence=sequence)
@@ -293,7 +293,7 @@ def test_a_result_is_a_label_set(world):
     labels_max=st.integers(1, 50),
 )
 @examples(100)
-def test_a_scan_in_pieces_is_the_scan(
+def test_scan_pieces_random_history_equals_scan(
     world, query_texts, rows_of, seed, sizes, text, done, labels_max
 ):
     graph = MetadataGraph(world.schema, memtable_paths_max=40, block_paths=8)
@@ -311,7 +311,7 @@ def test_a_scan_in_pieces_is_the_scan(
     assert rows_of(table) == rows_of(graph.scan(query, after=after))
 
 
-def test_a_scan_in_pieces_is_of_the_moment_when_it_was_asked_for(world):
+def test_scan_pieces_during_changes_is_snapshot(world):
     """Whatever is inserted, merged or dropped between two pieces."""
     graph = MetadataGraph(world.schema, memtable_paths_max=50, block_paths=8)
     for sequence in range(1, 9):

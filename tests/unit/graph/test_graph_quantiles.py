@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def truth(values: list[float], share: float) -> float:
     share=SHARES,
 )
 @examples(150)
-def test_the_bounds_are_the_tightest_that_hold(
+def test_quantiles_random_groups_bounds_are_tightest(
     spans: list[tuple[int, int, int, int]], share: float
 ) -> None:
     """Against every way in which the groups could be filled with values at their two ends."""
@@ -66,7 +67,7 @@ def test_the_bounds_are_the_tightest_that_hold(
     share=SHARES,
 )
 @examples(150)
-def test_the_quantile_of_the_matching_paths_lies_within_the_bounds(
+def test_quantiles_random_history_bound_exact_quantile(
     world, dumb_store, query_texts, seed, sizes, limit, text, feature, share
 ):
     store, graph = dumb_store(world.schema), FeatureGraph(world.schema)
@@ -84,7 +85,7 @@ def test_the_quantile_of_the_matching_paths_lies_within_the_bounds(
         assert found[0].low <= truth(values, share) <= found[0].high
 
 
-def test_where_nothing_can_match_there_is_no_quantile(world) -> None:
+def test_quantiles_no_match_is_empty(world) -> None:
     graph = FeatureGraph(world.schema)
     everything = parse("", world.schema)
     assert graph.quantiles(everything, "gusts", [0.5]) == ()
@@ -108,7 +109,7 @@ def test_where_nothing_can_match_there_is_no_quantile(world) -> None:
         ("temperature > 290 AND temperature < 280", np.inf, -np.inf),
     ],
 )
-def test_quantiles_lie_between_the_bounds_of_the_condition_itself(
+def test_quantiles_condition_on_feature_bounds_values(
     world, text: str, least: float, most: float
 ) -> None:
     graph, synopsis = FeatureGraph(world.schema), Synopsis(world.schema, partition=0, epoch=1)
@@ -121,13 +122,13 @@ def test_quantiles_lie_between_the_bounds_of_the_condition_itself(
 
 
 @pytest.mark.parametrize("feature", ["station", "note", "tempo"])
-def test_only_numbers_have_quantiles(world, feature) -> None:
-    with pytest.raises(InputError, match="expected an indexed feature of"):
+def test_quantiles_other_feature_raises(world, feature) -> None:
+    with raises(InputError, expected="numeric_feature", feature=feature):
         FeatureGraph(world.schema).quantiles(parse("", world.schema), feature, [0.5])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_guess_between_two_infinities_is_a_number(share: float) -> None:
+def test_quantiles_between_infinities_is_finite(share: float) -> None:
     lo, hi, count = np.array([-np.inf]), np.array([np.inf]), np.array([3])
     [found] = quantiles(Bounded(lo, hi, count, count), [share])
     assert (found.low, found.value, found.high) == (-np.inf, 0.0, np.inf)

@@ -38,7 +38,7 @@ def histories(draw):
     after=st.just(EMPTY_CURSOR) | CURSORS,
 )
 @examples(100)
-def test_what_was_dropped_is_shown_by_nothing(
+def test_drop_before_random_history_hides_dropped_commits(
     world, dumb_store, rows_of, query_texts, history, memtable_paths_max, text, after
 ):
     store = dumb_store(world.schema)
@@ -81,7 +81,7 @@ def comings_and_goings(draw):
 
 @examples(50)
 @given(history=comings_and_goings(), memtable_paths_max=st.integers(1, 120))
-def test_a_partition_that_went_may_come_again_from_its_first_commit(
+def test_remove_partition_random_history_accepts_it_again(
     world, dumb_store, rows_of, history, memtable_paths_max
 ):
     """With other commits of the same sequences; what was dropped of it before counts no more."""
@@ -120,7 +120,7 @@ def _filled(world, *, commits):
     return graph
 
 
-def test_merging_gives_the_memory_back(world):
+def test_maintain_after_drop_frees_memory(world):
     graph = _filled(world, commits=40)
     before = graph.memory_bytes()
     graph.drop_before(0, 31)
@@ -131,7 +131,7 @@ def test_merging_gives_the_memory_back(world):
     assert not graph.maintain()
 
 
-def test_little_waste_is_left_until_the_next_merge(world):
+def test_maintain_little_waste_keeps_run(world):
     graph = _filled(world, commits=40)
     graph.drop_before(0, 3)
     before = graph.memory_bytes()
@@ -140,7 +140,7 @@ def test_little_waste_is_left_until_the_next_merge(world):
     assert graph.count() == 3800
 
 
-def test_everything_can_be_dropped_and_what_comes_late_too(world):
+def test_drop_before_all_commits_drops_late_inserts(world):
     graph = _filled(world, commits=40)
     graph.drop_before(0, 41)
     graph.drop_before(0, 7)

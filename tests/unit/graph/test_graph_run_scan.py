@@ -60,7 +60,7 @@ def _holds(window, partition, sequence):
 
 @given(places=PLACES, window=WINDOWS, sealed=st.booleans())
 @examples(400)
-def test_coverage_is_what_the_commits_say(world, places, window, sealed):
+def test_window_coverage_random_commits_equals_test_of_each(world, places, window, sealed):
     run = _run(world, sorted(places), texts=StringDictionary(), sealed=sealed)
     held = [_holds(window, *place) for place in sorted(places)]
     assert window.holds(run.commits).tolist() == held
@@ -78,7 +78,7 @@ def test_coverage_is_what_the_commits_say(world, places, window, sealed):
     after=st.integers(0, 9),
     more=st.integers(0, 1000),
 )
-def test_a_run_before_or_after_the_window_is_ruled_out(world, sequences, after, more):
+def test_window_coverage_run_outside_is_none(world, sequences, after, more):
     run = _run(world, [(0, s) for s in sorted(sequences)], texts=StringDictionary(), sealed=True)
     beyond = Window(Cursor({0: max(sequences) + more}))
     before = Window(until=Cursor({0: min(sequences) - 1}))
@@ -88,7 +88,9 @@ def test_a_run_before_or_after_the_window_is_ruled_out(world, sequences, after, 
 
 
 @given(places=PLACES, window=WINDOWS, sealed=st.booleans(), text=st.integers(0, 20))
-def test_a_delta_holds_the_paths_of_its_commits(world, query_texts, places, window, sealed, text):
+def test_delta_random_window_holds_paths_of_its_commits(
+    world, query_texts, places, window, sealed, text
+):
     texts = StringDictionary()
     run = _run(world, sorted(places), texts=texts, sealed=sealed)
     held = window.holds(run.commits)
@@ -116,7 +118,7 @@ def _stretches(pieces):
 
 
 @given(STRETCHES, STRETCHES)
-def test_the_intersection_of_stretches_is_that_of_their_rows(one, other):
+def test_stretches_intersection_random_equals_sets(one, other):
     (mine, my_rows), (theirs, their_rows) = _stretches(one), _stretches(other)
     both = mine.intersection(theirs)
     rows = [row for a, b in zip(both.start, both.stop, strict=True) for row in range(a, b)]
@@ -124,7 +126,7 @@ def test_the_intersection_of_stretches_is_that_of_their_rows(one, other):
 
 
 @given(STRETCHES)
-def test_rows_are_those_of_the_stretches_or_a_close_hull(pieces):
+def test_stretches_rows_random_is_close_hull(pieces):
     stretches, expected = _stretches(pieces)
     found = np.arange(1000)[stretches.rows()]
     assert expected <= set(found.tolist())
@@ -132,7 +134,7 @@ def test_rows_are_those_of_the_stretches_or_a_close_hull(pieces):
 
 
 @pytest.mark.parametrize("text", ["geohash LIKE '9xj%'", "temperature > 400", "gusts = 3"])
-def test_only_candidates_are_evaluated(world, text, monkeypatch):
+def test_run_scan_selective_query_evaluates_candidates_only(world, text, monkeypatch):
     batch, texts = world.batch(3, 2000), StringDictionary()
     paths = paths_from_batch(columns_from_batch(world.schema, batch), batch, commit=0, texts=texts)
     commits = Commits(np.array([0], dtype=np.int32), np.array([1], dtype=np.int64))
@@ -161,7 +163,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_check_raises_between_portions_work_is_cancelled(world: Any, name: str) -> None:
+def test_graph_work_check_raises_stops_work(world: Any, name: str) -> None:
     """The check is called for each run at least, and what it raises ends the work there."""
     graph, everything = MetadataGraph(world.schema, memtable_paths_max=50), parse("", world.schema)
     for number in range(6):

@@ -50,7 +50,7 @@ def _identities(run):
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 999))
-def test_a_sealed_run_is_the_head_in_order(world, sizes, seed):
+def test_seal_random_head_is_sorted(world, sizes, seed):
     view = _head(world, sizes, seed=seed).view()
     run = seal(view.paths, view.commits)
     keys = list(
@@ -63,7 +63,7 @@ def test_a_sealed_run_is_the_head_in_order(world, sizes, seed):
 @given(
     groups=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=4), min_size=1, max_size=4)
 )
-def test_a_merged_run_holds_its_members(world, groups):
+def test_compact_random_runs_holds_all_paths(world, groups):
     texts = StringDictionary()
     views = [_head(world, g, seed=10 * n, texts=texts).view() for n, g in enumerate(groups)]
     runs = [seal(view.paths, view.commits) for view in views]
@@ -72,7 +72,7 @@ def test_a_merged_run_holds_its_members(world, groups):
     assert (np.diff(merged.paths.columns.cell.astype(np.int64)) >= 0).all()
 
 
-def test_a_view_of_the_head_stays_as_it_was(world):
+def test_memtable_view_later_inserts_do_not_change_it(world):
     head = _head(world, [40, 10])
     view = head.view()
     before = [array.copy() for array in view.paths.arrays()]
@@ -90,7 +90,7 @@ def test_a_view_of_the_head_stays_as_it_was(world):
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), max_size=30))
-def test_spans_hold_the_ends_of_each_partition(pairs):
+def test_sequence_bounds_random_commits_hold_ends(pairs):
     commits = Commits(
         np.array([p for p, _ in pairs], dtype=np.int32),
         np.array([s for _, s in pairs], dtype=np.int64),
@@ -115,7 +115,7 @@ def test_spans_hold_the_ends_of_each_partition(pairs):
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 99), chosen=st.sets(st.integers(0, 39)))
-def test_blocks_know_their_commits(world, seed, chosen):
+def test_zone_map_may_hold_random_commits_misses_none(world, seed, chosen):
     view = _head(world, [250] * 40, seed=seed).view()
     run = seal(view.paths, view.commits)
     mask = np.isin(np.arange(40), sorted(chosen))
@@ -126,7 +126,7 @@ def test_blocks_know_their_commits(world, seed, chosen):
 
 
 @given(st.lists(st.integers(1, 4_000_000), max_size=300))
-def test_runs_stay_few_and_merges_cheap(arriving):
+def test_compaction_start_random_sizes_keeps_runs_few_and_cheap(arriving):
     sizes: list[int] = []
     rewritten = 0
     for size in arriving:
@@ -143,7 +143,7 @@ def test_runs_stay_few_and_merges_cheap(arriving):
     assert rewritten <= total * (1 + math.log(max(total, 1), 4 / 3))
 
 
-def test_equal_runs_merge_by_fours():
+def test_compaction_start_equal_runs_merge_by_four():
     sizes: list[int] = []
     for _ in range(64):
         sizes.append(10)
@@ -156,7 +156,7 @@ def test_equal_runs_merge_by_fours():
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_integers_that_are_all_there_take_no_more_than_floats(missing):
+def test_memtable_whole_integers_take_bytes_of_floats(missing):
     names = ("a", "b", "c", "d")
     schema = Schema("whole", [Feature(name, type="int") for name in names], geohash_precision=5)
     rng, texts = np.random.default_rng(1), StringDictionary()

@@ -47,7 +47,7 @@ def question(graph, texts, asks, *, cursors, until, pairs_max=None, few_paths=3_
     dropped=st.integers(0, 3),
     few_paths=st.sampled_from([1, 3_000]),
 )
-def test_a_pass_is_as_many_scans(
+def test_match_random_queries_equals_single_scans(
     world,
     query_texts,
     rows_of,
@@ -94,7 +94,7 @@ def test_a_pass_is_as_many_scans(
 
 
 @pytest.mark.parametrize("few_paths", [1, 3_000])
-def test_too_many_pairs_are_no_answer(world, few_paths):
+def test_match_too_many_pairs_is_none(world, few_paths):
     graph = MetadataGraph(world.schema, memtable_paths_max=50)
     for sequence in range(1, 5):
         graph.insert(world.batch(sequence, 40), partition=0, sequence=sequence)
@@ -115,7 +115,7 @@ def test_too_many_pairs_are_no_answer(world, few_paths):
     assert graph.match(short) is None
 
 
-def test_no_one_asks(world):
+def test_match_no_queries_is_empty(world):
     graph = MetadataGraph(world.schema)
     graph.insert(world.batch(1, 10), partition=0, sequence=1)
     nothing = question(graph, [], [], cursors=[(0, 0, 0)], until=Cursor({0: 1}))
@@ -124,7 +124,7 @@ def test_no_one_asks(world):
 
 @pytest.mark.parametrize("few_paths", [1, 3_000])
 @pytest.mark.parametrize("memtable_paths_max", [1, 1_000])
-def test_dropped_commits_are_in_no_match(world, memtable_paths_max, few_paths):
+def test_match_dropped_commits_are_excluded(world, memtable_paths_max, few_paths):
     graph = MetadataGraph(world.schema, memtable_paths_max=memtable_paths_max)
     for sequence in range(1, 6):
         for partition in (0, 1):
@@ -141,8 +141,4 @@ def test_dropped_commits_are_in_no_match(world, memtable_paths_max, few_paths):
         )
         for number, table in graph.match(asked).split()
     }
-    assert found == {
-        0: [(0, 4), (0, 5), (1, 1), (1, 2), (1, 3), (1, 4)],
-        1: [(0, 5)],
-        2: [(1, 4)],
-    }
+    assert found == {0: [(0, 4), (0, 5), (1, 1), (1, 2), (1, 3), (1, 4)], 1: [(0, 5)], 2: [(1, 4)]}

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ EDGES = st.lists(st.integers(-2, 12).map(float), min_size=2, max_size=6, unique=
     after=st.integers(0, 3),
 )
 @examples(200)
-def test_a_summary_is_that_of_the_observations(
+def test_summarise_random_history_equals_observations(
     world, dumb_store, query_texts, sizes, seed, text, feature, bins, after
 ):
     store, graph = dumb_store(world.schema), MetadataGraph(world.schema, memtable_paths_max=80)
@@ -65,26 +66,32 @@ def test_a_summary_is_that_of_the_observations(
 
 
 @pytest.mark.parametrize("feature", ["station", "note", "tempo", "datetime"])
-def test_only_indexed_numbers_are_summarised(world, feature):
+def test_summarise_other_feature_raises(world, feature):
     graph = MetadataGraph(world.schema)
-    with pytest.raises(InputError, match="expected an indexed feature of"):
+    with raises(InputError, expected="numeric_feature", feature=feature):
         graph.summarise(parse("", world.schema), feature)
 
 
-@pytest.mark.parametrize("bins", [0, 20_000, [], [1.0], [2.0, 1.0], [1.0, 1.0], [0.0, np.inf]])
-def test_what_are_no_bins_is_refused(world, bins):
+@pytest.mark.parametrize(
+    ("bins", "expected"),
+    [
+        *[(bins, "bin_count") for bins in (0, 20_000, [], [1.0])],
+        *[(bins, "edges") for bins in ([2.0, 1.0], [1.0, 1.0], [0.0, np.inf])],
+    ],
+)
+def test_summarise_invalid_bins_raises(world, bins, expected):
     graph = MetadataGraph(world.schema)
-    with pytest.raises(InputError, match="bins"):
+    with raises(InputError, expected=expected):
         graph.summarise(parse("", world.schema), "gusts", bins=bins)
 
 
-def test_infinite_values_need_edges(world):
+def test_summarise_infinite_value_without_edges_raises(world):
     graph, batch = MetadataGraph(world.schema), world.batch(1, 3)
     at = batch.schema.get_field_index("temperature")
     batch = batch.set_column(at, batch.schema.field(at), pa.array([1.0, np.inf, 2.0]))
     graph.insert(batch, partition=0, sequence=1)
     everything = parse("", world.schema)
-    with pytest.raises(InputError, match="give the edges"):
+    with raises(InputError, expected="finite_values"):
         graph.summarise(everything, "temperature", bins=3)
     found = graph.summarise(everything, "temperature", bins=[0.0, 1.5])
     assert found.maximum == np.inf
@@ -99,7 +106,7 @@ def test_infinite_values_need_edges(world):
     bins=st.none() | EDGES,
 )
 @examples(60)
-def test_summaries_of_parts_make_the_summary_of_all(
+def test_merge_summaries_random_parts_equals_whole(
     world, query_texts, sizes, seed, text, feature, bins
 ):
     query, whole, parts = parse(query_texts[text], world.schema), MetadataGraph(world.schema), []
@@ -117,7 +124,7 @@ def test_summaries_of_parts_make_the_summary_of_all(
         assert one.histogram.counts.tolist() == other.histogram.counts.tolist()
 
 
-def test_no_summary_at_all_is_that_of_nothing():
+def test_merge_summaries_none_is_empty():
     found = merge_summaries([])
     assert (found.paths, found.observations, found.minimum, found.mean) == (0, 0, None, None)
     assert found.histogram is None
@@ -133,7 +140,7 @@ def test_no_summary_at_all_is_that_of_nothing():
         (0.0, 5e-324),
     ],
 )
-def test_edges_ascend_however_close_the_values_are(minimum, maximum):
+def test_equal_edges_close_values_ascend(minimum, maximum):
     edges = equal_edges(minimum, maximum, bins=10)
     assert 2 <= len(edges) <= 11
     assert (np.diff(edges) > 0).all()
@@ -150,7 +157,7 @@ def test_edges_ascend_however_close_the_values_are(minimum, maximum):
         ([[np.inf, 1.0], [2.0]], np.inf),
     ],
 )
-def test_totals_that_no_double_holds(parts, total):
+def test_summarise_total_beyond_double_is_infinite(parts, total):
     schema = Schema("far", [Feature("t")])
     summaries = []
     whole = MetadataGraph(schema, memtable_paths_max=1)
@@ -184,7 +191,7 @@ def test_totals_that_no_double_holds(parts, total):
     until=st.none() | st.integers(0, 6),
 )
 @examples(100)
-def test_cells_have_the_observations_of_their_paths(
+def test_count_cells_random_history_equals_observations(
     world, dumb_store, query_texts, sizes, seed, text, after, until
 ):
     store, graph = dumb_store(world.schema), MetadataGraph(world.schema, memtable_paths_max=80)

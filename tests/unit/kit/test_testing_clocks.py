@@ -28,9 +28,7 @@ def _needed() -> None:
         pytest.skip(missing)
 
 
-def test_a_running_process_sees_its_wall_clock_jump_and_its_monotonic_one_go_on(
-    tmp_path: Path,
-) -> None:
+def test_wall_clock_jump_changes_wall_time_only(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     with subprocess.Popen(
         [*clock.prefix, sys.executable, "-c", TELL],
@@ -73,7 +71,7 @@ def _seconds_of_an_ingest(client: galileo.Client, count: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_jump_of_a_nodes_clock_ends_no_continuous_query(tmp_path: Path) -> None:
+def test_wall_clock_jump_of_node_ends_no_ccq(tmp_path: Path) -> None:
     """Its expiration is computed once, when the node first sees it (docs/dev/protocol.md)."""
     clock = WallClock(tmp_path / "clock")
     cluster = galileo.LocalCluster(nodes=1, groups=1, directory=tmp_path / "cluster")

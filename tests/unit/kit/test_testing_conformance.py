@@ -88,18 +88,18 @@ def checks_of(made, *, seed_matters):
         (Seeded, False, "test_the_seed_matters_or_is_declared_not_to", "a seed changed"),
     ],
 )
-def test_a_sampler_that_breaks_the_rule_is_found_out(made, seed_matters, check, match):
+def test_conformance_faulty_sampler_fails(made, seed_matters, check, match):
     checks = checks_of(made, seed_matters=seed_matters)
     with pytest.raises(AssertionError, match=match):
         getattr(checks, check)()
 
 
-def test_what_is_tested_must_be_named():
+def test_conformance_without_make_raises():
     with pytest.raises(NotImplementedError, match="override make"):
         SamplerConformance().make()
 
 
-def test_the_sample_labels_hold_several_shuffled_commits():
+def test_sample_labels_have_several_shuffled_commits():
     labels = sample_labels()
     identities = set(zip(labels.partitions, labels.sequences, labels.rows, strict=True))
     assert len(identities) == len(labels) == 854
@@ -182,7 +182,7 @@ class MergedToNumbers(Draw):
         (MergedToNumbers, "test_merging_is_deterministic", "booleans of merge, got int64"),
     ],
 )
-def test_a_sampler_that_merges_wrongly_is_found_out(made, check, match):
+def test_conformance_faulty_merge_fails(made, check, match):
     with pytest.raises(AssertionError, match=match):
         getattr(checks_of(made, seed_matters=True), check)()
 
@@ -190,13 +190,13 @@ def test_a_sampler_that_merges_wrongly_is_found_out(made, check, match):
 @pytest.mark.parametrize(
     ("made", "reason"), [(MergedAtOnce, "merged at once"), (Seeded, "nothing is merged")]
 )
-def test_what_is_not_promised_is_not_checked(made, reason):
+def test_conformance_unpromised_property_is_skipped(made, reason):
     checks = checks_of(made, seed_matters=True)
     with pytest.raises(SkipTest, match=reason):
         checks.test_samples_can_be_merged_in_groups_if_it_says_so()
 
 
-def test_verdicts_tell_what_became_of_each_check():
+def test_verdicts_have_outcome_of_each_check():
     class Checks(SamplerConformance):
         def make(self):
             return WrongType()
@@ -277,12 +277,12 @@ class CountsWhatIsThere(Crowded):
         (CountsWhatIsThere, "test_labels_may_have_no_observations", "there is none of it"),
     ],
 )
-def test_a_sampler_that_looks_at_observations_wrongly_is_found_out(made, check, match):
+def test_conformance_faulty_observing_sampler_fails(made, check, match):
     with pytest.raises(AssertionError, match=match):
         getattr(checks_of(made, seed_matters=True), check)()
 
 
-def test_sample_observations_lie_where_their_labels_do():
+def test_sample_observations_match_their_labels():
     labels = sample_labels()
     table = sample_observations(labels)
     number = table.column("label").to_numpy()

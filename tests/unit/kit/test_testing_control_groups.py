@@ -21,7 +21,7 @@ def need(wanted: Need) -> None:
         pytest.skip(missing)
 
 
-def test_a_process_that_takes_more_memory_than_its_group_has_is_ended() -> None:
+def test_control_group_memory_exceeded_ends_process() -> None:
     need(MEMORY_GROUP)
     with control_group("memory") as group:
         group.limit_memory(64 * MIB)
@@ -31,7 +31,7 @@ def test_a_process_that_takes_more_memory_than_its_group_has_is_ended() -> None:
         assert subprocess.run(fits, check=False).returncode == 0
 
 
-def test_what_a_group_has_left_is_known_and_a_process_can_leave() -> None:
+def test_control_group_memory_left_is_known() -> None:
     need(MEMORY_GROUP)
     own = Path("/proc/self/cgroup").read_text()
     with control_group("memory") as group:
@@ -47,7 +47,7 @@ def test_what_a_group_has_left_is_known_and_a_process_can_leave() -> None:
             process.kill()
 
 
-def test_a_process_has_its_share_of_a_processor() -> None:
+def test_control_group_cpu_limits_process() -> None:
     need(CPU_GROUP)
     busy = "import time\nend = time.monotonic() + 0.6\nwhile time.monotonic() < end: pass"
     with control_group("cpu") as group:

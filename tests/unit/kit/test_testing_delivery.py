@@ -59,7 +59,7 @@ def audited(*updates: Update) -> dict[str, int]:
 FIRST, SECOND, THIRD = LOG[:2], LOG[2:5], LOG[5:]
 
 
-def test_an_honest_reader_has_nothing_wrong() -> None:
+def test_audit_honest_reader_is_clean() -> None:
     assert (
         audited(
             update(FIRST, {0: 2}),
@@ -71,7 +71,7 @@ def test_an_honest_reader_has_nothing_wrong() -> None:
     )
 
 
-def test_a_label_that_never_came_is_missed_and_was_lied_about() -> None:
+def test_audit_lost_label_is_missed_and_lied() -> None:
     assert audited(update(FIRST, {0: 5}), update(LOG[4:], {0: 5, 2: 2})) == {
         "missed": 2,
         "lied": 2,  # Both answers claim partition 0.
@@ -79,7 +79,7 @@ def test_a_label_that_never_came_is_missed_and_was_lied_about() -> None:
     assert audited(update(FIRST, {0: 2})) == {"missed": 5}
 
 
-def test_a_frontier_ahead_of_what_came_is_a_lie_though_it_comes_later() -> None:
+def test_audit_frontier_ahead_of_labels_is_lie() -> None:
     honest = update(SECOND, {0: 4, 2: 1}), update(THIRD, {0: 4, 2: 2})
     assert audited(update(FIRST, {0: 2}, frontier={0: 2, 2: 1}), *honest) == {"lied": 1}
     assert audited(update(FIRST, {0: 2}, frontier={0: 3, 2: 1}), *honest) == {"lied": 2}
@@ -89,33 +89,31 @@ def test_a_frontier_ahead_of_what_came_is_a_lie_though_it_comes_later() -> None:
     assert audited(partial, *honest) == {}
 
 
-def test_a_token_ahead_of_what_came_is_a_lie_whatever_else_waits() -> None:
+def test_audit_token_ahead_of_labels_is_lie() -> None:
     wrong = audited(
-        update(FIRST, {0: 3}, more=True),
-        update(SECOND, {0: 4, 2: 1}),
-        update(THIRD, {0: 4, 2: 2}),
+        update(FIRST, {0: 3}, more=True), update(SECOND, {0: 4, 2: 1}), update(THIRD, {0: 4, 2: 2})
     )
     assert wrong == {"lied": 1, "disordered": 1}
 
 
-def test_what_comes_twice_is_repeated_and_out_of_order() -> None:
+def test_audit_repeated_labels_are_counted() -> None:
     whole = update(LOG, {0: 4, 2: 2})
     assert audited(whole, update(FIRST, {0: 4, 2: 2})) == {"repeated": 2, "disordered": 2}
 
 
-def test_uncommitted_label_is_foreign() -> None:
+def test_audit_uncommitted_label_is_foreign() -> None:
     assert audited(update([*LOG, (1, 1, 0)], {0: 4, 1: 1, 2: 2})) == {"foreign": 1}
 
 
-def test_tokens_that_go_back_are_counted() -> None:
+def test_audit_receding_token_is_counted() -> None:
     assert audited(update(LOG, {0: 4, 2: 2}), update([], {0: 4, 2: 1})) == {"receded": 1}
 
 
-def test_labels_past_their_own_token_are_out_of_order() -> None:
+def test_audit_label_past_token_is_disordered() -> None:
     assert audited(update(LOG, {0: 4, 2: 1})) == {"disordered": 2}
 
 
-def test_the_initial_result_counts() -> None:
+def test_audit_initial_result_counts() -> None:
     deliveries = Deliveries()
     deliveries.begin(labels(FIRST, {0: 2}))
     deliveries.take_stored(labels(LOG[2:], {}), Cursor({0: 4, 2: 2}))
@@ -123,7 +121,7 @@ def test_the_initial_result_counts() -> None:
     assert (audit.wrong, audit.labels, audit.updates) == ({}, len(LOG), 2)
 
 
-def test_too_many_commits_are_refused() -> None:
+def test_deliveries_too_many_commits_raises_value_error() -> None:
     deliveries = Deliveries()
     with pytest.raises(ValueError, match="67 million"):
         deliveries.begin(labels([(0, 1 << 26, 0)], {}))
@@ -140,7 +138,7 @@ def test_too_many_commits_are_refused() -> None:
         max_size=6,
     )
 )
-def test_counts_are_those_of_a_slow_judge(
+def test_audit_random_deliveries_equal_slow_judge(
     drawn: list[tuple[list[int], dict[int, int], bool]],
 ) -> None:
     updates = [update([LOG[i] for i in some], cursor, more=more) for some, cursor, more in drawn]

@@ -38,13 +38,13 @@ def needed(missing: Callable[[], str | None]) -> None:
         pytest.skip(why)
 
 
-def test_the_first_need_that_is_missing_is_named() -> None:
+def test_first_missing_names_first_need() -> None:
     there, missing = Need("air", lambda: None), Need("water", lambda: "it is dry")
     assert first_missing([]) is first_missing([there]) is None
     assert first_missing([there, missing]) == "no water: it is dry"
 
 
-def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -> None:
+def test_strace_fault_holds_within_block_only(tmp_path: Path) -> None:
     needed(requirements.attaching_missing)
     command = [sys.executable, "-c", SYNCER, str(tmp_path / "file")]
     with subprocess.Popen(
@@ -67,7 +67,7 @@ def test_a_running_process_meets_a_fault_only_within_the_block(tmp_path: Path) -
         process.stdin.close()
 
 
-def test_an_attachment_that_is_given_up_at_any_moment_leaves_nothing_behind(
+def test_strace_interrupted_attachment_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What strace starts for a moment would keep its pipe open, and be waited for in vain."""
@@ -90,22 +90,20 @@ def test_an_attachment_that_is_given_up_at_any_moment_leaves_nothing_behind(
     assert left == []
 
 
-def test_a_process_that_is_gone_cannot_be_attached_to(tmp_path: Path) -> None:
+def test_strace_ended_process_raises(tmp_path: Path) -> None:
     needed(requirements.attaching_missing)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         with (
             pytest.raises((TimeoutError, FileNotFoundError)),
             strace.injecting(
-                process.pid,
-                strace.fault(strace.SYNC, "error=EIO", when="1"),
-                trace=tmp_path / "t",
+                process.pid, strace.fault(strace.SYNC, "error=EIO", when="1"), trace=tmp_path / "t"
             ),
         ):
             pass
 
 
-def test_a_small_disk_is_full(tmp_path: Path) -> None:
+def test_memory_disk_full_raises_no_space(tmp_path: Path) -> None:
     needed(requirements.memory_disk_missing)
     with (
         MemoryDisk(tmp_path / "disk", size_bytes=1 << 16) as disk,
@@ -115,7 +113,7 @@ def test_a_small_disk_is_full(tmp_path: Path) -> None:
     assert list(disk.directory.iterdir()) == []
 
 
-def test_a_power_cut_loses_what_was_not_synced(tmp_path: Path) -> None:
+def test_loop_disk_power_cut_loses_unsynced_bytes(tmp_path: Path) -> None:
     needed(requirements.loop_disk_missing)
     with LoopDisk(tmp_path) as disk:
         path = disk.directory / "file"
@@ -131,7 +129,7 @@ def test_a_power_cut_loses_what_was_not_synced(tmp_path: Path) -> None:
         assert path.read_bytes() == b"synced"
 
 
-def test_a_broken_file_system_is_read_only_until_it_is_checked(tmp_path: Path) -> None:
+def test_loop_disk_broken_metadata_is_read_only(tmp_path: Path) -> None:
     needed(requirements.loop_disk_missing)
     with LoopDisk(tmp_path) as disk:
         path = disk.directory / "file"
@@ -143,7 +141,7 @@ def test_a_broken_file_system_is_read_only_until_it_is_checked(tmp_path: Path) -
         path.write_bytes(b"again")
 
 
-def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+def test_kept_all_restores_files(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "in" / "second"
     second.parent.mkdir()
     first.write_bytes(b"abc")

@@ -48,7 +48,7 @@ def ledger(recorder: Recorder) -> Ledger:
 SOUND = Audit(acknowledged=30, doubtful=10, found=30, lost=0, repeated=0, altered=0, foreign=0)
 
 
-def test_numbered_observations_fit_their_schema_and_are_the_same_each_time() -> None:
+def test_numbered_observations_fit_schema_and_repeat() -> None:
     schema = numbered_schema("numbered")
     table = numbered(30, 1_000)
     assert set(schema.observation_schema.names) == set(table.column_names)
@@ -57,14 +57,14 @@ def test_numbered_observations_fit_their_schema_and_are_the_same_each_time() -> 
     assert len(np.unique(table.column("longitude").to_numpy())) > 900
 
 
-def test_what_was_acknowledged_is_found(ledger: Ledger, recorder: Recorder) -> None:
+def test_ledger_acknowledged_rows_found_is_clean(ledger: Ledger, recorder: Recorder) -> None:
     found = ledger.compare(pa.concat_tables(recorder.tables))
     assert found == SOUND
     assert found.clean
     assert ledger.acknowledged == 30
 
 
-def test_a_batch_in_doubt_may_be_there_whole_or_in_part(ledger: Ledger, recorder: Recorder) -> None:
+def test_ledger_doubtful_batch_in_part_is_clean(ledger: Ledger, recorder: Recorder) -> None:
     found = ledger.compare(pa.concat_tables([*recorder.tables, numbered(30, 4)]))
     assert found == replace(SOUND, found=34)
     assert found.clean
@@ -80,12 +80,8 @@ def test_a_batch_in_doubt_may_be_there_whole_or_in_part(ledger: Ledger, recorder
         (slice(5, 30), [(9, 1)], replace(SOUND, found=26, lost=5, repeated=1)),
     ],
 )
-def test_each_wrong_is_counted(
-    ledger: Ledger,
-    recorder: Recorder,
-    keep: slice,
-    more: list[tuple[int, int]],
-    expected: Audit,
+def test_ledger_any_difference_is_counted(
+    ledger: Ledger, recorder: Recorder, keep: slice, more: list[tuple[int, int]], expected: Audit
 ) -> None:
     whole = pa.concat_tables(recorder.tables)
     kept = whole.slice(keep.start, keep.stop - keep.start)
@@ -95,7 +91,7 @@ def test_each_wrong_is_counted(
 
 
 @pytest.mark.parametrize("name", ["latitude", "longitude", "time", "temperature"])
-def test_another_value_is_noticed(ledger: Ledger, recorder: Recorder, name: str) -> None:
+def test_ledger_altered_value_is_counted(ledger: Ledger, recorder: Recorder, name: str) -> None:
     whole = pa.concat_tables(recorder.tables)
     values = whole.column(name).cast(pa.int64() if name == "time" else pa.float64()).to_pylist()
     values[7] += 1

@@ -66,7 +66,7 @@ def received(network: Network, lost: dict[Link, float]) -> int:
         return int(listening.stdout.readline())
 
 
-def test_datagrams_arrive_or_are_lost_at_the_set_rate(network: Network) -> None:
+def test_network_datagrams_are_lost_at_set_rate(network: Network) -> None:
     assert received(network, {}) == 400
     dropped = network.dropped
     assert received(network, {("a", "b"): 1.0}) == 0
@@ -74,6 +74,6 @@ def test_datagrams_arrive_or_are_lost_at_the_set_rate(network: Network) -> None:
     assert 100 < received(network, {("a", "b"): 0.5}) < 300
 
 
-def test_a_cut_one_way_leaves_the_other(network: Network) -> None:
+def test_network_one_way_cut_keeps_other_way(network: Network) -> None:
     assert received(network, {("b", "a"): 1.0}) == 400
     assert sorted(network.around("a")) == [("a", "b"), ("b", "a")]

@@ -60,7 +60,7 @@ def read(connection: socket.socket, size: int) -> bytes:
 Way = tuple[Proxies, str, list[bytes]]
 
 
-def test_everything_is_carried_in_order(way: Way) -> None:
+def test_proxies_bytes_arrive_in_order(way: Way) -> None:
     proxies, address, _ = way
     proxies.delay_s = (0.0, 0.01)
     sent = bytes(range(256)) * 2_000
@@ -72,7 +72,7 @@ def test_everything_is_carried_in_order(way: Way) -> None:
     assert proxies.counts["connections"] == 1
 
 
-def test_pieces_come_late(way: Way) -> None:
+def test_proxies_delay_is_kept(way: Way) -> None:
     proxies, address, _ = way
     with connected(address) as connection:
         connection.sendall(b"early")
@@ -84,7 +84,7 @@ def test_pieces_come_late(way: Way) -> None:
         assert time.monotonic() - started >= 0.2
 
 
-def test_answers_are_dropped_and_what_was_asked_for_arrives(way: Way) -> None:
+def test_proxies_cut_answers_drops_answers_only(way: Way) -> None:
     proxies, address, came = way
     proxies.cut_answers()
     with connected(address) as connection:
@@ -102,7 +102,7 @@ def test_answers_are_dropped_and_what_was_asked_for_arrives(way: Way) -> None:
         assert read(connection, 5) == b"again"
 
 
-def test_who_cannot_be_reached_ends_the_connection() -> None:
+def test_proxies_unreachable_target_ends_connection() -> None:
     proxies, address = Proxies(), free_address()
     proxies.between(address, free_address())
     with connected(address) as connection, contextlib.suppress(ConnectionError):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pytest
+from expected_errors import raises
 from fault_injection.nodes import wait_until
 from fault_injection.stream import RETRIES_TOGETHER, Stream, StreamOptions
 
@@ -35,7 +35,7 @@ class Node:
         return sorted(pa.concat_tables(self.stored.values()).column("number").to_pylist())
 
 
-def test_what_was_refused_is_sent_again_under_its_name_and_stored_once() -> None:
+def test_stream_refused_batch_is_resent_and_stored_once() -> None:
     node = Node()
     stream = Stream(node, "numbered", FAST)  # type: ignore[arg-type]
     stream.start()
@@ -49,7 +49,7 @@ def test_what_was_refused_is_sent_again_under_its_name_and_stored_once() -> None
     assert set(node.refused) <= set(node.stored)
 
 
-def test_rejected_batch_ends_the_stream_with_its_error() -> None:
+def test_stream_rejected_batch_raises_its_error() -> None:
     class Strict(Node):
         def ingest(self, dataset: str, table: pa.Table, *, producer: str) -> Any:
             raise InvalidObservations("latitude 91")
@@ -57,5 +57,5 @@ def test_rejected_batch_ends_the_stream_with_its_error() -> None:
     stream = Stream(Strict(), "numbered", FAST)  # type: ignore[arg-type]
     stream.start()
     wait_until(lambda: stream.failure is not None, what="the failure")
-    with pytest.raises(InvalidObservations, match="latitude 91"):
+    with raises(InvalidObservations):
         stream.finish()

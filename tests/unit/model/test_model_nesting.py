@@ -26,6 +26,8 @@ READERS: list[Callable[[str], object]] = [
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("text", [DEEP, '{"name": ' + DEEP + "}"])
-def test_what_is_nested_too_deep_is_refused(read: Callable[[str], object], text: str) -> None:
+def test_from_json_deep_nesting_raises_input_error(
+    read: Callable[[str], object], text: str
+) -> None:
     with pytest.raises(InputError):
         read(text)

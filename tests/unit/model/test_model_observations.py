@@ -1,4 +1,4 @@
-"""Observations as users bring them: every shape that is taken, every message of a refusal."""
+"""Observations as users bring them: every shape that is taken, every refusal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,16 +50,15 @@ def table(**changes: Any) -> pa.Table:
     return pa.table(columns(**changes))
 
 
-def refused(data: Any) -> str:
-    with pytest.raises(InvalidObservations) as caught:
+def check_refused(data: Any, **details: Any) -> None:
+    with raises(InvalidObservations, **details):
         normalise(SCHEMA, data)
-    return caught.value.message
 
 
 # --- every shape -----------------------------------------------------------------------------
 
 
-def test_every_container_gives_the_same_table() -> None:
+def test_normalise_any_container_gives_same_table() -> None:
     plain = table()
     wanted = normalise(SCHEMA, plain)
     assert wanted.schema.equals(SCHEMA.observation_schema)
@@ -76,12 +76,12 @@ def test_every_container_gives_the_same_table() -> None:
         assert normalise(SCHEMA, container).equals(wanted)
 
 
-def test_a_normalised_table_stays_as_it_is() -> None:
+def test_normalise_normalised_table_is_unchanged() -> None:
     once = normalise(SCHEMA, table())
     assert normalise(SCHEMA, once).equals(once)
 
 
-def test_buffers_are_kept_where_nothing_changes() -> None:
+def test_normalise_normalised_table_keeps_buffers() -> None:
     once = normalise(SCHEMA, table())
     twice = normalise(SCHEMA, once)
     for name in once.column_names:
@@ -89,18 +89,18 @@ def test_buffers_are_kept_where_nothing_changes() -> None:
         assert before == after, name
 
 
-def test_a_pandas_index_is_dropped() -> None:
+def test_normalise_pandas_index_is_dropped() -> None:
     frame = pd.DataFrame(columns(), index=[7, 7])
     assert normalise(SCHEMA, frame).equals(normalise(SCHEMA, table()))
 
 
-def test_no_rows_are_fine() -> None:
+def test_normalise_no_rows_gives_empty_table() -> None:
     got = normalise(SCHEMA, table().slice(0, 0))
     assert got.schema.equals(SCHEMA.observation_schema)
     assert got.num_rows == 0
 
 
-def test_dictionary_columns_are_decoded() -> None:
+def test_normalise_dictionary_columns_are_decoded() -> None:
     station = pa.array(["KDEN", None]).dictionary_encode()
     count = pa.array([5, 5], pa.int8()).dictionary_encode()
     got = normalise(SCHEMA, table(station=station, count=count))
@@ -112,20 +112,20 @@ def test_dictionary_columns_are_decoded() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.string()])
-def test_texts_of_every_layout(kind: pa.DataType) -> None:
+def test_normalise_text_of_any_layout_is_kept(kind: pa.DataType) -> None:
     got = normalise(SCHEMA, table(station=pa.array(["a", None], kind)))
     assert got.column("station").to_pylist() == ["a", None]
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.int8(), pa.uint64()])
-def test_numbers_of_every_width(kind: pa.DataType) -> None:
+def test_normalise_number_of_any_width_becomes_float(kind: pa.DataType) -> None:
     two = pa.array(np.array([2, 3], dtype=kind.to_pandas_dtype()), kind)
     got = normalise(SCHEMA, table(temperature=two, latitude=two, longitude=two))
     for name in ("temperature", "latitude", "longitude"):
         assert got.column(name).to_pylist() == [2.0, 3.0]
 
 
-def test_missing_values_are_nulls() -> None:
+def test_normalise_missing_values_become_nulls() -> None:
     temperature = pa.array([float("nan"), None])
     nothing = pa.nulls(2)
     got = normalise(
@@ -136,12 +136,12 @@ def test_missing_values_are_nulls() -> None:
         assert got.column(name).null_count == 2
 
 
-def test_nan_is_null_in_narrow_floats_too() -> None:
+def test_normalise_nan_in_float32_becomes_null() -> None:
     got = normalise(SCHEMA, table(temperature=pa.array([1.5, float("nan")], pa.float32())))
     assert got.column("temperature").to_pylist() == [1.5, None]
 
 
-def test_infinity_is_a_value() -> None:
+def test_normalise_infinity_is_kept() -> None:
     got = normalise(SCHEMA, table(temperature=[float("inf"), -float("inf")]))
     assert got.column("temperature").to_pylist() == [float("inf"), -float("inf")]
 
@@ -150,7 +150,7 @@ def test_infinity_is_a_value() -> None:
 
 
 @given(st.lists(st.floats(-180, 360), min_size=1, max_size=20))
-def test_longitudes_are_folded_beyond_180(values: list[float]) -> None:
+def test_normalise_longitude_above_180_is_folded(values: list[float]) -> None:
     n = len(values)
     got = normalise(
         Schema("s", [Feature("t")]),
@@ -164,220 +164,168 @@ def test_longitudes_are_folded_beyond_180(values: list[float]) -> None:
     ("given_", "wanted"),
     [(180, 180), (-180, -180), (360, 0), (180.00001, 180.00001 - 360), (359, -1), (0, 0)],
 )
-def test_edges_of_longitude(given_: float, wanted: float) -> None:
+def test_normalise_longitude_at_limit_is_folded(given_: float, wanted: float) -> None:
     got = normalise(SCHEMA, table(longitude=[float(given_)] * 2))
     assert got.column("longitude").to_pylist() == [wanted] * 2
 
 
-def test_the_poles_are_places() -> None:
+def test_normalise_latitude_of_pole_is_kept() -> None:
     assert normalise(SCHEMA, table(latitude=[90, -90])).column("latitude").to_pylist() == [90, -90]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "limits"),
+    ("name", "value"),
     [
-        ("latitude", 90.001, "-90 to 90"),
-        ("latitude", -91.0, "-90 to 90"),
-        ("latitude", float("inf"), "-90 to 90"),
-        ("longitude", 360.5, "-180 to 360"),
-        ("longitude", -180.5, "-180 to 360"),
+        ("latitude", 90.001),
+        ("latitude", -91.0),
+        ("latitude", float("inf")),
+        ("longitude", 360.5),
+        ("longitude", -180.5),
     ],
 )
-def test_a_coordinate_out_of_range_names_the_row(name: str, value: float, limits: str) -> None:
+def test_normalise_coordinate_out_of_range_raises_with_row(name: str, value: float) -> None:
     chunks = pa.chunked_array([[1.0, 2.0, 3.0], [value, value]])
     data = pa.concat_tables([table()] * 3).slice(0, 5).drop_columns([name])
-    with pytest.raises(InvalidObservations) as caught:
-        normalise(SCHEMA, data.append_column(name, chunks))
-    assert caught.value.message == (
-        f"expected a {name} from {limits} degrees, got {value!r} in row 3; "
-        "nothing of this table was stored"
-    )
-    assert caught.value.details == {"row": 3}
+    check_refused(data.append_column(name, chunks), expected="degrees", column=name, row=3)
 
 
 @pytest.mark.parametrize("name", ["latitude", "longitude"])
 @pytest.mark.parametrize("missing", [None, float("nan")])
-def test_a_missing_coordinate_names_the_row(name: str, missing: float | None) -> None:
-    with pytest.raises(InvalidObservations) as caught:
-        normalise(SCHEMA, table(**{name: [1.0, missing]}))
-    assert caught.value.message == (
-        f"expected a value in every row of column '{name}', got none in row 1; "
-        "nothing of this table was stored"
-    )
-    assert caught.value.details == {"row": 1}
+def test_normalise_missing_coordinate_raises_with_row(name: str, missing: float | None) -> None:
+    check_refused(table(**{name: [1.0, missing]}), expected="no_nulls", column=name, row=1)
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [True, False], [None, None], [Decimal(1)] * 2])
-def test_a_coordinate_that_is_no_number_is_refused(values: list[Any]) -> None:
-    assert "expected degrees in column 'latitude', got " in refused(table(latitude=values))
+def test_normalise_coordinate_of_other_type_raises(values: list[Any]) -> None:
+    check_refused(table(latitude=values), expected="degrees", column="latitude")
 
 
 # --- time ------------------------------------------------------------------------------------
 
 
-def test_naive_times_are_utc() -> None:
+def test_normalise_naive_times_are_utc() -> None:
     naive = [dt.datetime(2012, 3, 1, 6), dt.datetime(2012, 3, 1, 6, 1)]
     assert normalise(SCHEMA, table(time=naive)).equals(normalise(SCHEMA, table()))
 
 
-def test_texts_with_mixed_offsets_are_times() -> None:
+def test_normalise_texts_with_mixed_offsets_become_times() -> None:
     texts = ["2012-03-01T06:00:00Z", "2012-03-01T07:01:00+01:00"]
     assert normalise(SCHEMA, table(time=texts)).equals(normalise(SCHEMA, table()))
 
 
-def test_zones_of_pandas_are_understood() -> None:
+def test_normalise_pandas_time_zone_becomes_utc() -> None:
     frame = pd.DataFrame(columns())
     frame["time"] = frame["time"].dt.tz_convert("Asia/Tokyo")
     assert normalise(SCHEMA, frame).equals(normalise(SCHEMA, table()))
 
 
-def test_a_text_that_is_no_time_is_refused() -> None:
-    message = refused(table(time=["2012-03-01", "soon"]))
-    assert message.endswith("in column 'time', got 'soon' in row 1")
+def test_normalise_invalid_time_text_raises_with_row() -> None:
+    check_refused(table(time=["2012-03-01", "soon"]), expected="iso_8601", column="time", row=1)
 
 
-def test_numbers_are_no_times() -> None:
-    message = refused(table(time=[1, 2]))
-    assert message == (
-        "expected times in column 'time' (timestamp, date or ISO 8601 text), got int64; "
-        "convert numbers first, for they do not say their unit"
-    )
+def test_normalise_numeric_times_raises() -> None:
+    check_refused(table(time=[1, 2]), expected="times", column="time")
 
 
 @pytest.mark.parametrize("times", [[T0, None], ["2012-03-01", None]])
-def test_a_missing_time_names_the_row(times: list[Any]) -> None:
-    assert refused(table(time=times)) == (
-        "expected a value in every row of column 'time', got none in row 1; "
-        "nothing of this table was stored"
-    )
+def test_normalise_missing_time_raises_with_row(times: list[Any]) -> None:
+    check_refused(table(time=times), expected="no_nulls", column="time", row=1)
 
 
 @pytest.mark.parametrize("second", [-62_135_596_801, 253_402_300_800])
-def test_a_time_that_no_calendar_text_can_say_is_refused(second: int) -> None:
+def test_normalise_time_outside_calendar_raises_with_row(second: int) -> None:
     times = pa.array([0, second]).cast(pa.timestamp("s"))
-    assert refused(table(time=times)) == (
-        "expected times of the years 1 to 9999 in column 'time', got another in row 1; "
-        "nothing of this table was stored"
-    )
+    check_refused(table(time=times), expected="calendar_time", column="time", row=1)
 
 
-def test_a_time_whose_bucket_begins_before_the_calendar_is_refused() -> None:
+def test_normalise_bucket_before_calendar_raises_with_row() -> None:
     """Year 1 begins on a Monday, and weeks since 1970 begin on Thursdays."""
     weekly = Schema("nam", [Feature("count", type="int")], time_bucket="7d")
     monday = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
     places: dict[str, Any] = {"latitude": [0.0, 0.0], "longitude": [0.0, 0.0], "count": [1, 2]}
-    with pytest.raises(InvalidObservations) as caught:
+    with raises(InvalidObservations, expected="calendar_bucket", column="time", row=1):
         normalise(weekly, pa.table({**places, "time": [T0, monday]}))
-    assert caught.value.message == (
-        "expected times from 0001-01-04T00:00:00Z on in column 'time', where the first time bucket "
-        "begins, got an earlier one in row 1; nothing of this table was stored"
-    )
     kept = normalise(weekly, pa.table({**places, "time": [T0, monday + dt.timedelta(days=3)]}))
     assert buckets_from_table(weekly, kept).min() == column_micros(kept.column("time")).min()
     assert normalise(SCHEMA, table(time=[T0, monday])).num_rows == 2
 
 
-def test_a_time_that_overflows_is_refused() -> None:
+def test_normalise_time_overflow_raises() -> None:
     times = pa.array([0, 2**62]).cast(pa.timestamp("s"))
-    assert refused(table(time=times)).startswith("expected times that microseconds can hold")
+    check_refused(table(time=times), expected="microseconds", column="time")
 
 
 # --- features --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "wanted", "got"),
+    ("name", "values", "expected"),
     [
-        ("temperature", ["a", "b"], "float", "string"),
-        ("temperature", [True, False], "float", "bool"),
-        ("temperature", [Decimal(1), Decimal(2)], "float", "decimal128(1, 0)"),
-        ("count", [1.0, 2.0], "int", "double"),
-        ("count", [True, False], "int", "bool"),
-        ("station", [1, 2], "text", "int64"),
-        ("station", [b"a", b"b"], "text", "binary"),
-        ("wet", [0, 1], "bool", "int64"),
-        ("wet", [[True], [False]], "bool", "list<item: bool>"),
+        ("temperature", ["a", "b"], "float"),
+        ("temperature", [True, False], "float"),
+        ("temperature", [Decimal(1), Decimal(2)], "float"),
+        ("temperature", [1, 2**53 + 1], "float"),
+        ("count", [1.0, 2.0], "int"),
+        ("count", [True, False], "int"),
+        ("count", pa.array(["a", "b"]).dictionary_encode(), "int"),
+        ("count", pa.array([1, 2**64 - 1], pa.uint64()), "int"),
+        ("station", [1, 2], "text"),
+        ("station", [b"a", b"b"], "text"),
+        ("wet", [0, 1], "bool"),
+        ("wet", [[True], [False]], "bool"),
     ],
 )
-def test_a_feature_of_a_wrong_type_is_refused(
-    name: str, values: list[Any], wanted: str, got: str
-) -> None:
-    assert refused(table(**{name: values})) == (
-        f"expected {wanted} values in column '{name}', got {got}; convert the column first"
-    )
-
-
-def test_a_dictionary_of_a_wrong_type_is_refused() -> None:
-    message = refused(table(count=pa.array(["a", "b"]).dictionary_encode()))
-    assert message.startswith("expected int values in column 'count', got string")
-
-
-def test_an_integer_that_does_not_fit_is_refused() -> None:
-    message = refused(table(count=pa.array([1, 2**64 - 1], pa.uint64())))
-    assert message.startswith("expected int values in column 'count': Integer value ")
-
-
-def test_an_integer_that_a_double_would_change_is_refused() -> None:
-    message = refused(table(temperature=[1, 2**53 + 1]))
-    assert message.startswith("expected float values in column 'temperature': Integer value ")
+def test_normalise_feature_of_other_type_raises(name: str, values: Any, expected: str) -> None:
+    check_refused(table(**{name: values}), expected=expected, column=name)
 
 
 # --- names and containers --------------------------------------------------------------------
 
 
-def test_missing_and_unknown_columns_are_named_with_a_hint() -> None:
+def test_normalise_missing_and_unknown_columns_raises_with_both() -> None:
     data = table().rename_columns(
         ["lat", "longitude", "time", "Temprature", "count", "station", "qqq"]
     )
-    assert refused(data) == (
-        "expected the columns latitude, longitude, time, temperature, count, station, wet for "
-        "dataset 'nam'; missing: latitude, temperature, wet; "
-        "unknown: lat (did you mean latitude?), Temprature (did you mean temperature?), qqq. "
-        "Rename or drop columns, or fill a missing feature with nulls"
+    check_refused(
+        data,
+        expected="columns_of_dataset",
+        missing_columns=["latitude", "temperature", "wet"],
+        unknown_columns=["lat", "Temprature", "qqq"],
     )
+    check_refused(table().drop_columns(["wet"]), missing_columns=["wet"], unknown_columns=[])
+    check_refused(table(colour=[1, 2]), missing_columns=[], unknown_columns=["colour"])
 
 
-def test_only_missing_and_only_unknown_columns() -> None:
-    assert "'nam'; missing: wet. Rename" in refused(table().drop_columns(["wet"]))
-    assert "'nam'; unknown: colour. Rename" in refused(table(colour=[1, 2]))
-
-
-def test_a_column_given_twice_is_refused() -> None:
+def test_normalise_duplicate_column_raises() -> None:
     twice = table().append_column("wet", pa.array([True, True]))
-    assert refused(twice) == "expected each column once, got wet again"
+    check_refused(twice, expected="unique", column="wet")
     frame = pd.concat([pd.DataFrame(columns()), pd.DataFrame({"wet": [True, True]})], axis=1)
-    assert "wet" in refused(frame)
+    check_refused(frame, expected="table")
 
 
 @pytest.mark.parametrize("data", [5, None, "text", {"latitude": [1]}, [1, 2], []])
-def test_what_is_no_table_is_refused(data: Any) -> None:
-    message = refused(data)
-    assert message.startswith(
-        "expected an Arrow table, record batches of one schema or a pandas DataFrame, "
-        f"got {type(data).__name__}: "
-    )
+def test_normalise_other_object_raises(data: Any) -> None:
+    check_refused(data, expected="table")
 
 
-def test_batches_of_two_schemas_are_refused() -> None:
+def test_normalise_batches_of_two_schemas_raises() -> None:
     one, other = table().to_batches()[0], table(count=[1.5, 2.5]).to_batches()[0]
-    assert "record batches of one schema" in refused([one, other])
+    check_refused([one, other], expected="table")
 
 
 @pytest.mark.parametrize(
     "station", [["a", 5], [{"a": 1}, "b"], [object(), object()], np.array([1j, 2j])]
 )
-def test_a_frame_of_mixed_objects_is_refused(station: Any) -> None:
-    message = refused(pd.DataFrame(columns(station=station)))
-    assert message.startswith("a column of the DataFrame cannot be converted to Arrow: ")
-    assert "column station with type " in message
+def test_normalise_frame_of_mixed_objects_raises(station: Any) -> None:
+    check_refused(pd.DataFrame(columns(station=station)), expected="arrow_columns")
 
 
-def test_a_reader_that_fails_is_refused_by_name() -> None:
+def test_normalise_truncated_stream_raises() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table().schema) as writer:
         writer.write_table(table())
     cut = sink.getvalue()[:-200]
-    assert "got RecordBatchStreamReader: " in refused(pa.ipc.open_stream(cut))
+    check_refused(pa.ipc.open_stream(cut), expected="table")
 
 
 numbers = st.sampled_from([None, 0.0, -0.0, 1.5, math.nan, math.inf, -math.inf])
@@ -393,7 +341,9 @@ def test_nan_is_null_wherever_it_stands(chunks: list[list[float | None]]) -> Non
 
 
 @given(st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=3))
-def test_a_place_is_refused_wherever_it_is_none(chunks: list[list[float | None]]) -> None:
+def test_normalise_invalid_latitude_in_any_chunk_raises_with_row(
+    chunks: list[list[float | None]],
+) -> None:
     column = pa.chunked_array(chunks, pa.float64())
     flat = column.to_pylist()
     others = {name: [values[0]] * len(flat) for name, values in columns().items()}
@@ -417,26 +367,26 @@ def _texts(kind: str, text: str, rows: int) -> pa.Array:
 
 
 @pytest.mark.parametrize("kind", ["view", "codes"])
-def test_texts_kept_once_are_counted_for_every_row(kind: str) -> None:
+def test_normalise_shared_text_beyond_limit_raises(kind: str) -> None:
     found = normalise(SCHEMA, table(station=_texts(kind, "x" * 40, 2)))
     assert found.column("station").to_pylist() == ["x" * 40] * 2
-    message = refused(table(station=_texts(kind, "x" * (TEXT_BYTES_MAX // 2 + 1), 2)))
-    assert "268,435,456 bytes of texts in column 'station', got 268,435,458" in message
+    longer = table(station=_texts(kind, "x" * (TEXT_BYTES_MAX // 2 + 1), 2))
+    check_refused(longer, column="station", bound=TEXT_BYTES_MAX)
 
 
-def test_a_text_that_would_fill_the_memory_is_refused_at_once() -> None:
+def test_normalise_huge_shared_text_raises_before_decoding() -> None:
     """Without the count, Arrow would be asked for 100 GB."""
     count = 100_000
     coded = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(count, np.int8)), pa.array(["x" * 1_000_000])
     )
     rows = {name: [column[0]] * count for name, column in columns().items() if name != "station"}
-    assert "100,000,000,000" in refused(pa.table({**rows, "station": coded}))
+    check_refused(pa.table({**rows, "station": coded}), column="station", bound=TEXT_BYTES_MAX)
     times = pa.table({**rows, "station": ["x"] * count, "time": coded})
-    assert "column 'time'" in refused(times)
+    check_refused(times, column="time", bound=TEXT_BYTES_MAX)
 
 
-def test_codes_of_what_cannot_be_decoded_are_refused() -> None:
+def test_normalise_dictionary_of_views_raises() -> None:
     views = pa.array(["a"], pa.string_view())
     coded = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), views)
-    assert "convert the column first" in refused(table(station=coded))
+    check_refused(table(station=coded), expected="text", column="station")

@@ -90,7 +90,9 @@ def sortable(row: dict[str, Any]) -> list[str]:
 
 @given(tables, st.integers(1, 3))
 @example([{"latitude": 0, "longitude": 0, "time": 0} | dict.fromkeys(["depth", *INDEXED])] * 3, 2)
-def test_paths_are_the_groups_of_equal_tuples(rows: list[dict[str, Any]], chunks: int) -> None:
+def test_index_random_rows_equals_grouping_in_python(
+    rows: list[dict[str, Any]], chunks: int
+) -> None:
     table, found = paths.index(SCHEMA, normalised(rows, chunks=chunks))
     assert found.schema.equals(SCHEMA.path_schema)
     found.validate(full=True)
@@ -104,7 +106,7 @@ def test_paths_are_the_groups_of_equal_tuples(rows: list[dict[str, Any]], chunks
 
 
 @given(tables)
-def test_paths_cover_the_rows_in_order_without_gaps(rows: list[dict[str, Any]]) -> None:
+def test_index_random_rows_paths_cover_rows_without_gaps(rows: list[dict[str, Any]]) -> None:
     table, found = paths.index(SCHEMA, normalised(rows))
     starts, counts = found.column("row").to_pylist(), found.column("rows").to_pylist()
     assert starts == [sum(counts[:i]) for i in range(len(counts))]
@@ -114,7 +116,7 @@ def test_paths_cover_the_rows_in_order_without_gaps(rows: list[dict[str, Any]]) 
 
 
 @given(tables)
-def test_observations_lie_in_time_order_within_a_path(rows: list[dict[str, Any]]) -> None:
+def test_index_random_rows_orders_each_path_by_time(rows: list[dict[str, Any]]) -> None:
     table, found = paths.index(SCHEMA, normalised(rows))
     stored = plain(table)
     for path in plain(found):
@@ -123,7 +125,7 @@ def test_observations_lie_in_time_order_within_a_path(rows: list[dict[str, Any]]
 
 
 @given(tables)
-def test_indexing_what_is_sorted_changes_nothing(rows: list[dict[str, Any]]) -> None:
+def test_index_indexed_table_is_unchanged(rows: list[dict[str, Any]]) -> None:
     table, found = paths.index(SCHEMA, normalised(rows))
     again, found_again = paths.index(SCHEMA, table)
     assert again.equals(table)
@@ -132,7 +134,7 @@ def test_indexing_what_is_sorted_changes_nothing(rows: list[dict[str, Any]]) -> 
 
 @given(tables)
 @example([dict.fromkeys(INDEXED) | {"station": text} for text in ("a\0", "a", "", "é", "z")])
-def test_paths_lie_in_order_of_their_levels(rows: list[dict[str, Any]]) -> None:
+def test_index_random_rows_orders_paths_by_level(rows: list[dict[str, Any]]) -> None:
     """Nulls are last among floats and first among the rest; what matters is that they agree."""
     place = {"latitude": 1.0, "longitude": 1.0, "time": 0, "depth": None}
     _, found = paths.index(SCHEMA, normalised([row | place for row in rows]))
@@ -147,7 +149,7 @@ def test_paths_lie_in_order_of_their_levels(rows: list[dict[str, Any]]) -> None:
     assert keys == sorted(keys)
 
 
-def test_one_block_has_a_path_for_each_distinct_tuple() -> None:
+def test_index_one_block_gives_path_per_distinct_tuple() -> None:
     place = {"latitude": 40.0, "longitude": -105.0, "time": 5, "depth": 1.0}
     level = {"station": "KDEN", "count": 1, "wet": True}
     rows = [place | level | {"t": t} for t in (280.0, 290.0, 280.0)]
@@ -155,7 +157,7 @@ def test_one_block_has_a_path_for_each_distinct_tuple() -> None:
     assert [(path["t"], path["rows"]) for path in plain(found)] == [(280.0, 2), (290.0, 1)]
 
 
-def test_without_an_indexed_feature_a_block_is_one_path() -> None:
+def test_index_no_indexed_feature_gives_one_path_per_block() -> None:
     schema = Schema("s", [Feature("t", indexed=False)], geohash_precision=3)
     table = pa.table(
         {"latitude": [1, 1], "longitude": [1, 1], "time": ["1970-01-01"] * 2, "t": [1.0, 2.0]}
@@ -168,12 +170,12 @@ def test_without_an_indexed_feature_a_block_is_one_path() -> None:
 @pytest.mark.parametrize(
     ("time_us", "bucket"), [(0, 0), (-1, -HOUR_US), (HOUR_US - 1, 0), (-HOUR_US, -HOUR_US)]
 )
-def test_buckets_start_at_or_before_the_time(time_us: int, bucket: int) -> None:
+def test_buckets_from_table_any_time_gives_start_of_bucket(time_us: int, bucket: int) -> None:
     row = {"latitude": 0.0, "longitude": 0.0, "time": time_us} | dict.fromkeys(["depth", *INDEXED])
     assert paths.buckets_from_table(SCHEMA, normalised([row])).tolist() == [bucket]
 
 
-def test_cells_are_those_of_the_geohash() -> None:
+def test_cells_from_table_known_place_gives_its_geohash() -> None:
     row = {"latitude": 57.64911, "longitude": 10.40744, "time": 0}
     cells = paths.cells_from_table(SCHEMA, normalised([row | dict.fromkeys(["depth", *INDEXED])]))
     assert cells.dtype == np.uint64
@@ -206,7 +208,7 @@ def stretches(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(st.one_of(stretches(), tables))
-def test_the_rows_lie_as_a_stable_sort_of_all_of_them_puts_them(rows: list[dict[str, Any]]) -> None:
+def test_index_random_rows_equals_stable_sort(rows: list[dict[str, Any]]) -> None:
     """A batch that is sent again is compared with what is stored, so the order is a promise."""
     table, _ = paths.index(SCHEMA, normalised(rows))
     expected = pa.Table.from_pylist(sorted(rows, key=order_key), schema=SCHEMA.observation_schema)
@@ -220,7 +222,7 @@ def places(cells: geohash.Cells, buckets: npt.NDArray[np.int64]) -> npt.NDArray[
 
 
 @given(st.one_of(stretches(), tables))
-def test_parts_are_what_each_partition_would_make_of_its_rows(rows: list[dict[str, Any]]) -> None:
+def test_index_parts_random_rows_equals_index_of_each_partition(rows: list[dict[str, Any]]) -> None:
     table = normalised(rows)
     mine = places(paths.cells_from_table(SCHEMA, table), paths.buckets_from_table(SCHEMA, table))
     found = paths.index_parts(SCHEMA, table, place=places)
@@ -233,17 +235,17 @@ def test_parts_are_what_each_partition_would_make_of_its_rows(rows: list[dict[st
         batch.validate(full=True)
 
 
-def test_no_rows_have_no_paths() -> None:
+def test_index_no_rows_gives_no_paths() -> None:
     table, found = paths.index(SCHEMA, SCHEMA.observation_schema.empty_table())
     assert (table.num_rows, found.num_rows) == (0, 0)
     assert found.schema.equals(SCHEMA.path_schema)
 
 
-def test_no_rows_make_no_parts() -> None:
+def test_index_parts_no_rows_gives_no_parts() -> None:
     assert paths.index_parts(SCHEMA, SCHEMA.observation_schema.empty_table(), place=places) == {}
 
 
-def test_rows_that_lie_right_are_not_copied() -> None:
+def test_index_sorted_rows_keeps_buffers() -> None:
     level = dict.fromkeys(["depth", *INDEXED])
     table = normalised(
         [{"latitude": 1.0, "longitude": 1.0, "time": time} | level for time in range(9)]

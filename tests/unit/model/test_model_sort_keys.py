@@ -44,12 +44,12 @@ def stable(by: list[npt.NDArray[Any]]) -> list[int]:
 @example([np.array([1.5, 1.5]), np.array([3, 3])])
 @example([np.array([7, 7, 7]), np.array([2, 2, 2]), np.array([0.0, -0.0, 0.0])])
 @example([np.array([True, True]), np.array([0, 2**64 - 1], dtype=np.uint64)])
-def test_it_is_the_order_of_a_stable_sort(by: list[npt.NDArray[Any]]) -> None:
+def test_sort_order_random_keys_equals_stable_sort(by: list[npt.NDArray[Any]]) -> None:
     assert sort_order(by).tolist() == stable(by)
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 200, 1 << 40])
-def test_so_it_is_where_there_are_many_rows(distinct: int) -> None:
+def test_sort_order_many_rows_equals_stable_sort(distinct: int) -> None:
     generator = np.random.default_rng(distinct)
     by = [
         generator.integers(0, 4, 5_000).astype(np.int32),
@@ -60,10 +60,10 @@ def test_so_it_is_where_there_are_many_rows(distinct: int) -> None:
     assert sort_order(by).tolist() == stable(by)
 
 
-def test_no_rows_have_an_order() -> None:
+def test_sort_order_no_rows_is_empty() -> None:
     assert sort_order([np.array([], dtype=np.uint64), np.array([])]).tolist() == []
 
 
-def test_what_is_missing_is_no_change() -> None:
+def test_differs_nan_equals_nan() -> None:
     nan = float("nan")
     assert differs(np.array([nan, nan, 1.0, 1.0, nan])).tolist() == [True, False, True, False, True]

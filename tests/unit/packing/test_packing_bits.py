@@ -27,14 +27,14 @@ def there_and_back(numbers: np.ndarray, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", range(65))
-def test_every_width_comes_back(width: int) -> None:
+def test_bits_any_width_round_trips(width: int) -> None:
     for count in (0, 1, 31, 257, 5_000):
         numbers = numbers_of(count, width)
         assert np.array_equal(there_and_back(numbers, width), numbers)
 
 
 @pytest.mark.parametrize("width", [w for w in range(1, 65) if w not in (8, 16, 32, 64)])
-def test_few_lanes_are_read_as_many_are(width: int) -> None:
+def test_bits_few_lanes_equals_many_lanes(width: int) -> None:
     word = bits._word(width)
     drawn = np.random.default_rng(5).integers(0, 256, width * 37 * word // 8, dtype=np.uint8)
     words = drawn.view(f"<u{word // 8}").reshape(width, 37)
@@ -43,13 +43,13 @@ def test_few_lanes_are_read_as_many_are(width: int) -> None:
     assert few.dtype == many.dtype
 
 
-def test_more_than_few_lanes_come_back_too() -> None:
+def test_bits_more_than_few_lanes_round_trip() -> None:
     numbers = numbers_of(8 * (bits.LANES_FEW + 3), 5)
     assert np.array_equal(there_and_back(numbers, 5), numbers)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 130), max_size=20))
-def test_numbers_of_any_size_come_back(numbers: list[int]) -> None:
+def test_write_number_random_numbers_round_trip(numbers: list[int]) -> None:
     writer = ByteWriter()
     for number in numbers:
         writer.write_number(number)

@@ -58,7 +58,7 @@ def matched(text, columns):
 @pytest.mark.parametrize(
     "text", ["", "  \n", "true", "NOT false", "raining OR true", "datetime IS NOT NULL"]
 )
-def test_everything(text):
+def test_parse_always_true_text_is_everything(text):
     query = parse(text, SCHEMA)
     assert query.everything
     assert query.to_json() == "true"
@@ -76,7 +76,7 @@ def test_everything(text):
         "datetime < DATE('2012-01-01') AND datetime > DATE('2012-01-01')",
     ],
 )
-def test_nothing(text):
+def test_parse_always_false_text_is_nothing(text):
     query = parse(text, SCHEMA)
     lo, hi = query.cell_ranges()
     assert query.to_json() == "false"
@@ -85,7 +85,7 @@ def test_nothing(text):
     assert matched(text, at(BUCKETS)) == [False] * 5
 
 
-def test_missing_values_match_neither_a_comparison_nor_its_negation():
+def test_match_paths_missing_value_matches_no_comparison():
     columns = paths(
         temperature=FloatColumn(np.array([280.0, 300.0, np.nan])),
         count=IntColumn(np.array([1, 3, 0]), np.array([True, True, False])),
@@ -106,7 +106,7 @@ def test_missing_values_match_neither_a_comparison_nor_its_negation():
     assert matched("station IS NOT NULL", columns) == [True, True, False]
 
 
-def test_plain_arrays_will_do_for_columns():
+def test_match_paths_plain_arrays_are_columns():
     doubles = paths(temperature=np.array([280.0, np.nan]))
     assert matched("temperature < 290", doubles) == [True, False]
     arrow = paths(count=pa.chunked_array([[1], [None]], type=pa.int64()))
@@ -170,20 +170,20 @@ def test_plain_arrays_will_do_for_columns():
         ("datetime > DATE('9999-12-31')", [0] * 5, (0, 0)),
     ],
 )
-def test_times(text, expected, span):
+def test_match_paths_time_conditions_match_buckets_and_span(text, expected, span):
     query = parse(text, SCHEMA)
     assert query.match_paths(at(BUCKETS)).astype(int).tolist() == expected
     assert query.time_range() == span
     assert parse(query.to_json(), SCHEMA) == query
 
 
-def test_conditions_on_time_meet():
+def test_match_paths_disjoint_time_conditions_match_nothing():
     late, early = "TIMESTAMP('2012-03-01T12:40:00Z')", "TIMESTAMP('2012-03-01T12:20:00Z')"
     text = f"datetime >= {late} AND datetime < {early}"
     assert matched(text, at(BUCKETS)) == [False] * 5
 
 
-def test_geohash_prefixes():
+def test_match_paths_geohash_prefix_matches_cells():
     names = ["9xjqb", "9xjqc", "9y123", "c2b25"]
     cells = geohash.from_text(names)
     columns = {"cell": cells, "bucket": np.zeros(4, dtype=np.int64)}
@@ -198,7 +198,7 @@ def test_geohash_prefixes():
     assert (lo.tolist(), hi.tolist()) == ([low], [high])
 
 
-def test_geohash_wildcards():
+def test_match_paths_geohash_wildcard_matches_cells():
     names = ["9xjqb", "9yjqc", "9y123", "cxjqb"]
     columns = {"cell": geohash.from_text(names), "bucket": np.zeros(4, dtype=np.int64)}
     assert matched("geohash LIKE '9_j%'", columns) == [True, True, False, False]
@@ -221,11 +221,11 @@ def test_geohash_wildcards():
         ("NOT geohash LIKE '9_j%%'", "geohash NOT LIKE '9_j__%'"),
     ],
 )
-def test_wildcards_that_say_the_same(wild, plain):
+def test_parse_equivalent_wildcards_are_equal(wild, plain):
     assert parse(wild, SCHEMA) == parse(plain, SCHEMA)
 
 
-def test_bounds_in_space_combine():
+def test_cell_ranges_combined_conditions_are_combined():
     near, far = "BBOX(-106,39,-105,40)", "BBOX(10,39,11,40)"
     query = parse(f"S_INTERSECTS(geometry, {near})", SCHEMA)
     other = parse(f"S_INTERSECTS(geometry, {far})", SCHEMA)
@@ -240,7 +240,7 @@ def test_bounds_in_space_combine():
     assert ranges.contains(query.cell_ranges(), cell).all()
 
 
-def test_elsewhere_reaches_into_border_cells_only():
+def test_cell_ranges_disjoint_region_includes_border_cells():
     west, south, east, north = (float(v[0]) for v in geohash.bounds(CELL, 5))
     text = f"BBOX({west},{south},{east},{north})"
     columns = {"cell": CELL, "bucket": np.zeros(1, dtype=np.int64)}
@@ -255,7 +255,7 @@ def test_elsewhere_reaches_into_border_cells_only():
     assert ranges.contains(partly.cell_ranges(), CELL).all()
 
 
-def test_a_cell_that_fills_a_region_may_hold_points_on_its_edge():
+def test_cell_ranges_not_within_includes_cell_of_region():
     west, south, east, north = (float(v[0]) for v in geohash.bounds(CELL, 5))
     not_within = parse(f"NOT S_WITHIN(geometry, BBOX({west},{south},{east},{north}))", SCHEMA)
     columns = {"cell": CELL, "bucket": np.zeros(1, dtype=np.int64)}
@@ -296,7 +296,7 @@ def zones(**features):
         ("station = 'x'", [1, 1, 1]),
     ],
 )
-def test_zones_of_numbers(text, expected):
+def test_may_match_zones_numbers_use_minimum_and_maximum(text, expected):
     known = number_zones(
         [280.0, 300.0, np.nan],
         [290.0, 300.0, np.nan],
@@ -307,7 +307,7 @@ def test_zones_of_numbers(text, expected):
     assert verdicts.astype(int).tolist() == expected
 
 
-def test_zones_of_texts_know_only_nulls():
+def test_may_match_zones_texts_use_nulls_only():
     known = FeatureZones(None, None, np.array([True, False]), np.array([False, True]))
     verdicts = parse("station = 'x'", SCHEMA).may_match_zones(zones(station=known))
     assert verdicts.tolist() == [False, True]
@@ -316,7 +316,7 @@ def test_zones_of_texts_know_only_nulls():
     assert verdicts.tolist() == [False, True]
 
 
-def test_zones_in_space_and_time():
+def test_may_match_zones_space_and_time_use_bounds():
     text = "S_INTERSECTS(geometry, BBOX(-106,39,-105,40)) AND datetime >= DATE('2012-03-01')"
     inside, outside = geohash.prefix_range("9xj", 5), geohash.prefix_range("s", 5)
     cell_lo, cell_hi = (
@@ -330,7 +330,7 @@ def test_zones_in_space_and_time():
     assert parse(negated, SCHEMA).may_match_zones(known).tolist() == [False, True, False]
 
 
-def test_zones_of_columns_and_taking_of_rows():
+def test_columns_zones_and_take_keep_values():
     columns = Columns(
         np.array([3, 1, 2], dtype=np.uint64),
         np.array([5, 6, 7]),
@@ -367,7 +367,7 @@ def test_zones_of_columns_and_taking_of_rows():
         pa.chunked_array([], type=pa.int64()),
     ],
 )
-def test_columns_keep_arrow_values(values):
+def test_from_arrow_any_type_keeps_values(values):
     expected = [None if value != value else value for value in values.to_pylist()]
     column = from_arrow(values)
     assert column.to_arrow().to_pylist() == expected
@@ -376,7 +376,7 @@ def test_columns_keep_arrow_values(values):
     assert column.take(slice(1, None)).to_arrow().to_pylist() == expected[1:]
 
 
-def test_canonical_json():
+def test_query_to_json_is_canonical():
     text = "NOT (temperature > 290 OR station IN ('b', 'a')) AND BETWEEN_ = 1"
     schema = Schema("nam", [*SCHEMA.features, Feature("BETWEEN_")])
     assert json.loads(parse(text, schema).to_json()) == {
@@ -389,20 +389,20 @@ def test_canonical_json():
     }
 
 
-def test_queries_that_say_the_same_are_equal():
+def test_parse_equivalent_texts_are_equal():
     assert parse("temperature > 290", SCHEMA) == parse("NOT 290 >= temperature", SCHEMA)
     assert parse("BBOX_ > 1", Schema("a", [Feature("BBOX_")])) != parse("count > 1", SCHEMA)
     polygon = "S_INTERSECTS(geometry, POLYGON((0 0,1 0,1 1,0 0)))"
     assert len({parse(polygon, SCHEMA), parse(f"NOT NOT {polygon}", SCHEMA)}) == 1
 
 
-def test_only_the_named_features_are_read():
+def test_query_features_are_those_named():
     query = parse("count > 1 AND temperature < 5", SCHEMA)
     assert query.features == ("temperature", "count")
     assert parse("S_INTERSECTS(geometry, POINT(1 2))", SCHEMA).features == ()
 
 
-def test_border_cells_beyond_the_cover_are_tested_one_by_one():
+def test_match_paths_border_beyond_cover_is_exact():
     """A circle whose border has far more cells of full length than a cover may keep."""
     schema = Schema("nam", SCHEMA.features, geohash_precision=8)
     angles = np.linspace(0, 2 * np.pi, 400)
@@ -420,7 +420,7 @@ def test_border_cells_beyond_the_cover_are_tested_one_by_one():
         assert (found[2::3] == negated).all()
 
 
-def test_distances_match_blocks_that_may_hold_such_places():
+def test_match_paths_distance_matches_possible_blocks():
     near = parse("DWITHIN(geometry, POINT(-105 40), 50000)", SCHEMA)
     far = parse("NOT S_DWITHIN(POINT(255 40), geometry, 5e4)", SCHEMA)
     latitude = np.array([40.0, 40.44, 40.4496, 40.46, 41.0])
@@ -435,14 +435,14 @@ def test_distances_match_blocks_that_may_hold_such_places():
     assert not ranges.contains(far.cell_ranges(), cell[:1]).any()
 
 
-def test_no_distance_and_the_greatest_one():
+def test_match_observations_zero_and_greatest_distance_are_exact():
     here = parse("DWITHIN(geometry, POINT(-105 40), 0)", SCHEMA)
     assert here.match_observations(world([40.0, 40.000001], [-105.0] * 2)).tolist() == [True, False]
     anywhere = parse("DWITHIN(geometry, POINT(-105 40), 1e300)", SCHEMA)
     assert anywhere.match_observations(world([-40.0, 90.0], [75.0, 0.0])).all()
 
 
-def test_a_query_serves_many_threads():
+def test_query_match_by_many_threads_is_right():
     """Fails by ending the process: prepared geometries bear one thread at a time."""
     random = np.random.default_rng(1)
     longitude, latitude = random.uniform(-12, 12, (2, 2_000))
@@ -455,7 +455,7 @@ def test_a_query_serves_many_threads():
         assert 0 < counts.pop() < 4_000
 
 
-def test_no_rows_at_all():
+def test_match_no_rows_gives_empty_arrays():
     query = parse(f"{TRIANGLE} AND (count > 1 OR station LIKE 'K%') AND raining", SCHEMA)
     empty = SCHEMA.observation_schema.empty_table()
     columns = {name: from_arrow(empty.column(name)) for name in query.features}
@@ -464,7 +464,7 @@ def test_no_rows_at_all():
     assert query.match_paths(none).tolist() == []
 
 
-def test_a_query_can_be_pickled():
+def test_query_pickle_round_trip_is_equal():
     query = parse(f"{TRIANGLE} AND count > 1", SCHEMA)
     assert pickle.loads(pickle.dumps(query)) == query
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import shapely
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,10 +79,7 @@ def feature_of(shape: shapely.Geometry | None) -> dict[str, Any]:
         (galileo.geohash("9x%"), "geohash LIKE '9x%'"),
         (galileo.near(40, -105.25, 5e4), "DWITHIN(geometry, POINT(-105.25 40), 50000.0)"),
         (galileo.within((170, -10, -170, 10)), "S_INTERSECTS(geometry, BBOX(170, -10, -170, 10))"),
-        (
-            galileo.within("POINT Z (1 2 3)", edge=False),
-            "S_WITHIN(geometry, POINT(1.0 2.0))",
-        ),
+        (galileo.within("POINT Z (1 2 3)", edge=False), "S_WITHIN(geometry, POINT(1.0 2.0))"),
         (
             galileo.during("2012-03-01", dt.datetime(2012, 3, 2)),
             "datetime >= TIMESTAMP('2012-03-01T00:00:00Z') "
@@ -91,7 +89,7 @@ def feature_of(shape: shapely.Geometry | None) -> dict[str, Any]:
         (galileo.during(None, None), "true"),
     ],
 )
-def test_a_condition_is_cql2(condition: Condition, text: str) -> None:
+def test_condition_text_is_cql2(condition: Condition, text: str) -> None:
     assert str(condition) == text
     assert parse(text, SCHEMA).tree == parse(condition.to_json(), SCHEMA).tree
 
@@ -109,7 +107,7 @@ def test_a_condition_is_cql2(condition: Condition, text: str) -> None:
         {"type": "FeatureCollection", "features": [feature_of(BOX), feature_of(None)]},
     ],
 )
-def test_a_region_may_be_given_in_many_ways(region: Any) -> None:
+def test_within_region_of_any_form_is_accepted(region: Any) -> None:
     found = parse(str(galileo.within(region)), SCHEMA)
     assert found.match_observations(observations([(38, -105), (50, -105)])).tolist() == [
         True,
@@ -117,16 +115,16 @@ def test_a_region_may_be_given_in_many_ways(region: Any) -> None:
     ]
 
 
-def test_a_geodataframe_is_a_region_unless_it_is_projected() -> None:
+def test_within_geodataframe_projected_raises() -> None:
     geopandas = pytest.importorskip("geopandas")
     series = geopandas.GeoSeries(halves(BOX), crs=4326)
     assert galileo.within(series) == galileo.within(shapely.union_all(halves(BOX)))
     assert galileo.within(geopandas.GeoDataFrame(geometry=series)) == galileo.within(series)
-    with pytest.raises(InputError, match=r"the projection 'WGS 84 / Pseudo-Mercator'; .*4326"):
+    with raises(InputError, expected="crs"):
         galileo.within(series.to_crs(3857))
 
 
-def test_what_has_a_geo_interface_is_a_region() -> None:
+def test_within_geo_interface_is_accepted() -> None:
     class Shape:
         __geo_interface__ = shapely.geometry.mapping(BOX)
 
@@ -144,40 +142,40 @@ def observations(places: list[tuple[float, float]]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "expected"),
     [
-        (lambda: 280 < f.count < 290, "write .between"),
-        (lambda: f.count > 1 and f.count < 3, "join conditions by &"),
-        (lambda: not f.raining, "join conditions by &"),
-        (lambda: f.station in ["a"], "write .between|isin"),
-        (lambda: (f.count > 1) & True, "a condition on both sides of &"),
-        (lambda: f.count > None, "write f.count.is_null"),
-        (lambda: f.count > f.temperature, "another property, temperature"),
-        (lambda: f.count > (f.count < 3), "in parentheses"),
-        (lambda: f.count > float("nan"), "a finite number"),
-        (lambda: f.count > [1], "a number, text, bool or time"),
-        (lambda: f.station.isin("abc"), "a list of values"),
-        (lambda: f[""], "the name of a property"),
-        (lambda: galileo.within("POLYGON((1 2"), "a region as"),
-        (lambda: galileo.within('{"type": "Polygon"'), "a region as"),
-        (lambda: galileo.within({"type": "FeatureCollection"}), "a region as"),
-        (lambda: galileo.within({"type": "FeatureCollection", "features": []}), "one geometry"),
-        (lambda: galileo.within((1, 2, 3)), "west, south, east and north"),
-        (lambda: galileo.within("POLYGON EMPTY"), "one geometry with coordinates"),
-        (lambda: galileo.within(7), "a region as"),
-        (lambda: galileo.within(shapely.Point(1, float("inf"))), "finite coordinates"),
-        (lambda: galileo.near(True, 3, 4), "a finite number"),
-        (lambda: galileo.near(-105, 40, 4), "a latitude from -90 to 90 degrees, got -105"),
-        (lambda: galileo.near(40, 400, 4), "a longitude from -360 to 360 degrees, got 400"),
-        (lambda: galileo.near(40, 40, "50 miles"), "in metres, or such as '50km', got '50 miles'"),
-        (lambda: galileo.near(40, 40, -1), "in metres, or such as '50km', got -1"),
-        (lambda: galileo.during("2012-03-02", "2012-03-01"), "a start before the end, got '2012"),
-        (lambda: galileo.during("now", None), "expected a time"),
-        (lambda: query_text(7), "a query as CQL2 text or as a condition"),
+        (lambda: 280 < f.count < 290, "no_truth_value"),
+        (lambda: f.count > 1 and f.count < 3, "no_truth_value"),
+        (lambda: not f.raining, "no_truth_value"),
+        (lambda: f.station in ["a"], "no_truth_value"),
+        (lambda: (f.count > 1) & True, "condition"),
+        (lambda: f.count > None, "literal"),
+        (lambda: f.count > f.temperature, "literal"),
+        (lambda: f.count > (f.count < 3), "literal"),
+        (lambda: f.count > float("nan"), "finite_number"),
+        (lambda: f.count > [1], "literal"),
+        (lambda: f.station.isin("abc"), "values"),
+        (lambda: f[""], "property_name"),
+        (lambda: galileo.within("POLYGON((1 2"), "region"),
+        (lambda: galileo.within('{"type": "Polygon"'), "region"),
+        (lambda: galileo.within({"type": "FeatureCollection"}), "region"),
+        (lambda: galileo.within({"type": "FeatureCollection", "features": []}), "geometry"),
+        (lambda: galileo.within((1, 2, 3)), "box"),
+        (lambda: galileo.within("POLYGON EMPTY"), "geometry"),
+        (lambda: galileo.within(7), "region"),
+        (lambda: galileo.within(shapely.Point(1, float("inf"))), "finite_coordinates"),
+        (lambda: galileo.near(True, 3, 4), "finite_number"),
+        (lambda: galileo.near(-105, 40, 4), "degrees"),
+        (lambda: galileo.near(40, 400, 4), "degrees"),
+        (lambda: galileo.near(40, 40, "50 miles"), "distance"),
+        (lambda: galileo.near(40, 40, -1), "distance"),
+        (lambda: galileo.during("2012-03-02", "2012-03-01"), "start_before_end"),
+        (lambda: galileo.during("now", None), "time"),
+        (lambda: query_text(7), "query"),
     ],
 )
-def test_a_misuse_says_what_to_write(wrong: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_builder_invalid_argument_raises(wrong: Any, expected: str) -> None:
+    with raises(InputError, expected=expected):
         wrong()
 
 
@@ -191,26 +189,26 @@ def test_a_misuse_says_what_to_write(wrong: Any, message: str) -> None:
         lambda: f.count > 1.5 & (f.count < 3),
     ],
 )
-def test_an_operand_without_parentheses_is_noticed(wrong: Any) -> None:
-    with pytest.raises(InputError, match=r"put comparisons in parentheses: \(f.x > 1\)"):
+def test_builder_operand_without_parentheses_raises(wrong: Any) -> None:
+    with raises(InputError, expected="condition"):
         wrong()
 
 
-def test_a_distance_may_have_a_unit() -> None:
+def test_near_distance_with_unit_is_converted() -> None:
     assert galileo.near(40, -105, "50km") == galileo.near(40, -105, " 50000 m ")
     assert str(galileo.near(40, -105, "1.5 km")) == str(galileo.near(40, -105, 1500.0))
 
 
-def test_an_empty_interval_is_no_mistake() -> None:
+def test_during_empty_interval_is_accepted() -> None:
     assert "datetime <" in str(galileo.during("2012-03-01", "2012-03-01"))
 
 
-def test_wrong_names_are_found_where_the_query_is_asked() -> None:
-    with pytest.raises(UnknownProperty, match="did you mean 'temperature'"):
+def test_parse_condition_of_unknown_property_raises_with_nearest() -> None:
+    with raises(UnknownProperty, property="temprature", nearest="temperature", position=0):
         parse(str(f.temprature > 3), SCHEMA)
 
 
-def test_conditions_can_be_compared_copied_and_kept() -> None:
+def test_condition_equality_hash_and_pickle_agree() -> None:
     one = (f.count > 1) & f.raining
     assert one == ((f.count > 1) & f.raining)
     assert len({one, (f.count > 1) & f.raining, f.count > 1}) == 2
@@ -222,7 +220,7 @@ def test_conditions_can_be_compared_copied_and_kept() -> None:
     assert query_text("a > 1") == "a > 1"
 
 
-def test_the_properties_have_no_private_ones() -> None:
+def test_properties_private_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"written f\['_x'\]"):
         f._x  # noqa: B018
     assert str(f["_x"] > 1) == '"_x" > 1'
@@ -264,12 +262,12 @@ conditions = st.recursive(
 
 
 @given(conditions)
-def test_the_text_parses_to_what_was_built(condition: Condition | Property) -> None:
+def test_condition_text_of_random_condition_parses_to_it(condition: Condition | Property) -> None:
     built = parse(query_text(condition), SCHEMA).tree
     assert parse(str(condition), SCHEMA).tree == built
 
 
 @given(st.floats(-180, 180), st.floats(-90, 90))
-def test_what_is_sent_has_every_coordinate_to_the_bit(x: float, y: float) -> None:
+def test_query_text_random_coordinates_are_exact(x: float, y: float) -> None:
     leaf: Any = parse(query_text(galileo.within(shapely.Point(x, y))), SCHEMA).tree
     assert shapely.get_coordinates(leaf.region.shape).tolist() == [[x, y]]

@@ -43,18 +43,18 @@ def at(buckets):
         ("geohash LIKE '9z%' OR geohash LIKE '9x%'", [True] * 5),
     ],
 )
-def test_certain_paths_in_space_and_time(text, expected):
+def test_must_match_paths_space_and_time_excludes_borders(text, expected):
     assert parse(text, SCHEMA).must_match_paths(at(BUCKETS)).tolist() == expected
 
 
-def test_features_are_certain_where_they_match():
+def test_must_match_paths_features_equals_match_paths():
     columns = {**at(BUCKETS[:3]), "temperature": FloatColumn(np.array([280.0, 300.0, np.nan]))}
     for text in ("temperature > 290", "NOT temperature > 290", "temperature IS NULL"):
         query = parse(text, SCHEMA)
         assert query.must_match_paths(columns).tolist() == query.match_paths(columns).tolist()
 
 
-def test_the_same_text_is_the_same_query():
+def test_parse_same_text_is_cached():
     assert parse("count > 3", SCHEMA) is parse("count > 3", SCHEMA)
     other = Schema("other", SCHEMA.features)
     assert parse("count > 3", other).schema is other

@@ -336,6 +336,6 @@ def check(seed):
 
 
 @pytest.mark.slow
-def test_duckdb_selects_the_same_rows():
+def test_query_random_conditions_select_rows_of_duckdb():
     telling = sum(check(seed) for seed in range(SEED, SEED + CASES))
     assert telling >= CASES // 3

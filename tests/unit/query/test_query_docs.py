@@ -26,12 +26,12 @@ SCHEMA = Schema(
 )
 
 
-def test_there_are_examples():
+def test_query_page_has_examples():
     assert len(EXAMPLES) == PAGE.count("```") // 2 > 15
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_is_a_query(example):
+def test_query_page_example_parses(example):
     query = parse(textwrap.dedent(example), SCHEMA)
     assert not query.everything
     assert parse(query.to_json(), SCHEMA) == query
@@ -48,5 +48,5 @@ def test_example_is_a_query(example):
         f"{regions.VERTICES_MAX:,} vertices",
     ],
 )
-def test_limits_are_those_of_the_code(limit):
+def test_query_page_limits_equal_code(limit):
     assert limit in PAGE

@@ -179,7 +179,7 @@ def few_are_many():
     seed=st.integers(0, 1_000),
     size=st.sampled_from([0, 1, 40]),
 )
-def test_finds_what_a_loop_over_the_queries_finds(texts, schema, seed, size):
+def test_standing_queries_random_queries_equals_loop(texts, schema, seed, size):
     queries = {key: parse(text, schema) for key, text in enumerate(texts)}
     standing = StandingQueries(schema)
     for key, query in queries.items():
@@ -192,7 +192,7 @@ def test_finds_what_a_loop_over_the_queries_finds(texts, schema, seed, size):
 
 @pytest.mark.parametrize("schema", [COARSE, FINE])
 @pytest.mark.parametrize("seed", range(15))
-def test_many_queries_at_once_find_what_a_loop_finds(schema, seed):
+def test_standing_queries_sixty_queries_equals_loop(schema, seed):
     """Sixty queries of all kinds, so that each kind shares its columns with others."""
     queries = {key: parse(text, schema) for key, text in enumerate(made_up(seed, count=60))}
     standing = StandingQueries(schema)
@@ -215,7 +215,7 @@ def test_many_queries_at_once_find_what_a_loop_finds(schema, seed):
         max_size=40,
     )
 )
-def test_adds_and_removes_in_any_order(steps):
+def test_standing_queries_random_adds_and_removes_equals_loop(steps):
     standing, queries = StandingQueries(COARSE, dead_min=2), {}
     for kind, number, text in [*steps, ("match", 0, "")]:
         if kind == "add":
@@ -235,7 +235,7 @@ def test_adds_and_removes_in_any_order(steps):
     seed=st.integers(0, 1_000),
     asks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12),
 )
-def test_each_ask_gets_what_lies_past_its_own_cursor(seed, asks):
+def test_standing_queries_resolve_gives_labels_past_each_cursor(seed, asks):
     rng = np.random.default_rng(seed)
     texts = ["t > 0", "s = 'alpha'", "geohash LIKE '9%'", "true", "n = 1 OR b"]
     queries = {key: parse(text, COARSE) for key, text in enumerate(texts)}
@@ -278,11 +278,8 @@ def _answers(made, part, partition, sequence):
 # --- parts of it -----------------------------------------------------------------------------
 
 
-@given(
-    precision=st.integers(1, 4),
-    edges=st.lists(st.integers(0, 32**4), max_size=12, unique=True),
-)
-def test_prefixes_make_up_the_ranges(precision, edges):
+@given(precision=st.integers(1, 4), edges=st.lists(st.integers(0, 32**4), max_size=12, unique=True))
+def test_prefixes_from_ranges_random_ranges_cover_them(precision, edges):
     edges = sorted({edge % (32**precision + 1) for edge in edges})
     edges = edges[: len(edges) // 2 * 2]
     lo, hi = (np.array(edges[i::2], dtype=np.uint64) for i in (0, 1))
@@ -308,7 +305,7 @@ def test_prefixes_make_up_the_ranges(precision, edges):
     assert all(any(a <= first and end <= b for a, b in spans) for first, end in covered)
 
 
-def test_more_prefixes_than_are_kept_are_tested_one_by_one():
+def test_standing_queries_more_prefixes_than_maximum_equals_loop():
     query = parse("S_INTERSECTS(geometry, POLYGON((-110 30, -80 30, -90 50, -110 30)))", COARSE)
     form = normal_form.normal_form(query, prefixes_max=4)
     assert form.prefixes is not None
@@ -320,7 +317,7 @@ def test_more_prefixes_than_are_kept_are_tested_one_by_one():
     assert set(matched(standing, columns, [0])) == naive({0: query}, columns)
 
 
-def test_candidates_come_in_bounded_portions():
+def test_standing_queries_match_many_pairs_is_chunked():
     size = PAIRS_AT_ONCE // 8
     standing = StandingQueries(COARSE)
     queries = {key: parse(f"t >= {key % 30 / 10}", COARSE) for key in range(240)}
@@ -337,11 +334,11 @@ def test_candidates_come_in_bounded_portions():
 @pytest.mark.parametrize(
     "text", ["t > 1 AND s = 'alpha' AND geohash LIKE '9x%'", "n BETWEEN 1 AND 3 AND b = true"]
 )
-def test_conjunctions_of_simple_conditions_leave_no_rest(text):
+def test_normal_form_simple_conjunction_has_no_rest(text):
     assert normal_form.normal_form(parse(text, COARSE)).rest is None
 
 
-def test_equal_conditions_are_evaluated_once():
+def test_standing_queries_equal_conditions_are_shared():
     standing = StandingQueries(COARSE)
     for key in range(50):
         standing.add(key, parse(f"s LIKE 'a%' AND t > {key / 25}", COARSE))
@@ -352,7 +349,7 @@ def test_equal_conditions_are_evaluated_once():
 
 
 @pytest.mark.parametrize("negated", ["", "NOT "])
-def test_cells_that_a_cover_leaves_open_are_tested_by_themselves(negated):
+def test_standing_queries_untested_cells_equals_loop(negated):
     """A large region in small cells: its border has too many of them."""
     triangle = "S_INTERSECTS(geometry, POLYGON((-110 30, -80 31, -95 48, -110 30)))"
     queries = {0: parse(negated + triangle, FINE), 1: parse(f"{negated}{triangle} AND t > 0", FINE)}
@@ -371,7 +368,7 @@ def test_cells_that_a_cover_leaves_open_are_tested_by_themselves(negated):
         assert set(matched(standing, columns, [0, 1])) == expected
 
 
-def test_a_removed_query_is_not_found_by_its_old_slot():
+def test_standing_queries_removed_slot_matches_nothing():
     standing = StandingQueries(COARSE)
     standing.add(0, parse("true", COARSE))
     slots = standing.slots([0])
@@ -380,7 +377,7 @@ def test_a_removed_query_is_not_found_by_its_old_slot():
 
 
 @pytest.mark.slow
-def test_memory_of_removed_queries_is_given_back():
+def test_standing_queries_remove_frees_memory():
     standing = StandingQueries(COARSE, dead_min=2)
     for key in range(400):
         standing.add(key, parse(f"geohash LIKE '9%' AND s = '{key}'", COARSE))

@@ -48,7 +48,7 @@ def refused(source, kind):
         ("station = '😀é' AND >", 19, VALUE),
     ],
 )
-def test_text_that_does_not_parse(text, position, expectation):
+def test_parse_invalid_text_raises_with_position(text, position, expectation):
     error = refused(text, QuerySyntaxError)
     first, *shown = error.message.split("\n")
     line = text.count("\n", 0, position) + 1
@@ -73,7 +73,7 @@ def test_text_that_does_not_parse(text, position, expectation):
         ('station IN "in"', 11, "parentheses after IN"),
     ],
 )
-def test_words_of_other_languages_are_replaced(text, position, said):
+def test_parse_sql_words_raises_with_replacement(text, position, said):
     error = refused(text, QuerySyntaxError)
     assert said in error.message
     assert error.details == {"position": position}
@@ -86,7 +86,7 @@ def test_parse_property_named_in_is_not_the_operator():
         assert parse(text, schema).to_json()
 
 
-def test_exclamation_mark_is_another_spelling_of_unequal():
+def test_parse_exclamation_mark_equals_unequal():
     query = parse("count != 3", SCHEMA)
     assert query.to_json() == parse("count <> 3", SCHEMA).to_json()
 
@@ -99,19 +99,19 @@ def test_exclamation_mark_is_another_spelling_of_unequal():
         "{} BETWEEN DATE('2012-03-01') AND DATE('2012-03-07')",
     ],
 )
-def test_time_is_another_name_of_datetime(condition):
+def test_parse_time_equals_datetime(condition):
     query = parse(condition.format("time"), SCHEMA)
     assert query.to_json() == parse(condition.format("datetime"), SCHEMA).to_json()
     assert '"datetime"' in query.to_json()
 
 
-def test_point_without_coordinates():
+def test_parse_empty_point_raises_with_position():
     error = refused("raining AND S_INTERSECTS(geometry, POINT EMPTY)", QuerySyntaxError)
     assert error.details == {"position": 35}
     assert error.message.startswith("expected a geometry with coordinates at line 1, column 36 ")
 
 
-def test_caret_in_a_long_line_stays_near_its_place():
+def test_parse_error_in_long_line_shows_part_with_caret():
     text = f"temperature IN ({', '.join(['1'] * 500)}) AND >"
     _, line, caret = refused(text, QuerySyntaxError).message.split("\n")
     assert len(line) < 130
@@ -126,7 +126,7 @@ def test_caret_in_a_long_line_stays_near_its_place():
         ('{"op":"=","args":[{"property":"count"},NaN]}', 39, "expected a finite number, got NaN"),
     ],
 )
-def test_json_that_does_not_parse(text, position, message):
+def test_parse_invalid_json_raises_with_position(text, position, message):
     error = refused(text, QuerySyntaxError)
     assert error.details == {"position": position}
     assert error.message.startswith(message)
@@ -146,29 +146,29 @@ def test_json_that_does_not_parse(text, position, message):
         (5, "$", "expected CQL2 as text or as a JSON object, got int"),
     ],
 )
-def test_json_that_is_no_cql2(source, path, message):
+def test_parse_json_of_other_shape_raises_with_path(source, path, message):
     error = refused(source, QuerySyntaxError)
     assert error.details == {"path": path}
     assert error.message.startswith(message)
 
 
-def test_what_was_built_or_written_as_json_is_not_pointed_at():
+def test_parse_unknown_property_in_json_has_no_caret():
     error = refused('{"op": ">", "args": [{"property": "temprature"}, 2]}', UnknownProperty)
     assert error.message.endswith("station, raining")
 
 
 @pytest.mark.parametrize("text", ["BBOX(geometry, 1, 2, 3, 4)", "count = 1 AND 5"])
-def test_an_error_about_a_text_names_no_place_in_json(text):
+def test_parse_error_in_text_names_no_json_path(text):
     error = refused(text, QuerySyntaxError)
     assert "$" not in error.message
     assert error.details["path"].startswith("$")
 
 
-def test_text_that_is_no_condition():
+def test_parse_literal_raises_query_syntax():
     assert "expected a condition, got 5.0" in refused("5", QuerySyntaxError).message
 
 
-def test_unknown_property_names_the_nearest_and_its_place():
+def test_parse_unknown_property_raises_with_nearest_and_position():
     error = refused("station = 'temprature' AND temprature > 2", UnknownProperty)
     assert error.details["nearest"] == "temperature"
     assert error.details["property"] == "temprature"
@@ -181,12 +181,12 @@ def test_unknown_property_names_the_nearest_and_its_place():
 
 
 @pytest.mark.parametrize("text", ["latitude > 40", "LON < 3", "BBOX(geometry, 1, 2, 3, 4)"])
-def test_places_are_asked_for_by_the_geometry(text):
+def test_parse_latitude_or_bbox_raises_with_geometry_hint(text):
     error = refused(text, UnknownProperty if "BBOX" not in text else QuerySyntaxError)
     assert "for places write S_INTERSECTS(geometry, BBOX(west, south, east" in error.message
 
 
-def test_unknown_property_that_is_like_none():
+def test_parse_unlike_property_raises_without_nearest():
     error = refused({"op": "isNull", "args": [{"property": "zzz"}]}, UnknownProperty)
     assert error.details["nearest"] is None
     assert "position" not in error.details
@@ -254,23 +254,23 @@ def test_unknown_property_that_is_like_none():
         ("T_MEETS(datetime, INTERVAL('2012-01-01','..'))", "'t_meets' is not supported"),
     ],
 )
-def test_cql2_that_means_nothing_here(text, message):
+def test_parse_unsupported_query_raises(text, message):
     assert message in refused(text, UnsupportedQuery).message
 
 
-def test_interval_of_one_time():
+def test_parse_interval_of_one_time_raises():
     source = {"op": "t_during", "args": [{"property": "datetime"}, {"interval": ["2012-01-01"]}]}
     assert "expected INTERVAL of two times" in refused(source, UnsupportedQuery).message
 
 
 @pytest.mark.parametrize("distance", [float("nan"), float("inf"), None])
-def test_distance_that_is_no_number(distance):
+def test_parse_invalid_distance_raises(distance):
     point = {"type": "Point", "coordinates": [1, 2]}
     source = {"op": "dwithin", "args": [{"property": "geometry"}, point, distance]}
     assert "a number of metres" in refused(source, UnsupportedQuery).message
 
 
-def test_half_a_surrogate_pair_is_no_text():
+def test_parse_surrogate_text_raises():
     source = '{"op":"=","args":[{"property":"station"},"\\ud800"]}'
     assert "expected a text" in refused(source, UnsupportedQuery).message
 
@@ -289,7 +289,7 @@ def test_half_a_surrogate_pair_is_no_text():
         ("S_INTERSECTS(geometry, BBOX(1,2,3))", "west, south, east, north"),
     ],
 )
-def test_faulty_places(text, message):
+def test_parse_invalid_geometry_raises(text, message):
     assert message in refused(text, InputError).message
 
 
@@ -309,19 +309,19 @@ def test_faulty_places(text, message):
         "raining AND (" * 65 + "raining",
     ],
 )
-def test_text_that_would_exhaust_the_parser(text):
+def test_parse_deep_text_raises_query_syntax(text):
     message = refused(text, QuerySyntaxError).message
     assert message.startswith("expected at most 64 levels of nesting and 2,000 ANDs and ORs")
 
 
 @pytest.mark.parametrize("depth", [65, 200, 100_000])
-def test_json_nested_too_deep(depth):
+def test_parse_deep_json_raises_query_syntax(depth):
     text = '{"op":"not","args":[' * depth + "true" + "]}" * depth
     message = refused(text[: cql_syntax.TEXT_MAX], QuerySyntaxError).message
     assert message.startswith("expected at most 64 levels of nesting")
 
 
-def test_deepest_nesting_that_is_allowed():
+def test_parse_nesting_at_limit_is_accepted():
     depth = cql_syntax.NESTING_MAX - 2
     assert parse("NOT " * depth + "raining", SCHEMA) == parse("raining", SCHEMA)
     assert parse("(" * 14 + "raining" + ")" * 14, SCHEMA) == parse("raining", SCHEMA)
@@ -347,25 +347,25 @@ SQUARE = ", ".join(f"{x} {y}" for x, y in [(1, 1), (2, 1), (2, 2), (1, 2), (1, 1
         "POLYGON((1 1), " + "(" * 30 + "1 1" + ")" * 31,
     ],
 )
-def test_text_that_the_parser_would_read_for_ever(text):
+def test_parse_nested_parentheses_raises_query_syntax(text):
     message = refused(text, QuerySyntaxError).message
     assert message.startswith("expected fewer parentheses within each other")
     assert "or send CQL2 JSON" in message
 
 
 @pytest.mark.timeout(300)
-def test_wrong_text_in_the_most_parentheses_that_are_allowed_comes_to_an_end():
+def test_parse_invalid_text_in_most_parentheses_terminates():
     refused("(" * 15 + "count <" + ")" * 15, QuerySyntaxError)
 
 
-def test_large_geometries_may_stand_in_parentheses():
+def test_read_large_geometry_in_parentheses_is_accepted():
     corners = [(-x / 100, x / 100) for x in range(1, 5_000)]
     ring = ", ".join(f"{x} {y}" for x, y in [(10, 10), *corners, (10, 10)])
     text = f"((raining OR S_INTERSECTS(geometry, POLYGON(({ring})))) AND count > 1)"
     cql_syntax.read(text)
 
 
-def test_value_nested_too_deep():
+def test_parse_deep_value_raises_query_syntax():
     value = {"op": "casei", "args": ["x"]}
     for _ in range(5000):
         value = {"op": "casei", "args": [value]}
@@ -373,12 +373,12 @@ def test_value_nested_too_deep():
     assert "at most 64 levels" in refused(source, QuerySyntaxError).message
 
 
-def test_text_that_is_too_long():
+def test_parse_long_text_raises_query_syntax():
     error = refused("x" * (cql_syntax.TEXT_MAX + 1), QuerySyntaxError)
     assert error.message.startswith("expected a query of at most 1,000,000 characters")
 
 
-def test_list_that_is_too_long_or_empty():
+def test_parse_empty_or_long_list_raises():
     count = {"property": "count"}
     fits = {"op": "in", "args": [count, list(range(binding.LIST_MAX))]}
     assert parse(fits, SCHEMA).features == ("count",)
@@ -387,6 +387,6 @@ def test_list_that_is_too_long_or_empty():
         assert "a list of 1 to 10,000 values in IN" in error.message
 
 
-def test_parentheses_within_texts_do_not_count():
+def test_parse_parentheses_in_text_literals_are_ignored():
     text = f"station = '{'(' * 1000}' OR station = 'it''s ((('"
     assert parse(text, SCHEMA).features == ("station",)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -125,9 +126,7 @@ def query_of(text):
     st.sampled_from([1.0, 5e3, 5e4, 1e6, 3e7]),
     st.sampled_from([0.0, 10.0, 3e4, 2e6, math.inf]),
 )
-def test_nearest_are_those_that_sorting_everything_finds(
-    table, point, text, count, first_m, within_m
-):
+def test_nearest_random_world_equals_sort(table, point, text, count, first_m, within_m):
     sought = NearestTo(*point, count, query_of(text), first_m, within_m)
     store = Store(table)
     found = nearest(store.answer, sought)
@@ -142,7 +141,7 @@ def test_nearest_are_those_that_sorting_everything_finds(
 
 
 @given(worlds(), points, st.integers(1, 30), st.integers(0, 2**32 - 1))
-def test_order_of_answers_does_not_matter(table, point, count, seed):
+def test_nearest_shuffled_answers_are_the_same(table, point, count, seed):
     shuffled = table.take(pa.array(np.random.default_rng(seed).permutation(table.num_rows)))
     sought = NearestTo(*point, count, query_of(""))
     one, other = (nearest(Store(t).answer, sought).observations for t in (table, shuffled))
@@ -150,7 +149,7 @@ def test_order_of_answers_does_not_matter(table, point, count, seed):
 
 
 @given(worlds(), points, queries, st.integers(1, 30), st.integers(1, 4), st.data())
-def test_the_nearest_of_parts_make_the_nearest_of_all(table, point, text, count, parts, data):
+def test_first_random_parts_equals_nearest_of_all(table, point, text, count, parts, data):
     """Each part by itself, its answers cut to what is wanted, in any order."""
     sought = NearestTo(*point, count, query_of(text))
     numbers = np.random.default_rng(7).integers(0, parts, table.num_rows)
@@ -169,7 +168,7 @@ def test_the_nearest_of_parts_make_the_nearest_of_all(table, point, text, count,
     assert merged.observations.to_pylist() == expected(table, sought)
 
 
-def test_nothing_is_asked_beyond_the_greatest_distance():
+def test_nearest_within_m_stops_at_distance():
     store = Store(dense())
     found = nearest(store.answer, NearestTo(-40.0, 75.0, 3, query_of(""), within_m=4e5))
     assert len(found.distance_m) == 0
@@ -181,27 +180,27 @@ def dense(size=5_000):
     return world(random.uniform(38, 42, size), random.uniform(-107, -103, size))
 
 
-def test_two_questions_do_where_the_first_circle_holds_enough():
+def test_nearest_dense_first_circle_asks_twice():
     store = Store(dense())
     found = nearest(store.answer, NearestTo(40.0, -105.0, 50, query_of("t > 0"), 1e5))
     assert len(found.distance_m) == 50
     assert store.asked == ["CountBlocks", "ReadObservations"]
 
 
-def test_a_first_circle_that_is_too_small_grows_by_its_density():
+def test_nearest_small_first_circle_grows_once():
     store = Store(dense())
     nearest(store.answer, NearestTo(40.0, -105.0, 500, query_of(""), 2e4))
     assert store.asked == ["CountBlocks", "CountBlocks", "ReadObservations"]
 
 
-def test_far_from_everything_few_questions_are_asked():
+def test_nearest_remote_point_asks_few_times():
     store = Store(dense())
     found = nearest(store.answer, NearestTo(-40.0, 75.0, 3, query_of("")))
     assert len(found.distance_m) == 3
     assert store.asked == ["CountBlocks"] * 4 + ["ReadObservations"]
 
 
-def test_a_condition_that_blocks_know_nothing_of_reads_further_rings_only():
+def test_nearest_selective_condition_reads_few_rings():
     table = dense()
     store = Store(table)
     hour = "datetime < TIMESTAMP('2012-03-01T01:00:00Z')"
@@ -212,7 +211,7 @@ def test_a_condition_that_blocks_know_nothing_of_reads_further_rings_only():
     assert len(store.asked) - len(rings) <= 3
 
 
-def test_rings_share_no_observation():
+def test_nearest_rings_read_each_observation_once():
     table = dense()
     read = []
 
@@ -228,7 +227,7 @@ def test_rings_share_no_observation():
     assert len(places) == len(set(places)) > 0
 
 
-def test_fewer_than_asked_for_and_none():
+def test_nearest_fewer_observations_than_count_returns_all():
     table = world([1.0, 2.0], [3.0, 4.0])
     found = nearest(Store(table).answer, NearestTo(0.0, 0.0, 5, query_of("")))
     assert found.observations.column("latitude").to_pylist() == [1.0, 2.0]
@@ -237,24 +236,24 @@ def test_fewer_than_asked_for_and_none():
     assert len(none.distance_m) == 0
 
 
-def test_the_opposite_point_is_found():
+def test_nearest_antipode_is_found():
     found = nearest(Store(world([-40.0], [75.0])).answer, NearestTo(40.0, -105.0, 1, query_of("")))
     assert found.distance_m[0] == pytest.approx(HALFWAY_M)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "details"),
     [
-        ({"latitude": 91.0}, "latitude from -90 to 90"),
-        ({"longitude": float("nan")}, "longitude from -180 to 180"),
-        ({"count": 0}, "count from 1 to 100,000, got 0"),
-        ({"count": COUNT_MAX + 1}, "got 100001"),
-        ({"first_m": 0.0}, "first radius above 0 metres"),
-        ({"within_m": -1.0}, "greatest distance of 0 metres or more"),
-        ({"within_m": math.nan}, "greatest distance of 0 metres or more"),
+        ({"latitude": 91.0}, {"expected": "degrees"}),
+        ({"longitude": float("nan")}, {"expected": "degrees"}),
+        ({"count": 0}, {"parameter": "count", "bound": COUNT_MAX}),
+        ({"count": COUNT_MAX + 1}, {"parameter": "count"}),
+        ({"first_m": 0.0}, {"parameter": "first_m"}),
+        ({"within_m": -1.0}, {"parameter": "within_m"}),
+        ({"within_m": math.nan}, {"parameter": "within_m"}),
     ],
 )
-def test_searches_that_mean_nothing(wrong, message):
+def test_nearest_to_invalid_argument_raises(wrong, details):
     given_ = {"latitude": 0.0, "longitude": 0.0, "count": 1, "among": query_of("")} | wrong
-    with pytest.raises(InputError, match=message):
+    with raises(InputError, **details):
         NearestTo(**given_)

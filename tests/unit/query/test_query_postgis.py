@@ -105,7 +105,7 @@ def answers(session, statement, count):
     return found
 
 
-def test_polygons_select_the_same_points(session, shared, capsys):
+def test_query_random_polygons_select_points_of_postgis(session, shared, capsys):
     shapes, asked, near, slivers = [], [], 0, 0
     for seed in range(SEED, SEED + CASES):
         random = np.random.default_rng(seed)
@@ -207,7 +207,7 @@ def numbered(tables):
     return table.add_column(0, "number", pa.array(np.arange(table.num_rows)))
 
 
-def test_distances_select_the_same_points(session, shared, capsys):
+def test_query_random_distances_select_points_of_postgis(session, shared, capsys):
     circles, asked, near = [], [], 0
     for seed in range(SEED, SEED + CASES):
         random = np.random.default_rng(seed)

@@ -9,10 +9,11 @@ from itertools import permutations
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import InputError, QuerySyntaxError, UnknownProperty
+from galileo.errors import InputError, QuerySyntaxError, UnknownProperty, UnsupportedQuery
 from galileo.geo.geohash import to_text
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
@@ -73,12 +74,12 @@ def numbers_where(test):
     ],
 )
 @pytest.mark.parametrize("memtable_paths_max", [7, 10_000])
-def test_what_matches_both_sides_of_an_or_comes_once(text, memtable_paths_max):
+def test_scan_match_of_both_sides_of_or_comes_once(text, memtable_paths_max):
     found = scanned(text, memtable_paths_max=memtable_paths_max)
     assert set(found.values()) == {1}
 
 
-def test_or_finds_what_either_side_finds():
+def test_scan_or_finds_matches_of_either_side():
     wanted = numbers_where(lambda row: (row["t"] or 0) > 285 or row["n"] == 1)
     assert sorted(scanned("t > 285 OR n = 1")) == wanted
 
@@ -102,7 +103,7 @@ def test_or_finds_what_either_side_finds():
         "T > 2",
     ],
 )
-def test_a_feature_that_the_dataset_lacks_is_an_error(text):
+def test_parse_unknown_feature_raises_with_property(text):
     schema = Schema("world", FEATURES)
     with pytest.raises(UnknownProperty) as caught:
         parse(text, schema)
@@ -110,7 +111,7 @@ def test_a_feature_that_the_dataset_lacks_is_an_error(text):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_one_condition_rules_out_no_other_brings_back(order):
+def test_scan_excluded_row_stays_excluded_in_any_order(order):
     """Of a row with a missing `n` or `s`, NOT (...) is unknown or false, so it stays out."""
     text = "t > 285 AND (n = 1 OR s = 'a') AND NOT (n = 1 AND s = 'a') AND geohash LIKE 's%'"
     wanted = numbers_where(
@@ -136,7 +137,7 @@ def test_what_one_condition_rules_out_no_other_brings_back(order):
         ("t > 285 OR NOT t > 285", lambda row: row["t"] is not None),
     ],
 )
-def test_missing_values_count_alike_on_every_level(order, text, test):
+def test_scan_missing_values_match_alike_on_every_level(order, text, test):
     found = scanned(text, order)
     assert sorted(found) == numbers_where(test)
     assert set(found.values()) == {1}
@@ -145,7 +146,7 @@ def test_missing_values_count_alike_on_every_level(order, text, test):
 DATES = [str(day) for day in np.arange("1990-01-01", "1995-01-01", dtype="datetime64[D]")]
 
 
-def test_none_of_many_dates_is_read_at_once():
+def test_parse_many_negated_dates_is_fast():
     """What it took doubled with each date: thirty of them took all memory."""
     schema = Schema("world", [*FEATURES])
     listed = ", ".join(f"'{date}'" for date in DATES[::2])
@@ -163,7 +164,7 @@ def test_none_of_many_dates_is_read_at_once():
     assert np.flatnonzero(query.match_observations(table)).tolist() == [*range(1, count, 2)]
 
 
-def test_conditions_on_many_cells_and_times_are_distinguished_once(monkeypatch):
+def test_parse_many_cells_compares_each_few_times(monkeypatch):
     """Each was compared with all others: ten thousand cells in JSON took most of a minute."""
     schema = Schema("world", [*FEATURES], geohash_precision=4)
     cells = to_text(np.arange(0, 2**20, 1024, dtype=np.uint64), 4).to_pylist()
@@ -185,11 +186,11 @@ def test_conditions_on_many_cells_and_times_are_distinguished_once(monkeypatch):
     assert compared < 20 * len(cells)
 
 
-def test_what_other_nodes_could_not_read_is_refused_where_it_is_asked():
+def test_parse_text_too_long_as_json_raises():
     schema = Schema("world", [*FEATURES], geohash_precision=5)
     days = np.arange("1990-01-01", "2016-01-01", dtype="datetime64[D]")
     listed = ", ".join(f"'{day}'" for day in days)
-    with pytest.raises(QuerySyntaxError, match="at most 1,000,000 characters"):
+    with raises(QuerySyntaxError, position=1000000, bound=1000000):
         parse(f"datetime IN ({listed})", schema)
     readable = 0
     for depth in range(56, 66):
@@ -207,22 +208,22 @@ def test_what_other_nodes_could_not_read_is_refused_where_it_is_asked():
     assert readable > 4
 
 
-@pytest.mark.parametrize("digits", [4_000, 5_000])
-def test_a_number_of_thousands_of_digits_is_refused(digits):
+@pytest.mark.parametrize(("digits", "kind"), [(4_000, UnsupportedQuery), (5_000, QuerySyntaxError)])
+def test_parse_number_of_thousands_of_digits_raises(digits, kind):
     schema = Schema("world", [*FEATURES])
     text = f'{{"op": "=", "args": [{{"property": "n"}}, {"1" * digits}]}}'
-    with pytest.raises(InputError, match="number"):
+    with raises(kind):
         parse(text, schema)
 
 
 @pytest.mark.parametrize("text", ["9x\0%", "9xjq8\0", "\0%", "9x\0x%"])
-def test_a_geohash_with_a_character_that_numpy_drops_is_refused(text):
+def test_parse_geohash_with_nul_raises(text):
     schema = Schema("world", [*FEATURES], geohash_precision=5)
-    with pytest.raises(InputError, match="expected a geohash"):
+    with raises(InputError, expected="geohash"):
         parse({"op": "like", "args": [{"property": "geohash"}, text]}, schema)
 
 
-def test_a_distance_from_a_point_in_too_many_brackets():
+def test_parse_point_in_extra_brackets_is_accepted():
     schema = Schema("world", [*FEATURES])
     place = {"type": "Point", "coordinates": [[-105, 40]]}
     condition = {"op": "dwithin", "args": [{"property": "geometry"}, place, 5000]}
@@ -233,7 +234,7 @@ ENDS = st.none() | st.integers(-4, 4)
 
 
 @given(spans=st.lists(st.tuples(ENDS, ENDS), max_size=5))
-def test_times_outside_of_spans(spans):
+def test_outside_random_spans_equals_test_of_every_time(spans):
     def lies_in(span, time):
         lo, hi = span
         return (lo is None or lo <= time) and (hi is None or time < hi)
@@ -265,19 +266,19 @@ def test_times_outside_of_spans(spans):
         ("BBOX(1e-5, 0, 1E1, 1)", "BBOX(0.00001, 0, 10, 1)"),
     ],
 )
-def test_coordinates_are_read_in_scientific_notation(scientific: str, plain: str) -> None:
+def test_read_scientific_coordinates_equals_plain(scientific: str, plain: str) -> None:
     for condition in ("S_INTERSECTS(geometry, {})", "NOT (S_WITHIN(geometry, {}) AND n > 1e-3)"):
         assert read(condition.format(scientific)) == read(condition.format(plain))
 
 
 @given(st.floats(-180, 180), st.floats(-90, 90))
-def test_every_coordinate_that_python_prints_is_read(longitude: float, latitude: float) -> None:
+def test_read_random_coordinates_are_exact(longitude: float, latitude: float) -> None:
     tree = read(f"S_INTERSECTS(geometry, POINT({longitude!r} {latitude!r}))")
     expected = pytest.approx([longitude, latitude], rel=1e-15, abs=0)  # as the parser rounds
     assert tree["args"][1]["coordinates"] == expected
 
 
-def test_texts_and_names_like_geometries_stay_as_they_are() -> None:
+def test_read_text_like_geometry_is_unchanged() -> None:
     tree = read("""s = 'POINT(1e5 2)' AND "POINT(1e5 2)" > 1e-5""")
     assert tree["args"][0]["args"][1] == "POINT(1e5 2)"
     assert tree["args"][1]["args"][0] == {"property": "POINT(1e5 2)"}
@@ -291,7 +292,7 @@ def test_texts_and_names_like_geometries_stay_as_they_are() -> None:
         ("S_INTERSECTS(geometry, POINT(1e-5 2e-7)) AND n > !", 49),
     ],
 )
-def test_faults_beside_such_coordinates_are_pointed_at(text: str, position: int) -> None:
+def test_read_error_beside_scientific_coordinates_has_position(text: str, position: int) -> None:
     with pytest.raises(QuerySyntaxError) as caught:
         read(text)
     assert caught.value.details["position"] == position

@@ -71,7 +71,7 @@ def observations(latitude, longitude):
     return pa.table(columns, schema=SCHEMA.observation_schema)
 
 
-def test_shapely_selects_the_same_points():
+def test_query_random_polygons_select_points_of_shapely():
     sorts = [check(seed) for seed in range(SEED, SEED + CASES)]
     made = [sort for sort in sorts if sort is not None]
     assert len(made) >= CASES // 2

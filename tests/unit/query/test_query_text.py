@@ -22,6 +22,6 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_text_of_a_query_parses_to_the_same_query(text: str) -> None:
+def test_to_text_any_query_round_trips(text: str) -> None:
     tree = cql2.parse_text(text).to_json()
     assert cql2.parse_text(to_text(tree)).to_json() == tree

@@ -15,17 +15,17 @@ def blocks(language):
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_the_code_runs(code, weather, capsys):
+def test_rdf_page_code_runs(code, weather, capsys):
     exec(compile(code, "docs/rdf.md", "exec"), {"labels": weather, "rdf": rdf})
     assert "urn:galileo:vertex:nam/" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("query", blocks("sparql"))
-def test_the_questions_have_answers(query, weather):
+def test_rdf_page_queries_have_results(query, weather):
     assert len(rdf.sparql(weather, query)) > 0
 
 
-def test_every_name_in_the_graph_is_documented(weather):
+def test_rdf_page_names_every_term_of_graph(weather):
     graph = rdf.to_graph(weather)
     names = {str(p) for p in graph.predicates()} | {str(o) for o in graph.objects()}
     own = {name.removeprefix(rdf.NS) for name in names if name.startswith(rdf.NS)}
@@ -33,5 +33,5 @@ def test_every_name_in_the_graph_is_documented(weather):
     assert {name for name in own if f"`g:{name}`" not in TEXT} == set()
 
 
-def test_every_prefix_is_documented():
+def test_rdf_page_names_every_prefix():
     assert {prefix for prefix in rdf.PREFIXES if f"`{prefix}:`" not in TEXT} == set()

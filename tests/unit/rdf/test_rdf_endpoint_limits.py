@@ -25,7 +25,7 @@ def graph(weather):
         yield opened
 
 
-def test_a_query_without_end_is_cut(graph):
+def test_endpoint_endless_query_times_out(graph):
     with Endpoint(graph, EndpointOptions(port=0, timeout_s=1.0)) as served:
         reply = get(served.url, ENDLESS)
         assert reply.status == 504
@@ -34,7 +34,7 @@ def test_a_query_without_end_is_cut(graph):
         assert until(lambda: get(served.url, COUNT).status == 200)
 
 
-def test_an_answer_that_is_too_long_is_refused(graph):
+def test_endpoint_answer_beyond_rows_max_is_refused(graph):
     with Endpoint(graph, EndpointOptions(port=0, rows_max=10)) as served:
         assert get(served.url, "SELECT * { ?s ?p ?o } LIMIT 10").status == 200
         reply = get(served.url, "SELECT * { ?s ?p ?o }")
@@ -82,7 +82,7 @@ def test_endpoint_unfinished_requests_do_not_block_others(graph):
 
 
 @pytest.mark.slow
-def test_a_request_has_its_time_however_often_a_byte_of_it_comes(graph):
+def test_endpoint_slow_request_is_disconnected(graph):
     with Endpoint(graph, EndpointOptions(port=0, idle_timeout_s=0.5)) as served:
         for head in (b"GET /sparql HTTP/1.1\r\nX: ", POST_HEAD % 1_000_000):
             with connect(served.url) as slow:
@@ -98,14 +98,14 @@ def takes_a_byte(connection):
     return True
 
 
-def test_a_body_that_breaks_off_is_no_query(graph):
+def test_endpoint_truncated_body_is_disconnected(graph):
     with Endpoint(graph, EndpointOptions(port=0)) as served, connect(served.url) as broken:
         broken.sendall(POST_HEAD % 100 + b"ASK {}")
         broken.shutdown(socket.SHUT_WR)
         assert broken.recv(100) == b""
 
 
-def test_headers_have_a_size_in_all(graph):
+def test_endpoint_large_headers_are_refused(graph):
     with Endpoint(graph, EndpointOptions(port=0)) as served, connect(served.url) as greedy:
         line = b"x" * 60_000 + b"\r\n"
         with contextlib.suppress(OSError):  # it answers before it has read all of it
@@ -175,7 +175,7 @@ def test_endpoint_silent_client_is_disconnected(graph):
             assert connection.recv(100) == b""
 
 
-def test_closing_ends_the_queries_that_run(graph):
+def test_endpoint_close_ends_running_queries(graph):
     served = Endpoint(graph, EndpointOptions(port=0, timeout_s=60))
     with hold(served.url) as connection:
         assert until(lambda: _running(served._server.service) == 1)

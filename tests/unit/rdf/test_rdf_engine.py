@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from expected_errors import raises
 
 from galileo.errors import Cancelled, DeadlineExceeded, InputError, UnsupportedQuery
 from galileo.rdf.cancellation import Cancellation
@@ -96,7 +97,7 @@ def test_engine_timeout_keeps_the_graph_loaded(engine, loads):
     assert loads == [1]
 
 
-def test_queries_are_cut_whatever_they_are_doing_and_the_next_answer_is_right(engine, loads):
+def test_engine_timeout_at_any_moment_keeps_next_answer_right(engine, loads):
     """Also while a long answer is on its way: what is left of it is never taken for another."""
     long = "SELECT ?a ?c ?f { ?a ?b ?c . ?d ?e ?f } LIMIT 1000000"
     for number in range(12):
@@ -107,7 +108,7 @@ def test_queries_are_cut_whatever_they_are_doing_and_the_next_answer_is_right(en
     assert loads == [1]
 
 
-def test_a_query_whose_time_is_over_before_it_is_asked_costs_no_other_load(engine, loads):
+def test_engine_timeout_before_query_keeps_graph(engine, loads):
     """A graph process that is slow to fork, as on a busy machine, keeps its graph."""
     engine.load()
     graph_pid = engine._process.child.pid
@@ -122,7 +123,7 @@ def test_a_query_whose_time_is_over_before_it_is_asked_costs_no_other_load(engin
 
 
 @pytest.mark.parametrize("options", [EngineOptions(orphan_grace_s=-59.9)])
-def test_a_query_that_ends_itself_before_it_is_interrupted_took_too_long(engine, loads):
+def test_engine_query_ended_by_own_timer_raises_deadline_exceeded(engine, loads):
     """As where this process is kept from its processor for longer than the grace."""
     with pytest.raises(DeadlineExceeded):
         engine.query(ENDLESS, QUICK)
@@ -130,7 +131,7 @@ def test_a_query_that_ends_itself_before_it_is_interrupted_took_too_long(engine,
     assert loads == [1]
 
 
-def test_a_query_is_cancelled_between_its_fork_and_its_question(engine, loads, monkeypatch):
+def test_engine_cancel_after_fork_raises_cancelled(engine, loads, monkeypatch):
     cancel, fork = Cancellation(), Process._ensure_query_process
 
     def forking(process, *, geometry):
@@ -145,7 +146,7 @@ def test_a_query_is_cancelled_between_its_fork_and_its_question(engine, loads, m
     assert loads == [1]
 
 
-def test_the_grace_of_one_query_that_was_cut_does_not_end_another_one(engine, loads, monkeypatch):
+def test_engine_late_interrupt_does_not_end_next_query(engine, loads, monkeypatch):
     """Its interrupt was obeyed long ago, when another query waits for its own to be."""
     waiting = []
     watch = Process._watch
@@ -193,12 +194,12 @@ def test_process_killed_while_reading_discards_the_request(process, read):
     assert process.query(request("ASK { <urn:s:3> ?p ?o }"), timeout_s=60)[0]["value"]
 
 
-def test_a_query_is_cancelled_from_another_thread(engine, loads):
+def test_engine_cancel_from_other_thread_raises_cancelled(engine, loads):
     engine.query("ASK {}", QUICK)
     cancel = Cancellation()
     timer = threading.Timer(0.1, cancel.cancel)
     timer.start()
-    with pytest.raises(Cancelled, match="was cancelled"):
+    with raises(Cancelled):
         engine.query(ENDLESS, QUICK, cancels=[cancel])
     with pytest.raises(Cancelled):
         engine.query("ASK {}", QUICK, cancels=[cancel])
@@ -207,7 +208,7 @@ def test_a_query_is_cancelled_from_another_thread(engine, loads):
     timer.join()
 
 
-def test_a_query_that_waits_for_its_turn_can_be_cancelled(engine):
+def test_engine_cancel_waiting_query_raises_cancelled(engine):
     cancel = Cancellation()
     timer = threading.Timer(0.1, cancel.cancel)
     timer.start()
@@ -216,7 +217,7 @@ def test_a_query_that_waits_for_its_turn_can_be_cancelled(engine):
     timer.join()
 
 
-def test_a_graph_grows_between_queries(engine, loads):
+def test_engine_grow_adds_triples(engine, loads):
     assert not engine.query("ASK { <urn:new> ?p ?o }", QUICK).value
     engine.grow([b'<urn:new> <urn:p> "1" .\n', b'<urn:new> <urn:p> "1" .\n'])
     count = "SELECT (COUNT(*) AS ?n) { ?s ?p ?o }"
@@ -225,8 +226,8 @@ def test_a_graph_grows_between_queries(engine, loads):
     assert loads == [1]
 
 
-def test_engine_unknown_function_is_refused_and_worker_survives(engine, loads):
-    with pytest.raises(UnsupportedQuery, match="urn:unheard"):
+def test_engine_unknown_function_raises_and_keeps_worker(engine, loads):
+    with raises(UnsupportedQuery, expected="function"):
         engine.query("SELECT (<urn:unheard>(1) AS ?x) {}", QUICK)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
     assert loads == [1]
@@ -251,7 +252,7 @@ def late_news(monkeypatch):
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["graph process", "both"])
-def test_a_graph_grows_though_its_process_is_lost_unseen(engine, loads, late_news, asked):
+def test_engine_grow_after_lost_process_reloads(engine, loads, late_news, asked):
     """Both with a graph process that reads itself, and with one that a query process reads for."""
     if asked:
         engine.query("ASK {}", QUICK)
@@ -265,7 +266,7 @@ def test_a_graph_grows_though_its_process_is_lost_unseen(engine, loads, late_new
     assert loads == [1, 1]
 
 
-def test_a_query_is_answered_though_its_process_is_lost_unseen(engine, loads, late_news):
+def test_engine_query_after_lost_process_reloads(engine, loads, late_news):
     engine.query("ASK {}", QUICK)
     engine._process.end()
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
@@ -274,40 +275,41 @@ def test_a_query_is_answered_though_its_process_is_lost_unseen(engine, loads, la
     assert loads == [1, 1, 1]
 
 
-def test_engine_graph_process_killed_twice_is_an_error(engine, monkeypatch):
+def test_engine_graph_process_killed_twice_raises(engine, monkeypatch):
     """A graph that does not fit its memory is an error after two attempts."""
     monkeypatch.setattr(
         Process, "query", lambda process, *_, **__: process._read_bytes(process.end() or 1)
     )
-    with pytest.raises(InputError, match="SIGKILL"):
+    with raises(InputError, expected="memory", bound=8589934592):
         engine.query("ASK {}", QUICK)
 
 
 @pytest.mark.slow
-def test_engine_grow_beyond_memory_is_refused():
+def test_engine_grow_beyond_memory_raises():
     pieces = [TRIPLES]
     engine = Engine(lambda: pieces, EngineOptions(memory_bytes_max=400 << 20))
     try:
         engine.load()
         line = b'<urn:l:%d> <urn:p> "%d' + b"x" * 100_000 + b'" .\n'
         pieces.append(b"".join(line % (i, i) for i in range(4_000)))
-        with pytest.raises(InputError, match=r"MiB of memory|MemoryError"):
+        with pytest.raises(InputError) as caught:
             engine.grow(pieces[1:])
+        assert caught.value.details["expected"] in ("memory", "graph")
         del pieces[1:]
         assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
     finally:
         engine.close()
 
 
-def test_engine_grow_invalid_triples_are_refused(engine, loads):
+def test_engine_grow_invalid_triples_raises(engine, loads):
     engine.load()
-    with pytest.raises(InputError, match="oxigraph loads"):
+    with raises(InputError, expected="graph"):
         engine.grow([b"this is not N-Triples\n"])
     assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
     assert loads == [1, 1]
 
 
-def test_a_source_that_cannot_be_read_is_not_taken_for_a_lost_process():
+def test_engine_load_unreadable_source_raises_its_error():
     def unreadable():
         yield TRIPLES
         raise OSError("made up by the source of the triples")
@@ -323,7 +325,7 @@ def test_engine_killed_query_process_is_replaced(engine, loads):
     engine.query("ASK {}", QUICK)
     (graph_pid,) = workers() - before
     os.kill(query_process(graph_pid), signal.SIGKILL)
-    with pytest.raises(InputError, match="SIGKILL"):
+    with raises(InputError, expected="memory", bound=8589934592):
         engine.query("ASK { <urn:s:3> ?p ?o }", QUICK)
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
     assert loads == [1]
@@ -343,33 +345,33 @@ def test_engine_stopped_process_times_out(engine, stopped):
     assert engine.query("ASK { <urn:s:3> ?p ?o }", QUICK).value
 
 
-def test_waiting_for_another_threads_query_is_bounded_too(engine):
+def test_engine_timeout_includes_wait_for_other_query(engine):
     with engine._lock, pytest.raises(DeadlineExceeded):
         engine.query("ASK {}", Limits(timeout_s=0.1))
     assert engine.query("ASK {}", QUICK).kind == "boolean"
 
 
 @pytest.mark.slow
-def test_memory_is_bounded():
+def test_engine_query_beyond_memory_raises():
     engine = Engine(lambda: [TRIPLES], EngineOptions(memory_bytes_max=400 << 20))
     try:
         assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
         greedy = "SELECT (COUNT(DISTINCT CONCAT(?a, ?b, ?a, ?b)) AS ?n) { ?x ?p ?a . ?y ?q ?b }"
-        with pytest.raises(InputError, match="MiB of memory"):
+        with raises(InputError, expected="memory", bound=400 << 20):
             engine.query(greedy, Limits(timeout_s=300))
         assert engine.query("ASK { <urn:s:1> ?p ?o }", QUICK).value
     finally:
         engine.close()
 
 
-def test_a_graph_that_does_not_parse_is_refused():
+def test_engine_load_invalid_triples_raises():
     engine = Engine(lambda: [b"this is not N-Triples\n"])
-    with pytest.raises(InputError, match="oxigraph loads"):
+    with raises(InputError, expected="graph"):
         engine.query("ASK {}", QUICK)
     engine.close()
 
 
-def test_an_error_while_the_graph_is_made_reaches_the_caller_and_leaves_no_process():
+def test_engine_load_failing_source_leaves_no_process():
     def broken():
         yield TRIPLES
         raise ZeroDivisionError("made up by the source of the triples")
@@ -403,7 +405,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_a_worker_whose_parent_was_killed_ends_by_itself():
+def test_worker_orphaned_ends():
     command = [sys.executable, "-c", ORPHANING]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as parent:

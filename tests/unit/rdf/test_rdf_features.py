@@ -12,7 +12,7 @@ from galileo.labels import LabelSet
 from galileo.rdf import sparql_lexer
 
 
-def test_a_misspelt_feature_is_warned_of(weather: LabelSet) -> None:
+def test_sparql_unknown_feature_warns_with_nearest(weather: LabelSet) -> None:
     with rdf.open_labels(weather) as graph:
         with pytest.warns(GalileoWarning, match="did you mean f:temperature") as caught:
             answer = graph.sparql("SELECT ?t { ?p f:temprature ?t }")
@@ -24,7 +24,7 @@ def test_a_misspelt_feature_is_warned_of(weather: LabelSet) -> None:
             graph.sparql("SELECT ?t { ?p f:temperature ?t ; f:level 2 }")
 
 
-def test_a_growing_graph_warns_too(weather: LabelSet) -> None:
+def test_incremental_graph_unknown_feature_warns(weather: LabelSet) -> None:
     with rdf.IncrementalGraph(weather.schema) as graph:
         graph.add(weather)
         with pytest.warns(GalileoWarning, match="f:sizze matches nothing"):
@@ -41,5 +41,5 @@ def test_a_growing_graph_warns_too(weather: LabelSet) -> None:
         ("ASK { ?p g:geohash ?t }", []),
     ],
 )
-def test_the_names_of_features_in_a_text(text: str, names: list[str]) -> None:
+def test_names_of_prefix_gives_names_in_text(text: str, names: list[str]) -> None:
     assert sparql_lexer.names_of(text, prefix="f") == names

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import shapely
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ RELATIONS = {
 
 
 @given(st.lists(st.tuples(shapes, shapes), min_size=1, max_size=10))
-def test_relations_are_those_of_shapely(graph, pairs):
+def test_relations_random_shapes_equal_shapely(graph, pairs):
     rows = " ".join(f"({wkt(one.wkt)} {wkt(two.wkt)})" for one, two in pairs)
     calls = " ".join(f"(geof:{name}(?a, ?b) AS ?{name})" for name in RELATIONS)
     found = graph.sparql(f"SELECT {calls} {{ VALUES (?a ?b) {{ {rows} }} }}").rows
@@ -58,7 +59,7 @@ def test_relations_are_those_of_shapely(graph, pairs):
     assert [row | {} for row in found] == expected
 
 
-def test_the_worker_has_the_functions_that_are_promised():
+def test_geometry_functions_equal_documented_ones():
     assert {name.value for name in geometry.FUNCTIONS} == {
         terms.GEOF + name for name in terms.GEOMETRY_FUNCTIONS
     }
@@ -66,7 +67,7 @@ def test_the_worker_has_the_functions_that_are_promised():
 
 
 @given(*[st.floats(-180, 180), st.floats(-89, 89)] * 2)
-def test_distances_of_points_are_along_great_circles(x, y, u, v):
+def test_distance_random_points_is_great_circle(x, y, u, v):
     def vector(longitude, latitude):
         a, b = math.radians(longitude), math.radians(latitude)
         return np.array([math.cos(b) * math.cos(a), math.cos(b) * math.sin(a), math.sin(b)])
@@ -78,7 +79,7 @@ def test_distances_of_points_are_along_great_circles(x, y, u, v):
 
 
 @pytest.mark.parametrize("latitude", [0.0, 40.0, 60.0, -75.0])
-def test_distances_of_boxes_are_those_of_their_nearest_points(latitude):
+def test_distance_boxes_is_that_of_nearest_points(latitude):
     """Against all pairs of points along the edges of both."""
     one, two = box(10, latitude, 1, 1), box(13, latitude + 2, 1, 1)
     edges = [
@@ -88,7 +89,7 @@ def test_distances_of_boxes_are_those_of_their_nearest_points(latitude):
     assert geometry.distance_m(one, two) == pytest.approx(pairs.min(), rel=5e-3)
 
 
-def test_distance_knows_its_units(graph):
+def test_distance_unit_is_converted(graph):
     pair = f"{wkt(DENVER)}, {wkt(BOULDER)}"
     metres = value(graph, f"geof:distance({pair}, <http://www.opengis.net/def/uom/OGC/1.0/metre>)")
     assert 39_000 < metres < 40_500
@@ -99,13 +100,13 @@ def test_distance_knows_its_units(graph):
     assert value(graph, f"geof:distance({pair}, unit:K)") is None
 
 
-def test_distance_crosses_the_antimeridian(graph):
+def test_distance_over_antimeridian_is_short(graph):
     pair = f"{wkt('POINT (179.5 0)')}, {wkt('POINT (-179.5 0)')}"
     assert value(graph, f"geof:distance({pair}, unit:KiloM)") == pytest.approx(111.195, rel=1e-4)
 
 
 @pytest.mark.parametrize(("west", "south", "width", "height"), [(0, 0, 1, 1), (-30, 55, 8, 20)])
-def test_areas_of_cells_are_exact(graph, west, south, width, height):
+def test_area_of_cell_is_exact(graph, west, south, width, height):
     strip = math.sin(math.radians(south + height)) - math.sin(math.radians(south))
     exact = EARTH_RADIUS_M**2 * math.radians(width) * strip
     text = wkt(box(west, south, width, height).wkt)
@@ -113,7 +114,7 @@ def test_areas_of_cells_are_exact(graph, west, south, width, height):
     assert value(graph, f"geof:area({text}, unit:KiloM2)") == pytest.approx(exact / 1e6, rel=1e-9)
 
 
-def test_lengths_and_buffers_are_metric(graph):
+def test_length_and_buffer_are_metric(graph):
     around = math.radians(1) * EARTH_RADIUS_M
     line = wkt("LINESTRING (10 0, 10 1, 11 1)")
     expected = around * (1 + math.cos(math.radians(1)))
@@ -133,7 +134,7 @@ def test_lengths_and_buffers_are_metric(graph):
         (f"geof:symDifference({wkt(SQUARE)}, {wkt(SQUARE)})", "POLYGON EMPTY"),
     ],
 )
-def test_geometries_are_made(graph, expression, expected):
+def test_geometry_function_gives_geometry(graph, expression, expected):
     found = shapely.from_wkt(value(graph, expression))
     assert shapely.equals(found, shapely.from_wkt(expected))
 
@@ -151,11 +152,11 @@ def test_geometries_are_made(graph, expression, expected):
         (f"geof:metricDistance({wkt('POINT (1 x)')}, {wkt(DENVER)})", None),
     ],
 )
-def test_numbers_of_geometries(graph, expression, expected):
+def test_geometry_function_gives_number(graph, expression, expected):
     assert value(graph, expression) == expected
 
 
-def test_other_ways_to_write_a_place_are_understood(graph):
+def test_geometry_literal_of_other_crs_or_json_is_read(graph):
     crs84 = "<http://www.opengis.net/def/crs/OGC/1.3/CRS84> POINT (3 1)"
     epsg = "<http://www.opengis.net/def/crs/EPSG/0/4326> POINT (1 3)"
     json = '\'{"type": "Point", "coordinates": [3, 1]}\'^^geo:geoJSONLiteral'
@@ -165,18 +166,18 @@ def test_other_ways_to_write_a_place_are_understood(graph):
     assert value(graph, f"geof:metricDistance({wkt(other)}, {wkt(DENVER)})") is None
 
 
-def test_a_function_that_geosparql_lacks_is_refused(graph):
-    with pytest.raises(UnsupportedQuery, match="levitate"):
+def test_geometry_unknown_function_raises(graph):
+    with raises(UnsupportedQuery, expected="function"):
         graph.sparql("SELECT (geof:levitate(1) AS ?x) {}")
 
 
-def test_cells_within_reach_of_a_place(graph, weather):
+def test_geometry_filter_by_distance_finds_cells(graph, weather):
     text = f"""SELECT ?h {{ ?c a g:Cell ; g:value ?h ; geo:hasGeometry/geo:asWKT ?w
         FILTER(geof:distance(?w, {wkt(DENVER)}, unit:KiloM) < 50) }}"""
     assert graph.sparql(text).rows == [{"h": "9xj"}]
 
 
-def test_functions_come_whatever_was_asked_before_and_the_graph_stays(graph):
+def test_geometry_functions_after_plain_query_are_available(graph):
     assert graph.sparql("ASK { ?p a g:Path }")
     renamed = "PREFIX q: <http://www.opengis.net/def/function/geosparql/> SELECT (q:minX(?w) AS ?x)"
     assert len(graph.sparql(f"{renamed} {{ ?g geo:asWKT ?w }}")) == 3

@@ -17,7 +17,7 @@ def own(terms):
     return {str(term).removeprefix(rdf.NS) for term in terms if str(term).startswith(rdf.NS)} - {""}
 
 
-def test_the_terms_are_those_that_the_graph_uses(weather):
+def test_ontology_terms_equal_terms_of_graph(weather):
     graph, ontology = rdf.to_graph(weather), declared()
     classes = own(graph.objects(None, RDF.type))
     properties = own(graph.predicates())
@@ -27,7 +27,7 @@ def test_the_terms_are_those_that_the_graph_uses(weather):
     assert len(properties) > 15
 
 
-def test_properties_lead_to_what_the_ontology_says(weather):
+def test_ontology_kinds_of_properties_hold_in_graph(weather):
     """IRIs behind object properties, literals behind the others."""
     graph, ontology = rdf.to_graph(weather), declared()
     for subject in own(graph.predicates()):
@@ -37,7 +37,7 @@ def test_properties_lead_to_what_the_ontology_says(weather):
         assert are_iris == {kind == OWL.ObjectProperty}, subject
 
 
-def test_domains_and_ranges_hold_in_the_graph(weather):
+def test_ontology_domains_and_ranges_hold_in_graph(weather):
     graph, ontology = rdf.to_graph(weather), declared()
 
     def is_a(vertex, cls):
@@ -58,7 +58,7 @@ def test_domains_and_ranges_hold_in_the_graph(weather):
                 assert kinds == {cls}, iri
 
 
-def test_every_term_is_explained():
+def test_ontology_every_term_has_label_and_comment():
     ontology = declared()
     for subject in own(ontology.subjects()):
         iri = URIRef(rdf.NS + subject)

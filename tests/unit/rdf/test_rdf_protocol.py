@@ -20,7 +20,7 @@ def status(request):
     return caught.value.status
 
 
-def test_a_query_comes_in_three_ways():
+def test_parse_request_any_method_gives_query():
     encoded = urlencode({"query": TEXT})
     assert protocol.parse_request(Request("GET", f"/sparql?{encoded}")) == QueryRequest(TEXT)
     assert protocol.parse_request(Request("POST", "/", FORM, encoded.encode())) == QueryRequest(
@@ -32,7 +32,7 @@ def test_a_query_comes_in_three_ways():
 
 
 @given(st.text())
-def test_any_text_comes_through_all_three(text):
+def test_parse_request_random_text_is_kept(text):
     encoded = urlencode({"query": text}, errors="surrogatepass")
     for request in (
         Request("GET", f"/sparql?{encoded}"),
@@ -42,7 +42,7 @@ def test_any_text_comes_through_all_three(text):
         assert protocol.parse_request(request) == QueryRequest(text)
 
 
-def test_without_a_query_the_service_is_described():
+def test_parse_request_no_query_asks_for_description():
     assert protocol.parse_request(Request("GET", "/sparql")) == DescriptionRequest("service")
     assert protocol.parse_request(Request("HEAD", "/")) == DescriptionRequest("service")
     assert protocol.parse_request(Request("GET", "/ontology")) == DescriptionRequest("ontology")
@@ -71,13 +71,10 @@ def test_without_a_query_the_service_is_described():
         (Request("POST", "/sparql", {}, b"ASK {}"), 415),
         (Request("POST", "/sparql", {"content-type": "text/plain"}, b"ASK {}"), 415),
         (Request("POST", "/sparql", {**QUERY, "content-encoding": "gzip"}, b"ASK {}"), 415),
-        (
-            Request("POST", "/", {"content-type": "application/sparql-query; charset=latin-1"}),
-            415,
-        ),
+        (Request("POST", "/", {"content-type": "application/sparql-query; charset=latin-1"}), 415),
     ],
 )
-def test_what_is_no_query_of_the_graph_is_refused(request_, expected):
+def test_parse_request_invalid_request_is_refused(request_, expected):
     assert status(request_) == expected
 
 
@@ -99,7 +96,7 @@ def test_what_is_no_query_of_the_graph_is_refused(request_, expected):
         ("text/csv; header=present ; q=1", "solutions", "text/csv"),
     ],
 )
-def test_the_best_of_what_is_accepted_is_chosen(accept, kind, expected):
+def test_negotiate_accept_header_chooses_best_format(accept, kind, expected):
     name, form = protocol.negotiate(accept, kind)
     assert name.startswith(expected)
     assert form == protocol.TYPES[kind][name]
@@ -122,7 +119,7 @@ def test_negotiate_no_acceptable_format_is_refused(accept, kind):
 
 
 @given(st.text(max_size=30))
-def test_no_accept_header_stops_the_choice(accept):
+def test_negotiate_random_accept_header_finds_named_format(accept):
     """Whatever a client writes, what it also accepts by name is found."""
     name, _ = protocol.negotiate(f"{accept.replace(';', '')}, text/csv", "solutions")
     assert name in protocol.SOLUTION_TYPES
@@ -137,7 +134,7 @@ def test_no_accept_header_stops_the_choice(accept):
         (Cancelled("gone"), 503),
     ],
 )
-def test_errors_have_a_status(error, expected):
+def test_refusal_any_error_has_status(error, expected):
     refused = protocol.refusal(error)
     assert refused.status == expected
     assert refused.text == f"{error.message} [{error.kind}]"

@@ -1,4 +1,5 @@
 import pytest
+from expected_errors import raises
 from rdflib.plugins.sparql import prepareQuery, prepareUpdate
 
 from galileo.errors import InputError, QuerySyntaxError, UnsupportedQuery
@@ -35,37 +36,37 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_check_query_service_from_and_updates_are_refused(text):
-    with pytest.raises(UnsupportedQuery, match="expected a query"):
+def test_check_query_service_from_or_update_raises(text):
+    is_update = text.startswith("INSERT")
+    with raises(UnsupportedQuery, expected="query" if is_update else "query_of_result"):
         query_validation.check_query(text)
 
 
 @pytest.mark.parametrize("text", ACCEPTED)
-def test_the_words_alone_are_harmless(text):
+def test_check_query_keywords_in_literals_are_accepted(text):
     query_validation.check_query(text)
 
 
-def test_a_suspicious_text_that_does_not_parse_is_refused_with_its_place():
-    with pytest.raises(QuerySyntaxError, match="does not parse") as caught:
+def test_check_query_invalid_text_raises_with_position():
+    with raises(QuerySyntaxError, position=len("SELECT *\n{ ")):
         query_validation.check_query("SELECT *\n{ SERVICE oops }")
-    assert caught.value.details["position"] == len("SELECT *\n{ ")
 
 
-def test_deep_nesting_is_an_error_and_no_crash():
+def test_check_query_deep_nesting_raises():
     depth = 20_000
     with pytest.raises(InputError):
         query_validation.check_query("SELECT * " + "{" * depth + " ?from ?b ?c " + "}" * depth)
 
 
-@pytest.mark.parametrize(("text", "match"), [(b"ASK {}", "bytes"), ("#" * 100_001, "100,000")])
-def test_check_query_other_types_and_long_texts_are_refused(text, match):
-    with pytest.raises(InputError, match=match):
+@pytest.mark.parametrize(("text", "expected"), [(b"ASK {}", "text"), ("#" * 100_001, "characters")])
+def test_check_query_other_type_or_long_text_raises(text, expected):
+    with raises(InputError, expected=expected):
         query_validation.check_query(text)
 
 
-def test_updates_of_a_copy_may_not_load():
+def test_check_update_load_raises():
     query_validation.check_update("INSERT DATA { <urn:a> <urn:b> 'LOAD' }")
-    with pytest.raises(UnsupportedQuery, match="LOAD"):
+    with raises(UnsupportedQuery, expected="query_of_result", name="Load"):
         query_validation.check_update(
             "INSERT DATA { <urn:a> <urn:b> 1 } ; LOAD <http://127.0.0.1:1/>"
         )
@@ -73,21 +74,21 @@ def test_updates_of_a_copy_may_not_load():
         query_validation.check_update("LOAD what")
 
 
-def test_check_algebra_refuses_service_from_and_load():
+def test_check_algebra_service_from_or_load_raises():
     query_validation.check_algebra(prepareQuery("SELECT * { ?s ?p 'SERVICE' }").algebra)
-    with pytest.raises(UnsupportedQuery, match="SERVICE"):
+    with raises(UnsupportedQuery, expected="query_of_result", name="ServiceGraphPattern"):
         query_validation.check_algebra(
             prepareQuery(f"SELECT * {{ SERVICE {REMOTE} {{ }} }}").algebra
         )
-    with pytest.raises(UnsupportedQuery, match="FROM"):
+    with raises(UnsupportedQuery, expected="query_of_result", name="DatasetClause"):
         query_validation.check_algebra(
             prepareQuery(f"SELECT * FROM {REMOTE} {{ ?s ?p ?o }}").algebra
         )
-    with pytest.raises(UnsupportedQuery, match="LOAD"):
+    with raises(UnsupportedQuery, expected="query_of_result", name="Load"):
         query_validation.check_algebra(prepareUpdate(f"LOAD {REMOTE}").algebra)
 
 
-def test_the_place_of_an_error_is_counted_in_characters():
+def test_syntax_error_position_counts_characters():
     error = query_validation.syntax_error("ASK {\n é oops }", "error at 2:4: expected ?")
     assert isinstance(error, QuerySyntaxError)
     assert error.details["position"] == 9

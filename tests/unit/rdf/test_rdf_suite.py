@@ -52,14 +52,14 @@ def naive(weather):
     return graph
 
 
-def test_the_suite_is_whole():
+def test_query_suite_is_complete():
     names = re.findall(r"^# ([a-z].*)\n(?!#)", TEXT, re.MULTILINE)
     assert list(QUERIES) == names
     assert len(QUERIES) >= 60
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_both_engines_answer_alike(graph, naive, name):
+def test_sparql_query_of_suite_equals_rdflib(graph, naive, name):
     ours, theirs = graph.sparql(QUERIES[name]), naive.query(QUERIES[name])
     if theirs.type == "ASK":
         assert bool(ours) is theirs.askAnswer

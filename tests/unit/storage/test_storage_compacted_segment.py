@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import raises
 
 from galileo.errors import ConfigError, CorruptData
 from galileo.storage.compacted_format import FORMAT_VERSION, TRAILER_BYTES, read_index
@@ -51,7 +52,7 @@ def outcome(path: Path, commits: list[Commit], open_journal: Open) -> set[int] |
 
 
 @pytest.mark.slow
-def test_every_flipped_byte_of_a_merged_segment_is_noticed(
+def test_compacted_segment_any_flipped_byte_is_detected(
     merged: Path, commits: list[Commit], open_journal: Open
 ) -> None:
     """At the start where paths or index are hit, else when the block is read; verify tells all."""
@@ -88,7 +89,9 @@ def test_every_flipped_byte_of_a_merged_segment_is_noticed(
     assert not check_compacted(merged, partition=7).flaws
 
 
-def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal: Open) -> None:
+def test_compacted_segment_other_length_raises_corrupt_data(
+    merged: Path, open_journal: Open
+) -> None:
     stored = merged.read_bytes()
     for length in (0, 63, 64, len(stored) // 2, len(stored) - ALIGNMENT, len(stored) - 1):
         merged.write_bytes(stored[:length])
@@ -100,28 +103,30 @@ def test_a_merged_segment_of_another_length_is_damage(merged: Path, open_journal
         open_journal(merged.parent, SMALL)
 
 
-def test_a_merged_segment_in_the_wrong_place_is_damage(
+def test_compacted_segment_wrong_place_raises_corrupt_data(
     merged: Path, open_journal: Open, tmp_path: Path
 ) -> None:
     other = tmp_path / "8"
     shutil.copytree(merged.parent, other)
-    with pytest.raises(CorruptData, match="partition"):
+    with raises(CorruptData, offset=0):
         open_journal(other, SMALL, partition=8)
     assert check_compacted(merged, partition=8).flaws
     (tmp_path / "9").mkdir()
     misnamed = tmp_path / "9" / f"{2:020d}.merged"
     shutil.copy(merged, misnamed)
-    with pytest.raises(CorruptData, match="missing or misplaced"):
+    with raises(CorruptData, offset=0):
         open_journal(tmp_path / "9", SMALL)
     assert check_compacted(misnamed, partition=7).flaws
 
 
-def test_a_later_format_is_refused_and_kept(merged: Path, open_journal: Open) -> None:
+def test_compacted_segment_later_format_raises_and_is_kept(
+    merged: Path, open_journal: Open
+) -> None:
     stored = bytearray(merged.read_bytes())
     trailer = memoryview(stored)[-TRAILER_BYTES:]
     trailer[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
     trailer[-4:] = checksum([bytes(trailer[:-4])]).to_bytes(4, "little")
     merged.write_bytes(stored)
-    with pytest.raises(ConfigError, match="format 1, got 2"):
+    with raises(ConfigError, expected="format_version"):
         open_journal(merged.parent, SMALL)
     assert merged.read_bytes() == stored

@@ -68,7 +68,7 @@ def check_holds(journal: Any, reported: dict[int, int], make_commit: Make) -> No
 @pytest.mark.parametrize(
     "rounds", [(7, 23), pytest.param((1, 7, 23, 2, 40), marks=pytest.mark.slow)]
 )
-def test_what_a_killed_process_reported_is_there_once(
+def test_journal_process_killed_keeps_reported_commits_once(
     tmp_path: Path, make_commit: Make, open_journal: Open, rounds: tuple[int, ...]
 ) -> None:
     """Each child is killed after that many reports."""
@@ -113,7 +113,7 @@ def injected(tmp_path: Path, fault: tuple[str, str, str], *, groups: int) -> lis
         pytest.param("fdatasync", "5", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
+def test_journal_process_killed_at_system_call_keeps_reported_commits(
     tmp_path: Path, make_commit: Make, open_journal: Open, call: str, when: str
 ) -> None:
     lines = injected(tmp_path, (call, "signal=SIGKILL", when), groups=6)
@@ -126,7 +126,7 @@ def test_a_process_killed_at_a_system_call_loses_nothing_it_reported(
 
 
 @pytest.mark.slow
-def test_a_sync_that_fails_once_stops_the_partition_for_good(
+def test_journal_failed_sync_stops_writes_for_good(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     lines = injected(tmp_path, ("fdatasync", "error=EIO", "3"), groups=5)
@@ -150,7 +150,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk.directory
 
 
-def test_a_disk_that_is_really_full_refuses_and_recovers_when_there_is_room(
+def test_journal_full_disk_refuses_then_recovers(
     small_disk: Path, make_commit: Make, open_journal: Open
 ) -> None:
     ballast = small_disk / "ballast"

@@ -30,13 +30,15 @@ class DeadDisk(RealDisk):
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(1, 50), st.integers(0, 9))
-def test_short_writes_are_continued(buffers: list[bytes], limit: int, offset: int) -> None:
+def test_write_all_short_writes_are_continued(
+    buffers: list[bytes], limit: int, offset: int
+) -> None:
     with tempfile.TemporaryFile() as file:
         write_all(ShortDisk(limit), file.fileno(), buffers, offset=offset)
         assert read_at(file.fileno(), 1000, offset=offset) == b"".join(buffers)
 
 
-def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
+def test_write_all_many_buffers_are_written(tmp_path: Path) -> None:
     buffers = [bytes([number % 251]) * (number % 5) for number in range(3 * IOV_MAX)]
     descriptor = RealDisk().create(tmp_path / "file")
     write_all(RealDisk(), descriptor, buffers, offset=0)
@@ -44,21 +46,21 @@ def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"".join(buffers)
 
 
-def test_a_disk_that_writes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+def test_write_all_no_progress_raises_os_error(tmp_path: Path) -> None:
     descriptor = RealDisk().create(tmp_path / "file")
     with pytest.raises(OSError, match="wrote nothing"):
         write_all(DeadDisk(), descriptor, [b"data"], offset=0)
     os.close(descriptor)
 
 
-def test_reading_ends_with_the_file(tmp_path: Path) -> None:
+def test_read_at_end_of_file_is_short(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     with (tmp_path / "file").open("rb") as file:
         assert read_at(file.fileno(), 4, offset=8) == b"89"
         assert read_at(file.fileno(), 4, offset=80) == b""
 
 
-def test_every_directory_that_is_made_is_synced_into_its_parent(tmp_path: Path) -> None:
+def test_make_directory_syncs_every_parent(tmp_path: Path) -> None:
     synced: list[Path] = []
 
     class Watched(RealDisk):
@@ -73,7 +75,7 @@ def test_every_directory_that_is_made_is_synced_into_its_parent(tmp_path: Path) 
     assert synced[3:] == [tmp_path / "a"]
 
 
-def test_creating_a_file_never_takes_over_another(tmp_path: Path) -> None:
+def test_create_existing_file_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         RealDisk().create(tmp_path / "file")

@@ -75,7 +75,7 @@ def check_whole_or_nothing(directory: Path) -> bool:
     return is_dropped
 
 
-def test_a_dropped_dataset_leaves_nothing_but_its_number(stored: Path) -> None:
+def test_drop_dataset_removes_all_but_generation(stored: Path) -> None:
     with opened(stored) as store:
         drop(store)
         assert store.schemas() == {"radar": OTHER}
@@ -91,7 +91,7 @@ def test_a_dropped_dataset_leaves_nothing_but_its_number(stored: Path) -> None:
     assert check_whole_or_nothing(stored)
 
 
-def test_a_name_is_used_again_by_another_dataset(
+def test_drop_dataset_name_can_be_used_again(
     stored: Path, schema: Schema, make_commit: Make
 ) -> None:
     with opened(stored) as store:
@@ -105,7 +105,7 @@ def test_a_name_is_used_again_by_another_dataset(
         assert store.drop_dataset("nam", 2) == ["nam@1"]
 
 
-def test_a_start_finishes_what_was_left_of_a_drop(stored: Path) -> None:
+def test_drop_dataset_interrupted_is_finished_at_open(stored: Path) -> None:
     with opened(stored) as store:
         store.drop_dataset("nam", 1)
     (stored / "journals" / "nam@removed" / "7").mkdir(parents=True)  # of a drop before this one
@@ -113,7 +113,7 @@ def test_a_start_finishes_what_was_left_of_a_drop(stored: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Died, OSError])
-def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
+def test_drop_dataset_interrupted_at_any_step_is_whole_or_nothing(
     stored: Path, tmp_path: Path, error: type
 ) -> None:
     shutil.copytree(stored, tmp_path / "count")
@@ -138,7 +138,9 @@ def test_a_drop_that_ends_anywhere_is_whole_or_nothing(
     assert set(outcomes) == {False, True}
 
 
-def test_read_of_a_dropped_dataset_names_the_drop(stored: Path, make_commit: Make) -> None:
+def test_journal_read_of_dropped_dataset_raises_data_expired(
+    stored: Path, make_commit: Make
+) -> None:
     with opened(stored) as store:
         journal = store.journal("nam", 3)
         rows = journal.read(2)
@@ -152,7 +154,7 @@ def test_read_of_a_dropped_dataset_names_the_drop(stored: Path, make_commit: Mak
         assert not files_of(stored / "journals", "nam")
 
 
-def test_a_backup_leaves_out_what_is_being_deleted(stored: Path, tmp_path: Path) -> None:
+def test_backup_dataset_being_deleted_is_left_out(stored: Path, tmp_path: Path) -> None:
     with opened(stored) as store:
         drop(store)
     (stored / "journals" / "nam@removed" / "3").mkdir(parents=True)

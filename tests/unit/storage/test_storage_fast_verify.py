@@ -45,21 +45,21 @@ def walked(stored: bytes, place: int = 0, *, sequence: int = 1) -> tuple[int, in
     return skip_valid_frames(pa.py_buffer(stored), place, partition=PARTITION, sequence=sequence)
 
 
-def test_it_goes_over_all_that_is_sound(segment: bytes) -> None:
+def test_skip_valid_frames_intact_segment_reaches_end(segment: bytes) -> None:
     places = list(starts(segment))
     assert walked(segment) == (len(segment), 6)
     for number, place in enumerate(places):
         assert walked(segment, place, sequence=number + 1) == (len(segment), 6)
 
 
-def test_it_stops_where_the_memory_ends_within_a_frame(segment: bytes) -> None:
+def test_skip_valid_frames_truncated_stops_at_last_whole_frame(segment: bytes) -> None:
     places = list(starts(segment))
     for length in range(0, len(segment), 61):
         whole = max(n for n, place in enumerate(places) if place <= length)
         assert walked(segment[:length]) == (places[whole], whole + 1)
 
 
-def test_it_stops_before_a_frame_with_any_flipped_byte(segment: bytes) -> None:
+def test_skip_valid_frames_any_flipped_byte_stops_before_frame(segment: bytes) -> None:
     places = list(starts(segment))
     for place in range(len(segment)):
         damaged = bytearray(segment)
@@ -68,7 +68,7 @@ def test_it_stops_before_a_frame_with_any_flipped_byte(segment: bytes) -> None:
         assert walked(bytes(damaged)) == (places[frame], frame + 1)
 
 
-def test_it_stops_before_a_frame_that_belongs_elsewhere(segment: bytes) -> None:
+def test_skip_valid_frames_foreign_frame_stops_before_it(segment: bytes) -> None:
     places = list(starts(segment))
     assert walked(segment, sequence=2) == (0, 2)
     memory = pa.py_buffer(segment)
@@ -76,7 +76,7 @@ def test_it_stops_before_a_frame_that_belongs_elsewhere(segment: bytes) -> None:
     assert walked(segment[: places[1]] + segment[places[2] :]) == (places[1], 2)
 
 
-def test_a_later_format_is_left_to_those_who_can_say_so(segment: bytes) -> None:
+def test_skip_valid_frames_later_format_stops_before_it(segment: bytes) -> None:
     end = list(starts(segment))[1]
     header = bytearray(segment[: decode_header(segment).header_bytes])
     header[8:10] = struct.pack("<H", 2)

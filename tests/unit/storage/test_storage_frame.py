@@ -6,6 +6,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ HEADERS = st.builds(
 
 
 @given(HEADERS, st.binary(max_size=100))
-def test_a_header_comes_back_whatever_follows_it(header: FrameHeader, behind: bytes) -> None:
+def test_encode_header_random_header_round_trips(header: FrameHeader, behind: bytes) -> None:
     stored = encode_header(header)
     assert len(stored) == header.header_bytes
     assert len(stored) % ALIGNMENT == 0
@@ -55,7 +56,9 @@ def test_a_header_comes_back_whatever_follows_it(header: FrameHeader, behind: by
 
 
 @given(HEADERS, st.data())
-def test_every_flipped_bit_of_a_header_is_noticed(header: FrameHeader, data: st.DataObject) -> None:
+def test_decode_header_any_flipped_bit_raises_corrupt_data(
+    header: FrameHeader, data: st.DataObject
+) -> None:
     stored = bytearray(encode_header(header))
     bit = data.draw(st.integers(0, 8 * len(stored) - 1))
     stored[bit // 8] ^= 1 << bit % 8
@@ -64,18 +67,20 @@ def test_every_flipped_bit_of_a_header_is_noticed(header: FrameHeader, data: st.
 
 
 @given(HEADERS, st.data())
-def test_a_header_that_is_cut_short_is_noticed(header: FrameHeader, data: st.DataObject) -> None:
+def test_decode_header_truncated_raises_corrupt_data(
+    header: FrameHeader, data: st.DataObject
+) -> None:
     stored = encode_header(header)
     with pytest.raises(CorruptData):
         decode_header(stored[: data.draw(st.integers(0, len(stored) - 1))])
 
 
 @given(HEADERS)
-def test_a_whole_header_of_another_format_is_not_taken_for_damage(header: FrameHeader) -> None:
+def test_decode_header_later_format_raises_config_error(header: FrameHeader) -> None:
     stored = bytearray(encode_header(header))
     stored[8:10] = struct.pack("<H", 2)
     stored[-4:] = struct.pack("<I", google_crc32c.value(bytes(stored[:-4])))
-    with pytest.raises(ConfigError, match="format 1, got 2"):
+    with raises(ConfigError, expected="format_version"):
         decode_header(bytes(stored))
 
 
@@ -90,7 +95,7 @@ BATCHES = st.lists(
 
 
 @given(BATCHES, st.integers(0, 10))
-def test_a_body_comes_back_also_from_a_slice(
+def test_encode_body_random_slice_round_trips(
     rows: list[tuple[float | None, str | None, bool | None]], skipped: int
 ) -> None:
     schema = pa.schema([("value", pa.float64()), ("text", pa.string()), ("flag", pa.bool_())])
@@ -104,31 +109,31 @@ def test_a_body_comes_back_also_from_a_slice(
     assert decode_body(pa.py_buffer(stored), schema).equals(batch)
 
 
-def test_a_decoded_body_shares_the_memory_of_its_buffer() -> None:
+def test_decode_body_shares_memory_of_buffer() -> None:
     batch = pa.record_batch({"value": np.arange(1000.0)})
     buffer = pa.py_buffer(b"".join(bytes(part) for part in encode_body(batch).buffers))
     values = decode_body(buffer, batch.schema).column(0).buffers()[1]
     assert buffer.address <= values.address < buffer.address + buffer.size
 
 
-def test_a_body_that_is_no_message_is_damage() -> None:
-    with pytest.raises(CorruptData, match="record batch"):
+def test_decode_body_other_bytes_raises_corrupt_data() -> None:
+    with raises(CorruptData, expected="record_batch"):
         decode_body(pa.py_buffer(b"\xff" * 128), pa.schema([("value", pa.float64())]))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "ü" * 128, "\ud800"])
-def test_producer_names_that_fit_no_frame_are_refused(name: str) -> None:
+def test_producer_name_invalid_raises(name: str) -> None:
     with pytest.raises(InputError):
         producer_name(name)
 
 
-def test_the_longest_producer_name_fits() -> None:
+def test_producer_name_of_255_bytes_is_accepted() -> None:
     assert producer_name("ü" * 127 + "x") == "ü" * 127 + "x"
 
 
-def test_a_producer_that_is_no_utf8_is_damage_even_with_a_right_checksum():
+def test_decode_header_producer_of_invalid_utf8_raises_corrupt_data():
     header = FrameHeader(1, 2, 3, "radar", 4, 5, 6, 7, 64, 64, 8, 9)
     data = encode_header(header)[:-4].replace(b"radar", b"r\xffdar")
     data += struct.pack("<I", google_crc32c.value(data))
-    with pytest.raises(CorruptData, match="producer"):
+    with raises(CorruptData, expected="producer"):
         decode_header(data)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_checks import check_holds
 
 from galileo.errors import BatchConflict, ConfigError, InputError, InvalidObservations
-from galileo.storage.journal import Commit, Committed, PartitionJournal
+from galileo.storage.journal import Commit, Committed
 from galileo.storage.writer import JournalOptions
 
 Make = Callable[..., Commit]
@@ -24,23 +26,12 @@ TINY = JournalOptions(durability="none", segment_bytes_max=1)
 """A segment for every group."""
 
 
-def check_holds(journal: PartitionJournal, commits: list[Commit]) -> None:
-    assert journal.last_sequence == len(commits)
-    assert journal.rows_total == sum(commit.observations.num_rows for commit in commits)
-    assert journal.paths_total == sum(commit.paths.num_rows for commit in commits)
-    for sequence, commit in enumerate(commits, start=1):
-        assert journal.read(sequence).equals(commit.observations)
-        assert journal.paths(sequence).equals(commit.paths)
-        header = journal.header(sequence)
-        assert (header.producer, header.batch) == (commit.producer, commit.batch)
-
-
 @examples(25)
 @given(
     groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), max_size=5),
     segment_bytes_max=st.sampled_from([1, 3000, 64 << 20]),
 )
-def test_what_is_committed_is_read_back_also_after_reopening(
+def test_journal_random_groups_are_read_after_reopen(
     make_commit: Make, open_journal: Open, groups: list[list[int]], segment_bytes_max: int
 ) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=segment_bytes_max)
@@ -70,11 +61,8 @@ def test_what_is_committed_is_read_back_also_after_reopening(
         again.journal.close()
 
 
-@given(
-    st.integers(1, 30),
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
-)
-def test_row_ranges_are_read_in_the_order_asked(
+@given(st.integers(1, 30), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8))
+def test_journal_read_random_ranges_keeps_order(
     make_commit: Make, open_journal: Open, rows: int, pairs: list[tuple[int, int]]
 ) -> None:
     pairs = [(row, count) for row, count in pairs if row + count <= rows]
@@ -91,7 +79,7 @@ def test_row_ranges_are_read_in_the_order_asked(
 @pytest.mark.parametrize(
     "ranges", [([-1], [1]), ([0], [4]), ([3], [1]), ([1], [-1]), ([0, 1], [1])]
 )
-def test_rows_that_are_not_there_are_refused(
+def test_journal_read_rows_out_of_range_raises(
     tmp_path: Path, make_commit: Make, open_journal: Open, ranges: tuple[list[int], list[int]]
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -101,17 +89,17 @@ def test_rows_that_are_not_there_are_refused(
 
 
 @pytest.mark.parametrize("sequence", [-1, 0, 2])
-def test_sequences_that_are_not_there_are_refused(
+def test_journal_read_unknown_sequence_raises(
     tmp_path: Path, make_commit: Make, open_journal: Open, sequence: int
 ) -> None:
     journal = open_journal(tmp_path).journal
     journal.append([make_commit(0)])
     for read in (journal.read, journal.paths, journal.header):
-        with pytest.raises(InputError, match="from 1 to 1"):
+        with raises(InputError, last_sequence=1):
             read(sequence)
 
 
-def test_adjacent_rows_are_read_from_the_memory_map_without_a_copy(
+def test_journal_read_adjacent_ranges_copies_nothing(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -123,7 +111,9 @@ def test_adjacent_rows_are_read_from_the_memory_map_without_a_copy(
     assert pa.total_allocated_bytes() == before
 
 
-def test_tables_outlive_the_journal(tmp_path: Path, make_commit: Make, open_journal: Open) -> None:
+def test_journal_closed_keeps_tables_valid(
+    tmp_path: Path, make_commit: Make, open_journal: Open
+) -> None:
     journal = open_journal(tmp_path).journal
     commit = make_commit(0, rows=1000)
     journal.append([commit])
@@ -132,7 +122,7 @@ def test_tables_outlive_the_journal(tmp_path: Path, make_commit: Make, open_jour
     assert table.equals(commit.observations)
 
 
-def test_a_retried_batch_gets_its_first_result_in_the_call_later_and_after_reopening(
+def test_journal_append_retried_batch_gives_first_result(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -152,7 +142,7 @@ def test_a_retried_batch_gets_its_first_result_in_the_call_later_and_after_reope
     assert journal.last_batch("unknown") is None
 
 
-def test_one_batch_number_for_two_batches_is_a_conflict_of_that_producer_alone(
+def test_journal_append_reused_batch_number_is_batch_conflict(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -165,7 +155,7 @@ def test_one_batch_number_for_two_batches_is_a_conflict_of_that_producer_alone(
     assert journal.last_sequence == 2
 
 
-def test_commits_that_can_never_be_stored_are_refused_one_by_one(
+def test_journal_append_invalid_commit_is_refused_alone(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -188,7 +178,7 @@ def test_commits_that_can_never_be_stored_are_refused_one_by_one(
     assert journal.read(1).equals(good.observations)
 
 
-def test_observations_may_come_as_a_record_batch_or_in_chunks(
+def test_journal_append_batch_or_chunks_stores_same_rows(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -205,7 +195,7 @@ def test_observations_may_come_as_a_record_batch_or_in_chunks(
     assert journal.read(2).equals(table)
 
 
-def test_a_group_that_does_not_fit_starts_a_new_segment(
+def test_journal_append_group_beyond_segment_starts_new_one(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -221,7 +211,7 @@ def test_a_group_that_does_not_fit_starts_a_new_segment(
     assert journal.segments == 3
 
 
-def test_more_segments_than_stay_mapped_are_all_readable(
+def test_journal_many_segments_are_all_readable(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path, TINY).journal
@@ -233,7 +223,7 @@ def test_more_segments_than_stay_mapped_are_all_readable(
     check_holds(journal, commits)
 
 
-def test_readers_see_whole_commits_while_others_are_written(
+def test_journal_read_during_appends_sees_whole_commits(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=20_000)
@@ -262,7 +252,7 @@ def test_readers_see_whole_commits_while_others_are_written(
     check_holds(journal, commits)
 
 
-def test_threads_that_append_at_once_get_sequences_without_gaps(
+def test_journal_concurrent_appends_have_gapless_sequences(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -286,7 +276,7 @@ def test_threads_that_append_at_once_get_sequences_without_gaps(
             assert (header.producer, header.batch) == (name, batch)
 
 
-def test_frames_say_when_they_were_committed(
+def test_journal_header_has_time_of_commit(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path).journal
@@ -295,6 +285,6 @@ def test_frames_say_when_they_were_committed(
 
 
 @pytest.mark.parametrize("wrong", [{"segment_bytes_max": 0}, {"durability": "maybe"}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_journal_options_invalid_value_raises(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         JournalOptions(**wrong)

@@ -10,6 +10,7 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from generated import every
 
 from galileo.errors import ConfigError, CorruptData, PartitionReadOnly
@@ -55,7 +56,7 @@ def group(tmp_path: Path, make_commit: Make, open_journal: Open) -> Path:
     return tmp_path / "group" / FIRST
 
 
-def test_a_tail_torn_at_any_byte_is_cut_and_its_batch_can_be_sent_again(
+def test_recovery_torn_tail_is_cut_and_batch_accepted_again(
     three: Path, tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     stored = three.read_bytes()
@@ -72,7 +73,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_its_batch_can_be_sent_again(
         assert (torn / FIRST).read_bytes() == stored
 
 
-def test_a_tail_of_unwritten_or_foreign_bytes_is_cut(three: Path, open_journal: Open) -> None:
+def test_recovery_tail_of_foreign_bytes_is_cut(three: Path, open_journal: Open) -> None:
     stored = three.read_bytes()
     stray = encode_header(replace(decode_header(stored), sequence=10**6))
     for tail in (bytes(5000), b"\xff" * 700, stored[:64], stored[:8] * 50, bytes(64) + stray):
@@ -84,7 +85,7 @@ def test_a_tail_of_unwritten_or_foreign_bytes_is_cut(three: Path, open_journal: 
         assert three.read_bytes() == stored
 
 
-def test_a_segment_that_was_created_and_never_written_is_used(
+def test_recovery_empty_segment_is_used(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     (tmp_path / FIRST).touch()
@@ -98,7 +99,7 @@ def test_a_segment_that_was_created_and_never_written_is_used(
     assert again.journal.segments == 2
 
 
-def test_a_flip_in_any_byte_of_an_early_frame_of_the_last_segment_stops_the_start(
+def test_recovery_flipped_byte_in_early_frame_raises_corrupt_data(
     three: Path, open_journal: Open
 ) -> None:
     stored = bytearray(three.read_bytes())
@@ -114,7 +115,7 @@ def test_a_flip_in_any_byte_of_an_early_frame_of_the_last_segment_stops_the_star
         stored[place] ^= 1 << place % 8
 
 
-def test_a_flip_in_any_byte_of_a_sealed_segment_is_noticed_at_the_start_or_at_the_read(
+def test_recovery_flipped_byte_in_sealed_segment_is_detected(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path, SEALING).journal
@@ -134,13 +135,13 @@ def test_a_flip_in_any_byte_of_a_sealed_segment_is_noticed_at_the_start_or_at_th
             journal = open_journal(tmp_path).journal
             assert journal.read(2).num_rows == 3
             for _ in range(2):
-                with pytest.raises(CorruptData, match=f"damaged at byte {observations}"):
+                with raises(CorruptData, offset=576):
                     journal.read(1)
             journal.close()
         stored[place] ^= 1 << place % 8
 
 
-def test_damage_that_happens_while_the_journal_is_open_is_noticed(
+def test_journal_read_damage_while_open_raises_corrupt_data(
     three: Path, open_journal: Open
 ) -> None:
     journal = open_journal(three.parent).journal
@@ -151,10 +152,12 @@ def test_damage_that_happens_while_the_journal_is_open_is_noticed(
             read(1)
 
 
-def test_a_segment_that_lost_its_end_while_open_is_damage(three: Path, open_journal: Open) -> None:
+def test_journal_read_truncated_while_open_raises_corrupt_data(
+    three: Path, open_journal: Open
+) -> None:
     journal = open_journal(three.parent).journal
     three.write_bytes(three.read_bytes()[:100])
-    with pytest.raises(CorruptData, match="got 100"):
+    with raises(CorruptData, offset=2176):
         journal.read(3)
 
 
@@ -166,7 +169,7 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_a_sealed_segment_that_lost_its_tail_is_damage(
+def test_recovery_truncated_sealed_segment_raises_corrupt_data(
     tmp_path: Path, make_commit: Make, open_journal: Open
 ) -> None:
     journal = open_journal(tmp_path, SEALING).journal
@@ -180,24 +183,28 @@ def test_a_sealed_segment_that_lost_its_tail_is_damage(
         with pytest.raises(CorruptData):
             open_journal(tmp_path)
     (tmp_path / FIRST).unlink()
-    with pytest.raises(CorruptData, match="missing or misplaced"):
+    with raises(CorruptData, offset=0):
         open_journal(tmp_path)
 
 
-def test_files_of_another_partition_are_not_taken(three: Path, open_journal: Open) -> None:
-    with pytest.raises(CorruptData, match="sequence 1 of partition 8, got sequence 1 of partition"):
+def test_recovery_files_of_other_partition_raises_corrupt_data(
+    three: Path, open_journal: Open
+) -> None:
+    with raises(CorruptData, offset=0):
         open_journal(three.parent, partition=8)
 
 
-def test_a_whole_frame_out_of_sequence_is_never_cut(three: Path, open_journal: Open) -> None:
+def test_recovery_frame_out_of_sequence_raises_corrupt_data(
+    three: Path, open_journal: Open
+) -> None:
     stored = three.read_bytes()
     ends = frame_ends(stored)
     three.write_bytes(stored[: ends[0]] + stored[ends[1] :])
-    with pytest.raises(CorruptData, match="expected sequence 2"):
+    with raises(CorruptData, offset=1088):
         open_journal(three.parent)
 
 
-def test_frames_of_a_later_format_are_never_cut(three: Path, open_journal: Open) -> None:
+def test_recovery_later_format_raises_and_is_kept(three: Path, open_journal: Open) -> None:
     stored = bytearray(three.read_bytes())
     start = frame_ends(bytes(stored))[1]
     size = decode_header(bytes(stored[start:])).header_bytes
@@ -205,12 +212,12 @@ def test_frames_of_a_later_format_are_never_cut(three: Path, open_journal: Open)
     crc = google_crc32c.value(bytes(stored[start : start + size - 4]))
     stored[start + size - 4 : start + size] = struct.pack("<I", crc)
     three.write_bytes(stored)
-    with pytest.raises(ConfigError, match="format 1, got 9"):
+    with raises(ConfigError, expected="format_version"):
         open_journal(three.parent)
     assert three.read_bytes() == stored
 
 
-def test_a_frame_inside_observations_is_not_taken_for_one_behind_the_tail(
+def test_recovery_frame_within_observations_is_ignored(
     three: Path, schema: Schema, make_observations: Callable[..., pa.Table], open_journal: Open
 ) -> None:
     stored = three.read_bytes()
@@ -240,7 +247,7 @@ def first_page(stored: bytes, frame: int) -> int:
     return -(-start // PAGE_BYTES) * PAGE_BYTES
 
 
-def test_a_group_whose_pages_were_lost_in_a_power_cut_is_cut_from_there_on(
+def test_recovery_group_with_lost_page_is_cut_from_there(
     group: Path, open_journal: Open, make_commit: Make
 ) -> None:
     stored = group.read_bytes()
@@ -257,9 +264,7 @@ def test_a_group_whose_pages_were_lost_in_a_power_cut_is_cut_from_there_on(
     ]
 
 
-def test_a_group_whose_first_header_was_never_written_is_cut(
-    group: Path, open_journal: Open
-) -> None:
+def test_recovery_group_with_lost_header_is_cut(group: Path, open_journal: Open) -> None:
     stored = group.read_bytes()
     start = frame_ends(stored)[0]
     lost = PAGE_BYTES - start
@@ -267,7 +272,9 @@ def test_a_group_whose_first_header_was_never_written_is_cut(
     assert open_journal(group.parent).journal.last_sequence == 1
 
 
-def test_a_flip_within_a_group_is_damage(group: Path, open_journal: Open) -> None:
+def test_recovery_flipped_byte_in_group_raises_corrupt_data(
+    group: Path, open_journal: Open
+) -> None:
     stored = group.read_bytes()
     for frame in (1, 2):
         for place in (0, 200, 5000):
@@ -277,7 +284,7 @@ def test_a_flip_within_a_group_is_damage(group: Path, open_journal: Open) -> Non
             group.write_bytes(stored)
 
 
-def test_a_lost_page_is_damage_once_a_later_group_was_synced(
+def test_recovery_lost_page_before_synced_group_raises_corrupt_data(
     group: Path, open_journal: Open, make_commit: Make
 ) -> None:
     journal = open_journal(group.parent).journal
@@ -290,14 +297,14 @@ def test_a_lost_page_is_damage_once_a_later_group_was_synced(
         open_journal(group.parent)
 
 
-def test_recovery_survives_its_own_interruption(
+def test_recovery_interrupted_is_repeated(
     three: Path, open_journal: Open, faulty_disk: Any
 ) -> None:
     """What an interrupted recovery leaves is recovered just the same."""
     stored = three.read_bytes()
     three.write_bytes(stored[:-1])
     faulty_disk.failing = {"truncate": errno.EIO}
-    with pytest.raises(PartitionReadOnly, match="cannot be opened"):
+    with raises(PartitionReadOnly, after_s=5.0):
         open_journal(three.parent, JournalOptions(disk=faulty_disk))
     assert three.read_bytes() == stored[:-1]
     assert open_journal(three.parent).journal.last_sequence == 2

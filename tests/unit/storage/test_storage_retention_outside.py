@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from journal_checks import check_knows, seal_and_drop
 
-from galileo.errors import DataExpired
 from galileo.model.schema import Schema
 from galileo.storage.backup import BackupOptions, backup, restore
-from galileo.storage.commits import Commit, Committed
+from galileo.storage.commits import Commit
 from galileo.storage.compaction import CompactionOptions, pick_compaction
-from galileo.storage.journal import PartitionJournal
 from galileo.storage.partition_files import Partition
 from galileo.storage.retention import load_log_start, log_start_path
 from galileo.storage.store import Store
@@ -25,31 +24,6 @@ Make = Callable[..., Commit]
 Open = Callable[..., Any]
 
 SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
-
-
-def check_holds(journal: PartitionJournal, commits: Sequence[Commit], *, dropped: int) -> None:
-    """The journal has the commits behind `dropped`, names the others, and knows all of them."""
-    kept = commits[dropped:]
-    assert (journal.dropped, journal.last_sequence) == (dropped, len(commits))
-    assert journal.rows_total == sum(commit.observations.num_rows for commit in kept)
-    assert journal.paths_total == sum(commit.paths.num_rows for commit in kept)
-    for sequence, commit in enumerate(commits, start=1):
-        if sequence <= dropped:
-            for read in (journal.read, journal.paths, journal.header):
-                with pytest.raises(DataExpired, match=f"commit {sequence} was dropped"):
-                    read(sequence)
-        else:
-            assert journal.read(sequence).equals(commit.observations)
-            assert journal.header(sequence).batch == commit.batch
-        expected = Committed(
-            sequence, commit.observations.num_rows, commit.paths.num_rows, duplicate=True
-        )
-        assert journal.append([commit]) == [expected]
-
-
-def seal_and_drop(journal: PartitionJournal) -> None:
-    journal.seal()
-    journal.drop(journal.last_sequence)
 
 
 @pytest.fixture
@@ -66,7 +40,9 @@ def node(tmp_path: Path, schema: Schema, make_commit: Make) -> Path:
     return directory
 
 
-def test_verify_and_backup_know_the_mark(node: Path, tmp_path: Path, make_commit: Make) -> None:
+def test_verify_and_backup_after_drop_ignore_dropped_commits(
+    node: Path, tmp_path: Path, make_commit: Make
+) -> None:
     commits = [make_commit(batch, rows=20) for batch in range(12)]
     until = load_log_start(node / "journals/nam/3").until
     assert until > 0
@@ -79,10 +55,10 @@ def test_verify_and_backup_know_the_mark(node: Path, tmp_path: Path, make_commit
         restore(tmp_path / f"backup {link}", tmp_path / f"again {link}")
         with Store.open(tmp_path / f"again {link}", SMALL, wall=lambda: 1.5e9) as store:
             store.recover(lambda *_: None)
-            check_holds(store.journal("nam", 3), commits, dropped=until)
+            check_knows(store.journal("nam", 3), commits, dropped=until, partition=3)
 
 
-def test_verify_names_what_is_missing_above_the_mark(node: Path) -> None:
+def test_verify_missing_file_after_drop_is_damage(node: Path) -> None:
     partition = node / "journals/nam/3"
     until = load_log_start(partition).until
     left = sorted(partition.glob("*.segment"))
@@ -100,7 +76,7 @@ def test_verify_names_what_is_missing_above_the_mark(node: Path) -> None:
     assert [damage.file for damage in verify(node).damages] == [str(log_start_path(partition))]
 
 
-def test_leftovers_under_the_mark_are_no_damage(
+def test_verify_leftover_below_mark_is_no_damage(
     node: Path, tmp_path: Path, make_commit: Make
 ) -> None:
     partition = node / "journals/nam/3"
@@ -112,10 +88,12 @@ def test_leftovers_under_the_mark_are_no_damage(
     with Store.open(node, SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
         assert not leftover.exists()
-        check_holds(store.journal("nam", 3), commits, dropped=load_log_start(partition).until)
+        check_knows(
+            store.journal("nam", 3), commits, dropped=load_log_start(partition).until, partition=3
+        )
 
 
-def test_a_backup_beside_a_drop_is_one_of_before_or_after(
+def test_backup_during_drop_is_of_before_or_after(
     node: Path, tmp_path: Path, make_commit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drop happens after the files were listed and copied, before the mark is."""
@@ -144,10 +122,10 @@ def test_a_backup_beside_a_drop_is_one_of_before_or_after(
     restore(tmp_path / "backup", tmp_path / "again")
     with Store.open(tmp_path / "again", SMALL, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
-        check_holds(store.journal("nam", 3), commits, dropped=12)
+        check_knows(store.journal("nam", 3), commits, dropped=12, partition=3)
 
 
-def test_segments_far_apart_in_time_are_not_merged() -> None:
+def test_pick_compaction_segments_beyond_span_are_kept_apart() -> None:
     @dataclasses.dataclass
     class Sealed:
         length: int

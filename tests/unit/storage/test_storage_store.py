@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from fault_injection.disks import MemoryDisk
 from fault_injection.requirements import memory_disk_missing
 
@@ -41,7 +42,7 @@ def opened(directory: Path, options: JournalOptions | None = None) -> Store:
     return store
 
 
-def test_datasets_and_commits_outlive_the_process(
+def test_store_reopened_has_datasets_and_commits(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     other = Schema("radar", [Feature("reflectivity", "dBZ")])
@@ -65,14 +66,12 @@ def test_datasets_and_commits_outlive_the_process(
         assert store.journal("nam", 3).read(2).equals(make_commit(1).observations)
 
 
-def test_creating_an_equal_dataset_again_does_nothing_and_another_schema_is_refused(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_store_create_dataset_other_schema_raises(tmp_path: Path, schema: Schema) -> None:
     different = Schema("nam", schema.features, geohash_precision=6)
     with opened(tmp_path) as store:
         assert store.create_dataset(schema)
         assert not store.create_dataset(schema)
-        with pytest.raises(DatasetExists, match="another schema"):
+        with raises(DatasetExists, same=False):
             store.create_dataset(different)
     with opened(tmp_path) as store:
         assert not store.create_dataset(schema)
@@ -80,7 +79,7 @@ def test_creating_an_equal_dataset_again_does_nothing_and_another_schema_is_refu
             store.create_dataset(different)
 
 
-def test_a_dataset_that_could_not_be_stored_does_not_exist(
+def test_store_create_dataset_disk_error_leaves_none(
     tmp_path: Path, schema: Schema, faulty_disk: Any
 ) -> None:
     with opened(tmp_path, JournalOptions(disk=faulty_disk)) as store:
@@ -92,12 +91,10 @@ def test_a_dataset_that_could_not_be_stored_does_not_exist(
         assert store.create_dataset(schema)
 
 
-def test_unknown_datasets_and_impossible_partitions_are_refused(
-    tmp_path: Path, schema: Schema
-) -> None:
+def test_store_journal_unknown_dataset_or_partition_raises(tmp_path: Path, schema: Schema) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(schema)
-        with pytest.raises(UnknownDataset, match="create it first"):
+        with raises(UnknownDataset, dataset="../nam"):
             store.journal("../nam", 0)
         for partition in (-1, 2**31):
             with pytest.raises(InputError):
@@ -105,17 +102,17 @@ def test_unknown_datasets_and_impossible_partitions_are_refused(
     assert not (tmp_path / "journals").exists()
 
 
-def test_journals_wait_for_recovery_which_happens_once(tmp_path: Path, schema: Schema) -> None:
+def test_store_journal_before_recovery_raises(tmp_path: Path, schema: Schema) -> None:
     with Store.open(tmp_path, wall=wall) as store:
         store.create_dataset(schema)
-        with pytest.raises(InternalError, match="recover"):
+        with raises(InternalError, expected="recovery"):
             store.journal("nam", 0)
         store.recover(lambda *_: None)
-        with pytest.raises(InternalError, match="second"):
+        with raises(InternalError, expected="one_recovery"):
             store.recover(lambda *_: None)
 
 
-def test_threads_that_ask_at_once_share_one_journal(tmp_path: Path, schema: Schema) -> None:
+def test_store_journal_concurrent_calls_share_one(tmp_path: Path, schema: Schema) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(schema)
         found: list[PartitionJournal] = []
@@ -130,7 +127,7 @@ def test_threads_that_ask_at_once_share_one_journal(tmp_path: Path, schema: Sche
         assert len({id(journal) for journal in found}) == 1
 
 
-def test_the_epoch_rises_with_each_opening(tmp_path: Path) -> None:
+def test_store_epoch_increases_with_each_open(tmp_path: Path) -> None:
     epochs = []
     for _ in range(3):
         with Store.open(tmp_path, wall=wall) as store:
@@ -138,34 +135,35 @@ def test_the_epoch_rises_with_each_opening(tmp_path: Path) -> None:
     assert epochs == [1, 2, 3]
 
 
-def test_an_epoch_that_is_lost_or_damaged_stops_the_start(tmp_path: Path, schema: Schema) -> None:
+def test_store_open_lost_or_damaged_epoch_raises_corrupt_data(
+    tmp_path: Path, schema: Schema
+) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(schema)
     path = tmp_path / "node" / "epoch.record"
     path.write_bytes(path.read_bytes()[:-1] + b"9")
-    with pytest.raises(CorruptData, match=r"epoch\.record"):
+    with raises(CorruptData, offset=0):
         Store.open(tmp_path, wall=wall)
     path.unlink()
-    with pytest.raises(CorruptData, match="missing"):
+    with raises(CorruptData, offset=0):
         Store.open(tmp_path, wall=wall)
 
 
-def test_commits_without_their_schema_stop_the_start(
+def test_store_recover_commits_without_schema_raises_corrupt_data(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     with opened(tmp_path) as store:
         store.create_dataset(schema)
         store.journal("nam", 0).append([make_commit(0)])
     (tmp_path / "datasets" / "nam.record").unlink()
-    with Store.open(tmp_path, wall=wall) as store, pytest.raises(CorruptData, match="unknown"):
+    with Store.open(tmp_path, wall=wall) as store, raises(CorruptData, offset=0):
         store.recover(lambda *_: None)
 
 
-def test_open_of_a_directory_in_use_names_its_holder(tmp_path: Path) -> None:
+def test_store_open_directory_in_use_raises_with_pid(tmp_path: Path) -> None:
     with Store.open(tmp_path, wall=wall) as store:
-        with pytest.raises(ConfigError, match=f"process {os.getpid()} holds it") as caught:
+        with raises(ConfigError, expected="only_user", pid=str(os.getpid())):
             Store.open(tmp_path, wall=wall)
-        assert caught.value.details == {"pid": str(os.getpid())}
         assert store.epoch == 1
     with Store.open(tmp_path, wall=wall) as store:
         assert store.epoch == 2
@@ -182,12 +180,12 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) -> None:
+def test_store_lock_of_other_process_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as holder:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} holds it"):
+        with raises(ConfigError, expected="only_user", pid=str(holder.pid)):
             Store.open(tmp_path, wall=wall)
         holder.kill()
         holder.wait()
@@ -195,7 +193,7 @@ def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) ->
             assert store.epoch == 2
 
 
-def test_small_records_are_kept_by_kind(tmp_path: Path) -> None:
+def test_store_records_are_kept_by_kind(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.save_record("ccq", "b", b"first")
         store.save_record("ccq", "b", b"second")
@@ -213,13 +211,13 @@ def test_small_records_are_kept_by_kind(tmp_path: Path) -> None:
         assert store.load_records("nothing") == {}
 
 
-def test_a_directory_that_is_a_file_is_a_config_error(tmp_path: Path) -> None:
+def test_store_open_file_as_directory_raises_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with raises(ConfigError, expected="directory"):
         Store.open(tmp_path / "file", wall=wall)
 
 
-def test_a_damaged_partition_names_file_and_offset_and_frees_the_directory(
+def test_store_recover_damaged_partition_raises_with_file_and_offset(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     with opened(tmp_path) as store:
@@ -237,7 +235,7 @@ def test_a_damaged_partition_names_file_and_offset_and_frees_the_directory(
         assert caught.value.details == {"file": str(path), "offset": 0}
 
 
-def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
+def test_store_recover_unwanted_partitions_stay_closed(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     with opened(tmp_path) as store:
@@ -252,7 +250,7 @@ def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
         assert set(store.partitions_on_disk()) == {("nam", 3), ("nam", 11)}
         opened_late = store.open_partition("nam", 3, lambda _, p, __: replayed.append(p))
         assert (opened_late.last_sequence, replayed) == (1, [11, 3])
-        with pytest.raises(InternalError, match="expected partition 3 of 'nam' to be closed"):
+        with raises(InternalError, expected="closed_partition", partition=3):
             store.open_partition("nam", 3, lambda *_: None)
         store.delete_partition(3)
         assert set(store.partitions_on_disk()) == {("nam", 11)}
@@ -263,7 +261,7 @@ def test_partitions_that_are_not_wanted_stay_closed_and_others_go(
         assert [path.name for path in (tmp_path / "journals" / "nam").iterdir()] == ["11"]
 
 
-def test_records_are_saved_while_a_partition_is_opened(
+def test_store_save_record_during_open_partition_does_not_wait(
     tmp_path: Path, schema: Schema, make_commit: Make
 ) -> None:
     """It may take minutes, and the node has to go on."""
@@ -286,7 +284,7 @@ def test_records_are_saved_while_a_partition_is_opened(
         assert set(store.journals()) == {("nam", 3)}
 
 
-def test_records_are_saved_while_files_of_a_partition_are_deleted(
+def test_store_save_record_during_delete_partition_does_not_wait(
     tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large files take the file system seconds, and what waits may be the node's event loop."""
@@ -309,7 +307,7 @@ def test_records_are_saved_while_files_of_a_partition_are_deleted(
         assert not set(store.partitions_on_disk())
 
 
-def test_a_partition_that_came_again_is_deleted_though_the_last_time_it_was_not(
+def test_store_delete_partition_after_failed_delete_removes_it(
     tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
@@ -329,7 +327,7 @@ def test_a_partition_that_came_again_is_deleted_though_the_last_time_it_was_not(
 
 
 @pytest.mark.skipif(memory_disk_missing() is not None, reason=str(memory_disk_missing()))
-def test_the_free_bytes_of_a_disk_that_can_only_be_read_are_none(tmp_path: Path) -> None:
+def test_free_bytes_read_only_disk_is_zero(tmp_path: Path) -> None:
     def mount(*arguments: object) -> None:
         subprocess.run(["mount", *map(str, arguments)], check=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def snapshot(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_sound_directory_is_read_whole_and_left_alone(node: Path) -> None:
+def test_verify_intact_directory_is_ok_and_unchanged(node: Path) -> None:
     before, progress = snapshot(node), []
     report = verify(node, progress=progress.append)
     assert report.ok
@@ -92,7 +93,7 @@ def test_a_sound_directory_is_read_whole_and_left_alone(node: Path) -> None:
     assert len(segments(node)) == 6
 
 
-def test_every_flipped_byte_is_reported_with_its_frame(node: Path) -> None:
+def test_check_segment_any_flipped_byte_is_reported_with_frame(node: Path) -> None:
     path = segments(node)[4]
     places = frames(path)
     size = path.stat().st_size
@@ -106,7 +107,7 @@ def test_every_flipped_byte_is_reported_with_its_frame(node: Path) -> None:
     assert not check_segment(path, partition=12, last=False).flaws
 
 
-def test_damage_names_dataset_partition_sequence_and_place(node: Path) -> None:
+def test_verify_damage_has_dataset_partition_sequence_and_offset(node: Path) -> None:
     first, second = segments(node)[0], segments(node)[4]
     one, other = frames(first)[1], frames(second)[0]
     flip(first, one[1] + 300)
@@ -124,7 +125,7 @@ def test_damage_names_dataset_partition_sequence_and_place(node: Path) -> None:
 
 @examples(40)
 @given(data=st.data())
-def test_random_damage_anywhere_is_never_missed(
+def test_verify_random_damage_is_never_missed(
     tmp_path_factory: pytest.TempPathFactory, schema: Schema, make_commit: Make, data: st.DataObject
 ) -> None:
     """Any stretch overwritten with any bytes but the old ones is found, by an independent model."""
@@ -158,7 +159,7 @@ def edges(stored: bytes) -> tuple[list[int], list[int]]:
     return starts, [*starts[1:], len(stored)]
 
 
-def test_a_small_window_sees_the_same(node: Path) -> None:
+def test_check_segment_small_window_gives_same_report(node: Path) -> None:
     for path in segments(node):
         partition = int(path.parent.name)
         whole = check_segment(path, partition=partition, last=True)
@@ -169,7 +170,7 @@ def test_a_small_window_sees_the_same(node: Path) -> None:
         assert check_segment(path, partition=partition, last=False, window_bytes=512) == whole
 
 
-def test_a_torn_tail_is_no_damage_in_the_last_file_and_damage_in_others(node: Path) -> None:
+def test_verify_torn_tail_is_damage_except_in_last_file(node: Path) -> None:
     for path, is_last in ((segments(node)[2], True), (segments(node)[1], False)):
         stored = path.read_bytes()
         start = frames(path)[-1][1]
@@ -182,7 +183,7 @@ def test_a_torn_tail_is_no_damage_in_the_last_file_and_damage_in_others(node: Pa
         path.write_bytes(stored)
 
 
-def test_missing_and_foreign_files_are_damage(node: Path) -> None:
+def test_verify_missing_or_foreign_file_is_damage(node: Path) -> None:
     paths = segments(node)
     stored = paths[1].read_bytes()
     paths[1].unlink()
@@ -195,7 +196,7 @@ def test_missing_and_foreign_files_are_damage(node: Path) -> None:
     assert verify(node).ok
 
 
-def test_a_frame_that_is_missing_is_reported_once(node: Path) -> None:
+def test_verify_missing_frame_is_reported_once(node: Path) -> None:
     path = segments(node)[0]
     stored = path.read_bytes()
     (_, second), (_, third) = frames(path)[1:]
@@ -207,7 +208,7 @@ def test_a_frame_that_is_missing_is_reported_once(node: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["node/epoch", "datasets/nam", "records/ccq/one"])
-def test_damaged_records_are_reported(node: Path, name: str) -> None:
+def test_verify_damaged_record_is_reported(node: Path, name: str) -> None:
     path = node / f"{name}.record"
     flip(path, path.stat().st_size - 1)
     (damage,) = verify(node).damages
@@ -215,9 +216,7 @@ def test_damaged_records_are_reported(node: Path, name: str) -> None:
     assert damage.sequence is None
 
 
-def test_it_works_beside_the_process_that_holds_the_directory(
-    node: Path, make_commit: Make
-) -> None:
+def test_verify_during_writes_is_ok(node: Path, make_commit: Make) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=20_000)
     with Store.open(node, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
@@ -243,7 +242,7 @@ def merged(node: Path, disk: RealDisk) -> Path:
     return path
 
 
-def test_merged_segments_are_read_whole(node: Path) -> None:
+def test_verify_merged_segment_is_read(node: Path) -> None:
     path = merged(node, RealDisk())
     stored = path.read_bytes()
     report = verify(node)
@@ -266,9 +265,7 @@ def test_merged_segments_are_read_whole(node: Path) -> None:
     assert "missing" in damage.reason
 
 
-def test_segments_that_a_merge_left_over_are_not_counted_twice(
-    node: Path, faulty_disk: Any
-) -> None:
+def test_verify_leftover_of_merge_is_counted_once(node: Path, faulty_disk: Any) -> None:
     faulty_disk.failing = {"unlink": errno.EROFS}
     merged(node, faulty_disk)
     assert len(segments(node)) == 6
@@ -277,7 +274,7 @@ def test_segments_that_a_merge_left_over_are_not_counted_twice(
     assert report.commits == 18
 
 
-def test_segments_that_are_merged_while_they_are_listed_are_not_missed(
+def test_verify_segments_merged_meanwhile_are_read(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=3_000)
@@ -303,7 +300,7 @@ def test_segments_that_are_merged_while_they_are_listed_are_not_missed(
 
 
 @pytest.mark.slow
-def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) -> None:
+def test_verify_during_merges_is_ok(node: Path, make_commit: Make) -> None:
     options = JournalOptions(durability="none", segment_bytes_max=3_000)
     with Store.open(node, options, wall=lambda: 1.5e9) as store:
         store.recover(lambda *_: None)
@@ -329,6 +326,6 @@ def test_it_works_beside_a_process_that_merges(node: Path, make_commit: Make) ->
         assert verify(node).commits == 18 + 51
 
 
-def test_another_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="directory of a node"):
+def test_verify_other_directory_raises(tmp_path: Path) -> None:
+    with raises(InputError, expected="node_directory"):
         verify(tmp_path)

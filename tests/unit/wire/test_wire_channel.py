@@ -29,9 +29,7 @@ class Thoughtful(query_pb2_grpc.QueryServicer):
 
 
 @pytest.mark.slow
-async def test_a_stream_on_which_nothing_comes_for_long_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_channel_idle_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server ends connections that ping too often for it; it must bear with ours.
 
     Here the client asks every second whether the node is alive, and the node allows twice as many;
@@ -70,7 +68,7 @@ class Slow(asyncio.Protocol):
         self.closed.set()
 
 
-async def test_a_connection_with_a_handshake_of_half_a_second_is_made() -> None:
+async def test_channel_slow_handshake_connects() -> None:
     """With TLS, three or four round trips over a long way take as long."""
     closed = asyncio.Event()
     server = await asyncio.get_running_loop().create_server(lambda: Slow(closed), "127.0.0.1", 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,20 +19,20 @@ cursors = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), 
 
 
 @given(cursors)
-def test_a_cursor_crosses_the_wire(positions: dict[int, int]) -> None:
+def test_cursor_to_pb_random_cursor_round_trips(positions: dict[int, int]) -> None:
     sent = Cursor(positions)
     packed = codec.cursor_to_pb(sent).SerializeToString()
     assert codec.cursor_from_pb(common_pb2.Cursor.FromString(packed)) == sent
 
 
-def test_a_cursor_of_unequal_lists_is_refused() -> None:
+def test_cursor_from_pb_unequal_lists_raises() -> None:
     value = common_pb2.Cursor(partitions=[1, 2], sequences=[3])
-    with pytest.raises(InputError, match=r"as many sequences as partitions .*, got 1 and 2"):
+    with raises(InputError, expected="same_lengths", name="cursor"):
         codec.cursor_from_pb(value)
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
-def test_a_table_is_taken_apart_and_put_together(rows: int, rows_max: int) -> None:
+def test_table_chunks_random_table_round_trips(rows: int, rows_max: int) -> None:
     table = pa.table({"number": np.arange(rows), "text": [f"text {n}" for n in range(rows)]})
     chunks = list(codec.table_chunks(table, rows_max))
     sizes = [codec.table_of([chunk], table.schema).num_rows for chunk in chunks]
@@ -39,13 +40,13 @@ def test_a_table_is_taken_apart_and_put_together(rows: int, rows_max: int) -> No
     assert codec.table_of(chunks, table.schema).equals(table)
 
 
-def test_a_slice_travels_without_the_rest_of_its_table() -> None:
+def test_table_chunks_slice_has_its_rows_only() -> None:
     table = pa.table({"text": ["x" * 1000] * 10_000})
     (chunk,) = codec.table_chunks(table.slice(5_000, 10), 100)
     assert len(chunk) < 20_000
 
 
-def test_chunks_of_wide_rows_stay_below_the_limit_of_a_message() -> None:
+def test_table_chunks_wide_rows_fit_message() -> None:
     """Twenty texts of 4 MB: few rows, and too much for one message."""
     table = pa.table({"text": pa.array(["x" * (4 << 20)] * 20, pa.string())})
     chunks = [len(chunk) for chunk in codec.table_chunks(table, codec.ROWS_PER_MESSAGE)]
@@ -53,7 +54,7 @@ def test_chunks_of_wide_rows_stay_below_the_limit_of_a_message() -> None:
     assert sum(chunks) > 20 * (4 << 20)
 
 
-def test_rows_of_very_different_width_stay_below_it_too() -> None:
+def test_table_chunks_rows_of_different_width_fit_message() -> None:
     widths = [16 << 20] * 4 + [1] * 1000
     table = pa.table({"number": range(len(widths)), "text": ["x" * width for width in widths]})
     chunks = list(codec.table_chunks(table, codec.ROWS_PER_MESSAGE))
@@ -61,15 +62,15 @@ def test_rows_of_very_different_width_stay_below_it_too() -> None:
     assert codec.table_of(chunks, table.schema).equals(table)
 
 
-def test_chunks_of_another_schema_are_refused() -> None:
+def test_table_of_other_schema_raises() -> None:
     (chunk,) = codec.table_chunks(pa.table({"a": [1]}), 10)
-    with pytest.raises(InputError, match="expected Arrow columns b: int64; got a: int64"):
+    with raises(InputError, expected="columns"):
         codec.table_of([chunk], pa.schema([("b", pa.int64())]))
-    with pytest.raises(InputError, match="expected an Arrow IPC stream"):
+    with raises(InputError, expected="arrow_stream"):
         codec.table_of([b"rubbish"], pa.schema([("b", pa.int64())]))
 
 
-def test_no_chunks_are_an_empty_table() -> None:
+def test_table_of_no_chunks_is_empty() -> None:
     schema = pa.schema([("b", pa.int64())])
     assert list(codec.table_chunks(schema.empty_table(), 10)) == []
     assert codec.table_of([], schema).equals(schema.empty_table())
@@ -79,19 +80,19 @@ micros = st.integers(-(2**62), 2**62)
 
 
 @given(st.lists(st.builds(ClockStep, st.integers(0, 2**31), st.integers(0, 2**62), micros)))
-def test_steps_of_an_event_clock_cross_the_wire(steps: list[ClockStep]) -> None:
+def test_event_clock_to_pb_random_steps_round_trip(steps: list[ClockStep]) -> None:
     packed = codec.event_clock_to_pb(steps).SerializeToString()
     assert codec.event_clock_from_pb(peers_pb2.EventClock.FromString(packed)) == tuple(steps)
 
 
-def test_steps_of_unequal_lists_are_refused() -> None:
+def test_event_clock_from_pb_unequal_lists_raises() -> None:
     value = peers_pb2.EventClock(partitions=[1, 2], sequences=[3, 4], buckets_us=[5])
-    with pytest.raises(InputError, match=r"three lists of one length, got \[2, 2, 1\]"):
+    with raises(InputError, expected="same_lengths", name="event_clock"):
         codec.event_clock_from_pb(value)
 
 
 @given(st.none() | micros, st.lists(st.tuples(micros, st.integers(0, 9), st.integers(0, 2))))
-def test_changes_of_windows_cross_the_wire(
+def test_windows_to_pb_random_changes_round_trip(
     clock_us: int | None, changes: list[tuple[int, int, int]]
 ) -> None:
     starts, labels, states = np.array(changes, dtype=np.int64).reshape(-1, 3).T
@@ -105,7 +106,7 @@ def test_changes_of_windows_cross_the_wire(
 @pytest.mark.parametrize(
     "wrong", [{"starts": b"1234567"}, {"labels": bytes(16)}, {"states": b"\3"}, {"states": b""}]
 )
-def test_changes_that_do_not_fit_are_refused(wrong: dict[str, bytes]) -> None:
+def test_windows_from_pb_unequal_lists_raises(wrong: dict[str, bytes]) -> None:
     right = {"starts": bytes(8), "labels": bytes(8), "states": b"\1"}
-    with pytest.raises(InputError, match="starts, labels and states of windows"):
+    with raises(InputError, expected="same_lengths", name="windows"):
         codec.windows_from_pb(continuous_pb2.Windows(size_us=1, **(right | wrong)))

@@ -33,7 +33,7 @@ def rpc_error(code: grpc.StatusCode, given: str = "", *trailing: Any) -> grpc.ai
     return grpc.aio.AioRpcError(code, nothing, grpc.aio.Metadata(*trailing), details=given)
 
 
-def test_every_error_has_a_kind_of_its_own() -> None:
+def test_errors_every_class_has_unique_kind() -> None:
     classes: list[type[errors.GalileoError]] = [errors.GalileoError]
     for cls in classes:
         classes += cls.__subclasses__()
@@ -45,9 +45,7 @@ def test_every_error_has_a_kind_of_its_own() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(message=messages, given=details)
-def test_every_error_crosses_the_wire_as_itself(
-    kind: str, message: str, given: dict[str, Any]
-) -> None:
+def test_error_to_pb_any_error_round_trips(kind: str, message: str, given: dict[str, Any]) -> None:
     sent = KINDS[kind](message, **given)
     packed = status.error_to_pb(sent).SerializeToString()
     got = status.error_from_pb(common_pb2.Error.FromString(packed))
@@ -56,7 +54,7 @@ def test_every_error_crosses_the_wire_as_itself(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_a_code_that_is_no_success(kind: str) -> None:
+def test_code_of_any_kind_is_no_success(kind: str) -> None:
     code = status.code_of(KINDS[kind]("x"))
     assert isinstance(code, grpc.StatusCode)
     assert code is not grpc.StatusCode.OK
@@ -65,11 +63,11 @@ def test_every_kind_has_a_code_that_is_no_success(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", status.CODES)
-def test_the_table_names_kinds_that_exist(kind: str) -> None:
+def test_status_codes_name_existing_kinds(kind: str) -> None:
     assert kind in KINDS
 
 
-def test_a_leaf_without_a_row_has_its_branchs_code() -> None:
+def test_code_of_unlisted_kind_is_that_of_branch() -> None:
     class Late(errors.Unavailable):
         kind = "late-for-the-test"
 
@@ -80,7 +78,7 @@ def test_a_leaf_without_a_row_has_its_branchs_code() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_carried_error_is_raised_rather_than_the_code(kind: str) -> None:
+def test_error_of_rpc_carried_error_replaces_code(kind: str) -> None:
     sent = KINDS[kind]("expected this, got that", position=7)
     packed = status.error_to_pb(sent).SerializeToString()
     failed = rpc_error(status.code_of(sent), "other words", (status.METADATA_KEY, packed))
@@ -90,7 +88,7 @@ def test_the_carried_error_is_raised_rather_than_the_code(kind: str) -> None:
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
-def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode) -> None:
+def test_error_of_rpc_bare_code_has_address(code: grpc.StatusCode) -> None:
     got = status.error_of_rpc(rpc_error(code, "the reason"), asked="127.0.0.1:7701")
     assert "127.0.0.1:7701" in got.message
     assert "the reason" in got.message
@@ -114,38 +112,38 @@ def test_a_bare_code_is_an_error_that_says_whom_was_asked(code: grpc.StatusCode)
         (grpc.StatusCode.UNIMPLEMENTED, "", errors.InternalError),
     ],
 )
-def test_what_a_bare_code_means(
+def test_error_of_rpc_bare_code_has_class(
     code: grpc.StatusCode, given: str, cls: type[errors.GalileoError]
 ) -> None:
     assert type(status.error_of_rpc(rpc_error(code, given), asked="x")) is cls
 
 
 @pytest.mark.parametrize("value", [b"\xff\xff", b"\x1a\x01{"])
-def test_damaged_metadata_falls_back_to_the_code(value: bytes) -> None:
+def test_error_of_rpc_damaged_metadata_uses_code(value: bytes) -> None:
     failed = rpc_error(grpc.StatusCode.UNAVAILABLE, "gone", (status.METADATA_KEY, value))
     assert type(status.error_of_rpc(failed, asked="x")) is errors.Unavailable
 
 
-def test_a_kind_of_a_newer_node_is_the_root_class() -> None:
+def test_error_from_pb_unknown_kind_is_root_class() -> None:
     got = status.error_from_pb(common_pb2.Error(kind="from-the-future", message="new"))
     assert type(got) is errors.GalileoError
     assert got.message == "new"
 
 
 @pytest.mark.parametrize("details", ['y"node"', "[1]", "[" * 100_000])
-def test_an_error_is_not_lost_over_details_that_cannot_be_read(details: str) -> None:
+def test_error_from_pb_invalid_details_keeps_message(details: str) -> None:
     sent = common_pb2.Error(kind="invalid_input", message="no", details_json=details)
     got = status.error_from_pb(sent)
     assert (type(got), got.message, got.details) == (errors.InputError, "no", {})
 
 
-def test_details_that_are_no_json_are_told_as_text() -> None:
+def test_error_to_pb_other_details_become_text() -> None:
     sent = errors.InputError("x", path=pytest)
     assert status.error_from_pb(status.error_to_pb(sent)).details == {"path": str(pytest)}
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\U0001d54f"])
-def test_what_travels_is_bounded_in_bytes(letter: str) -> None:
+def test_error_to_pb_long_error_is_bounded(letter: str) -> None:
     """Trailing metadata beyond 8 KiB may be refused, and the error with it."""
     sent = errors.InputError(letter * 100_000, text=letter * 4_000)
     value = status.error_to_pb(sent)
@@ -153,7 +151,7 @@ def test_what_travels_is_bounded_in_bytes(letter: str) -> None:
     assert value.message.startswith(letter * 100)
 
 
-async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
+async def test_error_of_rpc_failed_send_is_unavailable() -> None:
     """As grpc has it, which at that moment does not know yet why the other side has ended it."""
     async with grpc.aio.insecure_channel("127.0.0.1:9") as channel:
         call = channel.stream_stream("/galileo.v1.Continuous/Watch")()
@@ -177,12 +175,12 @@ async def test_a_stream_that_ends_as_it_is_sent_to_is_tried_again() -> None:
         (errors.InputError("x", after_s=1), None),
     ],
 )
-def test_grpc_itself_is_told_when_to_try_again(
+def test_pushback_of_transient_error_is_after_s(
     error: errors.GalileoError, given: str | None
 ) -> None:
     assert dict(status.pushback_of(error)).get(status.PUSHBACK_KEY) == given
 
 
 @pytest.mark.parametrize("details", ["DNS resolution failed for x", "x: address lookup failed"])
-def test_an_unknown_host_is_named_without_the_words_of_grpc(details: str) -> None:
+def test_plain_reason_unknown_host_is_plain(details: str) -> None:
     assert status.plain_reason(details) == "the name of the host is unknown"

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from expected_errors import raises
 from proving import Certified, keys_in, token_file
 
 from galileo.errors import ConfigError
@@ -53,13 +54,15 @@ async def identity_at(channel: grpc.aio.Channel) -> bytes:
     return answer
 
 
-async def test_both_sides_show_certificates(address: str, certified: Certified) -> None:
+async def test_channel_mutual_tls_shows_both_certificates(
+    address: str, certified: Certified
+) -> None:
     keys = keys_in(certified.of("client", "ann"), token=TOKEN)
     async with open_channel(address, keys) as channel:
         assert await identity_at(channel) == b"ann Bearer " + TOKEN.encode()
 
 
-async def test_the_name_of_the_server_is_checked(address: str, certified: Certified) -> None:
+async def test_channel_wrong_server_name_is_refused(address: str, certified: Certified) -> None:
     keys = keys_in(certified.of("client", "ann"))
     port = address.rpartition(":")[2]
     async with open_channel(f"localhost:{port}", keys) as channel:
@@ -67,7 +70,9 @@ async def test_the_name_of_the_server_is_checked(address: str, certified: Certif
             await identity_at(channel)
 
 
-async def test_a_clients_certificate_makes_no_server(certified: Certified, node: Path) -> None:
+async def test_channel_server_with_client_certificate_is_refused(
+    certified: Certified, node: Path
+) -> None:
     server = grpc.aio.server()
     posing = certified.of("client", "posing")
     server.add_registered_method_handlers(
@@ -81,7 +86,7 @@ async def test_a_clients_certificate_makes_no_server(certified: Certified, node:
     await server.stop(0)
 
 
-async def test_whose_certificate_is_over_or_foreign_is_not_heard(
+async def test_server_expired_or_foreign_certificate_is_refused(
     address: str, certified: Certified, tmp_path: Path
 ) -> None:
     long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -94,7 +99,7 @@ async def test_whose_certificate_is_over_or_foreign_is_not_heard(
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_renewed_keys_are_taken_and_half_written_ones_are_not(
+async def test_channels_renewed_files_are_used_unless_incomplete(
     address: str, certified: Certified, node: Path
 ) -> None:
     """With a new authority for all, which shows that the new files count, and the old do not."""
@@ -119,7 +124,7 @@ async def test_renewed_keys_are_taken_and_half_written_ones_are_not(
     await channels.close()
 
 
-async def test_a_channel_to_somebody_else_is_opened_while_keys_are_half_written(
+async def test_channels_other_address_incomplete_files_uses_last_ones(
     address: str, certified: Certified
 ) -> None:
     client = certified.of("client", "ann")
@@ -130,7 +135,7 @@ async def test_a_channel_to_somebody_else_is_opened_while_keys_are_half_written(
     await channels.close()
 
 
-async def test_short_channels_prove_what_the_last_one_did_while_keys_are_half_written(
+async def test_blocking_channel_incomplete_files_uses_last_ones(
     address: str, certified: Certified
 ) -> None:
     client = certified.of("client", "bob")
@@ -152,7 +157,7 @@ async def test_short_channels_prove_what_the_last_one_did_while_keys_are_half_wr
     assert await asyncio.to_thread(asked) == b"eve ", "they fit each other again"
 
 
-async def test_a_server_goes_on_while_its_files_do_not_fit(
+async def test_server_incomplete_files_uses_last_ones(
     address: str, certified: Certified, node: Path
 ) -> None:
     keys = keys_in(certified.of("client", "ann"))
@@ -164,7 +169,7 @@ async def test_a_server_goes_on_while_its_files_do_not_fit(
         assert await identity_at(channel) == b"ann "
 
 
-def test_a_blocking_channel_carries_the_token_too(tmp_path: Path) -> None:
+def test_blocking_channel_sends_token(tmp_path: Path) -> None:
     def named(request: bytes, context: Any) -> bytes:
         return str(dict(context.invocation_metadata()).get("authorization")).encode()
 
@@ -180,8 +185,8 @@ def test_a_blocking_channel_carries_the_token_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_one", [open_channel, open_blocking_channel])
-async def test_a_token_does_not_travel_unencrypted(open_one: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"expected TLS to send a token to 10\.0\.0\.1") as caught:
+async def test_open_channel_token_without_tls_raises(open_one: Callable[..., Any]) -> None:
+    with raises(ConfigError, remedy="insecure", expected="tls", address="10.0.0.1:7701") as caught:
         open_one("10.0.0.1:7701", TlsFiles(token=TOKEN))
     assert TOKEN not in str(caught.value)
     closing = open_one("10.0.0.1:7701", TlsFiles(token=TOKEN, insecure=True)).close()
@@ -189,31 +194,31 @@ async def test_a_token_does_not_travel_unencrypted(open_one: Callable[..., Any])
         await closing
 
 
-def test_keys_do_not_show_their_token() -> None:
+def test_tls_files_repr_hides_token() -> None:
     assert TOKEN not in repr(TlsFiles(token=TOKEN))
 
 
 @pytest.mark.parametrize("wrong", ["", "two words", "x" * 513, "\x00", "\u00e9"])
-def test_a_file_of_something_else_is_no_token(tmp_path: Path, wrong: str) -> None:
+def test_tls_files_invalid_token_file_raises(tmp_path: Path, wrong: str) -> None:
     path = token_file(tmp_path / "token", wrong)
-    with pytest.raises(ConfigError, match="expected one token") as caught:
+    with raises(ConfigError, expected="token", key="token_file") as caught:
         TlsFiles(token_file=str(path)).read_token()
     assert not wrong.strip() or wrong not in str(caught.value)
 
 
-def test_files_that_cannot_be_used_are_told_by_their_keys(certified: Certified) -> None:
+def test_tls_files_check_invalid_file_raises_with_key(certified: Certified) -> None:
     directory = certified.of("node", "node")
     good = keys_in(directory)
     good.check()
     NO_TLS_FILES.check()
-    with pytest.raises(ConfigError, match=r"got no tls\.key"):
+    with raises(ConfigError, expected="all_files", key="tls.key"):
         TlsFiles(certificate=good.certificate).check()
-    with pytest.raises(ConfigError, match=r"expected tls\.key to be a readable file"):
+    with raises(ConfigError, expected="readable_file", key="tls.key"):
         TlsFiles(good.certificate, str(directory / "away"), good.authority).check()
-    with pytest.raises(ConfigError, match="expected certificates of an authority in PEM"):
+    with raises(ConfigError, expected="pem", key="tls.authority"):
         TlsFiles(good.certificate, good.key, good.key).check()
-    with pytest.raises(ConfigError, match="expected the certificate in"):
+    with raises(ConfigError, expected="pem", key="tls.certificate"):
         TlsFiles(good.authority, good.key, good.authority).check()
     Path(good.key).chmod(0o640)
-    with pytest.raises(ConfigError, match="got mode 0640; run chmod 600"):
+    with raises(ConfigError, expected="private_file", key="tls.key"):
         good.check()

@@ -3,6 +3,7 @@ import base64
 import google_crc32c
 import numpy as np
 import pytest
+from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,20 +19,20 @@ ids = st.text(max_size=40)
 
 
 @given(ids, cursors)
-def test_a_token_round_trips(ccq_id, cursor):
+def test_token_random_cursor_round_trips(ccq_id, cursor):
     assert token.decode(token.encode(ccq_id, cursor), ccq_id=ccq_id) == cursor
 
 
 @given(ids, ids, cursors)
-def test_the_token_of_another_ccq_is_refused(ccq_id, other, cursor):
+def test_token_decode_other_ccq_raises(ccq_id, other, cursor):
     if ccq_id == other:
         return
-    with pytest.raises(InvalidToken, match="one of"):
+    with raises(InvalidToken, expected="token_of_ccq"):
         token.decode(token.encode(ccq_id, cursor), ccq_id=other)
 
 
 @given(cursors, st.data())
-def test_any_damage_is_noticed(cursor, data):
+def test_token_decode_any_damage_raises(cursor, data):
     text = token.encode("q", cursor)
     at = data.draw(st.integers(0, len(text) - 1))
     char = data.draw(st.characters(codec="utf-8").filter(lambda c: c != text[at]))
@@ -41,13 +42,13 @@ def test_any_damage_is_noticed(cursor, data):
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_refused_with_invalid_token_alone(text):
+def test_token_decode_random_text_raises_invalid_token(text):
     with pytest.raises(InvalidToken):
         token.decode(text, ccq_id="q")
 
 
 @given(st.binary(max_size=40))
-def test_a_right_checksum_over_nonsense_is_refused(body):
+def test_token_decode_random_body_with_checksum_raises(body):
     body = bytes([token.VERSION]) + b"\x01q" + body
     raw = body + google_crc32c.value(body).to_bytes(4, "big")
     text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
@@ -63,13 +64,13 @@ def sealed(body: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def test_any_other_text_is_named():
-    with pytest.raises(InvalidToken, match=r"^'bogus' is no resume token; fetch with the token of"):
+def test_token_decode_other_text_raises():
+    with raises(InvalidToken, expected="token"):
         token.decode("bogus", ccq_id="q")
 
 
-def test_a_newer_version_is_named():
-    with pytest.raises(InvalidToken, match="version 1 or 2, got 3"):
+def test_token_decode_newer_version_raises():
+    with raises(InvalidToken, expected="version"):
         token.decode(sealed(bytes([3]) + b"\x01q\x00"), ccq_id="q")
 
 
@@ -80,29 +81,29 @@ open_windows = st.sets(st.integers(-(2**40), 2**40), max_size=40).map(
 
 
 @given(ids, cursors, st.builds(WindowProgress, st.none() | numbers, open_windows))
-def test_encode_with_windows_keeps_the_progress(ccq_id, cursor, progress):
+def test_token_random_windows_round_trip(ccq_id, cursor, progress):
     text = token.encode(ccq_id, cursor, progress)
     assert token.read(text, ccq_id=ccq_id) == (cursor, progress)
     assert token.decode(text, ccq_id=ccq_id) == cursor
 
 
-def test_a_reader_without_windows_has_tokens_as_ever():
+def test_token_without_windows_has_pinned_text():
     """Text that was given out before there were windows."""
     assert token.read("AQFxAQAFWBmutA", ccq_id="q") == (Cursor({0: 5}), WindowProgress())
     assert token.encode("q", Cursor({0: 5})) == "AQFxAQAFWBmutA"
 
 
-def test_a_token_holds_few_windows_open():
+def test_token_read_too_many_windows_raises():
     """It is refused before anything is made of so many."""
     many = WindowProgress(0, ((3, OPEN_WINDOWS_MAX + 1),))
-    with pytest.raises(InvalidToken, match="impossible"):
+    with raises(InvalidToken, expected="windows"):
         token.read(token.encode("q", Cursor(), many), ccq_id="q")
-    with pytest.raises(InvalidToken, match="impossible"):
+    with raises(InvalidToken, expected="windows"):
         token.read(token.encode("q", Cursor(), WindowProgress(0, ((3, 0),))), ccq_id="q")
 
 
 @given(st.binary(max_size=40))
-def test_a_right_checksum_over_nonsense_about_windows_is_refused(body):
+def test_token_read_random_windows_with_checksum_raises(body):
     text = sealed(bytes([token.VERSION_WITH_WINDOWS]) + b"\x01q\x00" + body)
     try:
         cursor, progress = token.read(text, ccq_id="q")
@@ -111,6 +112,6 @@ def test_a_right_checksum_over_nonsense_about_windows_is_refused(body):
     assert token.encode("q", cursor, progress) == text
 
 
-def test_tokens_are_bounded():
-    with pytest.raises(InvalidToken, match="at most"):
+def test_token_decode_long_text_raises():
+    with raises(InvalidToken, expected="characters", bound=1048576):
         token.decode("A" * (token.TOKEN_CHARS_MAX + 1), ccq_id="q")

@@ -31,7 +31,9 @@ def address_of(data: bytes) -> int:
 
 
 @given(ingests, contents)
-def test_protobuf_reads_what_is_encoded(head: storage_pb2.IngestRequest, data: bytes) -> None:
+def test_zero_copy_encode_random_message_equals_protobuf(
+    head: storage_pb2.IngestRequest, data: bytes
+) -> None:
     encoded = encode(Bulk(head, pa.py_buffer(data)))
     read = storage_pb2.IngestRequest.FromString(encoded)
     assert (read.dataset, read.producer, read.batch) == (head.dataset, head.producer, head.batch)
@@ -39,7 +41,9 @@ def test_protobuf_reads_what_is_encoded(head: storage_pb2.IngestRequest, data: b
 
 
 @given(ingests, contents)
-def test_what_protobuf_encodes_is_read(head: storage_pb2.IngestRequest, data: bytes) -> None:
+def test_zero_copy_decode_protobuf_message_is_equal(
+    head: storage_pb2.IngestRequest, data: bytes
+) -> None:
     whole = storage_pb2.IngestRequest(observations=data)
     whole.MergeFrom(head)
     read = decoder(storage_pb2.IngestRequest)(whole.SerializeToString())
@@ -48,9 +52,7 @@ def test_what_protobuf_encodes_is_read(head: storage_pb2.IngestRequest, data: by
 
 
 @given(ingests, contents)
-def test_what_is_encoded_is_read_without_a_copy(
-    head: storage_pb2.IngestRequest, data: bytes
-) -> None:
+def test_zero_copy_decode_shares_memory(head: storage_pb2.IngestRequest, data: bytes) -> None:
     encoded = encode(Bulk(head, pa.py_buffer(data)))
     read = decoder(storage_pb2.IngestRequest)(encoded)
     assert read.observations.to_pybytes() == data
@@ -61,7 +63,7 @@ def test_what_is_encoded_is_read_without_a_copy(
         assert place == len(encoded) - len(data)
 
 
-def test_the_last_value_counts_as_it_does_in_protobuf() -> None:
+def test_zero_copy_decode_repeated_field_takes_last() -> None:
     twice = b"".join(
         peers_pb2.CommitRequest(observations=data, batch=place).SerializeToString()
         for place, data in ((1, b"first"), (2, b"second"))
@@ -72,7 +74,7 @@ def test_the_last_value_counts_as_it_does_in_protobuf() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_are_refused_where_protobuf_refuses_them(data: bytes) -> None:
+def test_zero_copy_decode_random_bytes_raises_as_protobuf(data: bytes) -> None:
     decode = decoder(storage_pb2.IngestRequest)
     try:
         expected = storage_pb2.IngestRequest.FromString(data)
@@ -90,7 +92,7 @@ def has_group(data: bytes) -> bool:
     return any(byte & 7 == 3 for byte in data)
 
 
-def test_a_group_is_refused() -> None:
+def test_zero_copy_decode_group_raises() -> None:
     with pytest.raises(DecodeError, match="wire type 3"):
         decoder(storage_pb2.IngestRequest)(bytes([6 << 3 | 3, 6 << 3 | 4]))
 
@@ -100,12 +102,12 @@ def test_a_group_is_refused() -> None:
     [b"\x22", b"\x22\x05abc", b"\x18\x80", b"\x19123", b"\x1d123", b"\x27", b"\x80" * 11],
     ids=["no length", "cut", "endless number", "short 64", "short 32", "wire type 7", "long tag"],
 )
-def test_a_message_that_is_cut_off_is_refused(data: bytes) -> None:
+def test_zero_copy_decode_truncated_raises(data: bytes) -> None:
     with pytest.raises(DecodeError):
         decoder(storage_pb2.IngestRequest)(data)
 
 
-def test_fields_of_fixed_width_are_passed_over() -> None:
+def test_zero_copy_decode_fixed_width_fields_are_skipped() -> None:
     extra = bytes([14 << 3 | 1]) + bytes(8) + bytes([13 << 3 | 5]) + bytes(4)
     message = storage_pb2.IngestRequest(dataset="d", observations=b"xyz").SerializeToString()
     read = decoder(storage_pb2.IngestRequest)(extra + message)
@@ -113,7 +115,7 @@ def test_fields_of_fixed_width_are_passed_over() -> None:
     assert read.observations.to_pybytes() == b"xyz"
 
 
-def test_a_table_comes_through_with_its_numbers_in_place() -> None:
+def test_zero_copy_table_is_aligned() -> None:
     table = pa.table({"a": pa.array(range(1000), pa.int64()), "b": ["x"] * 1000})
     head = storage_pb2.IngestRequest(dataset="d", producer="p", batch=7)
     read = decoder(storage_pb2.IngestRequest)(encode(Bulk(head, stream_of(table))))
@@ -122,13 +124,13 @@ def test_a_table_comes_through_with_its_numbers_in_place() -> None:
     assert found.column("a").chunk(0).buffers()[1].address % 8 == 0
 
 
-def test_no_message_has_the_field_that_keeps_the_place() -> None:
+def test_zero_copy_padding_field_is_unused() -> None:
     for kind in (storage_pb2.IngestRequest, peers_pb2.CommitRequest):
         assert zero_copy._PADDING_FIELD not in kind.DESCRIPTOR.fields_by_number
         assert zero_copy.FIELD in kind.DESCRIPTOR.fields_by_name
 
 
-def test_a_table_in_very_many_pieces_is_put_together() -> None:
+def test_zero_copy_table_of_many_chunks_is_combined() -> None:
     piece = pa.table({"a": [1, 2]})
     table = pa.concat_tables([piece] * (zero_copy.CHUNKS_MAX + 1))
     read = pa.ipc.open_stream(stream_of(table)).read_all()
@@ -139,12 +141,12 @@ def test_a_table_in_very_many_pieces_is_put_together() -> None:
 
 
 @pytest.mark.parametrize("data", [bytes(1 << 20), b"\x3a\x00" * (1 << 20)])
-def test_a_head_of_very_many_fields_is_refused_at_once(data: bytes) -> None:
+def test_zero_copy_decode_too_many_fields_raises(data: bytes) -> None:
     """Sixty megabytes of them would keep a node busy for a minute."""
     with pytest.raises(DecodeError, match="at most 100 fields"):
         decoder(storage_pb2.IngestRequest)(data)
 
 
-def test_fields_without_a_number_are_none() -> None:
+def test_has_more_fields_number_0_raises() -> None:
     with pytest.raises(DecodeError, match="number 0"):
         zero_copy.has_more_fields(bytes(10), 100)
