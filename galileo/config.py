@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges, is_address
+from galileo.dht.topology import (
+    Group,
+    NodeInfo,
+    Topology,
+    even_ranges,
+    is_address,
+    with_port,
+)
 from galileo.errors import ConfigError, GalileoError
 from galileo.logging_setup import AuditSection
 from galileo.model.quotas import Quotas
@@ -41,11 +48,20 @@ class NodeSection:
     """`name` is the node's name in the topology, `directory` the directory of its data.
 
     `listen` is the address to bind; empty means the topology's address of this node.
+
+    `join`: addresses of nodes of a running cluster, for a node that is added to it; then the file
+    has no [cluster] table. `address`: where other nodes and clients reach this node, `listen` when
+    empty. `group` and `weight` are those of the added node; an empty group is the one with the
+    fewest nodes.
     """
 
     name: str = ""
     directory: str = ""
     listen: str = ""
+    join: tuple[str, ...] = ()
+    address: str = ""
+    group: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +184,14 @@ class AuthSection:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration of a node; `topology` is the `[cluster]` table."""
+    """The configuration of a node; `topology` is the `[cluster]` table.
+
+    Without that table the node joins a cluster; until it has the topology of that cluster,
+    `topology` has this node alone and `is_joining` is true.
+    """
 
     topology: Topology
+    is_joining: bool = False
     node: NodeSection = field(default_factory=NodeSection)
     storage: StorageSection = field(default_factory=StorageSection)
     membership: MembershipSection = field(default_factory=MembershipSection)
@@ -189,7 +210,8 @@ class Config:
 
     @property
     def listen(self) -> str:
-        return self.node.listen or self.topology.by_name[self.node.name].address
+        node = self.node
+        return node.listen or node.address or self.topology.by_name[node.name].address
 
     @property
     def keys(self) -> TlsFiles:
@@ -285,7 +307,8 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
     _refuse_unknown("section", raw, [*SECTIONS, "cluster"])
     raw = _moved(raw)
     sections = {name: _section(name, raw.get(name, {})) for name in SECTIONS}
-    config = Config(topology=_topology_of(raw), **sections)
+    topology, is_joining = _topology_of(raw, sections["node"])
+    config = Config(topology, is_joining, **sections)
     _check(config)
     return config
 
@@ -324,6 +347,8 @@ def _section(name: str, raw: Any) -> Any:
 
 
 def _typed(key: str, value: Any, kind: type) -> Any:
+    if kind == tuple[str, ...]:
+        return _addresses(key, value)
     if isinstance(value, str) and kind is not str:
         value = _parsed(value)
     if typing.get_origin(kind) is Mapping:
@@ -352,6 +377,18 @@ def _texts(key: str, value: Any) -> dict[str, str]:
         else:
             raise ConfigError(f"expected a text or number for {name} in {key}, got {inner!r}")
     return result
+
+
+def _addresses(key: str, value: Any) -> tuple[str, ...]:
+    """A list of host:port, or a text of them that commas separate."""
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"expected a list of host:port for {key}, got {value!r}")
+    addresses = tuple(with_port(text.strip()) for text in texts if text.strip())
+    wrong = [address for address in addresses if not is_address(address)]
+    if wrong:
+        raise ConfigError(f"expected host:port in {key}, got {', '.join(map(repr, wrong))}")
+    return addresses
 
 
 def _parsed(text: str) -> Any:
@@ -521,7 +558,7 @@ def _check_spark(config: Config) -> None:
 
 
 def _check_node_credentials(config: Config) -> None:
-    if config.auth.token_file and len(config.topology.nodes) > 1:
+    if config.auth.token_file and (config.is_joining or len(config.topology.nodes) > 1):
         config.keys.check_of_node()
 
 
@@ -588,15 +625,16 @@ def _find_errors(raw: Mapping[str, Any]) -> list[str]:
             messages.append(error.message)
     checks: Sequence[Callable[[Config], object]] = _CHECKS
     try:
-        topology = _topology_of(raw)
+        topology, is_joining = _topology_of(raw, sections["node"])
     except GalileoError as error:
         messages += [*_node_errors(raw), error.message]
+        is_joining = False
         # The other checks do not depend on the topology.
         topology = Topology(
             "any", (Group("any", (NodeInfo("any", "127.0.0.1:1"),)),), even_ranges(1)
         )
         checks = tuple(check for check in _CHECKS if check is not _check_node)
-    config = Config(topology=topology, **sections)
+    config = Config(topology, is_joining, **sections)
     for check in checks:
         try:
             check(config)
@@ -630,17 +668,35 @@ def _valid_section(name: str, values: Mapping[str, Any], messages: list[str]) ->
     return section
 
 
-def _topology_of(raw: Mapping[str, Any]) -> Topology:
+def _topology_of(raw: Mapping[str, Any], node: NodeSection) -> tuple[Topology, bool]:
+    """The topology, and whether it has this node alone because it joins a cluster."""
+    if "cluster" not in raw and node.join:
+        address = node.address or node.listen
+        if not node.name or not address:
+            raise ConfigError(
+                "expected node.name and node.listen of a node that joins a cluster, got "
+                f"{node.name!r} and {node.listen!r}"
+            )
+        alone = Group("alone", (NodeInfo(node.name, address, node.weight),))
+        return Topology("joining", (alone,), even_ranges(1)), True
     if "cluster" not in raw:
         raise ConfigError(
-            "expected a [cluster] table with the groups and their nodes, got none",
+            "expected a [cluster] table with the groups and their nodes, or node.join with the "
+            "address of a node of a running cluster, got neither",
             expected="table",
             key="cluster",
+        )
+    if node.join:
+        raise ConfigError(
+            "expected either a [cluster] table, for the first nodes of a cluster, or node.join, "
+            "for a node that is added to a running one; got both",
+            expected="either",
+            key="node.join",
         )
     table = raw["cluster"]
     _refuse_other_than_table("cluster", table)
     # `galileo topology --json` writes "moved"; nodes read it from their own records.
-    table = {key: value for key, value in table.items() if key != "moved"}
+    table = {key: value for key, value in table.items() if key not in ("moved", "founding")}
     _refuse_unknown("key in [cluster]", table, _CLUSTER_KEYS)
     name = table.get("name", table.get("cluster", "galileo"))
-    return Topology.from_dict({**table, "cluster": name})
+    return Topology.from_dict({**table, "cluster": name}), False

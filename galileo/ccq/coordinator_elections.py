@@ -144,10 +144,11 @@ class CoordinatorElections:
         return capacity - sum(o == owner and table.get(i) is None for i, o in begun.items())
 
     def start_failover(self, now: float) -> Effects:
-        """Start due elections for CCQs of dead coordinators, up to `ELECTIONS_MAX` at a time."""
+        """Start due elections for CCQs of gone coordinators, up to `ELECTIONS_MAX` at a time."""
         effects: Effects = []
-        for node in sorted(self._state.dead):
-            for ccq_id in self._state.record_table.coordinated_by(node):
+        table = self._state.record_table
+        for node in filter(self._state.is_gone, table.coordinators):
+            for ccq_id in table.coordinated_by(node):
                 if len(self._running) >= ELECTIONS_MAX:
                     return effects
                 effects += self._start_failover_if_due(ccq_id, now)

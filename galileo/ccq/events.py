@@ -54,6 +54,13 @@ class UsageMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The nodes of the cluster are these from now on, by group; this one is among them."""
+
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """Hand off all coordinated CCQs and accept no others; `is_on` false ends that."""
 
@@ -385,6 +392,7 @@ ContinuousEvent = (
     | Ticked
     | UsageMeasured
     | DrainRequested
+    | MembersChanged
     | CommitsObserved
     | MessageArrived
     | PeerDied

@@ -55,6 +55,7 @@ from galileo.ccq.events import (
     FetchAbandoned,
     FetchesRequested,
     FetchRequested,
+    MembersChanged,
     MessageArrived,
     PacksCompacted,
     PacksLoaded,
@@ -101,6 +102,7 @@ _BEFORE_RESTORED = (
     DatasetDropped,
     UsageMeasured,
     DrainRequested,
+    MembersChanged,
     CommitsObserved,
     PeerDied,
     PeerRevived,
@@ -137,6 +139,7 @@ class Continuous:
             Ticked: self._on_ticked,
             UsageMeasured: self._on_usage,
             DrainRequested: self._on_drain,
+            MembersChanged: self._on_members,
             CommitsObserved: self._on_sequences,
             MessageArrived: self._on_message,
             PeerDied: self._on_peer_died,
@@ -333,6 +336,10 @@ class Continuous:
         self.state.is_draining = event.is_on
         return self._elections.drain(now)
 
+    def _on_members(self, event: MembersChanged, now: float) -> Effects:
+        self.state.set_members(event.groups)
+        return []
+
     def _on_sequences(self, event: CommitsObserved, now: float) -> Effects:
         if self.state.is_dropped(event.dataset):
             return []
@@ -473,7 +480,7 @@ class Continuous:
     def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
         """Name the coordinator, unless it is known to be down or undecided."""
         is_undecided = event.ccq_id in self._elections or event.ccq_id in self.state.resuming
-        if is_undecided or record.coordinator in self.state.dead:
+        if is_undecided or self.state.is_gone(record.coordinator):
             reason = f"the continuous query {event.ccq_id!r} is getting a new coordinator"
             return RefuseFetch(event.request, self._transient_failure("unavailable", reason))
         return RedirectFetch(event.request, record.coordinator)

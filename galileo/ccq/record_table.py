@@ -70,6 +70,11 @@ class RecordTable:
         """Number of live CCQs whose coordinator is `node`, offers included."""
         return len(self._ids_by_coordinator.get(node, ()))
 
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """The nodes that coordinate live CCQs, sorted."""
+        return tuple(sorted(node for node, ids in self._ids_by_coordinator.items() if ids))
+
     def owned_by(self, owner: str) -> int:
         """Number of live CCQs of an owner."""
         return self._owned[owner]

@@ -59,7 +59,7 @@ class NodeState:
     def __init__(self, me: str, options: ContinuousOptions) -> None:
         self.me = me
         self.options = options
-        self.peers = tuple(n for group in options.groups for n in group if n != me)
+        self.peers = _peers_of(me, options.groups)
         self.record_table = RecordTable(options)
         self.coordinated: dict[str, Coordinator] = {}
         self.known: dict[str, Cursor] = {}
@@ -77,6 +77,17 @@ class NodeState:
         self.is_measured = False
         self.wall = 0.0
         self.is_draining = False
+
+    def set_members(self, groups: tuple[tuple[str, ...], ...]) -> None:
+        """Replace the nodes of the cluster; what removed ones coordinate is taken over."""
+        self.peers = _peers_of(self.me, groups)
+        self.options = replace(self.options, groups=groups)
+        self.dead &= set(self.peers)
+        self.agreed = {peer: at for peer, at in self.agreed.items() if peer in self.peers}
+
+    def is_gone(self, node: str) -> bool:
+        """Whether a node is presumed dead, or is not of the cluster any more."""
+        return node in self.dead or (node != self.me and node not in self.peers)
 
     @property
     def usage(self) -> UsageStatistics:
@@ -231,6 +242,10 @@ class NodeState:
             )
         else:
             coordinator.cache.clear()
+
+
+def _peers_of(me: str, groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(node for group in groups for node in group if node != me)
 
 
 def record_pages(records: Iterable[Record]) -> list[tuple[Record, ...]]:

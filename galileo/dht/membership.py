@@ -51,7 +51,14 @@ class Ticked:
     """Time has passed; due several times per `heartbeat_interval_s`."""
 
 
-MembershipEvent = HeartbeatArrived | Ticked
+@dataclass(frozen=True, slots=True)
+class PeersChanged:
+    """The other nodes of the cluster are these from now on; new ones count as alive."""
+
+    peers: tuple[str, ...]
+
+
+MembershipEvent = HeartbeatArrived | Ticked | PeersChanged
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -118,6 +125,8 @@ class Membership:
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
         if isinstance(event, HeartbeatArrived):
             return self._on_heartbeat(event, now)
+        if isinstance(event, PeersChanged):
+            return self._on_peers(event, now)
         self._discount_own_lag(now)
         self._ticked_at = now
         return [*self._heartbeats(now), *self._deaths(now)]
@@ -137,6 +146,15 @@ class Membership:
         peer.alive, peer.epoch = True, event.epoch
         peer.deadline = now + self.options.failure_timeout_s
         return [PeerRevived(event.node)] if revived else []
+
+    def _on_peers(self, event: PeersChanged, now: float) -> list[MembershipEffect]:
+        deadline = now + self.options.failure_timeout_s
+        self._peers = {
+            node: self._peers.get(node) or _Peer(deadline)
+            for node in sorted(event.peers)
+            if node != self.me
+        }
+        return []
 
     def _discount_own_lag(self, now: float) -> None:
         first = self._ticked_at is None

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.dht.topology import BOUNDED, NodeInfo, Topology
+from galileo.dht.topology import BOUNDED, Move, NodeInfo, Topology
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -95,19 +96,23 @@ def owner(topology: Topology, partition: int) -> str:
 @lru_cache(maxsize=16)
 def owners(topology: Topology) -> Mapping[int, str]:
     """The node of every partition."""
+    moved = {move.partition: move.node for move in topology.moved}
+    if topology.founding is not None:
+        return dict(enumerate(topology.founding.owners)) | moved
     draw = _draw_bounded if topology.placement == BOUNDED else _draw_independently
     drawn = {
         partition: node
         for number, group in enumerate(topology.groups)
         for partition, node in draw(group.founders, _partitions_of(topology, number)).items()
     }
-    return drawn | {move.partition: move.node for move in topology.moved}
+    return drawn | moved
 
 
 def share(topology: Topology, node: str) -> tuple[int, ...]:
     """The partitions that a node lacks to have its quota of its group's partitions.
 
-    They come from nodes that have more than their quota, the highest scores of the node first.
+    They come from nodes that have more than their quota, the highest scores of the node first; the
+    quota of a leaving node is zero.
     Moving them moves nothing else. Where the quotas leave a choice, nodes keep what they have.
 
     Raises:
@@ -116,9 +121,10 @@ def share(topology: Topology, node: str) -> tuple[int, ...]:
     group = topology.group_of(node)
     partitions = _partitions_of(topology, topology.groups.index(group))
     names = sorted(one.name for one in group.nodes)
+    staying = [one for one in group.nodes if not one.leaving]
     now = owners(topology)
     counts = Counter(now[partition] for partition in partitions)
-    quotas = _quotas(group.nodes, len(partitions), counts=counts)
+    quotas = Counter(_quotas(staying, len(partitions), counts=counts)) if staying else Counter()
     owning = np.array([names.index(now[partition]) for partition in partitions])
     scores = _scores([node], partitions)[:, 0]
     excess = np.array([counts[name] - quotas[name] for name in names])
@@ -126,6 +132,18 @@ def share(topology: Topology, node: str) -> tuple[int, ...]:
     best = offered[np.argsort(~scores[offered], kind="stable")]
     taken = best[: max(0, quotas[node] - counts[node])]
     return tuple(partitions[position] for position in np.sort(taken).tolist())
+
+
+def rebalance(topology: Topology) -> tuple[Move, ...]:
+    """The moves that give every node its share, and leaving nodes nothing; as few as can be."""
+    moves: list[Move] = []
+    numbers = {move.partition: move.number for move in topology.moved}
+    for node in topology.nodes:
+        taken = [Move(p, numbers.get(p, 0) + 1, node.name) for p in share(topology, node.name)]
+        last = {move.partition: move for move in (*topology.moved, *taken)}
+        topology = replace(topology, moved=tuple(sorted(last.values())))
+        moves += taken
+    return tuple(moves)
 
 
 def relative_loads(

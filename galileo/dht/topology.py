@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,10 @@ class NodeInfo:
 
     `joined`: it was added to a cluster with data. It has only partitions that were moved to it, and
     needs an ordinal of its own.
+
+    `leaving`: it is being removed; no partition is moved to it.
+
+    `identity`: random name of its directory, if it joined by command.
     """
 
     name: str
@@ -49,6 +53,8 @@ class NodeInfo:
     weight: float = 1.0
     ordinal: int = -1
     joined: bool = False
+    leaving: bool = False
+    identity: str = ""
 
     def __post_init__(self) -> None:
         _check_name("node", self.name)
@@ -88,12 +94,6 @@ class Group:
                 expected="node",
                 group=self.name,
             )
-        if not self.founders:
-            raise ConfigError(
-                f"expected a node in group {self.name!r} that did not join later, got none",
-                expected="initial_node",
-                group=self.name,
-            )
 
     @property
     def founders(self) -> tuple[NodeInfo, ...]:
@@ -113,6 +113,23 @@ class Move:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What the first topology of a cluster decided for good; recorded when nodes change.
+
+    Attributes:
+        fingerprint: of the first topology, which identifies the cluster.
+        owners: the first node of each partition.
+        homes: for each initial node, the node that creates its datasets now.
+        ordinals: how many were assigned; the next node gets this one.
+    """
+
+    fingerprint: int
+    owners: tuple[str, ...]
+    homes: tuple[tuple[str, str], ...]
+    ordinals: int
+
+
 @dataclass(frozen=True)
 class Topology:
     """Attributes:
@@ -125,6 +142,7 @@ class Topology:
     moved: the last move of each partition that was moved.
     placement: the rule that maps partitions to the initial nodes, `BOUNDED` or `RENDEZVOUS`;
         the second is that of files and topologies that name none.
+    founding: of a cluster whose nodes were changed by command.
     """
 
     cluster: str
@@ -134,6 +152,7 @@ class Topology:
     version: int = 1
     moved: tuple[Move, ...] = ()
     placement: str = RENDEZVOUS
+    founding: Founding | None = None
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -171,6 +190,16 @@ class Topology:
             )
         self._check_ranges()
         self._check_moves()
+        self._check_founders()
+
+    def _check_founders(self) -> None:
+        for group in self.groups if self.founding is None else ():
+            if not group.founders:
+                raise ConfigError(
+                    f"expected a node in group {group.name!r} that did not join later, got none",
+                    expected="initial_node",
+                    group=group.name,
+                )
 
     def _check_moves(self) -> None:
         for move in self.moved:
@@ -216,6 +245,11 @@ class Topology:
                 expected="group_number",
             )
 
+    @property
+    def agreed_version(self) -> int:
+        """The version of a topology that was changed by command; 0 for that of the files."""
+        return 0 if self.founding is None else self.version
+
     @cached_property
     def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes, group by group."""
@@ -223,8 +257,15 @@ class Topology:
 
     @cached_property
     def founders(self) -> tuple[NodeInfo, ...]:
-        """The initial nodes of the cluster; a node's index is its ordinal."""
+        """The initial nodes of the cluster; without a `founding`, an index is an ordinal."""
         return tuple(node for node in self.nodes if not node.joined)
+
+    @cached_property
+    def homes(self) -> Mapping[str, str]:
+        """The node that creates the datasets of each initial node."""
+        if self.founding is not None:
+            return dict(self.founding.homes)
+        return {node.name: node.name for node in self.founders}
 
     @cached_property
     def by_name(self) -> Mapping[str, NodeInfo]:
@@ -281,7 +322,9 @@ class Topology:
 
     @cached_property
     def fingerprint(self) -> int:
-        """64-bit hash of `placement_json`."""
+        """64-bit hash of the first topology's `placement_json`, which identifies the cluster."""
+        if self.founding is not None:
+            return self.founding.fingerprint
         return text64("topology", self.placement_json)
 
     def to_json(self) -> str:
@@ -301,6 +344,8 @@ class Topology:
                             "weight": n.weight,
                             "ordinal": n.ordinal,
                             "joined": n.joined,
+                            "leaving": n.leaving,
+                            "identity": n.identity,
                         }
                         for n in group.nodes
                     ],
@@ -308,6 +353,7 @@ class Topology:
                 for group in self.groups
             ],
             "moved": [[move.partition, move.number, move.node] for move in self.moved],
+            "founding": None if self.founding is None else asdict(self.founding),
         }
         return json.dumps(raw, sort_keys=True)
 
@@ -337,12 +383,21 @@ class Topology:
                 version=int(raw.get("version", 1)),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
                 placement=str(raw.get("placement", RENDEZVOUS)),
+                founding=_founding(raw.get("founding")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"expected a topology with groups and nodes: {reason_of(error)}",
                 expected="topology",
             ) from error
+
+
+def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
+    if raw is None:
+        return None
+    homes = tuple((str(slot), str(node)) for slot, node in raw["homes"])
+    owners = tuple(map(str, raw["owners"]))
+    return Founding(int(raw["fingerprint"]), owners, homes, int(raw["ordinals"]))
 
 
 def with_port(address: str) -> str:

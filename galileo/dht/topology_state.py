@@ -1,6 +1,6 @@
-"""The current topology of a node: its file, and updates from other nodes.
+"""The current topology of a node: the last version that it learned, and updates from other nodes.
 
-Updates are addresses of nodes that differ from the file, and moves of partitions. The move of a
+Updates are addresses of nodes that moved, and moves of partitions. The move of a
 partition with the highest number counts. Only the owner of a partition moves it, and numbers the
 move; so nodes that have received the same moves have the same map, in any order.
 """
@@ -12,20 +12,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from galileo.dht import placement
-from galileo.dht.topology import Group, Move, Topology, is_address
+from galileo.dht.topology import Move, Topology, is_address
 
 
 class TopologyState:
     """The current topology; thread-safe.
 
     Args:
-        topology: of the file, with known moves.
+        topology: of the file or the register, with known moves.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._now = topology
         self._owned = topology, placement.partitions_by_node(topology)
         self._epochs: dict[str, int] = {}
+        self._relocated: dict[str, str] = {}
         self._changing = threading.Lock()
 
     @classmethod
@@ -62,15 +63,27 @@ class TopologyState:
             last |= {move.partition: move for move in self.moves(moves)}
             self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
+    def replace_nodes(self, topology: Topology) -> None:
+        """Take over a later version; moves and addresses that this node has learned remain."""
+        with self._changing:
+            before, self._now = self._now, topology
+            last = {move.partition: move for move in topology.moved}
+            last |= {move.partition: move for move in self.moves(before.moved)}
+            self._now = replace(topology, moved=tuple(sorted(last.values())))
+            for node, address in self._relocated.items():
+                known = self._now.by_name.get(node)
+                if known is not None and known.address != address and not self._is_taken(address):
+                    self._now = _with_address(self._now, node, address)
+
     def restore(self, moves: Iterable[Move]) -> None:
         """Apply the moves that this node had stored before its restart.
 
         Raises:
-            ConfigError: a partition was moved to a node that the file does not name.
+            ConfigError: a partition was moved to a node that the topology does not name.
         """
-        moves = sorted(moves)
-        if moves:
-            self._now = replace(self._now, moved=tuple(moves))
+        last = {move.partition: move for move in sorted((*self._now.moved, *moves))}
+        if last:
+            self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def relocate(self, node: str, address: str, *, epoch: int) -> bool:
         """Apply the address that a node reports, unless a later start of it reported another.
@@ -85,14 +98,22 @@ class TopologyState:
             known = self._now.by_name.get(node)
             if known is None or known.address == address or self._is_taken(address):
                 return False
-            groups = tuple(_with_address(group, node, address) for group in self._now.groups)
-            self._now = replace(self._now, groups=groups)
+            self._relocated[node] = address
+            self._now = _with_address(self._now, node, address)
             return True
 
     def _is_taken(self, address: str) -> bool:
         return any(node.address == address for node in self._now.nodes)
 
 
-def _with_address(group: Group, node: str, address: str) -> Group:
-    nodes = (replace(one, address=address) if one.name == node else one for one in group.nodes)
-    return replace(group, nodes=tuple(nodes))
+def _with_address(topology: Topology, node: str, address: str) -> Topology:
+    groups = tuple(
+        replace(
+            group,
+            nodes=tuple(
+                replace(one, address=address) if one.name == node else one for one in group.nodes
+            ),
+        )
+        for group in topology.groups
+    )
+    return replace(topology, groups=groups)

@@ -436,6 +436,9 @@ def fenced(partition: int) -> PartitionMoved:
 
 
 def dataset_home(topology: Topology, dataset: str) -> str:
-    """The node where a dataset is created: the first of its name's rendezvous order, for good."""
-    names, name = [node.name for node in topology.founders], name_of_key(dataset)
-    return max(names, key=lambda node: text64("dataset", name, node))
+    """The node where a dataset is created: the first of its name's rendezvous order.
+
+    The order is that of the initial nodes, for good; a removed one has a successor.
+    """
+    homes, name = topology.homes, name_of_key(dataset)
+    return homes[max(homes, key=lambda node: text64("dataset", name, node))]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from galileo import samplers
-from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
 from galileo.errors import (
     GalileoError,
     InputError,
@@ -74,7 +74,7 @@ class SamplerStore:
 
     Args:
         name: of this node.
-        topology: names the others.
+        topology: names the other nodes.
         store: keeps the records.
         peers: how to reach the others.
         options: what is allowed.
@@ -86,7 +86,7 @@ class SamplerStore:
     def __init__(
         self,
         name: str,
-        topology: Topology,
+        topology: TopologyState,
         *,
         store: Store,
         peers: Peers,
@@ -94,7 +94,7 @@ class SamplerStore:
     ) -> None:
         self.on_revoked: Callable[[str], None] = _ignore
         self._name = name
-        self._others = [node.name for node in topology.nodes if node.name != name]
+        self._topology = topology
         self._store = store
         self._peers = peers
         self._options = options
@@ -109,6 +109,11 @@ class SamplerStore:
         for digest in self._kept.keys() & self._revoked.keys():
             del self._kept[digest]
             self._delete(digest)  # A crash came in between.
+
+    @property
+    def _others(self) -> list[str]:
+        nodes = self._topology.current.nodes
+        return [node.name for node in nodes if node.name != self._name]
 
     def close(self) -> None:
         self._runtime.close()
@@ -315,9 +320,10 @@ class SamplerStore:
         if digest not in self._revoked:
             await self.archive(digest)
         facts = await self.revoke_here(digest)
-        revoked = await asyncio.gather(*(self._revoke_at(node, digest) for node in self._others))
+        others = self._others
+        revoked = await asyncio.gather(*(self._revoke_at(node, digest) for node in others))
         return facts, tuple(
-            node for node, is_done in zip(self._others, revoked, strict=True) if not is_done
+            node for node, is_done in zip(others, revoked, strict=True) if not is_done
         )
 
     async def revoke_here(self, digest: str, *, revoked_at: float = 0.0) -> UploadedSampler:

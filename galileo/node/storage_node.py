@@ -91,6 +91,7 @@ class StorageNode:
 
     Attributes:
         on_dropped: called when datasets have just been dropped here.
+        is_home: whether this node creates and drops datasets; not any more if it is being removed.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class StorageNode:
     ) -> None:
         self.name = name
         self.options = options
+        self.is_home = True
         self.live = topology = TopologyState.of(topology)
         topology.restore(stored_moves(store))
         self.store = store
@@ -126,7 +128,7 @@ class StorageNode:
         )
         self._scanning = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan")
         self.samplers = SamplerStore(
-            name, topology.current, store=store, peers=peers, options=options.sending
+            name, topology, store=store, peers=peers, options=options.sending
         )
         queries = options.queries
         self.local_scans = LocalScans(
@@ -220,9 +222,18 @@ class StorageNode:
             created = await self._peers.create_dataset(home, schema, replicate=False)
             await self.adopt(created)
             return created
+        self._check_home()
         created = self.catalog.create(schema)
         await asyncio.gather(*(self._hand_over(node, created) for node in self._others))
         return created
+
+    def _check_home(self) -> None:
+        if not self.is_home:
+            raise Unavailable(
+                f"node {self.name!r} is being removed and hands its duties over; try again",
+                node=self.name,
+                after_s=1.0,
+            )
 
     @property
     def _others(self) -> list[str]:
@@ -250,6 +261,7 @@ class StorageNode:
         home = dataset_home(self.topology, dataset)
         if home != self.name:
             return await self._peers.drop_dataset(home, dataset)
+        self._check_home()
         self.catalog.shard(dataset)
         name, generation = split_key(dataset)
         removed = {self.name: await self.drop(name, generation + 1)}
@@ -338,6 +350,7 @@ class StorageNode:
         dataset = (await self.named(dataset)).key
         home = dataset_home(self.topology, dataset)
         if home == self.name:
+            self._check_home()
             return self.catalog.set_retention(dataset, retention)
         numbered = await self._peers.set_retention(home, dataset, retention)
         self.catalog.adopt_retention(dataset, numbered)

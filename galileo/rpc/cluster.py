@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Protocol
 
+from galileo.dht.topology import NodeInfo
+from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError, InputError
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
-from galileo.rpc.error_mapping import Context, unary
+from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.identity import Identify, anonymous
 from galileo.rpc.peers import GrpcPeers
 from galileo.wire.codec import removed_to_pb, report_to_pb
@@ -25,6 +28,20 @@ class PeerInbox(Protocol):
     async def receive(self, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply: ...
 
 
+class ClusterNodes(Protocol):
+    """Implemented by `server.cluster_nodes.ClusterNodes`."""
+
+    async def add(self, node: NodeInfo, *, group: str) -> bytes: ...
+
+    async def remove_drained(self, name: str) -> None: ...
+
+    async def start(self, *, to: str = "") -> None: ...
+
+    async def undo(self) -> None: ...
+
+    def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]: ...
+
+
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     def __init__(
         self,
@@ -32,6 +49,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         *,
         peers: GrpcPeers,
         mail: PeerInbox,
+        nodes: ClusterNodes | None = None,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
         identify: Identify = anonymous,
@@ -42,6 +60,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self._node = node
         self._peers = peers
         self._mail = mail
+        self._nodes = nodes
         self._own_status = own_status
         self._drain = drain
         self._identify = identify
@@ -104,6 +123,35 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self, request: cluster_pb2.TopologyRequest, context: Context
     ) -> cluster_pb2.TopologyReply:
         return cluster_pb2.TopologyReply(topology_json=self._node.topology.to_json())
+
+    @unary
+    async def AddNode(  # noqa: N802
+        self, request: cluster_pb2.AddNodeRequest, context: Context
+    ) -> cluster_pb2.AddNodeReply:
+        assert self._nodes is not None
+        node = NodeInfo(
+            request.name, request.address, request.weight or 1.0, identity=request.identity
+        )
+        return cluster_pb2.AddNodeReply(topology=await self._nodes.add(node, group=request.group))
+
+    @streaming
+    async def RemoveNode(  # noqa: N802
+        self, request: cluster_pb2.RemoveNodeRequest, context: Context
+    ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
+        assert self._nodes is not None
+        if request.is_drained:
+            await self._nodes.remove_drained(request.node)
+        elif known_node(self._node.topology, request.node).name != self._node.name:
+            async with aclosing(self._peers.leave(request.node, request)) as parts:
+                async for part in parts:
+                    yield part
+        elif request.undo:
+            await self._nodes.undo()
+        else:
+            await self._nodes.start(to=request.to)
+            async with aclosing(self._nodes.progress()) as parts:
+                async for part in parts:
+                    yield part
 
     @unary
     async def Drain(  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import Move
 from galileo.errors import CorruptData, InputError
 from galileo.node.migration.protocol import (
     DatasetManifest,
@@ -96,9 +96,6 @@ class GrpcMigrationPeer:
 
     def __init__(self, peers: GrpcPeers) -> None:
         self._peers = peers
-
-    async def topology(self, node: str) -> Topology:
-        return await self._peers.topology(node)
 
     async def listing(self, node: str, partition: int) -> PartitionManifest:
         request = migration_pb2.ListPartitionRequest(partition=partition)

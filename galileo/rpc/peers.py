@@ -226,10 +226,18 @@ class GrpcPeers:
         reply: cluster_pb2.DrainReply = await self._call(node, ClusterStub, "Drain", request)
         return reply
 
-    async def topology(self, node: str) -> Topology:
-        request = cluster_pb2.TopologyRequest()
-        reply = await self._call(node, ClusterStub, "Topology", request)
-        return Topology.from_json(reply.topology_json)
+    async def remove_node(self, node: str, leaving: str) -> None:
+        """Has a node remove another from the topology, which has no partitions any more."""
+        request = cluster_pb2.RemoveNodeRequest(node=leaving, is_drained=True)
+        async with aclosing(self._stream(node, ClusterStub, "RemoveNode", request)) as parts:
+            async for _ in parts:
+                pass
+
+    def leave(
+        self, node: str, request: cluster_pb2.RemoveNodeRequest
+    ) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
+        """Has a node leave the cluster."""
+        return self._stream(node, ClusterStub, "RemoveNode", request, self.options.move_part_s)
 
     def move(
         self, node: str, request: partitions_pb2.MoveRequest

@@ -269,13 +269,19 @@ class EffectExecutor:
         return ccq.SequencesConfirmed(effect.request, reached, tuple(unreachable))
 
     async def _sequences_at(self, node: str, dataset: str) -> _Held | None:
-        """The commits of a node; None if it does not answer."""
+        """The commits of a node; None if it does not answer, or has a later topology.
+
+        Which partitions can hold matches depends on the topology, so commits under a later one
+        count only when this node has it.
+        """
         if node == self._node.name:
             shard = self._node.catalog.shards.get(dataset)
             return _Held(shard.published() if shard else EMPTY_CURSOR, self._node.partitions)
         try:
             status = (await self._peers.status(node)).nodes[0]
         except GalileoError:
+            return None
+        if status.topology_version > self._node.topology.agreed_version:
             return None
         statuses = [one for one in status.datasets if one.dataset == dataset]
         sequences = cursor_from_pb(statuses[0].sequences) if statuses else EMPTY_CURSOR

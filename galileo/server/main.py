@@ -8,9 +8,10 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
@@ -22,8 +23,9 @@ from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
+from galileo.dht import membership
 from galileo.dht.membership import Membership, MembershipOptions
-from galileo.dht.topology import BOUNDED, RENDEZVOUS, Topology
+from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
@@ -53,16 +55,19 @@ from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.sampler_runtime import SandboxLimits
 from galileo.server.cgroup_memory import memory
+from galileo.server.cluster_nodes import ClusterNodes
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.evaluator_client import Evaluation
 from galileo.server.health import NOT_SERVING, HealthMonitor
+from galileo.server.joining import mark_removed, resolve_topology
 from galileo.server.malloc_tuning import trim_when_idle
 from galileo.server.metric_source import NodeView
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.security import Security
 from galileo.server.spill_files import SpillFiles
+from galileo.server.topology_register import TopologyRegister
 from galileo.server.usage import Usage
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.store import Store
@@ -96,8 +101,6 @@ RESERVED_PART = 4
 """Divisor of the cache budget: the free memory that another CCQ requires at most."""
 BULK_PART = 4
 """Divisor of the memory: the part for bulk requests."""
-TOPOLOGY_KIND = "topology"
-PLACEMENT = "placement"
 
 log = logging.getLogger(__name__)
 
@@ -105,23 +108,19 @@ log = logging.getLogger(__name__)
 class NodeProcess:
     """The components of one node and their lifecycle."""
 
-    def __init__(self, config: Config, *, clock: Clock) -> None:
+    def __init__(self, config: Config, *, clock: Clock, store: Store | None = None) -> None:
         self._config = config
         self._clock = clock
+        self._stop = asyncio.Event()
         name, topology = config.node.name, config.topology
         self._members = _members(config)
         self._security = Security(config, clock=clock, owner_of=self._owner_of)
+        self._store = store = store or open_store(config, clock)
         live = TopologyState(topology)
+        live.relocate(name, config.node.address, epoch=store.epoch)
         self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
-        self._store = Store.open(
-            Path(config.node.directory),
-            JournalOptions(
-                segment_bytes_max=config.storage.segment_bytes_max,
-                durability="none" if config.storage.durability == "none" else "fsync",
-            ),
-            wall=clock.wall,
-        )
-        _keep_placement(self._store, topology)
+        self._register = TopologyRegister(name, live, store=store, clock=clock)
+        self._register.on_changed = self._follow_topology
         self.node = StorageNode(
             name,
             live,
@@ -147,12 +146,22 @@ class NodeProcess:
         self.mail = PeerMessenger(
             self.node,
             self._peers,
+            register=self._register,
             run=1 + secrets.randbits(63),
             on_heartbeat=self.driver.heartbeat_arrived,
             on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
             on_news=self._observe_commits,
         )
         self.driver.mail = self.mail
+        self._register.send = self.mail.send
+        self._nodes = ClusterNodes(
+            self.node,
+            self._register,
+            peers=self._peers,
+            mail=self.mail,
+            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+            coordinated=lambda: len(self.machine.coordinated),
+        )
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._queries = ContinuousQueries(
             self.node,
@@ -182,7 +191,10 @@ class NodeProcess:
             asyncio.create_task(self._watch.run(healthy)),
             asyncio.create_task(trim_when_idle()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
+            asyncio.create_task(self._register.run()),
         ]
+        self._stop = stop
+        self._nodes.resume()
         stopped = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait([*running, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -193,6 +205,7 @@ class NodeProcess:
             if monitoring is not None:
                 await asyncio.to_thread(monitoring.close)
             await server.stop(GRACE_S)
+            await self._nodes.close()
             for task in [*running, stopped]:
                 task.cancel()
             await asyncio.gather(*running, stopped, return_exceptions=True)
@@ -221,6 +234,7 @@ class NodeProcess:
             self.node,
             peers=self._peers,
             mail=self.mail,
+            nodes=self._nodes,
             own_status=self._status,
             drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             identify=identify,
@@ -273,9 +287,7 @@ class NodeProcess:
             self.node.name,
             options=ContinuousOptions(
                 ordinal=topology.ordinals[self.node.name],
-                groups=tuple(
-                    tuple(member.name for member in group.nodes) for group in topology.groups
-                ),
+                groups=_names_by_group(topology),
                 cycle_timeout_s=self._config.evaluator.cycle_timeout_s,
                 election=_election(limits),
                 cache_bytes_max=limits.cache_bytes_max,
@@ -313,6 +325,19 @@ class NodeProcess:
         if records is None:
             return None
         return [ReaderProgress(record.ccq.id, record.retrieved) for record in records]
+
+    def _follow_topology(self) -> None:
+        """Tells all parts that nodes were added or removed; stops if this one was."""
+        topology, name = self.node.topology, self.node.name
+        if name not in topology.by_name:
+            log.warning("node %s was removed from the cluster; it stops", name)
+            mark_removed(self._store)
+            self._stop.set()
+            return
+        peers = tuple(node.name for node in topology.nodes if node.name != name)
+        self._members.step(membership.PeersChanged(peers), self._clock.monotonic())
+        self.mail.update_peers()
+        self.driver.feed(ccq.MembersChanged(_names_by_group(topology)))
 
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead
@@ -406,32 +431,20 @@ def _members(config: Config) -> Membership:
     return Membership(config.node.name, names, options=options)
 
 
-def _keep_placement(store: Store, topology: Topology) -> None:
-    """Stores the placement of blocks, or compares it with the stored one.
-
-    Raises:
-        ConfigError: the placement has changed, so that blocks would not be found.
-    """
-    stored = store.load_records(TOPOLOGY_KIND).get(PLACEMENT)
-    now = topology.placement_json.encode()
-    if stored == now:
-        return
-    if stored is not None and store.schemas():
-        raise ConfigError(
-            "the [cluster] table does not match this node's data: the groups, their nodes with "
-            "names, weights and ordinals, the ranges, partitions_per_group and placement must not "
-            f"change once there is data{_placement_advice(stored, topology)}; expected "
-            f"{stored.decode()}, got {now.decode()}"
-        )
-    store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
+def _names_by_group(topology: Topology) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(node.name for node in group.nodes) for group in topology.groups)
 
 
-def _placement_advice(stored: bytes, topology: Topology) -> str:
-    """Which `placement` to write into the file, if that is all that differs."""
-    for rule in (RENDEZVOUS, BOUNDED):
-        if replace(topology, placement=rule).placement_json.encode() == stored:
-            return f'; set placement = "{rule}", which has placed this data, in all nodes\' files'
-    return ""
+def open_store(config: Config, clock: Clock) -> Store:
+    """Opens the directory of a node; errors as `Store.open`."""
+    return Store.open(
+        Path(config.node.directory),
+        JournalOptions(
+            segment_bytes_max=config.storage.segment_bytes_max,
+            durability="none" if config.storage.durability == "none" else "fsync",
+        ),
+        wall=clock.wall,
+    )
 
 
 def _node_options(config: Config, clock: Clock) -> NodeOptions:
@@ -487,13 +500,32 @@ async def _serve(config: Config, *, parent: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    process = NodeProcess(config, clock=SystemClock())
     watching = loop.create_task(_watch_parent(parent, stop)) if parent else None
+    clock = SystemClock()
+    store = open_store(config, clock)
     try:
-        await process.run(stop)
+        resolved = await _unless_stopped(resolve_topology(config, store), stop)
+        if resolved is None:
+            store.close()
+        else:
+            await NodeProcess(resolved, store=store, clock=clock).run(stop)
     finally:
         if watching is not None:
             watching.cancel()
+
+
+async def _unless_stopped(
+    resolving: Coroutine[Any, Any, Config], stop: asyncio.Event
+) -> Config | None:
+    """The result, or None if the node is stopped before it is there."""
+    task, stopped = asyncio.create_task(resolving), asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
 
 
 async def _watch_parent(parent: int, stop: asyncio.Event) -> None:

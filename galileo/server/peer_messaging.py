@@ -14,13 +14,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, get_args
 
 from galileo.ccq import messages, model
 from galileo.cursor import Cursor
+from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
@@ -30,6 +31,8 @@ from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
+from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
+from galileo.server.topology_register import TopologyRegister
 from galileo.wire.codec import (
     cursor_from_pb,
     cursor_to_pb,
@@ -50,6 +53,9 @@ log = logging.getLogger(__name__)
 
 TAGGED = TaggedJson(
     [
+        *REGISTER_MESSAGES,
+        Ballot,
+        Entry,
         *get_args(messages.Message),
         model.Ccq,
         model.Record,
@@ -100,6 +106,7 @@ class _Peer:
         self.wake = asyncio.Event()
         self.run = 0
         self.number = 0
+        self.topology_version = 0
         self.sent: dict[str, PublishedCommits] = {}
         self.published: dict[str, PublishedCommits] = {}
         self.acknowledged: dict[tuple[str, int], Version] = {}
@@ -110,6 +117,7 @@ class _Peer:
 
     def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
         """Records what the peer has acknowledged; forgets it after a restart of the peer."""
+        self.topology_version = reply.topology_version
         is_another = reply.run != self.run
         if is_another:
             self.run, self.retentions, self.dropped, self.samplers = reply.run, {}, {}, {}
@@ -117,7 +125,7 @@ class _Peer:
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
-        if is_another:
+        if is_another or reply.is_behind:
             return
         if request.HasField("heartbeat"):
             self.published = {} if reply.wants_full else self.sent
@@ -179,6 +187,7 @@ class PeerMessenger:
     Args:
         node: the node whose state the heartbeats report.
         peers: the clients of the other nodes.
+        register: the topology, and the messages about it.
         run: a random number above zero of this run of the node. The epoch does not do: it begins
             anew when a disk is lost.
         on_heartbeat: called with (node, epoch).
@@ -193,6 +202,7 @@ class PeerMessenger:
         node: StorageNode,
         peers: GrpcPeers,
         *,
+        register: TopologyRegister,
         run: int,
         on_heartbeat: Callable[[str, int], None],
         on_message: Callable[[str, Any], None],
@@ -208,17 +218,43 @@ class PeerMessenger:
         self._on_heartbeat = on_heartbeat
         self._on_message = on_message
         self._on_news = on_news
-        others = [other.name for other in node.topology.nodes if other.name != node.name]
-        self._boxes = {name: _Peer(name, outbox_max=options.outbox_max) for name in others}
+        self._register = register
+        self._boxes: dict[str, _Peer] = {}
+        self._senders: dict[str, _Sender] = {}
+        self._delivering: dict[str, asyncio.Task[None]] = {}
+        self._is_running = False
         self._encoded: tuple[Any, bytes] = (None, b"")
         self._sequences: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
         self._summaries: dict[str, _Summary] = {}
         self._unsummarised: dict[str, tuple[PublishedCommits, float]] = {}
-        self._senders = {name: _Sender() for name in others}
+        self.update_peers()
+
+    def update_peers(self) -> None:
+        """Follows the topology: sends to nodes that were added, and forgets removed ones."""
+        names = {one.name for one in self._node.topology.nodes if one.name != self._node.name}
+        for name in names - self._boxes.keys():
+            self._boxes[name] = _Peer(name, outbox_max=self._options.outbox_max)
+            self._senders[name] = _Sender()
+        for name in self._boxes.keys() - names:
+            del self._boxes[name], self._senders[name]
+            if name in self._delivering:
+                self._delivering.pop(name).cancel()
+        if self._is_running:
+            self._start_delivery()
+
+    def _start_delivery(self) -> None:
+        for name in self._boxes.keys() - self._delivering.keys():
+            task = asyncio.create_task(self._deliver(self._boxes[name]))
+            self._delivering[name] = task
 
     def send(self, to: str, message: Any) -> None:
-        """Queues a message; one that is not urgent goes with the next heartbeat."""
-        box = self._boxes[to]
+        """Queues a message; one that is not urgent goes with the next heartbeat.
+
+        A message to a node that was removed is dropped.
+        """
+        box = self._boxes.get(to)
+        if box is None:
+            return
         if self._encoded[0] is not message:  # A message to all peers is encoded once.
             self._encoded = message, TAGGED.encode(message)
         box.outbox.append(self._encoded[1])
@@ -226,7 +262,9 @@ class PeerMessenger:
             box.wake.set()
 
     def send_heartbeat(self, to: str) -> None:
-        box = self._boxes[to]
+        box = self._boxes.get(to)
+        if box is None:
+            return
         box.heartbeat_due = True
         box.wake.set()
 
@@ -237,14 +275,22 @@ class PeerMessenger:
 
     def has_answered(self, node: str) -> bool:
         """Whether the node has replied since this one was started."""
-        return self._boxes[node].run != 0
+        box = self._boxes.get(node)
+        return box is not None and box.run != 0
 
     async def run(self) -> None:
         """Sends until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._update_synopses())
-            for box in self._boxes.values():
-                group.create_task(self._deliver(box))
+        self._is_running = True
+        self._start_delivery()
+        try:
+            await self._update_synopses()
+        finally:
+            self._is_running = False
+            running = list(self._delivering.values())
+            self._delivering.clear()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _update_synopses(self) -> None:
         while True:
@@ -281,20 +327,44 @@ class PeerMessenger:
             await box.wake.wait()
             box.wake.clear()
             while box.outbox or box.heartbeat_due:
-                request = self._request(box)
                 try:
-                    reply = await self._peers.exchange(box.name, request)
+                    await self._exchange(box)
                 except ConfigError as error:
                     log.error("%s rejected gossip: %s", box.name, error)
-                    continue
                 except GalileoError as error:
                     log.debug("could not send gossip to %s: %s", box.name, error)
-                    continue
-                box.record_reply(request, reply)
+                except Exception:
+                    log.exception("a message to %s failed", box.name)
+
+    async def _exchange(self, box: _Peer) -> peers_pb2.GossipReply:
+        request = self._request(box)
+        reply = await self._peers.exchange(box.name, request)
+        box.record_reply(request, reply)
+        if not request.topology and reply.topology_version < self._register.version:
+            box.heartbeat_due = True
+            box.wake.set()
+        return reply
+
+    async def hand_over_datasets(self, to: str) -> None:
+        """Sends a node all that this one knows of datasets, until it has acknowledged it.
+
+        Raises:
+            GalileoError: it cannot be reached, or its disk refuses.
+        """
+        box = _Peer(to, outbox_max=0)
+        known = self._boxes[to]
+        box.number, box.run, box.topology_version = known.number, known.run, known.topology_version
+        while True:
+            box.heartbeat_due = True
+            reply = await self._exchange(box)
+            known.number = box.number = max(known.number, box.number)
+            if not reply.is_behind and not self._dropped(box) and not self._retentions(box):
+                return
 
     def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
         heartbeat = self._heartbeat(box) if box.heartbeat_due else None
         box.heartbeat_due = False
+        version = self._register.version
         return peers_pb2.GossipRequest(
             sender=self._node.name,
             epoch=self._node.store.epoch,
@@ -304,14 +374,11 @@ class PeerMessenger:
             messages=_take_batch(box.outbox, self._options),
             protocol=PROTOCOL,
             address=self._node.topology.by_name[self._node.name].address,
+            topology_version=version,
+            topology=self._register.encoded if box.topology_version < version else b"",
         )
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
-        retentions = [
-            peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
-            for dataset, numbered in self._node.catalog.retentions.items()
-            if numbered.version > box.retentions.get(dataset, 0)
-        ]
         box.number += 1
         return peers_pb2.Heartbeat(
             sequences=self._news(box),
@@ -320,13 +387,20 @@ class PeerMessenger:
             synopses=self._changes(box),
             datasets=list(self._node.catalog.shards),
             dropped=self._dropped(box),
-            retentions=retentions,
+            retentions=self._retentions(box),
             samplers=self._sampler_news(box),
             moves=[
                 peers_pb2.PartitionMove(partition=one.partition, number=one.number, node=one.node)
                 for one in self._node.moves.known
             ],
         )
+
+    def _retentions(self, box: _Peer) -> list[peers_pb2.DatasetRetention]:
+        return [
+            peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
+            for dataset, numbered in self._node.catalog.retentions.items()
+            if numbered.version > box.retentions.get(dataset, 0)
+        ]
 
     def _news(self, box: _Peer) -> list[peers_pb2.DatasetSequences]:
         """The commits of each dataset with some that the peer has not acknowledged."""
@@ -393,12 +467,6 @@ class PeerMessenger:
             InputError: the sender is not a node of this cluster.
             ConfigError: its topology or its version of the messages differs.
         """
-        if request.sender not in self._boxes:
-            raise InputError(
-                f"expected a sender of {sorted(self._boxes)}, got {request.sender!r}; "
-                "check that all nodes have one topology",
-                node=request.sender,
-            )
         if request.topology_fingerprint != self._node.topology.fingerprint:
             raise ConfigError(
                 f"node {request.sender!r} has another topology than node "
@@ -408,6 +476,18 @@ class PeerMessenger:
                 key="cluster",
             )
         _check_protocol(request)
+        if request.topology and request.topology_version > self._register.version:
+            await self._register.learn(request.sender, request.topology)
+        if request.topology_version > self._register.version:
+            return self._reply([], is_behind=True)
+        if request.sender not in self._boxes:
+            raise InputError(
+                f"expected a sender of {sorted(self._boxes)}, got {request.sender!r}; it was "
+                "removed from the cluster, or its [cluster] table differs",
+                node=request.sender,
+            )
+        box = self._boxes[request.sender]
+        box.topology_version = min(box.topology_version, request.topology_version)
         held: list[peers_pb2.SynopsisVersion] = []
         refused: GalileoError | None = None
         if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
@@ -420,7 +500,11 @@ class PeerMessenger:
             self._node.moves.receive(request.sender, received)
             held = self._take_heartbeat(request)
         for data in request.messages:
-            self._on_message(request.sender, TAGGED.decode(data))
+            message = TAGGED.decode(data)
+            if isinstance(message, REGISTER_MESSAGES):
+                await self._register.receive(request.sender, message)
+            else:
+                self._on_message(request.sender, message)
         for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
             numbered = VersionedRetention.from_json(one.numbered_json)
             self._node.catalog.adopt_retention(one.dataset, numbered)
@@ -433,11 +517,24 @@ class PeerMessenger:
                 request.sender, one.digest, revoked_at=one.revoked_at
             )
         ]
+        sender = self._senders.get(request.sender)
+        return self._reply(held, samplers=adopted, wants_full=not (sender and sender.is_complete))
+
+    def _reply(
+        self,
+        held: Sequence[peers_pb2.SynopsisVersion],
+        *,
+        samplers: Sequence[str] = (),
+        wants_full: bool = True,
+        is_behind: bool = False,
+    ) -> peers_pb2.GossipReply:
         return peers_pb2.GossipReply(
             run=self._run,
             synopses=held,
-            samplers=adopted,
-            wants_full=not self._senders[request.sender].is_complete,
+            samplers=samplers,
+            wants_full=wants_full,
+            topology_version=self._register.version,
+            is_behind=is_behind,
         )
 
     async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
@@ -459,7 +556,9 @@ class PeerMessenger:
         return None
 
     def _take_heartbeat(self, request: peers_pb2.GossipRequest) -> list[peers_pb2.SynopsisVersion]:
-        heartbeat, sender = request.heartbeat, self._senders[request.sender]
+        heartbeat, sender = request.heartbeat, self._senders.get(request.sender)
+        if sender is None:
+            return []  # It was removed meanwhile.
         if request.run != sender.run:
             sender = self._senders[request.sender] = _Sender(request.run)
         elif heartbeat.number <= sender.number:

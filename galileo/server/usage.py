@@ -81,4 +81,5 @@ class Usage:
             wall_s=self._clock.wall(),
             partitions=sorted(node.partitions),
             lost=[str(one) for one in node.view.losses.known[:LOSSES_MAX]],
+            topology_version=node.topology.agreed_version,
         )

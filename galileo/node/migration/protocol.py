@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import Move
 
 NEW_LIST = "new_list"
 """Detail of an error: a file is gone or another one, and a new listing says what there is."""
@@ -79,11 +79,9 @@ class Handoff:
 class MigrationPeer(Protocol):
     """Calls to another node by name; each raises `Unavailable` where it cannot be reached.
 
-    Each but `topology` raises `PartitionMoved` where the node does not have the partition; its
+    Each raises `PartitionMoved` where the node does not have the partition; its
     details name the partition, the number and the node of the last move that it knows.
     """
-
-    async def topology(self, node: str) -> Topology: ...
 
     async def listing(self, node: str, partition: int) -> PartitionManifest: ...
 

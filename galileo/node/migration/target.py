@@ -88,8 +88,7 @@ class PartitionTarget:
         Closing the generator gives it up; what was copied stays for the next time.
 
         Raises:
-            InputError: it is no partition of this node's group, or a node's [cluster] table lacks
-                this node.
+            InputError: it is no partition of this node's group, or this node is leaving.
             Unavailable: a node cannot be reached, or the move has to be begun again.
             CorruptData: what the owner has is damaged.
             PartitionReadOnly: a disk refuses.
@@ -117,6 +116,11 @@ class PartitionTarget:
     def _check_group(self, partition: int) -> None:
         topology = self._live.current
         group = topology.group_of(self._name)
+        if topology.by_name[self._name].leaving:
+            raise InputError(
+                f"node {self._name!r} is being removed and takes no partitions; name another node",
+                node=self._name,
+            )
         count, number = topology.partitions_per_group, topology.groups.index(group)
         if not number * count <= partition < (number + 1) * count:
             raise InputError(
@@ -127,7 +131,6 @@ class PartitionTarget:
 
     async def _copy_and_switch(self, partition: int) -> AsyncGenerator[Progress, None]:
         owner = placement.owner(self._live.current, partition)
-        await self._check_known()
         listing = await self._start(owner, partition)
         copy = Copy(self._movers, self._store, owner=owner, partition=partition)
         for _ in range(ROUNDS_MAX):
@@ -139,21 +142,6 @@ class PartitionTarget:
                 break
         yield Progress("switch", copy.done(listing), listing.bytes)
         await self._switch(owner, partition, copy)
-
-    async def _check_known(self) -> None:
-        """Raises InputError unless the topology of every node has this one."""
-        others = [node.name for node in self._live.current.nodes if node.name != self._name]
-        known = await asyncio.gather(*(self._movers.topology(node) for node in others))
-        without = [
-            node
-            for node, topology in zip(others, known, strict=True)
-            if self._name not in topology.by_name
-        ]
-        if without:
-            raise InputError(
-                f"expected all nodes to know node {self._name!r}, but {', '.join(without)} do not; "
-                "add it to their [cluster] table and restart them"
-            )
 
     async def _start(self, owner: str, partition: int) -> PartitionManifest:
         """What there is to copy, once it is written down that it is coming."""

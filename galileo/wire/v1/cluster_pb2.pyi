@@ -21,6 +21,126 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class AddNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    address: _builtins.str
+    """host:port at which other nodes and clients reach it"""
+    group: _builtins.str
+    """empty: the group with the fewest nodes"""
+    weight: _builtins.float
+    """its share of the partitions; 0: 1"""
+    identity: _builtins.str
+    """random name of its directory"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        group: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        identity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddNodeRequest: _TypeAlias = AddNodeRequest  # noqa: Y015
+
+@_typing.final
+class AddNodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    topology: _builtins.bytes
+    """tagged JSON"""
+    def __init__(
+        self,
+        *,
+        topology: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddNodeReply: _TypeAlias = AddNodeReply  # noqa: Y015
+
+@_typing.final
+class RemoveNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    IS_DRAINED_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    to: _builtins.str
+    """the node that takes its partitions; empty: those of its group"""
+    undo: _builtins.bool
+    """stops a removal; partitions that were moved stay where they are"""
+    is_drained: _builtins.bool
+    """between nodes: it has no partitions and no duties any more"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        to: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+        is_drained: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drained", b"is_drained", "node", b"node", "to", b"to", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeRequest: _TypeAlias = RemoveNodeRequest  # noqa: Y015
+
+@_typing.final
+class RemoveNodeProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    """"move", "drain", "done" """
+    partition: _builtins.int
+    """that is being moved"""
+    left: _builtins.int
+    """partitions that are still to be moved"""
+    bytes_done: _builtins.int
+    bytes_total: _builtins.int
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        left: _builtins.int = ...,
+        bytes_done: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "left", b"left", "partition", b"partition", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeProgress: _TypeAlias = RemoveNodeProgress  # noqa: Y015
+
+@_typing.final
 class CreateDatasetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -676,7 +796,7 @@ class NodeStatus(_message.Message):
     WALL_S_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
-    EVALUATOR_PROBLEM_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
     address: _builtins.str
@@ -701,8 +821,8 @@ class NodeStatus(_message.Message):
     """of those coordinated: cycles take longer than the interval"""
     wall_s: _builtins.float
     """its clock, seconds since 1970"""
-    evaluator_problem: _builtins.str
-    """why its continuous queries are not evaluated; empty: they are"""
+    topology_version: _builtins.int
+    """that it knows; 0: nodes have not been added or removed"""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetStatus]: ...
     @_builtins.property
@@ -753,11 +873,11 @@ class NodeStatus(_message.Message):
         wall_s: _builtins.float = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         lost: _abc.Iterable[_builtins.str] | None = ...,
-        evaluator_problem: _builtins.str = ...,
+        topology_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "evaluator_problem", b"evaluator_problem", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "topology_version", b"topology_version", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

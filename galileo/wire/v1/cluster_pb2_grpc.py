@@ -64,6 +64,16 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.AddNode = channel.unary_unary(
+                '/galileo.v1.Cluster/AddNode',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeReply.FromString,
+                _registered_method=True)
+        self.RemoveNode = channel.unary_stream(
+                '/galileo.v1.Cluster/RemoveNode',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.FromString,
+                _registered_method=True)
         self.SetRetention = channel.unary_unary(
                 '/galileo.v1.Cluster/SetRetention',
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
@@ -122,6 +132,20 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddNode(self, request, context):
+        """Adds a node without partitions; called by the node that joins, or for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveNode(self, request, context):
+        """Removes a node: its partitions move to others first. It goes on if the caller hangs up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRetention(self, request, context):
         """A dataset's retention policy: changes it, tells it, or does at once what it demands.
         """
@@ -173,6 +197,16 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainReply.SerializeToString,
+            ),
+            'AddNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddNode,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeReply.SerializeToString,
+            ),
+            'RemoveNode': grpc.unary_stream_rpc_method_handler(
+                    servicer.RemoveNode,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.SerializeToString,
             ),
             'SetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRetention,
@@ -352,6 +386,60 @@ class Cluster:
             '/galileo.v1.Cluster/Drain',
             galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_cluster__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.v1.Cluster/AddNode',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.AddNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Cluster/RemoveNode',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,6 +13,7 @@ import pytest
 from expected_errors import raises
 
 from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
+from galileo.clock import SystemClock
 from galileo.cursor import EMPTY_CURSOR
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
@@ -25,9 +26,12 @@ from galileo.server.peer_messaging import (
     PeerMessenger,
     _take_batch,
 )
+from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 
 TIMEOUT_S = 300.0
+
+CLOCK = SystemClock()
 
 
 @dataclass
@@ -55,6 +59,9 @@ class Post:
         self.wire.rooms[name] = PeerMessenger(
             self.wire.nodes[name],
             self.wire,
+            register=TopologyRegister(
+                name, self.wire.nodes[name].live, store=self.wire.nodes[name].store, clock=CLOCK
+            ),
             run=next(self.runs),
             on_heartbeat=heard,
             on_message=received,

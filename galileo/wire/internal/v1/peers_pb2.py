@@ -27,7 +27,7 @@ from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb
 from galileo.wire.v1 import samplers_pb2 as galileo_dot_wire_dot_v1_dot_samplers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"U\n\x0fSynopsisVersion\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"0\n\x0eSynopsisChange\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x0c\"G\n\nEventClock\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\x12\x12\n\nbuckets_us\x18\x03 \x03(\x12\"z\n\x10\x44\x61tasetSequences\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12%\n\tsequences\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12.\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1f.galileo.internal.v1.EventClock\"7\n\x12\x44roppedGenerations\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bgenerations\x18\x02 \x01(\x04\"\x8d\x03\n\tHeartbeat\x12\x38\n\tsequences\x18\x01 \x03(\x0b\x32%.galileo.internal.v1.DatasetSequences\x12\x35\n\x08synopses\x18\x02 \x03(\x0b\x32#.galileo.internal.v1.SynopsisChange\x12\x10\n\x08\x64\x61tasets\x18\x03 \x03(\t\x12\x39\n\nretentions\x18\x04 \x03(\x0b\x32%.galileo.internal.v1.DatasetRetention\x12\x34\n\x08samplers\x18\x05 \x03(\x0b\x32\".galileo.internal.v1.SamplerNotice\x12\x31\n\x05moves\x18\x06 \x03(\x0b\x32\".galileo.internal.v1.PartitionMove\x12\x38\n\x07\x64ropped\x18\x07 \x03(\x0b\x32\'.galileo.internal.v1.DroppedGenerations\x12\x0f\n\x07is_full\x18\x08 \x01(\x08\x12\x0e\n\x06number\x18\t \x01(\x04\"@\n\rPartitionMove\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\t\"3\n\rSamplerNotice\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nrevoked_at\x18\x02 \x01(\x01\":\n\x10\x44\x61tasetRetention\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rnumbered_json\x18\x02 \x01(\t\"\xc1\x01\n\rGossipRequest\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1c\n\x14topology_fingerprint\x18\x03 \x01(\x04\x12\x31\n\theartbeat\x18\x04 \x01(\x0b\x32\x1e.galileo.internal.v1.Heartbeat\x12\x10\n\x08messages\x18\x05 \x03(\x0c\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0b\n\x03run\x18\x08 \x01(\x06\"~\n\x0bGossipReply\x12\x36\n\x08synopses\x18\x02 \x03(\x0b\x32$.galileo.internal.v1.SynopsisVersion\x12\x10\n\x08samplers\x18\x03 \x03(\t\x12\x12\n\nwants_full\x18\x04 \x01(\x08\x12\x0b\n\x03run\x18\x05 \x01(\x06J\x04\x08\x01\x10\x02\"p\n\x19ReadHandedOffCacheRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12!\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x12\n\nlabels_max\x18\x04 \x01(\r\"s\n\x12HandedOffCacheTail\x12\x0f\n\x07is_held\x18\x01 \x01(\x08\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\'\n\x04gone\x18\x03 \x03(\x0b\x32\x19.galileo.v1.SequenceRange\"Y\n\x12HandedOffCachePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x35\n\x04tail\x18\x02 \x01(\x0b\x32\'.galileo.internal.v1.HandedOffCacheTail\"L\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x12\n\nfacts_only\x18\x03 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"W\n\rCommitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\"g\n\x0b\x43ommitReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12\x16\n\x0e\x64uplicate_rows\x18\x03 \x01(\x04\x12#\n\x07reached\x18\x04 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply\"d\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\"\x96\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12#\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.galileo.v1.Error\"\xa0\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12.\n\x04part\x18\x02 \x01(\x0b\x32\x1e.galileo.internal.v1.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x34\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32!.galileo.internal.v1.MatchFailureH\x00\x42\x07\n\x05reply2\xb7\x02\n\x0bPeerStorage\x12Z\n\x06\x43ommit\x12\".galileo.internal.v1.CommitRequest\x1a .galileo.internal.v1.CommitReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02 \x01\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12W\n\x05Match\x12!.galileo.internal.v1.MatchRequest\x1a\x1f.galileo.internal.v1.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x32\x89\x01\n\x0ePeerContinuous\x12w\n\x12ReadHandedOffCache\x12..galileo.internal.v1.ReadHandedOffCacheRequest\x1a\'.galileo.internal.v1.HandedOffCachePart\"\x06\x8a\xb5\x18\x02\x10\x01\x30\x01\x32i\n\x0bPeerCluster\x12Z\n\x06Gossip\x12\".galileo.internal.v1.GossipRequest\x1a .galileo.internal.v1.GossipReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02\x30\x01\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$galileo/wire/internal/v1/peers.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\x1a\x1egalileo/wire/v1/samplers.proto\"U\n\x0fSynopsisVersion\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"0\n\x0eSynopsisChange\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x0c\"G\n\nEventClock\x12\x12\n\npartitions\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x04\x12\x12\n\nbuckets_us\x18\x03 \x03(\x12\"z\n\x10\x44\x61tasetSequences\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12%\n\tsequences\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12.\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1f.galileo.internal.v1.EventClock\"7\n\x12\x44roppedGenerations\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bgenerations\x18\x02 \x01(\x04\"\x8d\x03\n\tHeartbeat\x12\x38\n\tsequences\x18\x01 \x03(\x0b\x32%.galileo.internal.v1.DatasetSequences\x12\x35\n\x08synopses\x18\x02 \x03(\x0b\x32#.galileo.internal.v1.SynopsisChange\x12\x10\n\x08\x64\x61tasets\x18\x03 \x03(\t\x12\x39\n\nretentions\x18\x04 \x03(\x0b\x32%.galileo.internal.v1.DatasetRetention\x12\x34\n\x08samplers\x18\x05 \x03(\x0b\x32\".galileo.internal.v1.SamplerNotice\x12\x31\n\x05moves\x18\x06 \x03(\x0b\x32\".galileo.internal.v1.PartitionMove\x12\x38\n\x07\x64ropped\x18\x07 \x03(\x0b\x32\'.galileo.internal.v1.DroppedGenerations\x12\x0f\n\x07is_full\x18\x08 \x01(\x08\x12\x0e\n\x06number\x18\t \x01(\x04\"@\n\rPartitionMove\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\t\"3\n\rSamplerNotice\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nrevoked_at\x18\x02 \x01(\x01\":\n\x10\x44\x61tasetRetention\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rnumbered_json\x18\x02 \x01(\t\"\xed\x01\n\rGossipRequest\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1c\n\x14topology_fingerprint\x18\x03 \x01(\x04\x12\x31\n\theartbeat\x18\x04 \x01(\x0b\x32\x1e.galileo.internal.v1.Heartbeat\x12\x10\n\x08messages\x18\x05 \x03(\x0c\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0b\n\x03run\x18\x08 \x01(\x06\x12\x18\n\x10topology_version\x18\t \x01(\x04\x12\x10\n\x08topology\x18\n \x01(\x0c\"\xab\x01\n\x0bGossipReply\x12\x36\n\x08synopses\x18\x02 \x03(\x0b\x32$.galileo.internal.v1.SynopsisVersion\x12\x10\n\x08samplers\x18\x03 \x03(\t\x12\x12\n\nwants_full\x18\x04 \x01(\x08\x12\x0b\n\x03run\x18\x05 \x01(\x06\x12\x18\n\x10topology_version\x18\x06 \x01(\x04\x12\x11\n\tis_behind\x18\x07 \x01(\x08J\x04\x08\x01\x10\x02\"p\n\x19ReadHandedOffCacheRequest\x12\x0e\n\x06\x63\x63q_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12!\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x12\n\nlabels_max\x18\x04 \x01(\r\"s\n\x12HandedOffCacheTail\x12\x0f\n\x07is_held\x18\x01 \x01(\x08\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\'\n\x04gone\x18\x03 \x03(\x0b\x32\x19.galileo.v1.SequenceRange\"Y\n\x12HandedOffCachePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x35\n\x04tail\x18\x02 \x01(\x0b\x32\'.galileo.internal.v1.HandedOffCacheTail\"L\n\x11GetSamplerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x05local\x18\x02 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x12\n\nfacts_only\x18\x03 \x01(\x08\"P\n\x0fGetSamplerReply\x12,\n\x07sampler\x18\x01 \x01(\x0b\x32\x1b.galileo.v1.UploadedSampler\x12\x0f\n\x07\x61rchive\x18\x02 \x01(\x0c\"W\n\rCommitRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\"g\n\x0b\x43ommitReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12\x16\n\x0e\x64uplicate_rows\x18\x03 \x01(\x04\x12#\n\x07reached\x18\x04 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x16RegisterQueriesRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x14\n\x0cqueries_json\x18\x02 \x03(\t\"\x16\n\x14RegisterQueriesReply\"d\n\x0cMatchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\"\x96\x01\n\tMatchPart\x12\x10\n\x08\x61nswered\x18\x01 \x01(\x0c\x12#\n\x07reached\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0e\n\x06labels\x18\x03 \x03(\x0c\x12\r\n\x05items\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\x12#\n\x07\x64ropped\x18\x06 \x01(\x0b\x32\x12.galileo.v1.Cursor\"?\n\x0cMatchFailure\x12\r\n\x05items\x18\x01 \x01(\x0c\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.galileo.v1.Error\"\xa0\x01\n\nMatchReply\x12\x10\n\x06labels\x18\x01 \x01(\x0cH\x00\x12.\n\x04part\x18\x02 \x01(\x0b\x32\x1e.galileo.internal.v1.MatchPartH\x00\x12\x11\n\x07unknown\x18\x03 \x01(\x0cH\x00\x12\x34\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32!.galileo.internal.v1.MatchFailureH\x00\x42\x07\n\x05reply2\xb7\x02\n\x0bPeerStorage\x12Z\n\x06\x43ommit\x12\".galileo.internal.v1.CommitRequest\x1a .galileo.internal.v1.CommitReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02 \x01\x12s\n\x0fRegisterQueries\x12+.galileo.internal.v1.RegisterQueriesRequest\x1a).galileo.internal.v1.RegisterQueriesReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x12W\n\x05Match\x12!.galileo.internal.v1.MatchRequest\x1a\x1f.galileo.internal.v1.MatchReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x30\x01\x32\x89\x01\n\x0ePeerContinuous\x12w\n\x12ReadHandedOffCache\x12..galileo.internal.v1.ReadHandedOffCacheRequest\x1a\'.galileo.internal.v1.HandedOffCachePart\"\x06\x8a\xb5\x18\x02\x10\x01\x30\x01\x32i\n\x0bPeerCluster\x12Z\n\x06Gossip\x12\".galileo.internal.v1.GossipRequest\x1a .galileo.internal.v1.GossipReply\"\n\x8a\xb5\x18\x06\x10\x01\x18\x02\x30\x01\x32k\n\x0cPeerSamplers\x12[\n\x03Get\x12&.galileo.internal.v1.GetSamplerRequest\x1a$.galileo.internal.v1.GetSamplerReply\"\x06\x8a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -67,41 +67,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATASETRETENTION']._serialized_start=1063
   _globals['_DATASETRETENTION']._serialized_end=1121
   _globals['_GOSSIPREQUEST']._serialized_start=1124
-  _globals['_GOSSIPREQUEST']._serialized_end=1317
-  _globals['_GOSSIPREPLY']._serialized_start=1319
-  _globals['_GOSSIPREPLY']._serialized_end=1445
-  _globals['_READHANDEDOFFCACHEREQUEST']._serialized_start=1447
-  _globals['_READHANDEDOFFCACHEREQUEST']._serialized_end=1559
-  _globals['_HANDEDOFFCACHETAIL']._serialized_start=1561
-  _globals['_HANDEDOFFCACHETAIL']._serialized_end=1676
-  _globals['_HANDEDOFFCACHEPART']._serialized_start=1678
-  _globals['_HANDEDOFFCACHEPART']._serialized_end=1767
-  _globals['_GETSAMPLERREQUEST']._serialized_start=1769
-  _globals['_GETSAMPLERREQUEST']._serialized_end=1845
-  _globals['_GETSAMPLERREPLY']._serialized_start=1847
-  _globals['_GETSAMPLERREPLY']._serialized_end=1927
-  _globals['_COMMITREQUEST']._serialized_start=1929
-  _globals['_COMMITREQUEST']._serialized_end=2016
-  _globals['_COMMITREPLY']._serialized_start=2018
-  _globals['_COMMITREPLY']._serialized_end=2121
-  _globals['_REGISTERQUERIESREQUEST']._serialized_start=2123
-  _globals['_REGISTERQUERIESREQUEST']._serialized_end=2186
-  _globals['_REGISTERQUERIESREPLY']._serialized_start=2188
-  _globals['_REGISTERQUERIESREPLY']._serialized_end=2210
-  _globals['_MATCHREQUEST']._serialized_start=2212
-  _globals['_MATCHREQUEST']._serialized_end=2312
-  _globals['_MATCHPART']._serialized_start=2315
-  _globals['_MATCHPART']._serialized_end=2465
-  _globals['_MATCHFAILURE']._serialized_start=2467
-  _globals['_MATCHFAILURE']._serialized_end=2530
-  _globals['_MATCHREPLY']._serialized_start=2533
-  _globals['_MATCHREPLY']._serialized_end=2693
-  _globals['_PEERSTORAGE']._serialized_start=2696
-  _globals['_PEERSTORAGE']._serialized_end=3007
-  _globals['_PEERCONTINUOUS']._serialized_start=3010
-  _globals['_PEERCONTINUOUS']._serialized_end=3147
-  _globals['_PEERCLUSTER']._serialized_start=3149
-  _globals['_PEERCLUSTER']._serialized_end=3254
-  _globals['_PEERSAMPLERS']._serialized_start=3256
-  _globals['_PEERSAMPLERS']._serialized_end=3363
+  _globals['_GOSSIPREQUEST']._serialized_end=1361
+  _globals['_GOSSIPREPLY']._serialized_start=1364
+  _globals['_GOSSIPREPLY']._serialized_end=1535
+  _globals['_READHANDEDOFFCACHEREQUEST']._serialized_start=1537
+  _globals['_READHANDEDOFFCACHEREQUEST']._serialized_end=1649
+  _globals['_HANDEDOFFCACHETAIL']._serialized_start=1651
+  _globals['_HANDEDOFFCACHETAIL']._serialized_end=1766
+  _globals['_HANDEDOFFCACHEPART']._serialized_start=1768
+  _globals['_HANDEDOFFCACHEPART']._serialized_end=1857
+  _globals['_GETSAMPLERREQUEST']._serialized_start=1859
+  _globals['_GETSAMPLERREQUEST']._serialized_end=1935
+  _globals['_GETSAMPLERREPLY']._serialized_start=1937
+  _globals['_GETSAMPLERREPLY']._serialized_end=2017
+  _globals['_COMMITREQUEST']._serialized_start=2019
+  _globals['_COMMITREQUEST']._serialized_end=2106
+  _globals['_COMMITREPLY']._serialized_start=2108
+  _globals['_COMMITREPLY']._serialized_end=2211
+  _globals['_REGISTERQUERIESREQUEST']._serialized_start=2213
+  _globals['_REGISTERQUERIESREQUEST']._serialized_end=2276
+  _globals['_REGISTERQUERIESREPLY']._serialized_start=2278
+  _globals['_REGISTERQUERIESREPLY']._serialized_end=2300
+  _globals['_MATCHREQUEST']._serialized_start=2302
+  _globals['_MATCHREQUEST']._serialized_end=2402
+  _globals['_MATCHPART']._serialized_start=2405
+  _globals['_MATCHPART']._serialized_end=2555
+  _globals['_MATCHFAILURE']._serialized_start=2557
+  _globals['_MATCHFAILURE']._serialized_end=2620
+  _globals['_MATCHREPLY']._serialized_start=2623
+  _globals['_MATCHREPLY']._serialized_end=2783
+  _globals['_PEERSTORAGE']._serialized_start=2786
+  _globals['_PEERSTORAGE']._serialized_end=3097
+  _globals['_PEERCONTINUOUS']._serialized_start=3100
+  _globals['_PEERCONTINUOUS']._serialized_end=3237
+  _globals['_PEERCLUSTER']._serialized_start=3239
+  _globals['_PEERCLUSTER']._serialized_end=3344
+  _globals['_PEERSAMPLERS']._serialized_start=3346
+  _globals['_PEERSAMPLERS']._serialized_end=3453
 # @@protoc_insertion_point(module_scope)

@@ -297,6 +297,8 @@ class GossipRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     epoch: _builtins.int
     """of the sender's life; increases with each start"""
@@ -308,6 +310,10 @@ class GossipRequest(_message.Message):
     """where the sender runs by its own file"""
     run: _builtins.int
     """random; unlike the epoch, it is another one after the loss of a disk"""
+    topology_version: _builtins.int
+    """of the sender's; 0: nodes have not been added or removed"""
+    topology: _builtins.bytes
+    """tagged JSON of that version, if the receiver may not have it"""
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
@@ -325,10 +331,12 @@ class GossipRequest(_message.Message):
         protocol: _builtins.int = ...,
         address: _builtins.str = ...,
         run: _builtins.int = ...,
+        topology_version: _builtins.int = ...,
+        topology: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "run", b"run", "sender", b"sender", "topology_fingerprint", b"topology_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "run", b"run", "sender", b"sender", "topology", b"topology", "topology_fingerprint", b"topology_fingerprint", "topology_version", b"topology_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,10 +350,16 @@ class GossipReply(_message.Message):
     SAMPLERS_FIELD_NUMBER: _builtins.int
     WANTS_FULL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
+    IS_BEHIND_FIELD_NUMBER: _builtins.int
     wants_full: _builtins.bool
     """the receiver has no full heartbeat of this run of the sender"""
     run: _builtins.int
     """of the receiver"""
+    topology_version: _builtins.int
+    """of the receiver's"""
+    is_behind: _builtins.bool
+    """the receiver has taken nothing, because its topology is older"""
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisVersion]:
         """What the receiver holds of the sender's synopses, so that the next change continues there."""
@@ -361,10 +375,12 @@ class GossipReply(_message.Message):
         samplers: _abc.Iterable[_builtins.str] | None = ...,
         wants_full: _builtins.bool = ...,
         run: _builtins.int = ...,
+        topology_version: _builtins.int = ...,
+        is_behind: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "samplers", b"samplers", "synopses", b"synopses", "wants_full", b"wants_full"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_behind", b"is_behind", "run", b"run", "samplers", b"samplers", "synopses", b"synopses", "topology_version", b"topology_version", "wants_full", b"wants_full"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,210 @@
+"""Changes of a cluster's topology: pure functions, each applied to the value of the register.
+
+A cluster begins with the topology of its configuration files. The first change records what that
+topology decided (`Founding`), so that nodes can be added and removed while every block stays where
+it is. Each function returns its argument where nothing is left to do, so a repeated command is
+harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from galileo.dht import placement
+from galileo.dht.register import VOTERS_MAX
+from galileo.dht.topology import NODES_MAX, Founding, Group, NodeInfo, Topology
+from galileo.errors import ConfigError, InputError, Unavailable
+from galileo.hashing import text64
+
+
+def pin(topology: Topology) -> Topology:
+    """Records the owners, homes and ordinals of the first topology."""
+    if topology.founding is not None:
+        return topology
+    unmoved = placement.owners(replace(topology, moved=()))
+    ordinals = topology.ordinals
+    groups = tuple(
+        replace(
+            group,
+            nodes=tuple(replace(node, ordinal=ordinals[node.name]) for node in group.nodes),
+        )
+        for group in topology.groups
+    )
+    founding = Founding(
+        fingerprint=topology.fingerprint,
+        owners=tuple(unmoved[partition] for partition in topology.partitions),
+        homes=tuple((node.name, node.name) for node in topology.founders),
+        ordinals=max(ordinals.values()) + 1,
+    )
+    return replace(topology, groups=groups, founding=founding)
+
+
+def add_node(topology: Topology, node: NodeInfo, *, group: str = "") -> Topology:
+    """Adds a node without partitions.
+
+    Args:
+        topology: as it is.
+        node: with the random identity of its directory, or none if it is only announced and will
+            join later; its ordinal is assigned here.
+        group: that it joins; the one with the fewest nodes when empty.
+
+    Raises:
+        InputError: there is no such group, or the name or the address is taken.
+        ConfigError: the cluster had as many nodes as it can have.
+    """
+    known = topology.by_name.get(node.name)
+    if known is not None:
+        if known.identity == node.identity:
+            return topology
+        if is_expected(known) and known.address == node.address:
+            return _replace_node(topology, node.name, replace(known, identity=node.identity))
+        raise InputError(
+            f"expected a name that no node of cluster {topology.cluster!r} has, got "
+            f"{node.name!r}, a node at {known.address}; choose another name, or remove that node "
+            "first",
+            node=node.name,
+        )
+    for other in topology.nodes:
+        if other.address == node.address:
+            raise InputError(
+                f"expected an address that no node has, got {node.address}, which is that of node "
+                f"{other.name!r}; choose another port",
+                node=other.name,
+                address=node.address,
+            )
+    pinned = pin(topology)
+    founding = pinned.founding
+    assert founding is not None
+    if founding.ordinals >= NODES_MAX:
+        raise ConfigError(
+            f"expected at most {NODES_MAX} nodes in the life of a cluster, got one more; create a "
+            "new cluster and copy the data"
+        )
+    number = _group_number(pinned, group)
+    joined = replace(node, ordinal=founding.ordinals, joined=True, leaving=False)
+    groups = [
+        replace(one, nodes=(*one.nodes, joined)) if position == number else one
+        for position, one in enumerate(pinned.groups)
+    ]
+    counted = replace(founding, ordinals=founding.ordinals + 1)
+    return replace(pinned, groups=tuple(groups), founding=counted)
+
+
+def set_leaving(topology: Topology, name: str, *, is_leaving: bool) -> Topology:
+    """Marks a node that is being removed, or takes the mark back.
+
+    Raises:
+        InputError: there is no such node, or it is the last of its group.
+    """
+    node = known_node(topology, name)
+    if node.leaving == is_leaving:
+        return topology
+    group = topology.group_of(name)
+    if is_leaving and not any(not one.leaving and one.name != name for one in group.nodes):
+        raise InputError(
+            f"node {name!r} is the last of group {group.name!r}, whose partitions need a node; add "
+            "another node to this group first",
+            node=name,
+        )
+    pinned = pin(topology)
+    return _replace_node(pinned, name, replace(pinned.by_name[name], leaving=is_leaving))
+
+
+def remove_node(topology: Topology, name: str) -> Topology:
+    """Removes a node that has no partitions; another creates the datasets whose home it was.
+
+    Raises:
+        InputError: it is the last node of its group.
+        Unavailable: it has partitions.
+    """
+    if name not in topology.by_name:
+        return topology
+    set_leaving(topology, name, is_leaving=True)
+    owned = placement.partitions_by_node(topology)[name]
+    if owned:
+        raise Unavailable(
+            f"node {name!r} still has partitions {', '.join(map(str, sorted(owned)))}; move them "
+            "first",
+            after_s=1.0,
+            node=name,
+        )
+    pinned = pin(topology)
+    founding = pinned.founding
+    assert founding is not None
+    heir = successor(topology, name)
+    homes = tuple((slot, heir if node == name else node) for slot, node in founding.homes)
+    groups = tuple(
+        replace(group, nodes=tuple(node for node in group.nodes if node.name != name))
+        for group in pinned.groups
+    )
+    return replace(pinned, groups=groups, founding=replace(founding, homes=homes))
+
+
+def check_receiver(topology: Topology, name: str, *, of: str) -> None:
+    """Raises InputError unless a node can take all partitions of another."""
+    node = known_node(topology, name)
+    group = topology.group_of(of)
+    if name == of or node.leaving or topology.group_of(name) != group:
+        others = [one.name for one in group.nodes if one.name != of and not one.leaving]
+        raise InputError(
+            f"expected a node of group {group.name!r} to take the partitions of node {of!r}, that "
+            f"is {', '.join(others) or 'none'}; got {name!r}",
+            node=name,
+        )
+
+
+def successor(topology: Topology, name: str) -> str:
+    """The node that creates the datasets of a node after its removal."""
+    others = [node.name for node in topology.nodes if node.name != name and not node.leaving]
+    return max(others, key=lambda other: text64("successor", name, other))
+
+
+def voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
+    """The nodes that store the register: an odd number, up to five.
+
+    Former voters stay as far as there is room; the nodes that are oldest by their ordinals join
+    them.
+    """
+    staying = [node.name for node in topology.nodes if not (node.leaving or is_expected(node))]
+    ordinals = topology.ordinals
+    count = min(VOTERS_MAX, len(staying) - (len(staying) + 1) % 2)
+    ordered = sorted(staying, key=lambda name: (name not in former, ordinals[name]))
+    return tuple(sorted(ordered[:count], key=ordinals.__getitem__))
+
+
+def first_voters(topology: Topology) -> tuple[str, ...]:
+    """The voters before any change: of the initial nodes, which all files name."""
+    groups = tuple(replace(group, nodes=group.founders) for group in topology.groups)
+    return voters(replace(topology, groups=groups, moved=()))
+
+
+def is_expected(node: NodeInfo) -> bool:
+    """Whether the node was announced, and has not joined yet."""
+    return node.joined and not node.identity
+
+
+def known_node(topology: Topology, name: str) -> NodeInfo:
+    """The node of that name. Raises InputError if there is none."""
+    if name not in topology.by_name:
+        raise InputError(
+            f"node {name!r} does not exist; nodes: {', '.join(sorted(topology.by_name))}", node=name
+        )
+    return topology.by_name[name]
+
+
+def _group_number(topology: Topology, name: str) -> int:
+    names = [group.name for group in topology.groups]
+    if not name:
+        return min(range(len(names)), key=lambda number: len(topology.groups[number].nodes))
+    if name not in names:
+        raise InputError(f"group {name!r} does not exist; groups: {', '.join(names)}", group=name)
+    return names.index(name)
+
+
+def _replace_node(topology: Topology, name: str, node: NodeInfo) -> Topology:
+    groups = tuple(
+        Group(group.name, tuple(node if one.name == name else one for one in group.nodes))
+        for group in topology.groups
+    )
+    return replace(topology, groups=groups)

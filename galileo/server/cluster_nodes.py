@@ -1,0 +1,229 @@
+"""Nodes that are added to the cluster and removed from it.
+
+Theory of operation. A node is added by one change of the register. A node that is removed carries
+that out itself. It records durably that it is leaving, so that it goes on after a crash. It has the
+register mark it, whereupon no partition is moved to it and it is given no CCQ; has the nodes of its
+group take its partitions; hands off its CCQs; stops to create datasets and hands the definitions to
+its successor; and asks the successor to have the register remove it. Until the last step the
+removal can be undone; what was moved stays where it is.
+
+At each step the disk of this node or the register says what comes next, so whatever crashes, the
+removal goes on when the node is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import NodeInfo
+from galileo.errors import GalileoError, TransientError, Unavailable
+from galileo.node.storage_node import StorageNode
+from galileo.rpc.peers import GrpcPeers
+from galileo.server.peer_messaging import PeerMessenger
+from galileo.server.topology_register import TOPOLOGY_KIND, TopologyRegister
+from galileo.wire.v1 import cluster_pb2, partitions_pb2
+
+LEAVING = "leaving"
+PAUSE_S = 1.0
+DRAIN_S = 30.0
+PROGRESS_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class ClusterNodes:
+    """Adds nodes to the cluster, and removes this one.
+
+    Args:
+        node: this node.
+        register: of the topology.
+        peers: the other nodes.
+        mail: sends them heartbeats.
+        drain: hands off CCQs, or ends that.
+        coordinated: counts the CCQs that this node coordinates.
+    """
+
+    def __init__(
+        self,
+        node: StorageNode,
+        register: TopologyRegister,
+        *,
+        peers: GrpcPeers,
+        mail: PeerMessenger,
+        drain: Callable[[bool], None],
+        coordinated: Callable[[], int],
+    ) -> None:
+        self._node = node
+        self._register = register
+        self._peers = peers
+        self._mail = mail
+        self._drain = drain
+        self._coordinated = coordinated
+        self._progress = _progress("move")
+        self._failure: GalileoError | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def add(self, node: NodeInfo, *, group: str) -> bytes:
+        """Adds another node to the topology, which is returned as tagged JSON.
+
+        Raises:
+            InputError: its name or address is taken, or the group does not exist.
+            Unavailable: too few voters of the register answer.
+        """
+        await self._register.change(
+            lambda topology: topology_changes.add_node(topology, node, group=group)
+        )
+        self._mail.broadcast_heartbeat()
+        return self._register.encoded
+
+    async def remove_drained(self, name: str) -> None:
+        """Removes another node from the topology, which has no partitions any more.
+
+        Raises:
+            Unavailable: it has some, or too few voters of the register answer.
+        """
+        await self._register.change(lambda topology: topology_changes.remove_node(topology, name))
+        self._mail.broadcast_heartbeat()
+
+    def resume(self) -> None:
+        """Goes on with a removal that was begun before a restart."""
+        data = self._node.store.load_record(TOPOLOGY_KIND, LEAVING)
+        if data is not None:
+            record = json.loads(data)
+            self._node.is_home = not record["resigned"]
+            self._begin(str(record["to"]))
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def start(self, *, to: str = "") -> None:
+        """Begins to remove the node, or goes on with other nodes as receivers.
+
+        Args:
+            to: the node that takes the partitions; empty: those of the group, by their shares.
+
+        Raises:
+            InputError: the node is the last of its group, or `to` cannot take its partitions.
+            Unavailable: too few voters of the register answer.
+        """
+        name, topology = self._node.name, self._node.topology
+        if to:
+            topology_changes.check_receiver(topology, to, of=name)
+        topology_changes.set_leaving(topology, name, is_leaving=True)
+        await self.close()
+        await self._save(to, is_resigned=not self._node.is_home)
+        self._begin(to)
+
+    async def undo(self) -> None:
+        """Ends a removal; what was moved stays where it is. Errors as `start`."""
+        await self.close()
+        self._running = None
+        name = self._node.name
+        await self._register.change(
+            lambda topology: topology_changes.set_leaving(topology, name, is_leaving=False)
+        )
+        await asyncio.to_thread(self._node.store.delete_record, TOPOLOGY_KIND, LEAVING)
+        self._node.is_home = True
+        self._drain(False)
+
+    async def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]:
+        """How far the removal is, until it is done; giving the generator up does not end it.
+
+        Raises:
+            GalileoError: it cannot go on; it tries again later by itself.
+        """
+        shown: cluster_pb2.RemoveNodeProgress | None = None
+        while self._running is not None and not self._running.done():
+            if self._failure is not None:
+                raise self._failure
+            if self._progress != shown:
+                shown = self._progress
+                yield shown
+            await asyncio.sleep(PROGRESS_S)
+        yield _progress("done")
+
+    async def _save(self, to: str, *, is_resigned: bool) -> None:
+        data = json.dumps({"to": to, "resigned": is_resigned}).encode()
+        await asyncio.to_thread(self._node.store.save_record, TOPOLOGY_KIND, LEAVING, data)
+
+    def _begin(self, to: str) -> None:
+        self._failure = None
+        self._progress = _progress("move", left=len(self._node.partitions))
+        self._running = asyncio.create_task(self._run(to))
+
+    async def _run(self, to: str) -> None:
+        while True:
+            try:
+                await self._leave(to)
+                return
+            except GalileoError as error:
+                log.warning("the removal of this node waits: %s", error)
+                if not isinstance(error, TransientError):
+                    self._failure = error
+            await asyncio.sleep(PAUSE_S)
+
+    async def _leave(self, to: str) -> None:
+        name, self._failure = self._node.name, None
+        await self._register.change(
+            lambda topology: topology_changes.set_leaving(topology, name, is_leaving=True)
+        )
+        self._mail.broadcast_heartbeat()
+        self._drain(True)
+        while self._node.partitions:
+            await self._move_out(to)
+        await self._hand_off()
+        self._node.is_home = False
+        await self._save(to, is_resigned=True)
+        successor = topology_changes.successor(self._node.topology, name)
+        await self._mail.hand_over_datasets(successor)
+        await self._peers.remove_node(successor, name)
+
+    async def _move_out(self, to: str) -> None:
+        """Has other nodes take the partitions of this one, one after the other."""
+        own = self._node.partitions
+        receivers = {
+            move.partition: to or move.node
+            for move in placement.rebalance(self._node.topology)
+            if move.partition in own
+        }
+        for left, partition in zip(range(len(own), 0, -1), sorted(own), strict=True):
+            if partition not in receivers:
+                raise Unavailable(
+                    f"no node of the group takes partition {partition}", after_s=PAUSE_S
+                )
+            request = partitions_pb2.MoveRequest(partition=partition, to=receivers[partition])
+            async with aclosing(self._peers.move(receivers[partition], request)) as parts:
+                async for part in parts:
+                    self._progress = _progress("move", partition=partition, left=left, copied=part)
+
+    async def _hand_off(self) -> None:
+        """Waits for other coordinators; the rest is taken over when this node is gone."""
+        self._progress = _progress("drain")
+        deadline = time.monotonic() + DRAIN_S
+        while self._coordinated() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(PROGRESS_S)
+
+
+def _progress(
+    stage: str,
+    *,
+    partition: int = 0,
+    left: int = 0,
+    copied: partitions_pb2.MoveProgress | None = None,
+) -> cluster_pb2.RemoveNodeProgress:
+    """How far a removal is; `left` counts the partitions that are still to be moved."""
+    return cluster_pb2.RemoveNodeProgress(
+        stage=stage,
+        partition=partition,
+        left=left,
+        bytes_done=copied.bytes_done if copied else 0,
+        bytes_total=copied.bytes_total if copied else 0,
+    )

@@ -1,0 +1,144 @@
+"""The start of a node with a topology that was changed by command, and its joining of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import replace
+
+from galileo.config import Config
+from galileo.dht.topology import BOUNDED, RENDEZVOUS, Topology
+from galileo.errors import ConfigError, GalileoError, TransientError
+from galileo.server.topology_register import (
+    TOPOLOGY_KIND,
+    joined_state,
+    load_state,
+    save_state,
+    topology_of,
+)
+from galileo.storage.store import Store
+from galileo.wire.caller import Caller
+from galileo.wire.v1 import cluster_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+
+PLACEMENT, IDENTITY, REMOVED = "placement", "identity", "removed"
+RETRY_S = 1.0
+CALL_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+async def resolve_topology(config: Config, store: Store) -> Config:
+    """The configuration with the topology that the node last learned.
+
+    A node that joins asks a node of the cluster to add it, and waits for one that can.
+
+    Raises:
+        ConfigError: the file does not match the node's data, or the node was removed.
+        InputError: the cluster refuses the node.
+    """
+    if store.load_record(TOPOLOGY_KIND, REMOVED) is not None:
+        raise ConfigError(
+            f"node {config.node.name!r} was removed from its cluster, and {config.node.directory} "
+            "has none of its data any more; delete this directory, and join the cluster anew with "
+            "node.join"
+        )
+    if config.is_joining and load_state(store) is None:
+        await _join(config, store)
+    state = load_state(store)
+    if not config.is_joining:
+        _keep_placement(store, config.topology)
+    if state is None or not state.chosen.number:
+        return config
+    topology = topology_of(state.chosen.entry)
+    if not config.is_joining and config.topology.fingerprint != topology.fingerprint:
+        raise ConfigError(
+            "the [cluster] table does not match this node's data, which belongs to another "
+            f"cluster, {topology.cluster!r}; restore the table that it began with"
+        )
+    if config.node.name not in topology.by_name:
+        known = ", ".join(topology.by_name)
+        raise ConfigError(
+            f"expected node.name to be a node of cluster {topology.cluster!r} ({known}), got "
+            f"{config.node.name!r}; it was removed, or was named otherwise when it joined"
+        )
+    address = config.node.address or config.topology.by_name[config.node.name].address
+    node = replace(config.node, address=address)
+    return replace(config, topology=topology, is_joining=False, node=node)
+
+
+async def _join(config: Config, store: Store) -> None:
+    """Has the node added to the cluster, and stores the topology.
+
+    A repeated request, after a crash, has the same identity and changes nothing.
+    """
+    request = cluster_pb2.AddNodeRequest(
+        name=config.node.name,
+        address=config.topology.by_name[config.node.name].address,
+        group=config.node.group,
+        weight=config.node.weight,
+        identity=_identity(store),
+    )
+    caller = Caller(keys=config.keys)
+    try:
+        while True:
+            for address in config.node.join:
+                try:
+                    reply = await caller.connection(address).unary(
+                        ClusterStub, "AddNode", request, timeout_s=CALL_S
+                    )
+                except TransientError as error:
+                    log.warning("waiting to join the cluster of %s: %s", address, error)
+                    continue
+                await asyncio.to_thread(save_state, store, joined_state(reply.topology))
+                log.info("joined the cluster of %s", address)
+                return
+            await asyncio.sleep(RETRY_S)
+    finally:
+        await caller.close()
+
+
+def _identity(store: Store) -> str:
+    """The random name of the directory, made at its first use."""
+    data = store.load_record(TOPOLOGY_KIND, IDENTITY)
+    if data is None:
+        data = secrets.token_hex(16).encode()
+        store.save_record(TOPOLOGY_KIND, IDENTITY, data)
+    return data.decode()
+
+
+def _keep_placement(store: Store, topology: Topology) -> None:
+    """Stores the placement of blocks, or compares it with the stored one.
+
+    Raises:
+        ConfigError: the placement has changed, so that blocks would not be found.
+    """
+    stored = store.load_record(TOPOLOGY_KIND, PLACEMENT)
+    now = topology.placement_json.encode()
+    if stored == now:
+        return
+    if stored is not None and store.schemas():
+        raise ConfigError(
+            "the [cluster] table does not match this node's data: the groups, their nodes with "
+            "names, weights and ordinals, the ranges, partitions_per_group and placement must not "
+            f"change once there is data{_placement_advice(stored, topology)}; expected "
+            f"{stored.decode()}, got {now.decode()}"
+        )
+    store.save_record(TOPOLOGY_KIND, PLACEMENT, now)
+
+
+def _placement_advice(stored: bytes, topology: Topology) -> str:
+    """Which `placement` to write into the file, if that is all that differs."""
+    for rule in (RENDEZVOUS, BOUNDED):
+        if replace(topology, placement=rule).placement_json.encode() == stored:
+            return f'; set placement = "{rule}", which has placed this data, in all nodes\' files'
+    return ""
+
+
+def mark_removed(store: Store) -> None:
+    """Records that this node was removed, so that it does not start again."""
+    try:
+        store.save_record(TOPOLOGY_KIND, REMOVED, b"{}")
+    except GalileoError as error:
+        log.warning("could not record the removal of this node: %s", error)

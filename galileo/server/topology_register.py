@@ -1,0 +1,219 @@
+"""Drives the replicated register of a node: durable state, messages, and changes of the topology.
+
+The topology of a cluster without changes is that of the nodes' files. Each change is agreed on by
+the voters (`galileo.dht.register`), and reaches the other nodes with the next message of a node
+that knows it; a node processes no message of a node with a later topology before it has that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from galileo.clock import Clock
+from galileo.dht import register, topology_changes
+from galileo.dht.register import (
+    Ballot,
+    ChangeFinished,
+    ChangeRequested,
+    Entry,
+    EntryChosen,
+    Learn,
+    Register,
+    RegisterEvent,
+    RegisterMessageArrived,
+    RegisterState,
+    RegisterTicked,
+    SaveState,
+    SendTo,
+)
+from galileo.dht.topology import Topology
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import GalileoError
+from galileo.storage.store import Store
+from galileo.wire.tagged_json import TaggedJson
+
+TOPOLOGY_KIND, REGISTER = "topology", "register"
+MESSAGES = (
+    *(register.Prepare, register.Promise, register.Accept, register.Accepted),
+    *(register.Reject, register.Learn, register.Learned),
+)
+STATE = TaggedJson([RegisterState, Ballot, Entry])
+TICK_S = 0.05
+
+TopologyChange: TypeAlias = Callable[[Topology], Topology]
+"""One of `galileo.dht.topology_changes`; it returns its argument where nothing is left to do."""
+
+log = logging.getLogger(__name__)
+
+
+def load_state(store: Store) -> RegisterState | None:
+    """The stored state; None before any change of the topology."""
+    data = store.load_record(TOPOLOGY_KIND, REGISTER)
+    return None if data is None else STATE.decode(data)
+
+
+def save_state(store: Store, state: RegisterState) -> None:
+    store.save_record(TOPOLOGY_KIND, REGISTER, STATE.encode(state))
+
+
+def joined_state(data: bytes) -> RegisterState:
+    """The state of a node that has just been added, from the answer to its request."""
+    chosen: Ballot = STATE.decode(data)
+    return RegisterState(promised=chosen.number, used=0, accepted=chosen, chosen=chosen)
+
+
+def topology_of(entry: Entry) -> Topology:
+    """The topology of an entry, numbered by it."""
+    return replace(Topology.from_json(entry.data), version=entry.version)
+
+
+class TopologyRegister:
+    """The register at one node.
+
+    Args:
+        name: of this node.
+        live: the topology, which follows the register.
+        store: keeps the state.
+        clock: monotonic time.
+
+    Attributes:
+        send: sends a message to a node; it may be lost.
+        on_changed: called when `live` has changed.
+    """
+
+    def __init__(self, name: str, live: TopologyState, *, store: Store, clock: Clock) -> None:
+        self.send: Callable[[str, Any], None] = _drop
+        self.on_changed: Callable[[], None] = _ignore
+        self._live = live
+        self._store = store
+        self._clock = clock
+        topology = live.current
+        state = load_state(store) or register.first_state(
+            topology_changes.first_voters(topology), topology.to_json(), version=topology.version
+        )
+        self._name, self._ordinal = name, topology.ordinals[name]
+        self._machine = Register(name, self._ordinal, state)
+        self._requests = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Entry]] = {}
+        self._stepping = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        """Of the topology; 0 if it is that of the files."""
+        chosen = self._machine.state.chosen
+        return chosen.entry.version if chosen.number else 0
+
+    @property
+    def encoded(self) -> bytes:
+        """The last chosen topology, for a node that may not have it."""
+        return STATE.encode(self._machine.state.chosen)
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        return self._machine.chosen.voters
+
+    async def run(self) -> None:
+        """Repeats messages of changes that are under way, until it is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._machine.is_busy:
+                await self._step(RegisterTicked())
+
+    async def receive(self, sender: str, message: register.RegisterMessage) -> None:
+        """Processes a message of another node."""
+        await self._step(RegisterMessageArrived(sender, message))
+
+    async def learn(self, sender: str, data: bytes) -> None:
+        """Adopts a topology that another node has sent, if it is later.
+
+        Raises:
+            InputError: the bytes are no topology.
+            PartitionReadOnly: the disk refuses.
+        """
+        await self.receive(sender, Learn(STATE.decode(data)))
+
+    async def change(self, change: TopologyChange) -> Topology:
+        """Changes the topology; returns when a majority of the voters has stored the result.
+
+        Raises:
+            Unavailable: too few voters answered; the change may be made nevertheless.
+            GalileoError: of the change.
+        """
+        number = next(self._requests)
+        future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            await self._step(ChangeRequested(number, lambda entry: self._next(entry, change)))
+            return topology_of(await future)
+        finally:
+            del self._waiting[number]
+
+    def _next(self, entry: Entry, change: TopologyChange) -> Entry:
+        topology = topology_of(entry)
+        changed = change(topology)
+        if changed is topology:
+            return entry
+        names = changed.by_name.keys() & topology.by_name.keys()
+        last = {move.partition: move for move in topology.moved}
+        for move in self._live.current.moved:
+            known = last.get(move.partition)
+            if move.node in names and (known is None or known < move):
+                last[move.partition] = move
+        changed = replace(changed, moved=tuple(sorted(last.values())))
+        voters = topology_changes.voters(changed, entry.voters)
+        return replace(entry, data=changed.to_json(), voters=voters)
+
+    async def _step(self, event: RegisterEvent) -> None:
+        async with self._stepping:
+            durable = self._machine.state
+            for effect in self._machine.step(event, self._clock.monotonic()):
+                if isinstance(effect, SaveState):
+                    try:
+                        await asyncio.shield(
+                            asyncio.to_thread(save_state, self._store, effect.state)
+                        )
+                    except GalileoError as error:
+                        self._restart(durable, error)
+                        raise
+                    durable = effect.state
+                elif isinstance(effect, SendTo):
+                    self.send(effect.to, effect.message)
+                elif isinstance(effect, EntryChosen):
+                    self._adopt(effect.entry)
+                else:
+                    self._finish(effect)
+
+    def _restart(self, state: RegisterState, error: GalileoError) -> None:
+        """Begin again with what is durable, as after a crash."""
+        self._machine = Register(self._name, self._ordinal, state)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _adopt(self, entry: Entry) -> None:
+        topology = topology_of(entry)
+        self._live.replace_nodes(topology)
+        log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
+        self.on_changed()
+
+    def _finish(self, effect: ChangeFinished) -> None:
+        future = self._waiting.get(effect.request)
+        if future is None or future.done():
+            return
+        if isinstance(effect.outcome, GalileoError):
+            future.set_exception(effect.outcome)
+        else:
+            future.set_result(effect.outcome)
+
+
+def _drop(node: str, message: Any) -> None:
+    """Drops a message."""
+
+
+def _ignore() -> None:
+    """Does nothing."""
