@@ -43,6 +43,7 @@ PORT_TIMEOUT_S = 3.0
 ADDRESSES = "addresses.json"
 """The file that stores the ports."""
 JOINED = "joined.json"
+REMOVED = "removed.json"
 """The file that stores the groups of added nodes."""
 
 
@@ -120,9 +121,16 @@ class LocalCluster:
                 for group in range(groups)
             ],
         }
+        self._address_of = dict(zip(names, addresses, strict=True))
+        self._groups_joined: dict[str, str] = {}
         for number, group in enumerate(joined, start=nodes):
-            self._add_member(group, name=names[number], address=addresses[number])
-        self.nodes = tuple(map(self._local_node, names, addresses))
+            self._remember_joined(group, name=names[number], address=addresses[number])
+        removed = self._removed()
+        self.nodes = tuple(
+            self._local_node(name, address)
+            for name, address in self._address_of.items()
+            if name not in removed
+        )
 
     def _stored_cluster(self) -> dict[str, Any] | None:
         """The [cluster] table of an existing directory."""
@@ -266,10 +274,9 @@ class LocalCluster:
         raise InputError(f"no node is named {name!r}; the nodes are {names}", node=name)
 
     def join(self, group: int = 0) -> LocalNode:
-        """Adds a node to a group of the cluster; it is not started.
+        """Makes a node that joins the running cluster when it is started.
 
-        The files of all nodes name it from now on. Restart running nodes before you start it, then
-        move partitions to it (`Client.move`).
+        It has no partitions at first; `Client.plan_rebalance` says which to move to it.
 
         Raises:
             InputError: there is no such group.
@@ -280,23 +287,55 @@ class LocalCluster:
             'node-2'
             >>> cluster.stop()
         """
-        if not 0 <= group < len(self._topology["groups"]):
-            raise InputError(f"expected a group from 0 on, got {group}")
-        name, (address,) = f"node-{len(self.nodes) + 1}", _free_addresses(1)
-        self._add_member(group, name=name, address=address)
+        groups = self._topology["groups"]
+        if not 0 <= group < len(groups):
+            raise InputError(f"expected a group from 0 to {len(groups) - 1}, got {group}")
+        name, (address,) = f"node-{len(self._address_of) + 1}", _free_addresses(1)
+        self._address_of[name] = address
+        self._remember_joined(groups[group]["name"], name=name, address=address)
         node = self._local_node(name, address)
         self.nodes = (*self.nodes, node)
-        (self.directory / JOINED).write_text(json.dumps([*self._joined(), group]))
-        self._remember()
+        self._store_addresses()
+        (self.directory / JOINED).write_text(
+            json.dumps([*self._joined(), self._groups_joined[name]])
+        )
+        self._write_config(name)
         return node
 
-    def _joined(self) -> list[int]:
-        """The groups of the added nodes, as stored in the directory."""
+    def remove(self, name: str) -> None:
+        """Removes a node from the running cluster: its data and queries move to other nodes.
+
+        Raises:
+            InputError: there is no such node, or it is the last of its group.
+            Unavailable: a node cannot be reached; call it again.
+
+        Example:
+            >>> cluster.remove("node-2")  # doctest: +SKIP
+        """
+        node = self.node(name)
+        with Client(*self.addresses, proof=self._proof) as client:
+            for _ in client.remove_node(name):
+                pass
+        node.stop()
+        self.nodes = tuple(one for one in self.nodes if one is not node)
+        (self.directory / REMOVED).write_text(json.dumps([*self._removed(), name]))
+
+    def _joined(self) -> list[str | int]:
+        """The group of each added node: its name, or its number if files named the node."""
         path = self.directory / JOINED
-        groups: list[int] = json.loads(path.read_text()) if path.exists() else []
+        groups: list[str | int] = json.loads(path.read_text()) if path.exists() else []
         return groups
 
-    def _add_member(self, group: int, *, name: str, address: str) -> None:
+    def _removed(self) -> list[str]:
+        path = self.directory / REMOVED
+        names: list[str] = json.loads(path.read_text()) if path.exists() else []
+        return names
+
+    def _remember_joined(self, group: str | int, *, name: str, address: str) -> None:
+        """Nodes that earlier versions added stand in the [cluster] table of all files."""
+        if isinstance(group, str):
+            self._groups_joined[name] = group
+            return
         ordinal = int(name.rpartition("-")[2]) - 1
         member = {"name": name, "address": address, "ordinal": ordinal, "joined": True}
         self._topology["groups"][group]["nodes"].append(member)
@@ -334,6 +373,7 @@ class LocalCluster:
         shutil.rmtree(place)
         copy.rename(place)
         (node.address,) = _free_addresses(1)
+        self._address_of[name] = node.address
         for group in self._topology["groups"]:
             for member in group["nodes"]:
                 if member["name"] == name:
@@ -341,10 +381,13 @@ class LocalCluster:
         self._remember()
 
     def _remember(self) -> None:
-        """Writes the configuration files of all nodes."""
-        (self.directory / ADDRESSES).write_text(json.dumps(self.addresses))
+        """Writes the addresses and the configuration files of all nodes."""
+        self._store_addresses()
         for node in self.nodes:
             self._write_config(node.name)
+
+    def _store_addresses(self) -> None:
+        (self.directory / ADDRESSES).write_text(json.dumps([*self._address_of.values()]))
 
     def _addresses(self, count: int, port: int | None) -> list[str]:
         """The stored ports of the directory, or free ones."""
@@ -378,7 +421,16 @@ class LocalCluster:
         }
         for section, values in self._settings.items():
             sections[section] = {**sections.get(section, {}), **values}
-        tables = [*sections.items(), ("cluster", self._topology)]
+        tables: list[tuple[str, dict[str, Any]]] = [*sections.items()]
+        if name in self._groups_joined:
+            initial = [
+                one["address"] for group in self._topology["groups"] for one in group["nodes"]
+            ]
+            sections["node"] |= {"join": initial, "group": self._groups_joined[name]}
+            sections["node"].setdefault("listen", self._address_of[name])
+            sections["node"]["address"] = self._address_of[name]
+        else:
+            tables.append(("cluster", self._topology))
         text = "\n".join(_toml_table(key, values) for key, values in tables)
         self._config_of(name).write_text(text)
 

@@ -263,7 +263,7 @@ _CLUSTER_KEYS = (
 
 
 def load(
-    path: Path,
+    path: Path | None,
     *,
     environment: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
@@ -271,14 +271,14 @@ def load(
     """Reads a node's configuration.
 
     Args:
-        path: a TOML file.
+        path: a TOML file; without it the environment and the overrides say everything.
         environment: variables to look at; the process's own when absent.
         overrides: "section.key=value", the strongest.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
-    raw = _moved(read(path))
+    raw = {} if path is None else _moved(read(path))
     variables = os.environ if environment is None else environment
     try:
         for assignment in [*_from_environment(variables), *overrides]:

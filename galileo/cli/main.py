@@ -61,6 +61,9 @@ COMMANDS = {
         "galileo.cli.analytics:nearest",
         "Find the matching observations nearest to a point.",
     ),
+    "node": LazyCommand(
+        "galileo.cli.node:node", "Nodes of the cluster: list, add, remove and replace them."
+    ),
     "partition": LazyCommand(
         "galileo.cli.partition:partition", "Partitions: move them between nodes."
     ),
@@ -68,6 +71,10 @@ COMMANDS = {
         "galileo.cli.data:query", "List the labels of the blocks that match a CQL2 query."
     ),
     "read": LazyCommand("galileo.cli.data:read", "Download the observations that match a query."),
+    "rebalance": LazyCommand(
+        "galileo.cli.node:rebalance",
+        "Move partitions until every node has its share of its group, without downtime.",
+    ),
     "restore": LazyCommand(
         "galileo.cli.backup:restore",
         "Create a node's DIRECTORY, which must not exist, from the backup SOURCE.",

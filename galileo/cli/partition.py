@@ -22,7 +22,7 @@ def partition() -> None:
 
     \b
     Example:
-      galileo partition move --to storm-4
+      galileo partition move 3 --to storm-4
     """
 
 
@@ -41,13 +41,12 @@ def move(
 ) -> None:
     """Move partitions to another node of their group, without downtime.
 
-    Without a PARTITION and without --from, moves the node's share of its group. Each partition is
-    copied and verified; ingest into it then waits while the last commits follow and the node takes
-    over. Ctrl-C stops between partitions; the same command resumes there.
+    Each partition is copied and verified; ingest into it then waits while the last commits follow
+    and the node takes over. Ctrl-C stops between partitions; the same command resumes there. To
+    give every node its share, use galileo rebalance.
 
     \b
     Example:
-      galileo partition move --to storm-4
       galileo partition move --to storm-4 --from storm-2
       galileo partition move 3 5 --to storm-1
     """
@@ -56,7 +55,7 @@ def move(
         selected = _select(topology, partitions, to=to, source=source)
         rows = [
             {"partition": p, "from": placement.owner(topology, p), "to": to}
-            | ({} if dry_run else _move(session, client, p, to=to))
+            | ({} if dry_run else move_partition(session, client, p, to=to))
             for p in selected
         ]
     title = "Would move" if dry_run else "Moved"
@@ -83,16 +82,16 @@ def _select(
             f"expected partitions from 0 to {topology.partitions[-1]}, "
             f"got {', '.join(map(str, unknown))}"
         )
-    if partitions:
-        candidates = partitions
-    elif source:
-        candidates = tuple(sorted(placement.partitions_by_node(topology)[source]))
-    else:
-        candidates = placement.share(topology, to)
+    if not (partitions or source):
+        raise InputError(
+            "expected partitions, or --from with a node whose partitions move; to give every node "
+            "its share, use galileo rebalance"
+        )
+    candidates = partitions or tuple(sorted(placement.partitions_by_node(topology)[source]))
     return tuple(p for p in dict.fromkeys(candidates) if placement.owner(topology, p) != to)
 
 
-def _move(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
+def move_partition(session: Session, client: Client, partition: int, *, to: str) -> dict[str, Any]:
     """Moves one partition; its size, its duration and how long ingest into it waited."""
     began, switched, size = time.monotonic(), None, 0
     with session.output.progress(unit="bytes", passing=True) as bar:

@@ -9,6 +9,7 @@ import click
 from galileo import config as configuration
 from galileo.cli.output import handle_errors
 from galileo.cli.session import Session
+from galileo.errors import InputError
 from galileo.logging_setup import start_logging
 from galileo.server.evaluator_client import evaluator_options
 from galileo.server.main import serve as serve_node
@@ -33,8 +34,22 @@ _overrides = click.option(
 
 
 @click.command()
-@_config
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of the node; see docs/configuration.md. Not needed with --join.",
+)
 @_overrides
+@click.option(
+    "--join",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Join the cluster of this node; repeat it for others. Short for --set node.join=...",
+)
+@click.option("--name", default="", help="Short for --set node.name=NAME.")
+@click.option("--directory", default="", help="Short for --set node.directory=DIRECTORY.")
+@click.option("--listen", default="", metavar="HOST:PORT", help="Short for --set node.listen=...")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -42,15 +57,38 @@ _overrides = click.option(
 )
 @click.pass_obj
 @handle_errors
-def serve(session: Session, *, path: Path, overrides: tuple[str, ...], insecure: bool) -> None:
+def serve(
+    session: Session,
+    *,
+    path: Path | None,
+    overrides: tuple[str, ...],
+    join: tuple[str, ...],
+    name: str,
+    directory: str,
+    listen: str,
+    insecure: bool,
+) -> None:
     """Run one node until it receives SIGTERM or SIGINT.
 
     \b
     Example:
       galileo serve --config node-1.toml --set node.directory=/data/galileo
+      galileo serve --join 10.0.0.11:7701 --name storm-4 --listen 10.0.0.14:7701 \\
+        --directory /var/lib/galileo
     """
-    chosen = (*overrides, "security.insecure=true") if insecure else overrides
-    loaded = configuration.load(path, overrides=chosen)
+    if path is None and not join:
+        raise InputError(
+            "expected --config FILE, or --join HOST:PORT to join a running cluster, got neither"
+        )
+    given = {
+        "node.join": ",".join(join),
+        "node.name": name,
+        "node.directory": directory,
+        "node.listen": listen,
+        "security.insecure": "true" if insecure else "",
+    }
+    chosen = [f"{key}={value}" for key, value in given.items() if value]
+    loaded = configuration.load(path, overrides=[*overrides, *chosen])
     configure_malloc()
     start_logging(loaded.logging.format, level=loaded.logging.level, node=loaded.node.name)
     with tracing(loaded.tracing, service="galileo-node", node=loaded.node.name):

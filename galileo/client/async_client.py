@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from galileo.client import decode
+from galileo.client import decode, node_removal
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
+from galileo.client.node_removal import RemovalProgress
 from galileo.client.profiles import Credentials
-from galileo.client.results import ClusterStatus, MoveProgress
+from galileo.client.results import ClusterStatus, MoveProgress, PlannedMove
 from galileo.client.routing import Router
+from galileo.dht import placement
+from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
@@ -136,8 +139,8 @@ class AsyncClient(AsyncObservations):
             Its progress; at last with the stage "done".
 
         Raises:
-            InputError: there is no such node or partition, the node is of another group, or other
-                nodes do not know it yet.
+            InputError: there is no such node or partition, the node is of another group, or it is
+                being removed.
             Unavailable: a node cannot be reached.
             CorruptData: the files of the partition are damaged; nothing has moved.
 
@@ -170,6 +173,85 @@ class AsyncClient(AsyncObservations):
             raise Unavailable("the node closed the stream before the partition had moved")
 
         return self._caller.resume(rest, is_progress=is_progress)
+
+    async def add_node(
+        self, name: str, address: str, *, group: str = "", weight: float = 1.0
+    ) -> None:
+        """Announces a node that will join; `galileo serve --join` joins without this call.
+
+        The node has no partitions; `rebalance` moves its share to it once it runs.
+
+        Args:
+            name: of the node, which no other node has.
+            address: "host:port" at which nodes and clients reach it.
+            group: that it belongs to; the one with the fewest nodes when empty.
+            weight: its share of the partitions, relative to that of other nodes of the group.
+
+        Raises:
+            InputError: the name or the address is taken, or the group does not exist.
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> await client.add_node("node-9", "10.0.0.19:7701")  # doctest: +SKIP
+        """
+        instance_of(str, name, "the name of a node")
+        instance_of(str, address, "the address of a node")
+        request = cluster_pb2.AddNodeRequest(name=name, address=address, group=group, weight=weight)
+        await self._caller.unary(ClusterStub, "AddNode", request)
+
+    def remove_node(self, node: str, *, to: str = "") -> AsyncIterator[RemovalProgress]:
+        """Removes a node: its partitions and continuous queries move to others, then it stops.
+
+        The node carries the removal out by itself; closing the iterator does not end it, and
+        neither does a restart of the node. `keep_node` ends it.
+
+        Args:
+            node: its name in the topology.
+            to: the node of the same group that takes all its partitions; those of the group, by
+                their shares, when empty.
+
+        Returns:
+            Its progress; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such node, or it is the last of its group.
+            Unavailable: a node cannot be reached.
+
+        Example:
+            >>> async for progress in client.remove_node("node-3"):  # doctest: +SKIP
+            ...     print(progress.stage, progress.left)
+        """
+        instance_of(str, node, "the name of a node")
+        instance_of(str, to, "the name of a node")
+        return node_removal.remove_node(self._caller, node, to=to)
+
+    async def keep_node(self, node: str) -> None:
+        """Ends the removal of a node; partitions that have moved stay where they are.
+
+        Raises:
+            InputError: there is no such node.
+            Unavailable: the node cannot be reached, or too few nodes answered.
+
+        Example:
+            >>> await client.keep_node("node-3")
+        """
+        instance_of(str, node, "the name of a node")
+        await node_removal.keep_node(self._caller, node)
+
+    async def plan_rebalance(self) -> tuple[PlannedMove, ...]:
+        """The moves that give every node its share of its group's partitions, as few as possible.
+
+        Example:
+            >>> for planned in await client.plan_rebalance():
+            ...     async for progress in client.move(planned.partition, to=planned.to):
+            ...         print(progress.stage)
+        """
+        topology = Topology.from_json(await self.topology_json())
+        owners = placement.owners(topology)
+        return tuple(
+            PlannedMove(move.partition, owners[move.partition], move.node)
+            for move in placement.rebalance(topology)
+        )
 
     async def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

@@ -1,7 +1,7 @@
-"""The calls of `Client`, written by scripts/generate from `AsyncClient`; do not edit.
+"""The calls of `Client`, written by scripts/blocking_client.py from `AsyncClient`; do not edit.
 
-To add or change a call, edit it in `AsyncClient`, then run `scripts/generate`. Resolve a conflict
-in this file by running it, too.
+To add or change a call, edit it in `AsyncClient`, then run
+`.venv/bin/python scripts/blocking_client.py`. Resolve a conflict in this file by running it, too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitted
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
+from galileo.client.node_removal import RemovalProgress
+from galileo.client.partition_move import MoveProgress, PlannedMove
 from galileo.client.results import (
     CallerIdentity,
     Ccq,
@@ -35,7 +37,6 @@ from galileo.client.results import (
     ClusterStatus,
     DroppedDataset,
     Labels,
-    MoveProgress,
     Receipt,
     RetentionReport,
     RevokedSampler,
@@ -105,8 +106,8 @@ class BlockingCalls(BlockingBase):
             Its progress; at last with the stage "done".
 
         Raises:
-            InputError: there is no such node or partition, the node is of another group, or other
-                nodes do not know it yet.
+            InputError: there is no such node or partition, the node is of another group, or it is
+                being removed.
             Unavailable: a node cannot be reached.
             CorruptData: the files of the partition are damaged; nothing has moved.
 
@@ -115,6 +116,72 @@ class BlockingCalls(BlockingBase):
             ...     print(progress.stage)
         """
         return self._iterate(self._client.move(partition, to=to))
+
+    def add_node(self, name: str, address: str, *, group: str = "", weight: float = 1.0) -> None:
+        """Announces a node that will join; `galileo serve --join` joins without this call.
+
+        The node has no partitions; `rebalance` moves its share to it once it runs.
+
+        Args:
+            name: of the node, which no other node has.
+            address: "host:port" at which nodes and clients reach it.
+            group: that it belongs to; the one with the fewest nodes when empty.
+            weight: its share of the partitions, relative to that of other nodes of the group.
+
+        Raises:
+            InputError: the name or the address is taken, or the group does not exist.
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> client.add_node("node-9", "10.0.0.19:7701")  # doctest: +SKIP
+        """
+        self._run(self._client.add_node(name, address, group=group, weight=weight))
+
+    def remove_node(self, node: str, *, to: str = "") -> Iterator[RemovalProgress]:
+        """Removes a node: its partitions and continuous queries move to others, then it stops.
+
+        The node carries the removal out by itself; closing the iterator does not end it, and
+        neither does a restart of the node. `keep_node` ends it.
+
+        Args:
+            node: its name in the topology.
+            to: the node of the same group that takes all its partitions; those of the group, by
+                their shares, when empty.
+
+        Returns:
+            Its progress; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such node, or it is the last of its group.
+            Unavailable: a node cannot be reached.
+
+        Example:
+            >>> for progress in client.remove_node("node-3"):  # doctest: +SKIP
+            ...     print(progress.stage, progress.left)
+        """
+        return self._iterate(self._client.remove_node(node, to=to))
+
+    def keep_node(self, node: str) -> None:
+        """Ends the removal of a node; partitions that have moved stay where they are.
+
+        Raises:
+            InputError: there is no such node.
+            Unavailable: the node cannot be reached, or too few nodes answered.
+
+        Example:
+            >>> client.keep_node("node-3")
+        """
+        self._run(self._client.keep_node(node))
+
+    def plan_rebalance(self) -> tuple[PlannedMove, ...]:
+        """The moves that give every node its share of its group's partitions, as few as possible.
+
+        Example:
+            >>> for planned in client.plan_rebalance():
+            ...     for progress in client.move(planned.partition, to=planned.to):
+            ...         print(progress.stage)
+        """
+        return self._run(self._client.plan_rebalance())
 
     def topology_json(self) -> str:
         """Groups, nodes, ranges and partitions, as JSON.

@@ -498,6 +498,21 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A move that evens the cluster.
+
+    Attributes:
+        partition: its number.
+        source: the node that has it.
+        to: the node that should have it.
+    """
+
+    partition: int
+    source: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
 class MoveProgress:
     """The progress of the move of a partition.
 

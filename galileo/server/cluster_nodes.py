@@ -47,6 +47,7 @@ class ClusterNodes:
         mail: sends them heartbeats.
         drain: hands off CCQs, or ends that.
         coordinated: counts the CCQs that this node coordinates.
+        on_removed: called when this node was removed.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ClusterNodes:
         mail: PeerMessenger,
         drain: Callable[[bool], None],
         coordinated: Callable[[], int],
+        on_removed: Callable[[], None],
     ) -> None:
         self._node = node
         self._register = register
@@ -65,8 +67,10 @@ class ClusterNodes:
         self._mail = mail
         self._drain = drain
         self._coordinated = coordinated
+        self._on_removed = on_removed
         self._progress = _progress("move")
         self._failure: GalileoError | None = None
+        self._to = ""
         self._running: asyncio.Task[None] | None = None
 
     async def add(self, node: NodeInfo, *, group: str) -> bytes:
@@ -118,6 +122,8 @@ class ClusterNodes:
         if to:
             topology_changes.check_receiver(topology, to, of=name)
         topology_changes.set_leaving(topology, name, is_leaving=True)
+        if self._is_running and to == self._to:
+            return
         await self.close()
         await self._save(to, is_resigned=not self._node.is_home)
         self._begin(to)
@@ -141,7 +147,7 @@ class ClusterNodes:
             GalileoError: it cannot go on; it tries again later by itself.
         """
         shown: cluster_pb2.RemoveNodeProgress | None = None
-        while self._running is not None and not self._running.done():
+        while self._is_running:
             if self._failure is not None:
                 raise self._failure
             if self._progress != shown:
@@ -150,12 +156,16 @@ class ClusterNodes:
             await asyncio.sleep(PROGRESS_S)
         yield _progress("done")
 
+    @property
+    def _is_running(self) -> bool:
+        return self._running is not None and not self._running.done()
+
     async def _save(self, to: str, *, is_resigned: bool) -> None:
         data = json.dumps({"to": to, "resigned": is_resigned}).encode()
         await asyncio.to_thread(self._node.store.save_record, TOPOLOGY_KIND, LEAVING, data)
 
     def _begin(self, to: str) -> None:
-        self._failure = None
+        self._failure, self._to = None, to
         self._progress = _progress("move", left=len(self._node.partitions))
         self._running = asyncio.create_task(self._run(to))
 
@@ -185,6 +195,7 @@ class ClusterNodes:
         successor = topology_changes.successor(self._node.topology, name)
         await self._mail.hand_over_datasets(successor)
         await self._peers.remove_node(successor, name)
+        self._on_removed()
 
     async def _move_out(self, to: str) -> None:
         """Has other nodes take the partitions of this one, one after the other."""

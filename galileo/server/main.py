@@ -161,6 +161,7 @@ class NodeProcess:
             mail=self.mail,
             drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
+            on_removed=self._stop_removed,
         )
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._queries = ContinuousQueries(
@@ -327,17 +328,20 @@ class NodeProcess:
         return [ReaderProgress(record.ccq.id, record.retrieved) for record in records]
 
     def _follow_topology(self) -> None:
-        """Tells all parts that nodes were added or removed; stops if this one was."""
+        """Tells all parts that nodes were added or removed; stops if this one was removed."""
         topology, name = self.node.topology, self.node.name
+        self.mail.update_peers()
         if name not in topology.by_name:
-            log.warning("node %s was removed from the cluster; it stops", name)
-            mark_removed(self._store)
-            self._stop.set()
+            self._stop_removed()
             return
         peers = tuple(node.name for node in topology.nodes if node.name != name)
         self._members.step(membership.PeersChanged(peers), self._clock.monotonic())
-        self.mail.update_peers()
         self.driver.feed(ccq.MembersChanged(_names_by_group(topology)))
+
+    def _stop_removed(self) -> None:
+        log.warning("node %s was removed from the cluster; it stops", self.node.name)
+        mark_removed(self._store)
+        self._stop.set()
 
     def _is_dead(self, node: str) -> bool:
         return node in self._members.dead

@@ -230,8 +230,12 @@ class PeerMessenger:
         self.update_peers()
 
     def update_peers(self) -> None:
-        """Follows the topology: sends to nodes that were added, and forgets removed ones."""
-        names = {one.name for one in self._node.topology.nodes if one.name != self._node.name}
+        """Follows the topology: sends to nodes that were added, and forgets removed ones.
+
+        A node that was removed itself sends nothing more.
+        """
+        nodes, name = self._node.topology.by_name, self._node.name
+        names = nodes.keys() - {name} if name in nodes else set()
         for name in names - self._boxes.keys():
             self._boxes[name] = _Peer(name, outbox_max=self._options.outbox_max)
             self._senders[name] = _Sender()
@@ -567,7 +571,7 @@ class PeerMessenger:
         sender.is_complete |= heartbeat.is_full
         self._take_sequences(heartbeat, sender)
         if sender.is_complete:
-            self._check_report(request.sender)
+            self._check_report(request.sender, heartbeat.moves)
         return self._take_synopses(heartbeat)
 
     def _take_sequences(self, heartbeat: peers_pb2.Heartbeat, sender: _Sender) -> None:
@@ -585,12 +589,16 @@ class PeerMessenger:
         if news:
             self._on_news(news)
 
-    def _check_report(self, sender: str) -> None:
-        """Compares all commits that a node has reported with those that it once had."""
+    def _check_report(self, sender: str, moves: Iterable[peers_pb2.PartitionMove]) -> None:
+        """Compares all commits that a node has reported with those that it once had.
+
+        Partitions that it has given away may be its own still in the topology here.
+        """
         view = self._node.view
+        given = {one.partition for one in moves if one.node != sender}
         view.losses.check_report(
             sender,
-            self._node.live.partitions(sender),
+            self._node.live.partitions(sender) - given,
             reported=self._senders[sender].sequences,
             expected=view.all_sequences,
         )

@@ -154,19 +154,21 @@ class TopologyRegister:
             del self._waiting[number]
 
     def _next(self, entry: Entry, change: TopologyChange) -> Entry:
-        topology = topology_of(entry)
+        topology = self._with_moves(topology_of(entry))
         changed = change(topology)
         if changed is topology:
             return entry
-        names = changed.by_name.keys() & topology.by_name.keys()
+        voters = topology_changes.voters(changed, entry.voters)
+        return replace(entry, data=changed.to_json(), voters=voters)
+
+    def _with_moves(self, topology: Topology) -> Topology:
+        """The topology with the moves that this node knows, which owners make without it."""
         last = {move.partition: move for move in topology.moved}
         for move in self._live.current.moved:
             known = last.get(move.partition)
-            if move.node in names and (known is None or known < move):
+            if move.node in topology.by_name and (known is None or known < move):
                 last[move.partition] = move
-        changed = replace(changed, moved=tuple(sorted(last.values())))
-        voters = topology_changes.voters(changed, entry.voters)
-        return replace(entry, data=changed.to_json(), voters=voters)
+        return replace(topology, moved=tuple(sorted(last.values())))
 
     async def _step(self, event: RegisterEvent) -> None:
         async with self._stepping:

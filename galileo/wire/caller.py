@@ -27,6 +27,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -64,6 +65,7 @@ class CallOptions:
         topology_s: deadline of a request for the topology.
         condition_s: deadline of a report of a node, which tests Java and the sandbox for samplers.
         stream_s: deadline of a stream, with the pauses of its reader.
+        discover_s: age at which the addresses of the nodes are read again.
         part_s: time to the next part of a stream.
         fetch_part_s: time to the next part of an update that has begun; a slow network needs long
             for a large part.
@@ -87,6 +89,7 @@ class CallOptions:
     topology_s: float = 5.0
     condition_s: float = 30.0
     stream_s: float = 86_400.0
+    discover_s: float = 10.0
     part_s: float = 60.0
     fetch_part_s: float = 120.0
     coordinator_s: float = 0.5
@@ -306,7 +309,8 @@ class Caller:
         clock: of the pauses between attempts.
         keys: TLS files and token.
         discover: reads the addresses of all nodes from one. It is called after the first answer,
-            and again after an address did not answer, because the node may have another one now.
+            again after `discover_s`, because nodes come and go, and after an address did not
+            answer, because the node may have another one now.
 
     Attributes:
         on_error: called with each error that a node answers, before it is raised.
@@ -329,7 +333,7 @@ class Caller:
         self._is_tls, self._certificate = keys.is_tls, keys.certificate
         self._channels = Channels(keys)
         self._discover = discover
-        self._is_discovered = discover is None
+        self._discovered_at = -inf
         self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -475,17 +479,18 @@ class Caller:
         )
 
     async def _learn_addresses(self, address: str) -> None:
-        """Reads the addresses of all nodes from one, where they are not known."""
-        if self._is_discovered or self._discover is None:
+        """Reads the addresses of all nodes from one, where they may have changed."""
+        now, before = self.clock.monotonic(), self._discovered_at
+        if self._discover is None or now < before + self.options.discover_s:
             return
-        self._is_discovered = True
+        self._discovered_at = now
         try:
             members = list(await self._discover(self.connection(address)))
         except GalileoError:
-            self._is_discovered = False
+            self._discovered_at = before
             return
         except asyncio.CancelledError:
-            self._is_discovered = False
+            self._discovered_at = before
             raise
         known = [a for a in self.addresses if a in self._configured or a in members]
         self.addresses = list(dict.fromkeys([*known, *members]))
@@ -507,9 +512,13 @@ class Caller:
             )
         return Connection(self._channels.get(address), address, self.options, asked, name)
 
+    def forget_addresses(self) -> None:
+        """Has the addresses of all nodes read again after the next answer."""
+        self._discovered_at = -inf
+
     def deprioritise(self, address: str) -> None:
         """Moves an address behind all others, and has the addresses read again."""
-        self._is_discovered = False
+        self.forget_addresses()
         if address in self.addresses:
             self.addresses.remove(address)
             self.addresses.append(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -285,7 +286,7 @@ async def test_read_continues_over_many_breaks(
     line.cuts = 4
     async with galileo.AsyncClient(line.address, timeout="5s") as other:
         monkeypatch.setattr(other._caller, "addresses", [line.address])
-        monkeypatch.setattr(other._caller, "_is_discovered", True)
+        monkeypatch.setattr(other._caller, "_discovered_at", math.inf)
         found: list[str] = []
         async for table in other.read_batches(labels):
             found += table.column("note").to_pylist()
@@ -301,7 +302,7 @@ async def test_read_ends_after_its_timeout(
 ) -> None:
     labels = client.query(stored)
     async with galileo.AsyncClient(line.address, timeout="300ms") as other:
-        monkeypatch.setattr(other._caller, "_is_discovered", True)
+        monkeypatch.setattr(other._caller, "_discovered_at", math.inf)
         await other.status()
         line.cut_after = 1_500_000
         with pytest.raises(Unavailable):

@@ -1,0 +1,183 @@
+"""`galileo node` and `galileo rebalance`: add nodes, remove them, and even what they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from galileo.cli.lazy import Group
+from galileo.cli.output import handle_errors
+from galileo.cli.partition import move_partition
+from galileo.cli.session import Session, json_option
+from galileo.client import Client
+from galileo.client.node_removal import RemovalProgress
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+
+
+@click.group(cls=Group)
+def node() -> None:
+    """Nodes of the cluster: list, add, remove and replace them.
+
+    \b
+    Example:
+      galileo node list
+      galileo node remove storm-2
+    """
+
+
+@node.command("list")
+@json_option
+@click.pass_obj
+@handle_errors
+def list_nodes(session: Session) -> None:
+    """List the nodes, with their state and their partitions.
+
+    \b
+    Example:
+      galileo node list --json | jq -r '.[].node'
+    """
+    with session.client() as client:
+        topology = Topology.from_json(client.topology_json())
+        states = {one.name: one.state for one in client.status().nodes}
+    owned = placement.partitions_by_node(topology)
+    session.output.rows(
+        [
+            {
+                "node": one.name,
+                "group": group.name,
+                "address": one.address,
+                "state": "leaving" if one.leaving else states.get(one.name, "unreachable"),
+                "weight": one.weight,
+                "partitions": len(owned[one.name]),
+            }
+            for group in topology.groups
+            for one in group.nodes
+        ]
+    )
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--group", default="", help="Its group; the one with the fewest nodes by default.")
+@click.option(
+    "--weight",
+    default=1.0,
+    type=click.FloatRange(min=0, min_open=True),
+    show_default=True,
+    help="Its share of the partitions, relative to other nodes of the group.",
+)
+@click.pass_obj
+@handle_errors
+def add(session: Session, *, name: str, address: str, group: str, weight: float) -> None:
+    """Announce a node that will join with galileo serve --join.
+
+    A node that joins announces itself. Use this command where only administrators may add nodes.
+
+    \b
+    Example:
+      galileo node add storm-4 10.0.0.14:7701 --group west
+    """
+    with session.client() as client:
+        client.add_node(name, address, group=group, weight=weight)
+    words = f"start {name} with: galileo serve --join; then run galileo rebalance"
+    session.output.value({"node": name, "address": address}, words=words)
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.option("--undo", is_flag=True, help="End the removal; what has moved stays where it is.")
+@json_option
+@click.pass_obj
+@handle_errors
+def remove(session: Session, *, name: str, undo: bool) -> None:
+    """Remove a node: its partitions and continuous queries move to others, then it stops.
+
+    The node goes on by itself after Ctrl-C, and after a restart; the same command shows the
+    progress again. Its directory can be deleted afterwards.
+
+    \b
+    Example:
+      galileo node remove storm-2
+      galileo node remove storm-2 --undo
+    """
+    with session.client() as client:
+        if undo:
+            client.keep_node(name)
+            session.output.value({"node": name, "removed": False}, words=f"{name} stays")
+            return
+        _remove(session, client, name, to="")
+    session.output.value({"node": name, "removed": True}, words=f"{name} is removed")
+
+
+@node.command()
+@click.argument("name", metavar="OLD")
+@click.argument("successor", metavar="NEW")
+@json_option
+@click.pass_obj
+@handle_errors
+def replace(session: Session, *, name: str, successor: str) -> None:
+    """Remove a node after another has taken all its partitions.
+
+    Start the new node with galileo serve --join, in the group of the old one, before. Ctrl-C does
+    not end it, see galileo node remove.
+
+    \b
+    Example:
+      galileo node replace storm-2 storm-5
+    """
+    with session.client() as client:
+        _remove(session, client, name, to=successor)
+    words = f"{successor} has replaced {name}"
+    session.output.value({"node": name, "replaced_by": successor}, words=words)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Print what would be moved, and stop.")
+@json_option
+@click.pass_obj
+@handle_errors
+def rebalance(session: Session, *, dry_run: bool) -> None:
+    """Move partitions until every node has its share of its group, without downtime.
+
+    Each partition is copied and verified; ingest into it then waits while the last commits follow
+    and the node takes over. Ctrl-C stops between partitions; the same command resumes there.
+
+    \b
+    Example:
+      galileo rebalance --dry-run
+      galileo rebalance
+    """
+    with session.client() as client:
+        rows: list[dict[str, Any]] = [
+            {"partition": planned.partition, "from": planned.source, "to": planned.to}
+            | ({} if dry_run else move_partition(session, client, planned.partition, to=planned.to))
+            for planned in client.plan_rebalance()
+        ]
+    title = "Would move" if dry_run else "Moved"
+    session.output.rows(
+        rows,
+        title=f"{title} {len(rows)} partitions",
+        empty="Every node has its share of its group's partitions.",
+    )
+
+
+def _remove(session: Session, client: Client, name: str, *, to: str) -> None:
+    with session.output.progress(unit="bytes", passing=True) as bar:
+        task = bar.add_task(f"removing {name}")
+        for step in client.remove_node(name, to=to):
+            bar.update(
+                task,
+                description=_stage(step),
+                completed=step.bytes_done,
+                total=step.bytes_total or None,
+            )
+
+
+def _stage(step: RemovalProgress) -> str:
+    if step.stage == "move" and step.bytes_total:
+        return f"partition {step.partition}, {step.left} left"
+    words = {"move": "moving partitions", "drain": "handing queries over", "done": "removed"}
+    return words.get(step.stage, step.stage)
