@@ -12,12 +12,14 @@ class NamedNodes:
 
     Attributes:
         loop: draws what is random.
-        nodes: in the order of their names.
+        nodes: in the order of their names; those that join later have no partitions.
+        founders: the number of the others.
         datasets: all of which have the same commits.
     """
 
     loop: Loop
     nodes: list[Node]
+    founders: int
     datasets: tuple[str, ...] = (SCHEMA.name,)
     _requests = 0
 
@@ -25,10 +27,16 @@ class NamedNodes:
         return self.nodes[int(name[1:])]
 
     def any_node(self) -> Node:
-        return self.loop.random.choice(self.nodes)
+        """A node that a client may ask; an address where none runs refuses it at once."""
+        return self.loop.random.choice(self.members)
+
+    @property
+    def members(self) -> list[Node]:
+        """The nodes of the cluster, up or not."""
+        return [node for node in self.nodes if node.is_member]
 
     def owner(self, partition: int) -> Node:
-        return self.nodes[partition % len(self.nodes)]
+        return self.nodes[partition % self.founders]
 
     def next_request(self) -> int:
         self._requests += 1

@@ -28,6 +28,7 @@ from galileo.ccq.events import (
     DropSpills,
     FetchRequested,
     LoadPacks,
+    MembersChanged,
     MessageArrived,
     PacksCompacted,
     PacksLoaded,
@@ -115,12 +116,16 @@ class Node:
     Attributes:
         epoch: number of its present run.
         skew_s: of its wall clock.
+        version: of the topology that it knows, on its disk.
+        is_member: whether it may run; false before it has joined and after it has left.
     """
 
     def __init__(self, name: str, world: Cluster) -> None:
         self.name = name
         self.epoch = 0
         self.skew_s = 0.0
+        self.version = 0
+        self.is_member = True
         self.is_up = False
         self.is_paused = False
         self._world = world
@@ -152,6 +157,8 @@ class Node:
     # --- life ---------------------------------------------------------------------------
 
     def boot(self) -> None:
+        if not self.is_member:
+            return
         self.epoch += 1
         self.is_up, self.is_paused = True, False
         self._inbox, self._replies = [], {}
@@ -205,6 +212,17 @@ class Node:
             self._loop.note(f"{self.name} drops {name}")
             self._dropped[name] = generations
             self.feed(DatasetDropped(name, generations))
+
+    def learn_topology(self, version: int) -> None:
+        """Adopt a later version of the topology."""
+        if version <= self.version:
+            return
+        self.version = version
+        groups = self._world.options(self.name).groups
+        self._loop.note(f"{self.name} learns that the nodes are {groups}")
+        peers = tuple(name for group in groups for name in group)
+        self._membership.step(membership.PeersChanged(peers), self._now)
+        self.feed(MembersChanged(groups))
 
     def receive(self, action: Callable[[], None]) -> None:
         """Process an input now, after the pause, or never."""
@@ -321,8 +339,16 @@ class Node:
         return tuple(step for log in self.own_logs() for step in log.clock_steps())
 
     def _post(self, to: str, deliver: Callable[[], None]) -> None:
-        peer = self._world.node(to)
-        self._world.network.send(self.name, to, lambda: peer.receive(deliver))
+        """Send something, with the topology of this node; removed senders are ignored."""
+        peer, version = self._world.node(to), self.version
+
+        def arrive() -> None:
+            if not self._world.variant.conduct.delivers_before_topology:
+                peer.learn_topology(version)
+            if self.name in peer.machine.state.peers:
+                deliver()
+
+        self._world.network.send(self.name, to, lambda: peer.receive(arrive))
 
     def _reachable(self, partition: int) -> Log | None:
         owner = self._world.owner(partition)

@@ -18,6 +18,7 @@ from simulator.clients import Producer, Reader
 from simulator.dropping import DROPPED, Dropping
 from simulator.evaluator import NO_TROUBLE, Labour, no_labour
 from simulator.faults import Faults
+from simulator.joining import Joining
 from simulator.logs import Log, query
 from simulator.loop import Loop, demand
 from simulator.mutants import VARIANTS
@@ -77,10 +78,15 @@ class World(NamedNodes):
         names = [f"n{i}" for i in range(random.randint(3, 5))]
         border = random.randint(1, len(names))
         groups = (tuple(names[:border]), tuple(names[border:]))
-        self._groups = tuple(group for group in groups if group)
+        self.joining = Joining(self, seed)
+        self.joining.versions.append(tuple(group for group in groups if group))
+        self.founders = len(names)
         self._cache_bytes_max = random.choice((400, 1 << 30, 1 << 30))
         self._fill_caches(seed)
         self.nodes = [Node(name, self) for name in names]
+        if self.joining.is_due:
+            self.nodes.append(Node(f"n{len(names)}", self))
+            self.nodes[-1].is_member = False
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
         self.readers = self._make_readers()
         self.faults = Faults(self, without=without)
@@ -101,7 +107,7 @@ class World(NamedNodes):
     def options(self, name: str) -> ContinuousOptions:
         return ContinuousOptions(
             ordinal=int(name[1:]),
-            groups=self._groups,
+            groups=self.joining.versions[self.node(name).version],
             batch_share_min=1,
             election=ElectionOptions(poll_timeout_s=0.3, appoint_timeout_s=0.6),
             cycle_timeout_s=2.0,
@@ -148,6 +154,7 @@ class World(NamedNodes):
             loop.after(loop.random.uniform(4.0, 20.0), self.readers[2].cancel)
         loop.after(1.5, self.faults.start)
         self.retention.start()
+        self.joining.start()
         loop.run_until(FAULTS_UNTIL_S)
         self._end_well()
         delivered = sum(len(reader.delivered) for reader in self.readers)
@@ -206,12 +213,12 @@ class World(NamedNodes):
 
     def _are_led_once(self) -> bool:
         live = {r.ccq.id for r in self.readers if not r.ended}
-        led = Counter(ccq_id for node in self.nodes for ccq_id in node.machine.coordinated)
+        led = Counter(ccq_id for node in self.members for ccq_id in node.machine.coordinated)
         return all(led[ccq_id] == 1 for ccq_id in live)
 
     def _ends_are_known(self) -> bool:
         over = {r.ccq.id for r in self.readers if r.ended}
-        records = [record for node in self.nodes for record in node.machine.records]
+        records = [record for node in self.members for record in node.machine.records]
         return all(record.ended for record in records if record.ccq.id in over)
 
     def _demand_all(self) -> None:
@@ -241,7 +248,7 @@ class World(NamedNodes):
         return [reader for reader in self.readers if not reader.ended]
 
     def _leaders(self) -> dict[str, list[str]]:
-        return {node.name: list(node.machine.coordinated) for node in self.nodes}
+        return {node.name: list(node.machine.coordinated) for node in self.members}
 
     def _make_readers(self) -> list[Reader]:
         """The first CCQ stays, the second may expire, the third is cancelled or dropped."""
