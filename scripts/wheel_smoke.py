@@ -80,7 +80,12 @@ COMMANDS = {
     "verify": "{cluster}/node-1",
     "backup": "{cluster}/node-1 saved",
     "restore": "saved restored",
-    "partition move": "--to node-1 --dry-run",
+    "partition move": "0 --to node-1 --dry-run",
+    "node list": "",
+    "node add": "node-9 127.0.0.1:1 --help",
+    "node replace": "node-1 node-2 --help",
+    "node remove": "node-1 --undo",
+    "rebalance": "--dry-run",
     "dataset drop": "made --yes",
     "drain": "node-1",
 }

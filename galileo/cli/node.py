@@ -69,6 +69,7 @@ def list_nodes(session: Session) -> None:
     show_default=True,
     help="Its share of the partitions, relative to other nodes of the group.",
 )
+@json_option
 @click.pass_obj
 @handle_errors
 def add(session: Session, *, name: str, address: str, group: str, weight: float) -> None:

@@ -1,7 +1,7 @@
-"""The calls of `Client`, written by scripts/blocking_client.py from `AsyncClient`; do not edit.
+"""The calls of `Client`, written by scripts/generate from `AsyncClient`; do not edit.
 
-To add or change a call, edit it in `AsyncClient`, then run
-`.venv/bin/python scripts/blocking_client.py`. Resolve a conflict in this file by running it, too.
+To add or change a call, edit it in `AsyncClient`, then run `scripts/generate`. Resolve a conflict
+in this file by running it, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitt
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
-from galileo.client.partition_move import MoveProgress, PlannedMove
 from galileo.client.results import (
     CallerIdentity,
     Ccq,
@@ -37,6 +36,8 @@ from galileo.client.results import (
     ClusterStatus,
     DroppedDataset,
     Labels,
+    MoveProgress,
+    PlannedMove,
     Receipt,
     RetentionReport,
     RevokedSampler,

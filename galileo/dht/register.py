@@ -9,7 +9,7 @@ it. There is no log, no leader and no election, because changes of a topology ar
 The voters are named by the entry itself. An entry also names the voters of the entry that it
 changes (`former`), and is chosen when a majority of each has accepted it. A proposer that finds an
 entry which it does not know to be chosen has it chosen first, so two changes of the voters never
-overlap. Whoever asks a majority of the voters of some chosen entry learns whether a later one
+overlap. A node that asks a majority of the voters of a chosen entry learns whether a later one
 exists.
 
 A change must be idempotent, because a proposer that got no answer cannot know whether its entry
@@ -211,7 +211,7 @@ class _Proposal:
         answered: the nodes that have answered in this phase.
         best: the entry with the highest ballot among the promises.
         proposed: what the voters are asked to accept; None while they are asked to promise.
-        spreading: what was chosen, while the voters are told.
+        spreading: what was chosen, while it is sent to the voters.
     """
 
     request: int

@@ -89,7 +89,7 @@ class CallOptions:
     topology_s: float = 5.0
     condition_s: float = 30.0
     stream_s: float = 86_400.0
-    discover_s: float = 10.0
+    discover_s: float = 5.0
     part_s: float = 60.0
     fetch_part_s: float = 120.0
     coordinator_s: float = 0.5

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import Move
 from galileo.errors import Unavailable
 from galileo.labels import LabelSet
 from galileo.node.migration.protocol import File, Handoff, PartitionManifest
@@ -42,13 +42,6 @@ class Line:
         if number == at:
             raise Unavailable(f"the answer of {node} is lost", node=node)
         return result
-
-    async def topology(self, node: str) -> Topology:
-        async def fetch_topology(there: Any) -> Topology:
-            known: Topology = there.topology
-            return known
-
-        return await self._call("topology", node, fetch_topology)
 
     async def listing(self, node: str, partition: int) -> PartitionManifest:
         return await self._call("listing", node, lambda n: n.giving.listing(partition))

@@ -45,6 +45,8 @@ SOMETIMES = (
     "forged tokens refused",
     "holders lost",
     "intervals stretched",
+    "nodes joined",
+    "nodes left",
     "packs loaded",
     "packs spilled",
     "partitions",

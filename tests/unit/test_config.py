@@ -39,6 +39,7 @@ PROVING = {
 TEXTS = {
     "node.name": "node-2",
     "node.listen": "127.0.0.1:7999",
+    "node.address": "127.0.0.1:7998",
     "storage.durability": "none",
     "samplers.uploads": "sandboxed",
     "metrics.address": "127.0.0.1:9701",
@@ -51,6 +52,7 @@ KEYS = [
     f"{section}.{field.name}"
     for section, cls in config.SECTIONS.items()
     for field in dataclasses.fields(cls)
+    if (section, field.name) != ("node", "join")  # It excludes a [cluster] table.
 ]
 
 Write = Callable[[Mapping[str, Any]], Path]
@@ -126,6 +128,33 @@ def test_config_key_in_override_is_used(key: str, write: Write) -> None:
     text = wanted if isinstance(wanted, str) else toml(wanted)
     loaded = config.load(write(PROVING), environment={}, overrides=[f"{key}={text}"])
     assert value_of(loaded, key) == wanted
+
+
+JOINING = {"node": {"name": "n", "directory": "/data", "listen": "127.0.0.1:7709"}}
+
+
+@pytest.mark.parametrize("given", ["h:7701, h", ["h:7701", "h"]])
+def test_load_node_join_without_cluster_makes_a_joining_configuration(given: Any) -> None:
+    loaded = config.from_dict(with_key("node.join", given, base=JOINING))
+    assert loaded.node.join == ("h:7701", "h:7701")
+    assert loaded.is_joining
+    assert loaded.listen == "127.0.0.1:7709"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        with_key("node.join", "h:7701"),
+        with_key("node.join", "h:x", base=JOINING),
+        with_key("node.join", 3, base=JOINING),
+        {"node": {"name": "n", "directory": "/data", "join": ["h:7701"]}},
+        JOINING,
+    ],
+    ids=["beside a cluster", "no address", "a number", "nowhere to listen", "nothing to join"],
+)
+def test_load_node_join_wrong_raises_config_error(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        config.from_dict(raw)
 
 
 def test_config_override_precedes_environment_and_file(write: Write) -> None:

@@ -85,18 +85,17 @@ def test_pool_all_busy_raises_overloaded(pool: SandboxPool) -> None:
 
 
 def test_pool_evict_ends_idle_then_busy_processes(pool: SandboxPool) -> None:
-    idle = pid_of(pool, 1)
+    idle = psutil.Process(pid_of(pool, 1))  # Not its number, which another process may get.
     with pool.lease(EVERY, spec(2)) as lent:
         pool.evict(OTHER.digest)
         assert len(pool) == 2
         pool.evict(EVERY.digest)
         assert len(pool) == 0
-        assert not psutil.pid_exists(idle)
+        assert not idle.is_running()
         assert len(lent.sample(LABELS, seed=1)) == len(LABELS)
-        pid = lent.pid
-    assert pid is not None
-    assert not psutil.pid_exists(pid)
-    assert pid_of(pool, 2) != pid
+        busy = psutil.Process(lent.pid)
+    assert not busy.is_running()
+    assert psutil.Process(pid_of(pool, 2)) != busy
 
 
 def test_pool_revoke_refuses_calls_and_running_results(pool: SandboxPool) -> None:

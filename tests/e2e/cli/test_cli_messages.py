@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "partition move 99 --to node-1": ("invalid_input", "partitions from 0 to [0-9]+, got 99$"),
     "serve --config {files}/broken.toml": ("config", r"broken.toml: .*line 1, column 6"),
-    "serve --config {files}/keys.toml": ("config", "^unknown key in .node.: 'port'. Known: dir"),
+    "serve --config {files}/keys.toml": ("config", "^unknown key in .node.: 'port'. Known: add"),
     "serve --config {files}/section.toml": ("config", "^unknown section: 'nod'; did you mean"),
     "serve --config {files}/keys.toml --set nope": ("config", "of audit, auth, .*got 'nope'"),
     "up --nodes 0": ("invalid_input", "one node in each group, got 0 nodes"),

@@ -68,16 +68,17 @@ def test_nodes_restart_move_and_join_and_every_label_comes_once(
         reader.start()
         stream.start()
         wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
-        new = cluster.join()
         restart(client, one, meanwhile=lambda: cluster.relocate(one.name))
         restart(client, two, meanwhile=None)
-        new.restart()
+        new = cluster.join()
+        new.start()
+        new.wait()
         wait_until(lambda: client.status().complete, what="the new node to be known")
-        planned = json.loads(command(cluster, "partition", "move", "--to", new.name, "--dry-run"))
-        moved = json.loads(command(cluster, "partition", "move", "--to", new.name))
+        planned = json.loads(command(cluster, "rebalance", "--dry-run"))
+        moved = json.loads(command(cluster, "rebalance"))
         assert [row["partition"] for row in moved] == [row["partition"] for row in planned]
         assert moved
-        assert json.loads(command(cluster, "partition", "move", "--to", new.name)) == []
+        assert json.loads(command(cluster, "rebalance")) == []
         wait_until(
             lambda: placement.share(Topology.from_json(client.topology_json()), new.name) == (),
             what="the client's node to hear of the moves",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import pkgutil
 import re
 import tomllib
@@ -23,8 +24,14 @@ from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.formats.detection import READERS
 
 ROOT = Path(__file__).parents[3]
-TYPES = {"text": str, "integer": int, "number": float, "true or false": bool}
-TYPES |= {"table": Mapping[str, str]}
+TYPES: dict[str, Any] = {
+    "text": str,
+    "integer": int,
+    "number": float,
+    "true or false": bool,
+    "list": tuple[str, ...],
+    "table": Mapping[str, str],
+}
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 
 Row = list[str]
@@ -37,11 +44,15 @@ def code(cell: str) -> str:
     return cell[1:-1]
 
 
+def parse_default(text: str) -> Any:
+    value = tomllib.loads(f"value = {text}")["value"]
+    return tuple(value) if isinstance(value, list) else value
+
+
 def documented(rows: list[Row]) -> dict[str, tuple[type, Any]]:
     """Type and default of each key."""
     return {
-        code(key): (TYPES[kind], tomllib.loads(f"value = {code(default)}")["value"])
-        for key, kind, default, _, _ in rows
+        code(key): (TYPES[kind], parse_default(code(default))) for key, kind, default, _, _ in rows
     }
 
 
@@ -90,7 +101,7 @@ def test_configuration_table_of_the_cluster_is_complete(page: Callable[[str], An
     assert code(defaults["partitions_per_group"]) == str(made.partitions_per_group)
     assert code(defaults["version"]) == str(made.version)
     for one in dataclasses.fields(NodeInfo):
-        default = str(one.default).lower() if isinstance(one.default, bool) else one.default
+        default = json.dumps(one.default) if isinstance(one.default, bool | str) else one.default
         wanted = "" if default is dataclasses.MISSING else f"`{default}`"
         assert {code(row[0]): row[2] for row in node}[one.name] == wanted
 

@@ -23,7 +23,7 @@ from partition_moves import (
     tell_all,
 )
 
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import Move
 from galileo.errors import CorruptData, GalileoError, InputError, PartitionMoved, Unavailable
 from galileo.node.migration import moves, source
 from galileo.node.migration.protocol import Handoff
@@ -201,22 +201,6 @@ async def test_damage_at_the_owner_ends_a_move(loaded: tuple[Any, list[pa.Table]
     with pytest.raises(CorruptData, match="damaged before it was copied"):
         await take(cluster, partition)
     assert owners_of(cluster, partition) == [FROM]
-
-
-async def test_a_node_that_others_do_not_know_takes_nothing(
-    loaded: tuple[Any, list[pa.Table]],
-) -> None:
-    cluster, _ = loaded
-
-    class Ignorant(Line):
-        async def topology(self, node: str) -> Topology:
-            known = await super().topology(node)
-            west, east = known.groups
-            fewer = type(west)("west", tuple(n for n in west.nodes if n.name != TO))
-            return Topology("test", (fewer, east), known.ranges, 4)
-
-    with pytest.raises(InputError, match="but a, b do not"):
-        await take(cluster, partition_of(cluster), Ignorant(cluster))
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ NODES_ONLY = {
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "ChildrenRequest": ("local",),
+    "RemoveNodeRequest": ("is_drained",),
     "UploadSamplerRequest": ("kept",),
     "RevokeSamplerRequest": ("local",),
     "GetSamplerRequest": ("local",),

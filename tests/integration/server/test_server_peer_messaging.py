@@ -15,6 +15,8 @@ from expected_errors import raises
 from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
 from galileo.clock import SystemClock
 from galileo.cursor import EMPTY_CURSOR
+from galileo.dht import topology_changes
+from galileo.dht.register import Ballot, first_state
 from galileo.election.messages import Poll
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
@@ -26,7 +28,7 @@ from galileo.server.peer_messaging import (
     PeerMessenger,
     _take_batch,
 )
-from galileo.server.topology_register import TopologyRegister
+from galileo.server.topology_register import STATE, TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 
 TIMEOUT_S = 300.0
@@ -500,10 +502,32 @@ async def test_heartbeat_bounds_the_bytes_of_synopses(
 
 
 async def test_gossip_of_an_unknown_sender_is_refused(post: Post) -> None:
+    fingerprint = post.wire.nodes["a"].topology.fingerprint
+    same: Any = {"topology_fingerprint": fingerprint, "protocol": PROTOCOL}
     with raises(InputError, node="z"):
-        await post["a"].receive(peers_pb2.GossipRequest(sender="z"))
+        await post["a"].receive(peers_pb2.GossipRequest(sender="z", **same))
     with raises(InputError, node="a"):
-        await post["a"].receive(peers_pb2.GossipRequest(sender="a"))
+        await post["a"].receive(peers_pb2.GossipRequest(sender="a", **same))
+
+
+async def test_gossip_of_a_later_topology_is_not_processed_before_it_is_known(post: Post) -> None:
+    node = post.wire.nodes["a"]
+    request = peers_pb2.GossipRequest(
+        sender="b",
+        topology_fingerprint=node.topology.fingerprint,
+        protocol=PROTOCOL,
+        topology_version=2,
+        heartbeat=peers_pb2.Heartbeat(),
+    )
+    reply = await post["a"].receive(request)
+    assert reply.is_behind
+    assert post.heartbeats == []
+    chosen = first_state(["a", "b"], topology_changes.pin(node.topology).to_json(), version=2)
+    request.topology = STATE.encode(Ballot(4096, chosen.chosen.entry))
+    reply = await post["a"].receive(request)
+    assert not reply.is_behind
+    assert reply.topology_version == 2
+    assert [sender for _, sender, _ in post.heartbeats] == ["b"]
 
 
 async def test_gossip_with_another_topology_is_refused(post: Post) -> None:

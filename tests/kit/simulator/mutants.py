@@ -434,21 +434,6 @@ class _ByWallClock(NodeState):
         return self.clocks.setdefault(dataset, Wall())
 
 
-class _IgnoreJoined(NodeState):
-    """Keeps to the nodes that it began with, but for removed ones."""
-
-    def set_members(self, groups: tuple[tuple[str, ...], ...]) -> None:
-        known = {self.me, *self.peers}
-        super().set_members(tuple(tuple(n for n in group if n in known) for group in groups))
-
-
-class _TrustRemoved(NodeState):
-    """Waits for heartbeats of nodes that were removed to end before it takes over."""
-
-    def is_gone(self, node: str) -> bool:
-        return node in self.dead
-
-
 VARIANTS: dict[str, Variant] = {
     "production": Variant(),
     "paper": _with(
@@ -486,9 +471,6 @@ VARIANTS: dict[str, Variant] = {
     "take_dropped": Variant(_on(_TakeDropped)),
     "ignore_drops": Variant(_IgnoreDrops),
     "cancel_dropped": Variant(_on(_CancelDropped)),
-    "deliver_before_topology": Variant(conduct=Conduct(delivers_before_topology=True)),
-    "ignore_joined": Variant(_on(_IgnoreJoined)),
-    "trust_removed": Variant(_on(_TrustRemoved)),
     "save_last": Variant(_SaveLast),
     "resume_in_term": Variant(_ResumeInTerm),
     "answer_before_noted": Variant(_with_parts(Continuous, batches_type=_AnswerAtOnce)),

@@ -343,8 +343,7 @@ class Node:
         peer, version = self._world.node(to), self.version
 
         def arrive() -> None:
-            if not self._world.variant.conduct.delivers_before_topology:
-                peer.learn_topology(version)
+            peer.learn_topology(version)
             if self.name in peer.machine.state.peers:
                 deliver()
 

@@ -21,7 +21,6 @@ class Conduct:
         takes_stale_answers: readers accept answers to abandoned requests.
         drops_what_is_unfetched: retention passes readers though it must not.
         conceals_what_is_gone: scans do not report deleted commits.
-        delivers_before_topology: messages are processed before the topology of their sender.
     """
 
     replies_before_sync: bool = False
@@ -32,7 +31,6 @@ class Conduct:
     takes_stale_answers: bool = False
     drops_what_is_unfetched: bool = False
     conceals_what_is_gone: bool = False
-    delivers_before_topology: bool = False
 
 
 @dataclass(frozen=True, slots=True)

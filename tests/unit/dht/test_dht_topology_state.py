@@ -90,5 +90,6 @@ def test_topology_joined_node_owns_nothing() -> None:
 def test_topology_joined_node_without_ordinal_or_founder_raises() -> None:
     with raises(ConfigError, expected="ordinal", node="n"):
         NodeInfo("n", "h:9", joined=True)
+    alone = Group("west", (NodeInfo("n", "h:9", ordinal=4, joined=True),))
     with raises(ConfigError, expected="initial_node", group="west"):
-        Group("west", (NodeInfo("n", "h:9", ordinal=0, joined=True),))
+        replace(TOPOLOGY, groups=(alone, TOPOLOGY.groups[1]))

@@ -1,0 +1,98 @@
+"""A cluster that grows and shrinks while observations come and a continuous query is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from expected_errors import raises
+from fault_injection.ccq_readers import FetchReader
+from fault_injection.ledger import numbered_schema
+from fault_injection.nodes import wait_until
+from fault_injection.stream import Stream
+
+from galileo.cli.main import main
+from galileo.cluster import LocalCluster
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import InputError, Unavailable
+
+QUERY = "temperature > 260"
+TIMEOUT_S = 300.0
+
+
+def command(cluster: LocalCluster, *words: str) -> str:
+    nodes = [word for address in cluster.addresses for word in ("--node", address)]
+    done = CliRunner().invoke(main, [*nodes, *words, "--json"])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def partitions(cluster: LocalCluster) -> dict[str, int]:
+    topology = Topology.from_json(cluster.client().topology_json())
+    return {name: len(own) for name, own in placement.partitions_by_node(topology).items()}
+
+
+@pytest.mark.timeout(600)
+def test_cluster_nodes_join_and_leave_under_load_without_loss(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
+    with LocalCluster(1, 1, tmp_path, settings=settings, partitions_per_group=4) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = FetchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        for number in (2, 3):
+            node = cluster.join()
+            node.start()
+            node.wait()
+            wait_until(lambda n=number: len(client.status().nodes) == n, what="the node")
+            wait_until(lambda: client.status().complete, what="heartbeats", timeout_s=TIMEOUT_S)
+        assert json.loads(command(cluster, "rebalance"))
+        assert sorted(partitions(cluster).values()) == [1, 1, 2]
+        more = reader.count()
+        wait_until(lambda: reader.count() > more, what="an update", timeout_s=TIMEOUT_S)
+        cluster.remove("node-1")
+        client = cluster.client(timeout="60s")
+        assert partitions(cluster) == {"node-2": 2, "node-3": 2}
+        with raises(InputError, node="node-1"):
+            list(client.remove_node("node-1"))
+        client.create_dataset(numbered_schema("later"))
+        stream.finish()
+        wanted = client.query("numbered", QUERY)
+        assert wanted.complete
+        wait_until(lambda: reader.count() >= len(wanted), what="all labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit
+        assert client.count("numbered") == stream.sent
+    with LocalCluster(1, 1, tmp_path, settings=settings) as again:
+        assert [node.name for node in again.nodes] == ["node-2", "node-3"]
+        assert again.client().count("numbered") == stream.sent
+
+
+def test_remove_node_undone_keeps_the_node(tmp_path: Path) -> None:
+    with LocalCluster(2, 1, tmp_path, partitions_per_group=4) as cluster:
+        client = cluster.client()
+        for progress in client.remove_node("node-2"):
+            assert progress.stage in ("move", "drain", "done")
+            break
+        client.keep_node("node-2")
+        states = {one["node"]: one["state"] for one in json.loads(command(cluster, "node", "list"))}
+        assert states == {"node-1": "up", "node-2": "up"}
+
+
+def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
+    with LocalCluster(2, 1, tmp_path, partitions_per_group=4) as cluster:
+        node = cluster.node("node-2")
+        cluster.remove("node-2")
+        with pytest.raises(Unavailable, match="was removed from its cluster"):
+            node.restart()

@@ -1,0 +1,68 @@
+"""The machine of continuous queries when nodes are added and removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from galileo.ccq.events import (
+    ContinuousEffect,
+    FetchRequested,
+    MembersChanged,
+    MessageArrived,
+    RecordsLoaded,
+    RefuseFetch,
+    Send,
+    Ticked,
+)
+from galileo.ccq.machine import Continuous
+from galileo.ccq.messages import RecordNotFound, RecordRequest, RecordUpdate
+from galileo.ccq.model import Ccq, Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import EMPTY_CURSOR
+from galileo.election.messages import Poll
+
+WALL = 1_700_000_000.0
+
+
+def machine() -> Continuous:
+    made = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a", "b"), ("c",))))
+    made.step(RecordsLoaded((), WALL), 0.0)
+    return made
+
+
+def record(coordinator: str) -> Record:
+    ccq = Ccq(id="q", dataset="d", query="", interval_s=1.0, expires_at=WALL + 1e6)
+    return Record(ccq, term=4097, coordinator=coordinator, retrieved=EMPTY_CURSOR)
+
+
+def sent(effects: list[ContinuousEffect], kind: type) -> list[str]:
+    return [one.to for one in effects if isinstance(one, Send) and isinstance(one.message, kind)]
+
+
+def ticks(made: Continuous, *, until: float) -> list[ContinuousEffect]:
+    effects: list[ContinuousEffect] = []
+    for number in range(1, int(until * 10)):
+        effects += made.step(Ticked(WALL + number / 10), number / 10)
+        made.check()
+    return effects
+
+
+def test_machine_coordinator_removed_starts_an_election() -> None:
+    made = machine()
+    made.step(MessageArrived("c", RecordUpdate((record("c"),))), 0.1)
+    assert sent(ticks(made, until=10.0), Poll) == []
+    made.step(MembersChanged((("a", "b"),)), 10.0)
+    assert sent(ticks(made, until=30.0), Poll) == ["b"]
+
+
+def test_machine_unknown_query_asks_a_node_that_has_joined() -> None:
+    made = machine()
+    made.step(MembersChanged((("a", "b", "n"), ("c",))), 0.1)
+    fetch = FetchRequested(1, "q", EMPTY_CURSOR, None, 10, None)
+    assert sent(made.step(fetch, 0.2), RecordRequest) == ["b", "n", "c"]
+    answers: list[Any] = []
+    for peer in ("b", "c", "n"):
+        answers = made.step(MessageArrived(peer, RecordNotFound(("q",))), 0.3)
+        assert bool(answers) is (peer == "n")
+    assert isinstance(answers[0], RefuseFetch)
+    assert answers[0].failure.kind == "unknown_ccq"

@@ -1,0 +1,115 @@
+"""Changes of the topology: random histories of nodes that come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from expected_errors import raises
+
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
+from galileo.errors import InputError, Unavailable
+from galileo.node.catalog import dataset_home
+
+A, B, C, D = (NodeInfo(name, f"h:{port}") for port, name in enumerate("abcd", start=1))
+GROUPS = (Group("west", (A, B)), Group("east", (C, D)))
+FIRST = Topology("t", GROUPS, even_ranges(2), 8, placement=BOUNDED)
+NEW = NodeInfo("n", "h:9", identity="1f")
+
+
+def with_moves(topology: Topology) -> Topology:
+    """After `rebalance`."""
+    moved = {move.partition: move for move in (*topology.moved, *placement.rebalance(topology))}
+    return replace(topology, moved=tuple(sorted(moved.values())))
+
+
+def test_add_node_first_change_moves_nothing_and_keeps_the_fingerprint() -> None:
+    grown = topology_changes.add_node(FIRST, NEW, group="west")
+    assert placement.owners(grown) == placement.owners(FIRST)
+    assert grown.fingerprint == FIRST.fingerprint
+    assert grown.ordinals == {**FIRST.ordinals, "n": 4}
+    assert Topology.from_json(grown.to_json()) == grown
+    assert topology_changes.add_node(grown, NEW, group="west") is grown
+
+
+@pytest.mark.parametrize(
+    ("node", "group", "details"),
+    [
+        (replace(NEW, name="a"), "", {"node": "a"}),
+        (replace(NEW, address="h:1"), "", {"node": "a", "address": "h:1"}),
+        (NEW, "north", {"group": "north"}),
+    ],
+)
+def test_add_node_taken_or_unknown_names_raise_input_error(
+    node: NodeInfo, group: str, details: dict[str, str]
+) -> None:
+    with raises(InputError, **details):
+        topology_changes.add_node(FIRST, node, group=group)
+
+
+def test_add_node_announced_takes_the_identity_of_the_node_that_joins() -> None:
+    announced = topology_changes.add_node(FIRST, replace(NEW, identity=""))
+    assert "n" not in topology_changes.voters(announced)
+    joined = topology_changes.add_node(announced, NEW)
+    assert joined.by_name["n"].identity == "1f"
+    assert joined.ordinals["n"] == 4
+
+
+def test_remove_node_with_partitions_is_unavailable() -> None:
+    with raises(Unavailable, node="a"):
+        topology_changes.remove_node(FIRST, "a")
+
+
+def test_remove_node_last_of_its_group_raises_input_error() -> None:
+    alone = with_moves(topology_changes.set_leaving(FIRST, "a", is_leaving=True))
+    alone = topology_changes.remove_node(alone, "a")
+    with raises(InputError, node="b"):
+        topology_changes.set_leaving(alone, "b", is_leaving=True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_topology_random_history_keeps_blocks_homes_and_ordinals(seed: int) -> None:
+    """Each partition has one owner of its group, shares are even, and no ordinal comes again."""
+    random, topology, used = Random(seed), FIRST, set(FIRST.ordinals.values())
+    for number in range(25):
+        names = list(topology.by_name)
+        if random.random() < 0.55:
+            node = NodeInfo(f"n{number}", f"h:{100 + number}", identity=str(number))
+            topology = topology_changes.add_node(topology, node)
+            ordinal = topology.ordinals[node.name]
+            assert ordinal not in used
+            used.add(ordinal)
+        else:
+            name = random.choice(names)
+            if len(topology.group_of(name).nodes) == 1:
+                continue
+            topology = topology_changes.set_leaving(topology, name, is_leaving=True)
+            topology = with_moves(topology)
+            topology = topology_changes.remove_node(topology, name)
+            assert topology_changes.remove_node(topology, name) is topology
+        if random.random() < 0.5:
+            topology = with_moves(topology)
+            assert placement.rebalance(topology) == ()
+        topology = Topology.from_json(topology.to_json())
+        verify(topology)
+
+
+def verify(topology: Topology) -> None:
+    owners = placement.owners(topology)
+    assert set(owners) == set(FIRST.partitions)
+    for number, group in enumerate(topology.groups):
+        names = {node.name for node in group.nodes}
+        own = [owners[p] for p in range(number * 8, number * 8 + 8)]
+        assert set(own) <= names
+        if placement.rebalance(topology) == ():
+            counts = Counter(own)
+            assert max(counts.values()) <= -(-8 // len(names))
+    assert set(topology.homes) == set("abcd")
+    assert set(topology.homes.values()) <= topology.by_name.keys()
+    assert all(dataset_home(topology, f"d{n}") in topology.by_name for n in range(20))
+    voters = topology_changes.voters(topology)
+    assert len(voters) % 2 == 1
+    assert len(voters) == min(5, len(topology.nodes) - (len(topology.nodes) + 1) % 2)
