@@ -25,6 +25,7 @@ from galileo.dht.topology import (
     BOUNDED,
     PARTITIONS_PER_GROUP,
     RENDEZVOUS,
+    Topology,
     derive_partitions,
     even_ranges,
 )
@@ -307,15 +308,19 @@ class LocalCluster:
 
         Raises:
             InputError: there is no such node, or it is the last of its group.
-            Unavailable: a node cannot be reached; call it again.
+            Unavailable: a node cannot be reached; the same call goes on.
 
         Example:
             >>> cluster.remove("node-2")  # doctest: +SKIP
         """
         node = self.node(name)
         with Client(*self.addresses, proof=self._proof) as client:
-            for _ in client.remove_node(name):
-                pass
+            try:
+                for _ in client.remove_node(name):
+                    pass
+            except InputError:
+                if name in Topology.from_json(client.topology_json()).by_name:
+                    raise
         node.stop()
         self.nodes = tuple(one for one in self.nodes if one is not node)
         (self.directory / REMOVED).write_text(json.dumps([*self._removed(), name]))

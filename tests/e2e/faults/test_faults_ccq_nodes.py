@@ -15,7 +15,7 @@ from fault_injection.trial import Trial
 from galileo.client import Client
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import GalileoError, TransientError
+from galileo.errors import GalileoError, TransientError, Unavailable
 from galileo.local_node import LocalNode
 
 HOLDS = (
@@ -77,12 +77,8 @@ def restart(
     node: LocalNode,
     *,
     meanwhile: Callable[[World, LocalNode], None] | None = None,
-    absent: str = "",
 ) -> None:
-    """As an operator does it: the next node waits until this one is whole again.
-
-    `absent` names a node that does not run yet.
-    """
+    """As an operator does it: the next node waits until this one is whole again."""
     world.client.drain(node.name)
     wait_until(lambda: _is_drained(world, node), what=f"{node.name} to drain", timeout_s=DRAIN_S)
     began = time.monotonic()
@@ -95,11 +91,11 @@ def restart(
     trial.note_longest("longest start, ms", time.monotonic() - stopped)
     trial.counts["restarts"] += 1
     wait_for_updates(world, timeout_s=UPDATES_S)
-    wait_until(lambda: _are_up(world, absent), what="all nodes to be up")
+    wait_until(lambda: _are_up(world), what="all nodes to be up")
 
 
-def _are_up(world: World, absent: str) -> bool:
-    return all(one.state == "up" for one in world.client.status().nodes if one.name != absent)
+def _are_up(world: World) -> bool:
+    return all(one.state == "up" for one in world.client.status().nodes)
 
 
 def _is_drained(world: World, node: LocalNode) -> bool:
@@ -119,6 +115,7 @@ def note_gaps(trial: Trial, world: World, began: float, *, max_s: float = GAP_MA
 DELAY_S = (0.0, 0.5)
 """From the beginning of a move to the kill that befalls it."""
 DOWN_S = (0.0, 1.5)
+JOIN_S = 120.0
 TIDY_S, NEWS_S = 60.0, 30.0
 UPDATES_S = 60.0
 MOVES_GAP_MAX_S = 60.0
@@ -132,7 +129,7 @@ KILLED = 0.75
     "nodes restarted, replaced, added",
     rounds=6,
     lasting=True,
-    holds="a node is added, the others restarted one by one so that they know it, and partitions "
+    holds="a node is added, and partitions "
     "are moved to it and back while one of the two nodes is killed at random moments: the "
     "readers are handed every label once, in order, no frontier is ahead of what was handed "
     "out, each partition is at one node, and no copy is left behind",
@@ -262,3 +259,84 @@ def _left_behind(client: Client, world: World) -> list[str]:
         for path in (world.cluster.directory / node.name / "journals").glob("*/*")
         if not path.name.isdecimal() or owners[int(path.name)] != node.name
     ]
+
+
+@pytest.mark.fault(
+    "membership",
+    "nodes restarted, replaced, added",
+    rounds=4,
+    lasting=True,
+    holds="a node joins, partitions move to it, and another node is removed, while any node is "
+    "killed at random moments of the joining and of the removal: both end by themselves when the "
+    "nodes are back, and the readers are handed every label once, in order",
+)
+def test_membership(trial: Trial) -> None:
+    """One round adds a node and removes one, and kills a node amid each."""
+    with ccq_world(trial) as world:
+        began = time.monotonic()
+        for _ in trial.each_round():
+            _join_amid_a_kill(trial, world)
+            mover = world.cluster.client(timeout="60s")
+            for planned in mover.plan_rebalance():
+                _move(trial, mover, planned.partition, planned.to)
+            _remove_amid_a_kill(trial, world)
+            wait_for_updates(world, timeout_s=UPDATES_S)
+        note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
+
+
+def _join_amid_a_kill(trial: Trial, world: World) -> None:
+    count = len(world.cluster.nodes)
+    new = world.cluster.join(group=trial.random.randrange(2))
+    began = time.monotonic()
+    new.start()
+    _kill_amid(trial, world, trial.random.choice(world.cluster.nodes))
+    client = world.cluster.client(timeout="60s")
+    wait_until(
+        lambda: _is_complete(client, nodes=count + 1), what=f"{new.name} to join", timeout_s=JOIN_S
+    )
+    trial.note_longest("longest join, ms", time.monotonic() - began)
+    trial.counts["nodes joined"] += 1
+
+
+def _remove_amid_a_kill(trial: Trial, world: World) -> None:
+    client = world.cluster.client(timeout="60s")
+    groups = Topology.from_json(client.topology_json()).groups
+    group = trial.random.choice([group for group in groups if len(group.nodes) > 1])
+    leaving = world.cluster.node(trial.random.choice(group.nodes).name)
+    trial.say(f"remove {leaving.name} of {group.name}")
+    removing = threading.Thread(target=_remove, args=(trial, world, leaving.name), daemon=True)
+    began = time.monotonic()
+    removing.start()
+    victim = trial.random.choice([leaving, *world.cluster.nodes])
+    _kill_amid(trial, world, victim)
+    removing.join(JOIN_S)
+    trial.expect(not removing.is_alive(), f"the removal of {leaving.name} does not end")
+    trial.note_longest("longest removal, ms", time.monotonic() - began)
+    trial.counts["nodes removed"] += 1
+    count = len(world.cluster.nodes)
+    client = world.cluster.client(timeout="60s")
+    wait_until(lambda: _is_complete(client, nodes=count), what="all nodes to be up")
+
+
+def _kill_amid(trial: Trial, world: World, victim: LocalNode) -> None:
+    time.sleep(trial.random.uniform(0.0, 3.0))
+    trial.say(f"kill {victim.name}")
+    trial.counts["kills"] += 1
+    victim.kill()
+    time.sleep(trial.random.uniform(*DOWN_S))
+    if victim in world.cluster.nodes:
+        try:
+            victim.restart()
+        except Unavailable as error:
+            trial.expect("was removed" in str(error), f"{victim.name} does not start: {error}")
+
+
+def _remove(trial: Trial, world: World, name: str) -> None:
+    while True:
+        try:
+            return world.cluster.remove(name)
+        except TransientError:
+            trial.counts["removals asked again"] += 1
+        except GalileoError as error:
+            trial.expect(False, f"removing {name}: {error!r}")
+            return
