@@ -29,7 +29,7 @@ from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOpt
 from galileo.node.ingest import Ingest
 from galileo.node.local_scan import LocalScans
 from galileo.node.migration.moves import Moves, stored_moves
-from galileo.node.migration.protocol import MigrationPeer
+from galileo.node.migration.protocol import MigrationOptions, MigrationPeer
 from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
 from galileo.node.peers import Peers
@@ -58,6 +58,7 @@ class NodeOptions:
     merging: CompactionRunnerOptions | None = None
     sending: UploadOptions = field(default_factory=UploadOptions)
     queries: QueryOptions = field(default_factory=QueryOptions)
+    migration: MigrationOptions = field(default_factory=MigrationOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,16 @@ class StorageNode:
             moves_of=self._moves_of,
             owned=partial(topology.partitions, name),
         )
-        self.moves = Moves(name, topology, store=store, catalog=self.catalog)
+        self.moves = Moves(
+            name, topology, store=store, catalog=self.catalog, options=options.migration
+        )
         self.giving = PartitionSource(
-            name, topology, moves=self.moves, catalog=self.catalog, store=store
+            name,
+            topology,
+            moves=self.moves,
+            catalog=self.catalog,
+            store=store,
+            options=options.migration,
         )
         self.ingest = Ingest(
             name, topology, catalog=self.catalog, peers=peers, rows_max=options.batch_rows_max
@@ -192,6 +200,7 @@ class StorageNode:
             store=self.store,
             movers=movers,
             learn=self.sync_datasets,
+            options=self.options.migration,
         )
 
     def retain(self, readers: Readers, options: RetentionRunnerOptions | None = None) -> None:

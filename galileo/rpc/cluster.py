@@ -9,7 +9,7 @@ from typing import Protocol
 
 from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
-from galileo.errors import Forbidden, GalileoError, InputError
+from galileo.errors import Forbidden, GalileoError
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
@@ -160,12 +160,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         if request.node == self._node.name:
             self._drain(not request.undo)
             return cluster_pb2.DrainReply()
-        names = sorted(self._node.topology.by_name)
-        if request.node not in names:
-            raise InputError(
-                f"node {request.node!r} does not exist; nodes: {', '.join(names)}",
-                node=request.node,
-            )
+        known_node(self._node.topology, request.node)
         return await self._peers.drain(request.node, request)
 
     @unary

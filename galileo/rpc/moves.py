@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from galileo.dht.topology import Move
-from galileo.errors import CorruptData, InputError
+from galileo.dht.topology_changes import known_node
+from galileo.errors import CorruptData
 from galileo.node.migration.protocol import (
     DatasetManifest,
     File,
@@ -33,11 +34,7 @@ class MovesServicer(migration_pb2_grpc.MigrationServicer):
     async def Move(  # noqa: N802
         self, request: partitions_pb2.MoveRequest, context: Context
     ) -> AsyncGenerator[partitions_pb2.MoveProgress, None]:
-        names = sorted(self._node.topology.by_name)
-        if request.to not in names:
-            raise InputError(
-                f"node {request.to!r} does not exist; nodes: {', '.join(names)}", node=request.to
-            )
+        known_node(self._node.topology, request.to)
         if request.to != self._node.name:
             async with aclosing(self._peers.move(request.to, request)) as parts:
                 async for part in parts:

@@ -16,7 +16,7 @@ FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_trace_is_what_the_file_says(path: Path) -> None:
+def test_ccq_scenario_gives_the_stored_trace(path: Path) -> None:
     steps = read(path)
     played = list(replay(steps))
     if os.environ.get("GALILEO_REWRITE_SCENARIOS"):
@@ -26,5 +26,5 @@ def test_the_trace_is_what_the_file_says(path: Path) -> None:
         assert list(got.trace) == list(wanted.trace), wanted.command
 
 
-def test_there_are_scenarios() -> None:
+def test_ccq_scenarios_exist() -> None:
     assert len(FILES) >= 8

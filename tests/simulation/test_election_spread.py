@@ -107,7 +107,7 @@ CLUSTERS = [
 
 
 @pytest.mark.parametrize(("nodes", "groups", "ccqs"), CLUSTERS)
-def test_ccqs_that_are_submitted_one_by_one_spread(nodes: int, groups: int, ccqs: int) -> None:
+def test_election_single_submissions_spread_over_nodes(nodes: int, groups: int, ccqs: int) -> None:
     cluster = Cluster(nodes, groups, seed=1)
     for _ in range(ccqs):
         cluster.submit(1)
@@ -117,7 +117,9 @@ def test_ccqs_that_are_submitted_one_by_one_spread(nodes: int, groups: int, ccqs
 
 
 @pytest.mark.parametrize(("nodes", "groups", "ccqs"), CLUSTERS)
-def test_ccqs_that_are_submitted_at_once_spread(nodes: int, groups: int, ccqs: int) -> None:
+def test_election_concurrent_submissions_spread_over_nodes(
+    nodes: int, groups: int, ccqs: int
+) -> None:
     cluster = Cluster(nodes, groups, seed=2)
     for _ in range(ccqs // 50):
         cluster.submit(50)
@@ -127,7 +129,7 @@ def test_ccqs_that_are_submitted_at_once_spread(nodes: int, groups: int, ccqs: i
 
 
 @pytest.mark.parametrize(("nodes", "groups", "ccqs"), CLUSTERS)
-def test_ccqs_of_batches_spread(nodes: int, groups: int, ccqs: int) -> None:
+def test_election_batches_spread_over_nodes(nodes: int, groups: int, ccqs: int) -> None:
     cluster = Cluster(nodes, groups, seed=3)
     for _ in range(ccqs // 100):
         cluster.submit_batch(100)
@@ -148,7 +150,7 @@ class _ForgetfulMachine(Continuous):
     elections_type = _Forgetful
 
 
-def test_without_counting_offers_that_are_under_way_ccqs_do_not_spread() -> None:
+def test_election_without_counting_offers_does_not_spread() -> None:
     ratios = []
     for machine in (Continuous, _ForgetfulMachine):
         cluster = Cluster(6, 2, seed=4, machine=machine)

@@ -73,13 +73,13 @@ def play(seed: int, variant: str = "production") -> Outcome:
         raise AssertionError(f"{violation}; repeat with: {again}") from violation
 
 
-def test_all_promises_hold_in_some_worlds() -> None:
+def test_simulator_some_worlds_keep_all_promises() -> None:
     assert sum(play(seed).delivered for seed in range(SEEDS_QUICK)) > 100 * SEEDS_QUICK
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)  # seconds of CPU time, which many may share
-def test_all_promises_hold_in_every_world(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulator_all_worlds_keep_all_promises(capsys: pytest.CaptureFixture[str]) -> None:
     started, counters, delivered = time.process_time(), Counter[str](), 0
     for seed in range(SEEDS):
         outcome = play(seed)
@@ -94,7 +94,7 @@ def test_all_promises_hold_in_every_world(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("seed", [3, pytest.param(11, marks=pytest.mark.slow)])
-def test_a_seed_gives_the_same_run_every_time(seed: int) -> None:
+def test_simulator_same_seed_gives_the_same_run(seed: int) -> None:
     first, second = play(seed), play(seed)
     assert first == second
     assert first.trace_hash != play(seed + 1).trace_hash
@@ -108,13 +108,13 @@ def test_a_seed_gives_the_same_run_every_time(seed: int) -> None:
         if name != "production"
     ],
 )
-def test_mutant_is_killed(variant: str) -> None:
+def test_simulator_mutant_is_convicted(variant: str) -> None:
     if not any(_fails(seed, variant) for seed in range(MUTANT_SEEDS_MAX)):
         pytest.fail(f"{variant} survived {MUTANT_SEEDS_MAX} worlds")
 
 
 @pytest.mark.slow
-def test_a_violation_is_shrunk_to_the_faults_that_it_needs() -> None:
+def test_simulator_violation_is_shrunk_to_the_faults_it_needs() -> None:
     seed = next(seed for seed in range(MUTANT_SEEDS_MAX) if _fails(seed, "lazy_fsync"))
     without, found = shrunk(seed, "lazy_fsync")
     needed = {*FAULTS, *ALWAYS} - without
@@ -126,7 +126,7 @@ def test_a_violation_is_shrunk_to_the_faults_that_it_needs() -> None:
     assert not any(_fails(seed, "lazy_fsync", without=without | {kind}) for kind in needed)
 
 
-def test_a_world_in_which_all_is_well_cannot_be_shrunk() -> None:
+def test_shrink_world_without_violation_raises_value_error() -> None:
     with pytest.raises(ValueError, match="all is well"):
         shrunk(0, "production")
 
@@ -141,7 +141,7 @@ def _fails(seed: int, variant: str, *, without: frozenset[str] = frozenset()) ->
 
 
 @pytest.mark.slow
-def test_the_command_tells_the_seeds_that_each_mutant_takes(
+def test_sim_command_prints_seeds_for_each_mutant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["scripts/sim", "--mutants", "--variant", "lazy_fsync", "--seeds"]
@@ -156,7 +156,7 @@ def test_the_command_tells_the_seeds_that_each_mutant_takes(
 
 
 @pytest.mark.slow
-def test_the_command_shrinks_and_says_how_to_repeat(
+def test_sim_command_shrinks_and_prints_how_to_repeat(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["scripts/sim", "--variant", "lazy_fsync", "--seeds", "0:20", "--shrink"]

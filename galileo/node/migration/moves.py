@@ -26,13 +26,11 @@ from galileo.dht.topology import Move
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError, PartitionReadOnly
 from galileo.node.catalog import Catalog
-from galileo.node.migration.protocol import DatasetManifest
+from galileo.node.migration.protocol import DatasetManifest, MigrationOptions
 from galileo.storage.partition_files import INCOMING_KIND
 from galileo.storage.store import Store
 
 TOPOLOGY_KIND, MOVED = "topology", "moved"
-GRACE_S = 10.0
-"""So long a node keeps what it gave away, for calls that had begun."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +49,7 @@ class Moves:
         live: the topology, with the stored moves.
         store: of this node.
         catalog: of this node.
+        options: times.
         monotonic: seconds, of a clock that never jumps.
 
     Attributes:
@@ -65,6 +64,7 @@ class Moves:
         *,
         store: Store,
         catalog: Catalog,
+        options: MigrationOptions,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = asyncio.Lock()
@@ -73,6 +73,7 @@ class Moves:
         self._live = live
         self._store = store
         self._catalog = catalog
+        self._options = options
         self._monotonic = monotonic
         self._received: set[Move] = set()
         self._confirmed: set[Move] = set()
@@ -241,7 +242,7 @@ class Moves:
 
     def _due(self) -> list[int]:
         """Those that may be deleted by now."""
-        before = self._monotonic() - GRACE_S
+        before = self._monotonic() - self._options.grace_s
         moves = {move.partition: move for move in self.known}
         return [
             partition

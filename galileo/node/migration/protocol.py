@@ -13,6 +13,34 @@ Stage = Literal["copy", "verify", "switch", "done"]
 
 
 @dataclass(frozen=True, slots=True)
+class MigrationOptions:
+    """Times and limits of moves.
+
+    Attributes:
+        grace_s: a node keeps files of a partition that it gave away for so long, for calls that had
+            begun.
+        fence_s: the partition takes commits again if the fence is not renewed within this time.
+        renew_s: between two renewals.
+        rounds_max: of copying before commits wait; a stream that is faster than the copy then waits
+            all the same.
+        tail_bytes: so little may be left to copy when commits begin to wait.
+        fenced_rounds_max: of copying behind the fence, where merges and retention may still replace
+            files.
+        questions_max: to an owner about a hand-over whose answer was lost.
+        question_pause_s: between two of them.
+    """
+
+    grace_s: float = 10.0
+    fence_s: float = 5.0
+    renew_s: float = 1.0
+    rounds_max: int = 8
+    tail_bytes: int = 4 << 20
+    fenced_rounds_max: int = 4
+    questions_max: int = 5
+    question_pause_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a move is.
 

@@ -12,13 +12,18 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import InputError, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.node.catalog import Catalog
 from galileo.node.migration.moves import Moves, dataset_manifest
-from galileo.node.migration.protocol import NEW_LIST, File, Handoff, PartitionManifest
+from galileo.node.migration.protocol import (
+    NEW_LIST,
+    File,
+    Handoff,
+    MigrationOptions,
+    PartitionManifest,
+)
 from galileo.storage.replica_files import file_checksum, read_piece
 from galileo.storage.retention import log_start_path
 from galileo.storage.store import Store
 
 PIECE_BYTES_MAX = 8 << 20
-FENCE_S = 5.0
 """After which writes go on unless the target renews the fence."""
 
 log = logging.getLogger(__name__)
@@ -41,16 +46,25 @@ class PartitionSource:
         moves: where a hand-over is written.
         catalog: of this node.
         store: of this node.
+        options: times.
     """
 
     def __init__(
-        self, name: str, live: TopologyState, *, moves: Moves, catalog: Catalog, store: Store
+        self,
+        name: str,
+        live: TopologyState,
+        *,
+        moves: Moves,
+        catalog: Catalog,
+        store: Store,
+        options: MigrationOptions,
     ) -> None:
         self._name = name
         self._live = live
         self._moves = moves
         self._catalog = catalog
         self._store = store
+        self._options = options
         self._fences: dict[int, _Fence] = {}
 
     def close(self) -> None:
@@ -87,7 +101,7 @@ class PartitionSource:
             raise _file_replaced(file) from error
 
     async def fence(self, partition: int, *, to: str) -> PartitionManifest:
-        """Takes no commits for a partition for `FENCE_S`; again, to make that longer.
+        """Takes no commits for a partition for `fence_s`; again, to make that longer.
 
         Raises:
             Unavailable: another node is taking it.
@@ -96,13 +110,15 @@ class PartitionSource:
         fence = self._fences.get(partition)
         if fence is not None and fence.to != to:
             raise Unavailable(
-                f"partition {partition} is being moved to node {fence.to!r}", after_s=FENCE_S
+                f"partition {partition} is being moved to node {fence.to!r}",
+                after_s=self._options.fence_s,
+                node=fence.to,
             )
         if fence is None or fence.expiry is not None:
             if fence is not None and fence.expiry is not None:
                 fence.expiry.cancel()
             loop = asyncio.get_running_loop()
-            expiry = loop.call_later(FENCE_S, self._expire, partition)
+            expiry = loop.call_later(self._options.fence_s, self._expire, partition)
             self._fences[partition] = _Fence(to, expiry)
         await self._catalog.fence(partition)
         return await asyncio.to_thread(self._build_manifest, partition)
@@ -136,6 +152,7 @@ class PartitionSource:
                     f"the fence of partition {move.partition} for node {move.node!r} is gone; "
                     "move it again",
                     after_s=0.0,
+                    expected="fence",
                 )
             manifest = dataset_manifest(self._catalog, move.partition)
             if manifest != handoff.contents or move.number != self._number(move.partition):
@@ -143,6 +160,7 @@ class PartitionSource:
                     f"expected a copy of partition {move.partition} with {manifest}, got one with "
                     f"{handoff.contents}; move it again",
                     after_s=0.0,
+                    expected="copy",
                 )
             if fence.expiry is not None:
                 fence.expiry.cancel()

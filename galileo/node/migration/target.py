@@ -33,20 +33,16 @@ from galileo.errors import (
 )
 from galileo.node.catalog import Catalog
 from galileo.node.migration.moves import Moves
-from galileo.node.migration.protocol import Handoff, MigrationPeer, PartitionManifest, Progress
+from galileo.node.migration.protocol import (
+    Handoff,
+    MigrationOptions,
+    MigrationPeer,
+    PartitionManifest,
+    Progress,
+)
 from galileo.node.migration.replica_copy import Copy
 from galileo.storage.store import Store
 
-TAIL_BYTES = 4 << 20
-"""So little may be left to copy when commits begin to wait."""
-ROUNDS_MAX = 8
-"""Of copying before that; a stream that is faster than the copy waits all the same."""
-FENCED_ROUNDS_MAX = 4
-"""Behind the fence, where merges and retention may still replace files."""
-RENEW_S = 1.0
-ASKED_AGAIN = 5
-"""Requests to an owner about a hand-over whose answer was lost."""
-ASK_PAUSE_S = 0.5
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -60,6 +56,7 @@ class PartitionTarget:
         catalog, store: of this node.
         movers: calls to the other nodes.
         learn: fetches from a node the datasets of these names.
+        options: times and limits.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class PartitionTarget:
         store: Store,
         movers: MigrationPeer,
         learn: Callable[[str, list[str]], Awaitable[None]],
+        options: MigrationOptions,
     ) -> None:
         self._name = name
         self._live = live
@@ -80,6 +78,7 @@ class PartitionTarget:
         self._store = store
         self._movers = movers
         self._learn = learn
+        self._options = options
         self._taking: set[int] = set()
 
     async def take(self, partition: int) -> AsyncGenerator[Progress, None]:
@@ -108,6 +107,8 @@ class PartitionTarget:
             raise PartitionReadOnly(
                 f"the disk of node {self._name!r} refuses a copy of partition {partition}: {error}",
                 after_s=5.0,
+                partition=partition,
+                node=self._name,
             ) from error
         finally:
             self._taking.discard(partition)
@@ -126,19 +127,21 @@ class PartitionTarget:
             raise InputError(
                 f"expected a partition of group {group.name!r}, that is {number * count} to "
                 f"{(number + 1) * count - 1}, since node {self._name!r} is of this group; "
-                f"got {partition}"
+                f"got {partition}",
+                partition=partition,
+                group=group.name,
             )
 
     async def _copy_and_switch(self, partition: int) -> AsyncGenerator[Progress, None]:
         owner = placement.owner(self._live.current, partition)
         listing = await self._start(owner, partition)
         copy = Copy(self._movers, self._store, owner=owner, partition=partition)
-        for _ in range(ROUNDS_MAX):
+        for _ in range(self._options.rounds_max):
             async with contextlib.aclosing(copy.follow(listing)) as steps:
                 async for step in steps:
                     yield step
             listing = await self._listing(owner, partition)
-            if copy.missing(listing) <= TAIL_BYTES:
+            if copy.missing(listing) <= self._options.tail_bytes:
                 break
         yield Progress("switch", copy.done(listing), listing.bytes)
         await self._switch(owner, partition, copy)
@@ -180,7 +183,7 @@ class PartitionTarget:
             listing = await self._movers.fence(owner, partition, to=self._name)
             renewing = asyncio.create_task(self._renew(owner, partition))
             await self._learn(owner, [manifest.dataset for manifest in listing.contents])
-            for _ in range(FENCED_ROUNDS_MAX):
+            for _ in range(self._options.fenced_rounds_max):
                 async with contextlib.aclosing(copy.follow(listing)) as steps:
                     async for _ in steps:
                         pass
@@ -197,7 +200,7 @@ class PartitionTarget:
 
     async def _renew(self, owner: str, partition: int) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(self._options.renew_s)
             with contextlib.suppress(GalileoError):
                 await self._movers.fence(owner, partition, to=self._name)
 
@@ -213,6 +216,8 @@ class PartitionTarget:
                     f"node {owner!r} did not hand partition {move.partition} over: "
                     f"{error.message}. Move it again",
                     after_s=0.0,
+                    node=owner,
+                    partition=move.partition,
                 ) from error
         await self._moves.adopt([move])
         if not self._moves.is_own(move.partition):
@@ -223,13 +228,13 @@ class PartitionTarget:
 
     async def _was_handed_over(self, owner: str, move: Move) -> bool:
         """Whether the owner has stored the hand-over whose answer was lost."""
-        for _ in range(ASKED_AGAIN):
+        for _ in range(self._options.questions_max):
             try:
                 await self._movers.listing(owner, move.partition)
             except PartitionMoved as error:
                 return await self._adopt_named(error) == move
             except TransientError:
-                await asyncio.sleep(ASK_PAUSE_S)
+                await asyncio.sleep(self._options.question_pause_s)
             else:
                 return False
         return False

@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 from galileo.dht.topology import Move
 from galileo.errors import Unavailable
 from galileo.model import paths
-from galileo.node.migration import moves, source
-from galileo.node.migration.protocol import File, Handoff
+from galileo.node.migration import moves
+from galileo.node.migration.protocol import File, Handoff, MigrationOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit
 from galileo.storage.writer import JournalOptions
@@ -37,10 +38,10 @@ class GatedDisk(RealDisk):
 
 @pytest.fixture
 async def held(
-    cluster: Any, make_observations: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
+    cluster: Any, make_observations: Callable[..., pa.Table]
 ) -> AsyncIterator[tuple[Any, int, asyncio.Future[Any], GatedDisk]]:
     """A commit that is at the disk of the partition's node and stays there, and the gate."""
-    monkeypatch.setattr(source, "FENCE_S", DEADLINE_S)
+    await cluster.reconfigure(migration=MigrationOptions(fence_s=DEADLINE_S))
     await cluster.ingest(make_observations(200))
     own = cluster[FROM].catalog.shard("nam").own
     partition = min(p for p, journal in own.items() if journal.last_sequence)
@@ -61,7 +62,7 @@ async def held(
     await asyncio.gather(commit, return_exceptions=True)
 
 
-async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
+async def test_hand_over_waits_for_a_commit_under_way(
     held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     """The owner may report further commits to producers after that."""
@@ -72,7 +73,7 @@ async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
     again = asyncio.create_task(node.fence(partition, to=TO))
     await asyncio.sleep(0)
     contents = moves.dataset_manifest(cluster[FROM].catalog, partition)
-    with pytest.raises(Unavailable, match="the fence of partition"):
+    with raises(Unavailable, expected="fence"):
         await node.hand_over(Handoff(Move(partition, 1, TO), contents))
     disk.gate.set()
     done = await commit
@@ -82,7 +83,7 @@ async def test_no_partition_is_handed_over_while_a_commit_is_under_way(
     await node.hand_over(Handoff(Move(partition, 1, TO), (await again).contents))
 
 
-async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
+async def test_move_expired_fence_keeps_the_present_writer(
     held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     """A second writer could publish its commits before those of the first."""
@@ -98,7 +99,7 @@ async def test_a_fence_that_is_gone_leaves_the_writer_that_writes_yet(
     await node.catalog.writer("nam", partition).drained()
 
 
-async def test_a_node_goes_on_while_the_disk_holds_up_what_it_gives(
+async def test_move_slow_disk_does_not_stop_other_partitions(
     held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
 ) -> None:
     cluster, partition, _, disk = held

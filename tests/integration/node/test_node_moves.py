@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from partition_moves import (
     DEADLINE_S,
     FROM,
@@ -25,11 +26,10 @@ from partition_moves import (
 
 from galileo.dht.topology import Move
 from galileo.errors import CorruptData, GalileoError, InputError, PartitionMoved, Unavailable
-from galileo.node.migration import moves, source
-from galileo.node.migration.protocol import Handoff
+from galileo.node.migration.protocol import Handoff, MigrationOptions
 
 
-async def test_a_partition_moves_with_its_commits_and_its_producers(
+async def test_move_partition_keeps_commits_and_recognises_repeated_batches(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
     cluster, sent = loaded
@@ -53,11 +53,11 @@ async def test_a_partition_moves_with_its_commits_and_its_producers(
     await check_whole(cluster, [*sent, more])
 
 
-async def test_what_was_left_behind_is_deleted_once_the_new_owner_has_said_so(
-    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
+async def test_move_old_files_are_deleted_after_the_new_owner_confirms(
+    loaded: tuple[Any, list[pa.Table]],
 ) -> None:
     cluster, sent = loaded
-    monkeypatch.setattr(moves, "GRACE_S", 0.0)
+    await cluster.reconfigure(migration=MigrationOptions(grace_s=0.0))
     partition = partition_of(cluster)
     place = cluster[FROM].store.partition_directory("nam", partition)
     await take(cluster, partition)
@@ -72,7 +72,7 @@ async def test_what_was_left_behind_is_deleted_once_the_new_owner_has_said_so(
     await check_whole(cluster, sent)
 
 
-async def test_a_partition_comes_back(
+async def test_move_there_and_back_keeps_all_commits(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
     """With commits that its first node has not seen, and its old files still there or not."""
@@ -87,22 +87,21 @@ async def test_a_partition_comes_back(
         await check_whole(cluster, sent)
 
 
-async def test_commits_wait_while_a_fence_is_up_and_no_longer(
+async def test_move_fenced_partition_refuses_commits_until_the_fence_expires(
     loaded: tuple[Any, list[pa.Table]],
     make_observations: Callable[..., pa.Table],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster, sent = loaded
-    monkeypatch.setattr(source, "FENCE_S", 60.0)
+    await cluster.reconfigure(migration=MigrationOptions(fence_s=60.0))
     partition = partition_of(cluster)
     await cluster[FROM].giving.fence(partition, to=TO)
-    with pytest.raises(Unavailable, match=f"is being moved to node '{TO}'"):
+    with raises(Unavailable, node=TO):
         await cluster[FROM].giving.fence(partition, to="b")
     more = make_observations(200, 2)
     with pytest.raises(PartitionMoved):
         await cluster.ingest(more, batch=2)
     assert len(await cluster.ask()) > 0
-    monkeypatch.setattr(source, "FENCE_S", 0.2)
+    await cluster.reconfigure(migration=MigrationOptions(fence_s=0.2))
     await cluster[FROM].giving.fence(partition, to=TO)
     async with asyncio.timeout(60):
         while True:
@@ -113,7 +112,7 @@ async def test_commits_wait_while_a_fence_is_up_and_no_longer(
     await check_whole(cluster, [*sent, more])
 
 
-async def test_what_is_given_up_while_it_is_opened_is_closed_again(
+async def test_move_cancelled_while_opening_closes_the_copy(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next attempt would take a closed journal for its copy."""
@@ -143,7 +142,7 @@ async def test_what_is_given_up_while_it_is_opened_is_closed_again(
     assert ("nam", partition) not in node.store.journals()
 
 
-async def test_a_partition_moves_of_which_retention_left_nothing(
+async def test_move_partition_emptied_by_retention_keeps_its_sequence(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
     cluster, sent = loaded
@@ -162,7 +161,7 @@ async def test_a_partition_moves_of_which_retention_left_nothing(
     assert (journal.dropped, journal.last_sequence) == (last, last + 1)
 
 
-async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
+async def test_hand_over_incomplete_copy_is_unavailable(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
     """The fence was gone for a while, and a commit came in between."""
@@ -173,24 +172,24 @@ async def test_a_copy_that_lacks_a_commit_is_not_taken_for_a_whole_one(
     sent.append(make_observations(200, 2))
     await cluster.ingest(sent[-1], batch=2)
     asked = Handoff(Move(partition, listing.number, TO), listing.contents)
-    with pytest.raises(Unavailable, match="the fence of partition"):
+    with raises(Unavailable, expected="fence"):
         await cluster[FROM].giving.hand_over(asked)
     await cluster[FROM].giving.fence(partition, to=TO)
-    with pytest.raises(Unavailable, match="expected a copy of partition"):
+    with raises(Unavailable, expected="copy"):
         await cluster[FROM].giving.hand_over(asked)
     assert owners_of(cluster, partition) == [FROM]
 
 
-async def test_only_partitions_of_the_own_group_are_taken(
+async def test_move_partition_of_another_group_raises_input_error(
     loaded: tuple[Any, list[pa.Table]],
 ) -> None:
     cluster, _ = loaded
     partition = partition_of(cluster, "b")
-    with pytest.raises(InputError, match="expected a partition of group 'west', that is 0 to 3"):
+    with raises(InputError, group="west"):
         await take(cluster, partition)
 
 
-async def test_damage_at_the_owner_ends_a_move(loaded: tuple[Any, list[pa.Table]]) -> None:
+async def test_move_damaged_files_raise_corrupt_data(loaded: tuple[Any, list[pa.Table]]) -> None:
     cluster, _ = loaded
     partition = partition_of(cluster)
     place = cluster[FROM].store.partition_directory("nam", partition)
@@ -210,15 +209,14 @@ async def test_damage_at_the_owner_ends_a_move(loaded: tuple[Any, list[pa.Table]
         "both",
     ],
 )
-async def test_wherever_a_move_breaks_off_there_is_one_owner_and_it_goes_on(
+async def test_move_cut_at_any_call_leaves_one_owner_and_resumes(
     loaded: tuple[Any, list[pa.Table]],
     make_observations: Callable[..., pa.Table],
-    monkeypatch: pytest.MonkeyPatch,
     victims: str,
 ) -> None:
     """Each call is cut before and after its effect, and those who break off start again."""
-    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
+    await cluster.reconfigure(migration=MigrationOptions(question_pause_s=0.0))
     partition, settled, number, batch = partition_of(cluster), 0, 0, 1
     reached = (await cluster.ask()).frontier[partition]
     to, other = TO, FROM

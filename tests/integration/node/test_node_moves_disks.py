@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 from partition_moves import (
     FROM,
     TO,
@@ -26,18 +27,18 @@ from galileo.dht import placement
 from galileo.dht.topology import Move
 from galileo.errors import CorruptData, PartitionMoved, PartitionReadOnly, Unavailable
 from galileo.node.migration import moves
-from galileo.node.migration.protocol import Handoff
+from galileo.node.migration.protocol import Handoff, MigrationOptions
 from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.writer import JournalOptions, SegmentWriter
 
 
-async def test_what_could_not_be_opened_at_first_is_there_once(
+async def test_move_partition_that_opens_late_is_adopted_once(
     loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that gave it has said so, and the disk refuses when all but the last is done."""
-    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
+    await cluster.reconfigure(migration=MigrationOptions(question_pause_s=0.0))
     partition, before = partition_of(cluster), identities(await cluster.ask())
 
     class Broken(Line):
@@ -127,7 +128,7 @@ class SmallDisk(UnsyncedDisk):
         return written
 
 
-async def test_a_copy_that_fills_the_disk_does_not_stay(
+async def test_move_full_disk_deletes_the_copy(
     loaded: tuple[Any, list[pa.Table]], make_observations: Callable[..., pa.Table]
 ) -> None:
     cluster, sent = loaded
@@ -135,7 +136,7 @@ async def test_a_copy_that_fills_the_disk_does_not_stay(
     cluster.journals = JournalOptions(durability="none", disk=disk)
     await cluster.restart(TO)
     disk.left = 3_000
-    with pytest.raises(PartitionReadOnly, match="refuses a copy"):
+    with raises(PartitionReadOnly, node=TO, partition=partition):
         await take(cluster, partition)
     store = cluster[TO].store
     assert not store.partition_directory("nam", partition).exists()
@@ -147,10 +148,11 @@ async def test_a_copy_that_fills_the_disk_does_not_stay(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_an_unfinished_copy_goes_when_the_partition_is_elsewhere(
-    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, restarted: bool
+async def test_move_unfinished_copy_is_deleted_when_the_partition_is_elsewhere(
+    loaded: tuple[Any, list[pa.Table]], restarted: bool
 ) -> None:
     cluster, _ = loaded
+    await cluster.reconfigure(migration=MigrationOptions(grace_s=0.0))
     partition, line = partition_of(cluster), Line(cluster)
     line.cut_at = 5, True
     with pytest.raises(Unavailable):
@@ -164,7 +166,6 @@ async def test_an_unfinished_copy_goes_when_the_partition_is_elsewhere(
         cluster[TO].moves.receive("b", [elsewhere])
         await cluster[TO].moves.settled()
         await cluster.restart(TO)
-    monkeypatch.setattr(moves, "GRACE_S", 0.0)
     cluster[TO].moves.receive(FROM, [elsewhere])
     await cluster[TO].moves.settled()
     assert not place.exists()
@@ -189,16 +190,16 @@ class FullDisk(UnsyncedDisk):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_a_partition_takes_commits_again_if_the_disk_has_certainly_not_taken_its_hand_over(
-    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, is_late: bool
+async def test_hand_over_refused_by_the_disk_takes_commits_again(
+    loaded: tuple[Any, list[pa.Table]], is_late: bool
 ) -> None:
-    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
+    await cluster.reconfigure(migration=MigrationOptions(question_pause_s=0.0))
     partition, disk = partition_of(cluster), FullDisk(is_late=is_late)
     cluster.journals = JournalOptions(durability="none", disk=disk)
     await cluster.restart(FROM)
     disk.is_full = True
-    with pytest.raises(Unavailable, match="did not hand partition"):
+    with raises(Unavailable, partition=partition):
         await take(cluster, partition)
     assert owners_of(cluster, partition) == [FROM]
     if is_late:  # The next start may find that the partition was given away.
@@ -216,12 +217,12 @@ async def test_a_partition_takes_commits_again_if_the_disk_has_certainly_not_tak
 
 
 @pytest.mark.parametrize("victim", [TO, pytest.param(FROM, marks=pytest.mark.slow)])
-async def test_whichever_write_fails_there_is_one_owner_and_it_goes_on(
-    loaded: tuple[Any, list[pa.Table]], monkeypatch: pytest.MonkeyPatch, victim: str
+async def test_move_any_failed_write_leaves_one_owner_and_resumes(
+    loaded: tuple[Any, list[pa.Table]], victim: str
 ) -> None:
     """Both nodes start again behind each failure, with a disk that works; what counts is on it."""
-    monkeypatch.setattr("galileo.node.migration.target.ASK_PAUSE_S", 0.0)
     cluster, sent = loaded
+    await cluster.reconfigure(migration=MigrationOptions(question_pause_s=0.0))
     partition, relaxed, allowed = partition_of(cluster), cluster.journals, 0
     while True:
         disk = FailingDisk()
