@@ -306,6 +306,8 @@ class LocalCluster:
     def remove(self, name: str) -> None:
         """Removes a node from the running cluster: its data and queries move to other nodes.
 
+        Its directory is deleted.
+
         Raises:
             InputError: there is no such node, or it is the last of its group.
             Unavailable: a node cannot be reached; the same call goes on.
@@ -322,6 +324,7 @@ class LocalCluster:
                 if name in Topology.from_json(client.topology_json()).by_name:
                     raise
         node.stop()
+        shutil.rmtree(self.directory / name, ignore_errors=True)
         self.nodes = tuple(one for one in self.nodes if one is not node)
         (self.directory / REMOVED).write_text(json.dumps([*self._removed(), name]))
 

@@ -282,6 +282,10 @@ def test_membership(trial: Trial) -> None:
             _remove_amid_a_kill(trial, world)
             wait_for_updates(world, timeout_s=UPDATES_S)
         note_gaps(trial, world, began, max_s=MOVES_GAP_MAX_S)
+        mover = world.cluster.client(timeout="60s")
+        wait_until(
+            lambda: not _left_behind(mover, world), what="old copies to go", timeout_s=TIDY_S
+        )
 
 
 def _join_amid_a_kill(trial: Trial, world: World) -> None:
