@@ -146,7 +146,7 @@ class CcqApi(Protocol):
         self, ccq_id: str, *, term: int, after: Cursor, labels_max: int
     ) -> CachedRange | None: ...
 
-    async def cancel(self, ccq_id: str) -> None: ...
+    async def cancel(self, ccq_id: str, *, forwarded: bool) -> None: ...
 
     def list(self) -> list[CcqInfo]: ...
 
@@ -274,7 +274,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         self, request: continuous_pb2.CancelRequest, context: Context
     ) -> continuous_pb2.CancelReply:
         await self._ownership.check(context, (request.ccq_id,))
-        await self._face.cancel(request.ccq_id)
+        await self._face.cancel(request.ccq_id, forwarded=request.forwarded)
         return continuous_pb2.CancelReply()
 
     async def _fetch(self, request: continuous_pb2.FetchRequest) -> list[continuous_pb2.FetchPart]:

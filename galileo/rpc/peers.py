@@ -263,6 +263,11 @@ class GrpcPeers:
         part_s = self.options.scan_s + request.wait_s
         return self._stream(node, ContinuousStub, "Fetch", request, part_s)
 
+    async def cancel(self, node: str, ccq_id: str) -> None:
+        """Cancels a CCQ at its coordinator."""
+        request = continuous_pb2.CancelRequest(ccq_id=ccq_id, forwarded=True)
+        await self._call(node, ContinuousStub, "Cancel", request)
+
     def held(
         self, node: str, request: peers_pb2.ReadHandedOffCacheRequest
     ) -> AsyncIterator[peers_pb2.HandedOffCachePart]:

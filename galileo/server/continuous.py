@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq
@@ -51,6 +52,8 @@ from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
 from galileo.wire import token as tokens
 from galileo.wire.v1 import continuous_pb2
+
+T = TypeVar("T")
 
 SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
@@ -347,16 +350,20 @@ class ContinuousQueries:
                 after_s=MOVING_RETRY_S,
                 ccq_id=request.ccq_id,
             )
-        answer = asyncio.ensure_future(self._asked(coordinator, request))
-        death = asyncio.ensure_future(self._driver.until_dead(coordinator))
+        return await self._until_dead(coordinator, self._asked(coordinator, request))
+
+    async def _until_dead(self, node: str, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call to a node. Raises Unavailable when the node is presumed dead.
+
+        A stopped process keeps its connections, so that the call alone would not fail.
+        """
+        answer = asyncio.ensure_future(call)
+        death = asyncio.ensure_future(self._driver.until_dead(node))
         try:
             await asyncio.wait([answer, death], return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-            # A stopped process keeps its connections, so that the call would never fail.
-            raise Unavailable(
-                f"node {coordinator} does not answer", node=coordinator, after_s=MOVING_RETRY_S
-            )
+            raise Unavailable(f"node {node} does not answer", node=node, after_s=MOVING_RETRY_S)
         finally:
             answer.cancel()
             death.cancel()
@@ -418,8 +425,14 @@ class ContinuousQueries:
 
     # --- cancel and list ---------------------------------------------------------------------
 
-    async def cancel(self, ccq_id: str) -> None:
-        """Cancels a CCQ; repeating it has no effect.
+    async def cancel(self, ccq_id: str, *, forwarded: bool) -> None:
+        """Cancels a CCQ here, and at its coordinator if that is alive; repeating it has no effect.
+
+        Fetches go to the coordinator, so none has new labels after this has returned.
+
+        Args:
+            ccq_id: of the CCQ.
+            forwarded: whether another node calls the coordinator.
 
         Raises:
             UnknownCcq: no node knows the id.
@@ -429,6 +442,13 @@ class ContinuousQueries:
         )
         if isinstance(answer, ccq.RefuseCancel):
             raise answer.failure.to_error()
+        record = self._driver.machine.state.record_table.records.get(ccq_id)
+        if forwarded or record is None or record.coordinator == self._node.name:
+            return
+        with contextlib.suppress(GalileoError):  # The announcement reaches it later.
+            await self._until_dead(
+                record.coordinator, self._peers.cancel(record.coordinator, ccq_id)
+            )
 
     def list(self) -> list[CcqInfo]:
         """All CCQs that this node knows and that have not ended."""

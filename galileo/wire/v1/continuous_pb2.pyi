@@ -773,15 +773,19 @@ class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CCQ_ID_FIELD_NUMBER: _builtins.int
+    FORWARDED_FIELD_NUMBER: _builtins.int
     ccq_id: _builtins.str
+    forwarded: _builtins.bool
+    """between nodes: do not forward again"""
     def __init__(
         self,
         *,
         ccq_id: _builtins.str = ...,
+        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccq_id", b"ccq_id", "forwarded", b"forwarded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

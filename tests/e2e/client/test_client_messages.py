@@ -551,7 +551,8 @@ def test_submit_of_a_wrong_query_is_refused_before_it_begins(world: World, query
 def test_fetch_with_a_foreign_or_damaged_token_is_refused(world: World) -> None:
     other = world.c.submit(world.name, "temperature > 280", interval="1h", expiration="2h")
     middle = len(world.ccq.token) // 2
-    damaged = world.ccq.token[:middle] + "AA" + world.ccq.token[middle + 2 :]
+    damaged = world.ccq.token[:middle] + world.ccq.token[middle:][::-1]
+    assert damaged != world.ccq.token
     for token in (other.token, damaged, "Bürgermeister"):
         with raises(InvalidToken):
             world.c.fetch(world.ccq, token=token)

@@ -1,4 +1,4 @@
-"""A fetch that is handed on to the coordinator, which answers, dies, or says nothing."""
+"""Fetches and cancellations that go on to the coordinator, which answers, dies, or is silent."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Peers:
     def __init__(self, *parts: continuous_pb2.FetchPart | Exception | None) -> None:
         self.parts = parts
         self.left = False
+        self.cancelled: list[tuple[str, str]] = []
 
     def address(self, node: str) -> str:
         return f"{node}:7701"
@@ -58,6 +59,24 @@ class Peers:
                     yield part
         finally:
             self.left = True
+
+    async def cancel(self, node: str, ccq_id: str) -> None:
+        if self.parts == (None,):
+            await asyncio.Event().wait()
+        self.cancelled.append((node, ccq_id))
+
+
+class CancellingDriver(Members):
+    """The driver of a node with a CCQ that node-2 coordinates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        records = {"ccq-1": Record(Ccq("ccq-1", "nam", "true", 1.0, 9.0), 1, "node-2")}
+        table = SimpleNamespace(records=records)
+        self.machine = SimpleNamespace(state=SimpleNamespace(record_table=table))
+
+    async def ask(self, make: Any, *, timeout_s: float) -> ccq.AnswerCancel:
+        return ccq.AnswerCancel(make(1).request, "ccq-1")
 
 
 def part(**tail: Any) -> continuous_pb2.FetchPart:
@@ -141,3 +160,26 @@ async def test_forward_to_an_unknown_coordinator_is_unavailable() -> None:
         assert isinstance(update.outcome, Unavailable)
     finally:
         await peers.close()
+
+
+async def test_cancel_returns_when_the_coordinator_has_cancelled() -> None:
+    """Else a fetch after it may still be answered with labels."""
+    peers = Peers()
+    await forwarding(peers, CancellingDriver()).cancel("ccq-1", forwarded=False)
+    assert peers.cancelled == [("node-2", "ccq-1")]
+
+
+async def test_cancel_that_is_forwarded_is_not_forwarded_again() -> None:
+    peers = Peers()
+    await forwarding(peers, CancellingDriver()).cancel("ccq-1", forwarded=True)
+    assert not peers.cancelled
+
+
+async def test_cancel_with_a_silent_coordinator_ends_when_it_is_dead() -> None:
+    driver = CancellingDriver()
+    cancelling = asyncio.ensure_future(
+        forwarding(Peers(None), driver).cancel("ccq-1", forwarded=False)
+    )
+    driver.dead.set()
+    async with asyncio.timeout(60):
+        await cancelling
