@@ -49,6 +49,7 @@ from galileo.ccq.state import NodeState, dropped_failure, end_reason, record_pag
 from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
+    UNASKED,
     ElectionEffect,
     ElectionEvent,
     ElectionTicked,
@@ -56,7 +57,6 @@ from galileo.election.messages import (
     OfferAccepted,
     OfferAssignment,
     OfferRefused,
-    Poll,
     PollAnswer,
     PollAnswered,
     SendPoll,
@@ -145,9 +145,10 @@ class BatchSubmissions:
                 effects += self._step(batch, ElectionTicked(), now)
         return effects
 
-    def on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
-        batch = self._running.get(message.election)
-        return self._step(batch, PollAnswered(sender, message.usage), now) if batch else []
+    def on_poll_answered(self, event: PollAnswered, now: float) -> Effects:
+        """An answer serves all batches that wait for it."""
+        running = list(self._running.values())
+        return [effect for batch in running for effect in self._step(batch, event, now)]
 
     def on_assign(self, sender: str, message: AssignMany, now: float) -> Effects:
         """Accept the CCQs that this node can run; save, announce and answer them."""
@@ -172,9 +173,12 @@ class BatchSubmissions:
         others = tuple(peer for peer in state.peers if peer != sender)
         effects += state.announce_to(others, assigned)
         effects += state.announce_to((sender,), newer)
+        if accepted:
+            effects.append(Send(sender, PollAnswer(UNASKED, state.usage)))
         return [*effects, Send(sender, AssignmentsAnswered(tuple(accepted), tuple(refused)))]
 
     def on_assigned(self, sender: str, message: AssignmentsAnswered, now: float) -> Effects:
+        self._state.peer_usage.record_accepted(sender, len(message.accepted))
         effects: Effects = []
         answered: dict[str, _Batch] = {}
         for entries, is_accepted in ((message.accepted, True), (message.refused, False)):
@@ -320,11 +324,10 @@ class BatchSubmissions:
         return effects
 
     def _execute(self, batch: _Batch, effect: ElectionEffect, now: float) -> Effects:
-        me = self._state.me
-        if isinstance(effect, SendPoll) and effect.to == me:
-            return self._step(batch, PollAnswered(me, self._state.usage), now)
         if isinstance(effect, SendPoll):
-            return [Send(effect.to, Poll(batch.name))]
+            return self._elections.poll(
+                effect.to, batch.name, lambda event: self._step(batch, event, now), now
+            )
         if isinstance(effect, OfferAssignment):
             return self._offer(batch, effect.node, now)
         if isinstance(effect, Failed):
@@ -335,6 +338,8 @@ class BatchSubmissions:
         """Offer all CCQs that no node has accepted yet."""
         state, me = self._state, self._state.me
         batch.declined.clear()
+        former = next(iter(batch.unassigned.values())).coordinator
+        state.count_offer(node, former=former, count=len(batch.unassigned))
         batch.unassigned = {
             i: state.with_next_term(record, node) for i, record in batch.unassigned.items()
         }

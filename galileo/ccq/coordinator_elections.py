@@ -18,7 +18,7 @@ before. Two nodes that start at the same time only waste work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -44,7 +44,6 @@ from galileo.election.messages import (
     OfferAssignment,
     OfferRefused,
     Poll,
-    PollAnswer,
     PollAnswered,
     SendPoll,
     Started,
@@ -218,13 +217,13 @@ class CoordinatorElections:
                 effects += self._step(election, ElectionTicked(), now)
         return effects
 
-    def on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
-        election = next((c for c in self._running.values() if c.name == message.election), None)
-        if election is None:
-            return []
-        return self._step(election, PollAnswered(sender, message.usage), now)
+    def on_poll_answered(self, event: PollAnswered, now: float) -> Effects:
+        """An answer serves all elections that wait for it."""
+        running = list(self._running.values())
+        return [effect for election in running for effect in self._step(election, event, now)]
 
     def on_assigned(self, sender: str, message: AssignmentAccepted, now: float) -> Effects:
+        self._state.peer_usage.record_accepted(sender, 1)
         election = self._running.get(message.ccq_id)
         if election is None or election.record.term != message.term:
             return []
@@ -354,7 +353,7 @@ class CoordinatorElections:
 
     def election(self, options: ElectionOptions) -> Election:
         """A machine that counts what this node knows to be assigned or offered."""
-        return Election(options=options, assigned=self._state.record_table.coordinated_count)
+        return Election(options=options, assigned=self._state.assigned_count)
 
     def rounds(
         self, first: Sequence[str], *, key: str, polled_first: int, is_excluding_self: bool
@@ -379,6 +378,18 @@ class CoordinatorElections:
                 drawn = drawn[count:]
         return tuple(rounds)
 
+    def poll(
+        self, node: str, name: str, answer: Callable[[PollAnswered], Effects], now: float
+    ) -> Effects:
+        """Answer a poll from what is known of the node, or send it unless one is under way."""
+        state = self._state
+        if node == state.me:
+            return answer(PollAnswered(node, state.usage))
+        known = state.peer_usage.answer(node, now)
+        if known is not None:
+            return answer(known)
+        return [Send(node, Poll(name))] if state.peer_usage.begin_poll(node, now) else []
+
     def _step(self, election: _RunningElection, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []
         for effect in election.machine.step(event, now):
@@ -386,11 +397,10 @@ class CoordinatorElections:
         return effects
 
     def _execute(self, election: _RunningElection, effect: ElectionEffect, now: float) -> Effects:
-        me = self._state.me
-        if isinstance(effect, SendPoll) and effect.to == me:
-            return self._step(election, PollAnswered(me, self._state.usage), now)
         if isinstance(effect, SendPoll):
-            return [Send(effect.to, Poll(election.name))]
+            return self.poll(
+                effect.to, election.name, lambda event: self._step(election, event, now), now
+            )
         if isinstance(effect, OfferAssignment):
             return self._offer(election, effect.node, now)
         if isinstance(effect, Decided):
@@ -404,6 +414,7 @@ class CoordinatorElections:
         holders = (
             (self._state.holder_of(coordinator),) if coordinator and election.is_overflow else ()
         )
+        self._state.count_offer(node, former=election.record.coordinator)
         record = self._state.with_next_term(election.record, node)
         election.record = replace(record, holders=(*record.holders, *holders))
         effects = self._state.apply_record(election.record, now)

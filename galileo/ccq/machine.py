@@ -93,7 +93,7 @@ from galileo.ccq.record_lookup import RecordLookups
 from galileo.ccq.schedule import Schedule
 from galileo.ccq.state import NodeState, end_reason
 from galileo.dht.membership import PeerDied, PeerRevived
-from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
 
 IDS_PER_MESSAGE = 512
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
@@ -378,10 +378,10 @@ class Continuous:
         return [Send(sender, PollAnswer(message.election, self.state.usage))]
 
     def _on_poll_answer(self, sender: str, message: PollAnswer, now: float) -> Effects:
-        """The names of elections of both kinds differ."""
+        event = self.state.peer_usage.record_answer(sender, message.usage, now)
         return [
-            *self._elections.on_poll_answer(sender, message, now),
-            *self._batches.on_poll_answer(sender, message, now),
+            *self._elections.on_poll_answered(event, now),
+            *self._batches.on_poll_answered(event, now),
         ]
 
     def _on_record_ack(self, sender: str, message: RecordAck, now: float) -> Effects:
@@ -408,7 +408,8 @@ class Continuous:
             effects = [*state.apply_record(record, now), *state.announce([record])]
         if ccq_id not in state.coordinated:
             return effects  # Accepted before a restart; `_resume` continues it.
-        return [*effects, Send(sender, AssignmentAccepted(ccq_id, record.term))]
+        answers = PollAnswer(UNASKED, state.usage), AssignmentAccepted(ccq_id, record.term)
+        return [*effects, *(Send(sender, answer) for answer in answers)]
 
     def _resume(self, now: float) -> Effects:
         """Start new terms for what this node coordinated before its restart, unless succeeded."""

@@ -35,6 +35,7 @@ class ContinuousOptions:
         weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
         labels_few: labels of a cache up to which it is rarely compacted.
+        usage_ttl_s: how long the answer to a poll serves further elections.
         polled_first: nodes in the first round of an election.
         batch_polled_first: the same for a batch of submissions.
         batch_share_min: CCQs of a batch below which it is not divided among coordinators.
@@ -82,6 +83,7 @@ class ContinuousOptions:
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
     labels_few: int = LABELS_FEW
+    usage_ttl_s: float = 1.0
     polled_first: int = 4
     batch_polled_first: int = 16
     batch_share_min: int = 25

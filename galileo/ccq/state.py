@@ -23,6 +23,7 @@ from galileo.ccq.record_table import RecordTable
 from galileo.ccq.stats import NodeCounts
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.election.messages import UsageStatistics
+from galileo.election.peer_usage import PeerUsage
 from galileo.model.schema import is_dropped, name_of_key
 
 RECORDS_PER_MESSAGE = 256
@@ -47,6 +48,7 @@ class NodeState:
         handed_off: caches that this node has handed off.
         cache_usage: of all caches, handed-off ones included.
         counts: for metrics.
+        peer_usage: of the other nodes, for elections.
         wall: wall time of the last tick.
         is_measured: whether `measured` is known.
         is_draining: whether this node hands off what it coordinates.
@@ -74,6 +76,9 @@ class NodeState:
         self.cache_usage = CacheUsage()
         self.counts = NodeCounts()
         self.measured = UsageStatistics()
+        self.peer_usage = PeerUsage(
+            ttl_s=options.usage_ttl_s, poll_timeout_s=options.election.poll_timeout_s
+        )
         self.is_measured = False
         self.wall = 0.0
         self.is_draining = False
@@ -103,6 +108,16 @@ class NodeState:
     def accepts_assignments(self) -> bool:
         """Whether this node accepts further CCQs."""
         return not self.is_draining and len(self.coordinated) < self.options.coordinated_max
+
+    def assigned_count(self, node: str) -> int:
+        """CCQs that a node coordinates or was offered by this one, as far as this node knows."""
+        is_me = node == self.me
+        return len(self.coordinated) if is_me else self.peer_usage.ccq_count(node)
+
+    def count_offer(self, node: str, *, former: str, count: int = 1) -> None:
+        """Count an offer, after one to `former` that was refused or not answered."""
+        self.peer_usage.forget(former)
+        self.peer_usage.record_offer(node, count)
 
     def known_commits(self, dataset: str) -> Cursor:
         return self.known.get(dataset, EMPTY_CURSOR)

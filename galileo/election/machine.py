@@ -10,7 +10,8 @@ fails instead.
 A first round of a few nodes drawn by chance spreads CCQs nearly as evenly as a poll of all nodes
 (Mitzenmacher, "The power of two choices in randomized load balancing", 2001). Elections that run at
 the same time would all choose the node that was the least loaded when it answered, so `assigned`
-counts what was offered meanwhile.
+counts what was offered meanwhile. Which polls are sent, and which are answered from what is known
+already, the caller decides (`galileo.election.peer_usage`).
 
 States: polling a round, offering to a node, over (decided or failed). Invariants: no node is polled
 or offered twice; at most `offers_max` offers.
@@ -74,7 +75,7 @@ class Election:
         self._need_bytes = 0
         self._only_suitable = False
         self._rounds: list[tuple[str, ...]] = []
-        self._polled_at: dict[str, float] = {}
+        self._polled: set[str] = set()
         self.candidates: dict[str, Candidate] = {}
         self._offered: list[str] = []
         self._deadline = float("inf")
@@ -96,7 +97,7 @@ class Election:
         assert len(set(self._offered)) == len(self._offered), "a node was offered twice"
         assert len(self._offered) <= self.options.offers_max
         assert self.offered_to is None or self.offered_to == self._offered[-1]
-        assert set(self.candidates) <= set(self._polled_at), "an answer without a poll"
+        assert set(self.candidates) <= self._polled, "an answer without a poll"
 
     def _on_started(self, event: Started, now: float) -> list[ElectionEffect]:
         self._need_bytes = event.need_bytes
@@ -105,10 +106,9 @@ class Election:
         return self._widen(now)
 
     def _on_answer(self, event: PollAnswered, now: float) -> list[ElectionEffect]:
-        if event.node in self._polled_at and event.node not in self.candidates:
-            round_trip_s = now - self._polled_at[event.node]
-            self.candidates[event.node] = Candidate(event.usage, round_trip_s)
-        if self.offered_to is None and len(self.candidates) == len(self._polled_at):
+        if event.node in self._polled and event.node not in self.candidates:
+            self.candidates[event.node] = Candidate(event.usage, event.round_trip_s)
+        if self.offered_to is None and len(self.candidates) == len(self._polled):
             return self._next_offer(now)
         return []
 
@@ -125,9 +125,9 @@ class Election:
         """Poll the next round; without one, fail."""
         self.offered_to = None
         while self._rounds:
-            nodes = [node for node in self._rounds.pop(0) if node not in self._polled_at]
+            nodes = [node for node in self._rounds.pop(0) if node not in self._polled]
             if nodes:
-                self._polled_at.update(dict.fromkeys(nodes, now))
+                self._polled.update(nodes)
                 self._deadline = now + self.options.poll_timeout_s
                 return [SendPoll(node) for node in nodes]
         return self._give_up()
@@ -149,7 +149,7 @@ class Election:
     def _give_up(self) -> list[ElectionEffect]:
         self.is_over = True
         self.offered_to = None
-        asked, answered = len(self._polled_at), len(self.candidates)
+        asked, answered = len(self._polled), len(self.candidates)
         return [
             Failed(
                 f"expected a node to take the continuous query; {asked} were asked, "

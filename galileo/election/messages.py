@@ -28,6 +28,9 @@ class UsageStatistics:
 
 # --- messages ----------------------------------------------------------------------------------
 
+UNASKED = ""
+"""The election of a PollAnswer that goes with the acceptance of a CCQ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Poll:
@@ -64,6 +67,7 @@ class Started:
 class PollAnswered:
     node: str
     usage: UsageStatistics
+    round_trip_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

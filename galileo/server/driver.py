@@ -1,9 +1,11 @@
 """Drives the state machines in production: events in order, effects in order.
 
 Every event passes one queue and one consumer, so a machine handles one event at a time, and the
-effects of a step are executed before the next step begins. The records of a step are written first,
-with one sync; durable records are on disk before any other effect. Long work (a cycle, a rescan,
-packing) runs in a task of its own; its result is an event.
+effects of the steps are executed in order. The records of a step are written first; durable records
+are on disk before any other effect. If a step has durable records, the effects wait until all other
+events that have come were handled too, and the records of all these steps are written together,
+with one sync. Long work (a cycle, a rescan, packing) runs in a task of its own; its result is an
+event.
 """
 
 from __future__ import annotations
@@ -49,12 +51,14 @@ class DriverOptions:
         tick_s: pause between two ticks.
         announce_interval_s: new commits are announced to peers at once, but at most at this
             interval.
+        events_together_max: events whose records are written together.
         events_waiting_max: events that wait; beyond it requests are refused.
         records_retry_s: interval at which a durable record is retried while the disk is full.
     """
 
     tick_s: float = 0.05
     announce_interval_s: float = 0.25
+    events_together_max: int = 256
     events_waiting_max: int = 50_000
     records_retry_s: float = 1.0
 
@@ -274,21 +278,37 @@ class Driver:
 
     async def _consume(self) -> None:
         while True:
-            event = await self._events.get()
-            now, due_at = self._clock.monotonic(), self.machine.cycle_due_at
-            effects = self.machine.step(event, now)
+            events = [await self._events.get()]
+            effects = self._step(events[0])
+            while _is_durable(effects) and len(events) < self._options.events_together_max:
+                await asyncio.sleep(0)
+                if self._events.empty():
+                    break
+                events.append(self._events.get_nowait())
+                effects += self._step(events[-1])
             await self._save(effects)
             for effect in effects:
-                if isinstance(effect, ccq.StartCycle) and spans.is_on():
-                    self._late_s[effect.cycle_id] = max(0.0, now - (due_at or now))
                 self._carry_out(effect)
-            if spans.is_on():
-                self._trace(event)
-            if isinstance(event, ccq.CycleFinished) and self._cycle_over is not None:
-                _give(self._cycle_over, None)
-                self._cycle_over = None
+            for event in events:
+                self._after_step(event)
             if not self._events.empty():  # Let other tasks run while the queue is never empty.
                 await asyncio.sleep(0)
+
+    def _step(self, event: ccq.ContinuousEvent) -> ccq.Effects:
+        now, due_at = self._clock.monotonic(), self.machine.cycle_due_at
+        effects = self.machine.step(event, now)
+        if spans.is_on():
+            for effect in effects:
+                if isinstance(effect, ccq.StartCycle):
+                    self._late_s[effect.cycle_id] = max(0.0, now - (due_at or now))
+        return effects
+
+    def _after_step(self, event: ccq.ContinuousEvent) -> None:
+        if spans.is_on():
+            self._trace(event)
+        if isinstance(event, ccq.CycleFinished) and self._cycle_over is not None:
+            _give(self._cycle_over, None)
+            self._cycle_over = None
 
     def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
         if isinstance(effect, ccq.Reply):  # First, because there are thousands.
@@ -311,16 +331,14 @@ class Driver:
     async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
         """Writes records in order in one thread; waits for durable ones."""
         values: dict[str, Record | None] = {}
-        is_durable = False
         for effect in effects:
             if isinstance(effect, ccq.SaveRecord):
                 values[effect.record.ccq.id] = effect.record
-                is_durable |= effect.durable
             elif isinstance(effect, ccq.PurgeRecord):
                 values[effect.ccq_id] = None
         if not values:
             return
-        if is_durable:
+        if _is_durable(effects):
             await self._write_durably(values)
         else:
             self._keep(asyncio.ensure_future(_logged(self._writing(values))))
@@ -405,6 +423,11 @@ class Driver:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the driver failed", exc_info=task.exception())
+
+
+def _is_durable(effects: Sequence[ccq.ContinuousEffect]) -> bool:
+    """Whether some of the effects wait for the disk."""
+    return any(isinstance(effect, ccq.SaveRecord) and effect.durable for effect in effects)
 
 
 def _give(future: asyncio.Future[Any], value: Any) -> None:

@@ -30,6 +30,7 @@ from galileo.election.messages import UsageStatistics
 
 WALL = 1_000.0
 RATIO_MAX = 1.3
+SUBMISSIONS_PER_S = 200.0
 
 
 class Cluster:
@@ -52,6 +53,7 @@ class Cluster:
         self.answers: list[Any] = []
         self._mail: deque[tuple[str, str, Any]] = deque()
         self._requests = 0
+        self.now = 0.0
         for name in names:
             usage = UsageStatistics(self.random.uniform(0.1, 0.5), memory_free_bytes=8 << 30)
             self.feed(name, RecordsLoaded((), WALL))
@@ -59,7 +61,7 @@ class Cluster:
         self.settle()
 
     def feed(self, name: str, event: Any) -> None:
-        for effect in self.nodes[name].step(event, 0.0):
+        for effect in self.nodes[name].step(event, self.now):
             if isinstance(effect, Send):
                 self._mail.append((name, effect.to, effect.message))
             elif isinstance(effect, AnswerSubmit | AnswerBatch | RefuseSubmit):
@@ -73,6 +75,7 @@ class Cluster:
     def submit(self, count: int) -> None:
         """Submits CCQs at a random node, without waiting for answers."""
         at = self.random.choice(self.names)
+        self.now += count / SUBMISSIONS_PER_S
         for _ in range(count):
             self._requests += 1
             ccq = self._ccq(self._requests)
@@ -80,6 +83,7 @@ class Cluster:
             self.feed(at, event)
 
     def submit_batch(self, count: int) -> None:
+        self.now += count / SUBMISSIONS_PER_S
         items = []
         for _ in range(count):
             self._requests += 1

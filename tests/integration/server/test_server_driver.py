@@ -102,6 +102,12 @@ class Mail:
         self.sent.append((to, message, self.store.load_batches(RECORD_KIND)))
         self.has_sent.set()
 
+    async def until_sent(self, count: int = 1) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.sent) < count:
+                self.has_sent.clear()
+                await self.has_sent.wait()
+
     def send_heartbeat(self, to: str) -> None:
         raise AssertionError("there are no peers")
 
@@ -268,8 +274,7 @@ async def test_driver_writes_a_durable_record_before_it_sends(bench: Bench) -> N
         ccq.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
-    bench.driver.feed(ccq.FetchAbandoned(9))
-    await bench.script.until(ccq.FetchAbandoned)
+    await bench.mail.until_sent()
     ((to, message, stored),) = bench.mail.sent
     assert (to, message) == ("b", Poll("after"))
     assert TAGGED.decode(stored["ccq-1"]) == record(3)
@@ -298,8 +303,7 @@ async def test_driver_waits_for_one_durable_record_among_others(
         ccq.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
-    bench.driver.feed(ccq.FetchAbandoned(9))
-    await bench.script.until(ccq.FetchAbandoned)
+    await bench.mail.until_sent()
     ((_, _, stored),) = bench.mail.sent
     assert set(stored) == {"ccq-1", "ccq-2"}
 
@@ -316,8 +320,7 @@ async def test_driver_writes_records_in_order(
         ccq.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
-    bench.driver.feed(ccq.FetchAbandoned(9))
-    await bench.script.until(ccq.FetchAbandoned)
+    await bench.mail.until_sent()
     stored = bench.mail.sent[0][2]
     assert set(stored) == {"ccq-1"}
     assert TAGGED.decode(stored["ccq-1"]) == record(20)
@@ -520,6 +523,31 @@ async def test_driver_announces_commits_to_coordinators_at_bounded_rate(
     assert [to for to, _ in announced] == ["b", "c"] * 3
 
 
+async def test_driver_writes_the_records_of_waiting_events_in_one_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[str]] = []
+    save = bench.store.save_batch
+    monkeypatch.setattr(
+        bench.store,
+        "save_batch",
+        lambda kind, values: (written.append(list(values)), save(kind, values)),
+    )
+
+    def answer(event: Any) -> list[Any]:
+        if not isinstance(event, ccq.FetchAbandoned):
+            return []
+        name = f"ccq-{event.request}"
+        return [ccq.SaveRecord(record(1, name), durable=True), ccq.Send("b", Poll(name))]
+
+    bench.script.answer = answer
+    for number in range(20):
+        bench.driver.feed(ccq.FetchAbandoned(number))
+    await bench.mail.until_sent(20)
+    assert written == [[f"ccq-{number}" for number in range(20)]]
+    assert [message.election for _, message, _ in bench.mail.sent] == written[0]
+
+
 async def test_driver_writes_the_records_of_a_step_in_one_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,8 +564,7 @@ async def test_driver_writes_the_records_of_a_step_in_one_batch(
         ccq.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
-    bench.driver.feed(ccq.FetchAbandoned(9))
-    await bench.script.until(ccq.FetchAbandoned)
+    await bench.mail.until_sent()
     assert written == [[f"ccq-{number}" for number in range(50)]]
     ((_, _, stored),) = bench.mail.sent
     assert len(stored) == 50

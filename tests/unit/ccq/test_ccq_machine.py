@@ -40,7 +40,7 @@ from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
-from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
 
 # --- submission ------------------------------------------------------------------------------
 
@@ -49,9 +49,37 @@ def test_submit_polls_live_nodes():
     driver = Driver()
     polls = driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
     assert polls == [Send(peer, Poll("q/1")) for peer in "bc"]
+    driver = Driver()
     driver.feed(PeerDied("c"))
     polls = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
-    assert polls == [Send("b", Poll("r/2"))]
+    assert polls == [Send("b", Poll("r/1"))]
+
+
+def test_submit_while_a_poll_is_under_way_shares_its_answer():
+    driver = Driver()
+    driver.feed(UsageMeasured(replace(BUSY, cpu_share=0.85)))
+    driver.feed(SubmitRequested(1, CCQ, EMPTY_CURSOR))
+    assert driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR)) == []
+    driver.hear("b", PollAnswer("q/1", BUSY))
+    effects = driver.hear("c", PollAnswer("q/1", IDLE))
+    offers = [one.message for one in effects if isinstance(one, Send)]
+    assert [offer.record.ccq.id for offer in offers] == ["q", "r"]
+
+
+def test_submit_soon_after_another_polls_no_node_again():
+    driver = Driver()
+    submitted_to(driver, BUSY, IDLE)
+    effects = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
+    record = Record(replace(CCQ, id="r"), NODES_MAX, "c")
+    assert effects == [SaveRecord(record, durable=True), Send("c", AssignCoordinator(record, 0))]
+
+
+def test_submit_after_a_refusal_polls_that_node_again():
+    driver = Driver()
+    submitted_to(driver, BUSY, IDLE)
+    driver.hear("c", AssignmentRefused("q", NODES_MAX, None))
+    effects = driver.feed(SubmitRequested(2, replace(CCQ, id="r"), EMPTY_CURSOR))
+    assert effects == [Send("c", Poll("r/2"))]
 
 
 def submitted_to(driver: Driver, *usages: UsageStatistics) -> list:
@@ -149,13 +177,18 @@ def test_assignment_is_saved_announced_and_accepted():
     driver = Driver()
     effects = driver.lead()
     record = Record(CCQ, NODES_MAX, "a")
+    usage = UsageStatistics(memory_free_bytes=8 << 30, ccq_count=1)
+    accepted = [
+        Send("b", PollAnswer(UNASKED, usage)),
+        Send("b", AssignmentAccepted("q", NODES_MAX)),
+    ]
     assert effects == [
         SaveRecord(record, durable=True),
         Send("b", RecordUpdate((record,))),
         Send("c", RecordUpdate((record,))),
-        Send("b", AssignmentAccepted("q", NODES_MAX)),
+        *accepted,
     ]
-    assert driver.lead() == [Send("b", AssignmentAccepted("q", NODES_MAX))]
+    assert driver.lead() == accepted
 
 
 def test_assignment_stale_is_refused_with_newer_record():
