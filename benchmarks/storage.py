@@ -213,7 +213,7 @@ def _read_s(directory: Path) -> float:
 def _recovery_s(directory: Path, paths: int) -> float:
     started = time.perf_counter()
     with Store.open(directory, wall=time.time) as store, ThreadPoolExecutor(1) as executor:
-        catalog = Catalog(store, executor=executor, options=CatalogOptions(1))
+        catalog = Catalog(store, executor=executor, syncing=executor, options=CatalogOptions(1))
         taken = time.perf_counter() - started
         found = catalog.shard(weather.SCHEMA.name).graph.count()
     if found != paths:

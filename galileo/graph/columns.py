@@ -58,8 +58,17 @@ class Commits:
     partition: npt.NDArray[np.int32]
     sequence: npt.NDArray[np.int64]
 
+    @classmethod
+    def of(cls, partition: int, sequences: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Commits:
+        """Commits of one partition."""
+        sequence = np.asarray(sequences, dtype=np.int64)
+        return cls(np.full(len(sequence), partition, dtype=np.int32), sequence)
+
     def __len__(self) -> int:
         return len(self.partition)
+
+    def take(self, rows: Array) -> Commits:
+        return Commits(self.partition[rows], self.sequence[rows])
 
     @property
     def nbytes(self) -> int:

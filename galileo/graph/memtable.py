@@ -7,7 +7,6 @@ neither a copy nor a lock.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from galileo.graph.columns import Array, Commits, Paths, dtypes
 from galileo.graph.sorted_runs import SortedRun
@@ -43,16 +42,10 @@ class Memtable:
         """Size of the used part of the buffers; unused pages are not mapped."""
         return self._paths.nbytes + self._commits.nbytes
 
-    def append(self, paths: Paths, *, partition: int, sequence: int) -> None:
-        """Adds a commit; its number in `paths` is `commits`."""
-        self.append_many(paths, partition=partition, sequences=np.array([sequence]))
-
-    def append_many(
-        self, paths: Paths, *, partition: int, sequences: npt.NDArray[np.int64]
-    ) -> None:
-        """Adds commits of one partition; the number of the first in `paths` is `commits`."""
+    def append(self, paths: Paths, commits: Commits) -> None:
+        """Adds commits; the number of the first in `paths` is `commits`."""
         self._paths.extend(paths.arrays())
-        self._commits.extend((np.full(len(sequences), partition, dtype=np.int32), sequences))
+        self._commits.extend((commits.partition, commits.sequence))
 
     def view(self) -> SortedRun:
         """A run of the present contents; later appends do not change it."""

@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.arena import HEAP_BYTES
-from galileo.graph.columns import StringDictionary, columns_from_batch, paths_from_batch, to_labels
+from galileo.graph.columns import (
+    Commits,
+    StringDictionary,
+    columns_from_batch,
+    paths_from_batch,
+    to_labels,
+)
 from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
@@ -88,37 +94,15 @@ class MetadataGraph:
         self._merging = threading.Lock()
 
     def insert(self, batch: pa.RecordBatch, *, partition: int, sequence: int) -> None:
-        """Add the paths of one commit, all visible at once; thread-safe.
+        """Add the paths of one commit; as `insert_many`."""
+        self.insert_many(batch, Commits.of(partition, [sequence]), np.array([batch.num_rows]))
 
-        Args:
-            batch: of `schema.path_schema`; copied.
-            partition: of the commit.
-            sequence: of the commit.
-
-        Raises:
-            InternalError: the batch has other columns.
-        """
-        columns = columns_from_batch(self.schema, batch)
-        if len(columns) == 0:
-            return
-        with self._writing:
-            paths = paths_from_batch(
-                columns, batch, commit=self._memtable.commits, texts=self._texts
-            )
-            self._memtable.append(paths, partition=partition, sequence=sequence)
-            self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
-        if len(self._snapshot.runs) > RUNS_MAX:
-            self.maintain()
-
-    def insert_many(
-        self, batch: pa.RecordBatch, *, partition: int, first_sequence: int, counts: Counts
-    ) -> None:
-        """Add the paths of consecutive commits, all visible at once; thread-safe.
+    def insert_many(self, batch: pa.RecordBatch, commits: Commits, counts: Counts) -> None:
+        """Add the paths of some commits, all visible at once; thread-safe.
 
         Args:
             batch: of `schema.path_schema`, the paths of one commit after those of another; copied.
-            partition: of all of them.
-            first_sequence: of the first commit.
+            commits: ascending within each partition.
             counts: paths of each commit.
 
         Raises:
@@ -131,7 +115,7 @@ class MetadataGraph:
             numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._memtable.commits)
             commit = numbers.repeat(counts[held])
             paths = paths_from_batch(columns, batch, commit=commit, texts=self._texts)
-            self._memtable.append_many(paths, partition=partition, sequences=first_sequence + held)
+            self._memtable.append(paths, commits.take(held))
             self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()

@@ -215,7 +215,7 @@ def delta(run: SortedRun, commits: Mask) -> SortedRun | None:
     paths = run.paths.take(rows)
     numbers = np.cumsum(commits, dtype=np.int32) - np.int32(1)
     renumbered = Paths(paths.columns, paths.row, paths.rows, numbers[paths.commit])
-    selected = Commits(run.commits.partition[commits], run.commits.sequence[commits])
+    selected = run.commits.take(commits)
     return seal(renumbered, selected)
 
 

@@ -187,7 +187,7 @@ def _numbered(
         count = sum(map(len, remaining))
         number = np.where(stays, np.cumsum(stays) - 1 + count, -1)
         numbers.append(number.astype(np.int32))
-        remaining.append(Commits(run.commits.partition[stays], run.commits.sequence[stays]))
+        remaining.append(run.commits.take(stays))
     return numbers, Commits(
         np.concatenate([commits.partition for commits in remaining]),
         np.concatenate([commits.sequence for commits in remaining]),

@@ -13,13 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from galileo.dht.topology import Topology
-from galileo.errors import DatasetExists, InputError, PartitionMoved, PartitionReadOnly
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InputError,
+    PartitionMoved,
+    PartitionReadOnly,
+)
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
 from galileo.model.schema import (
@@ -28,8 +34,9 @@ from galileo.model.schema import (
     name_of_key,
     unknown_dataset,
 )
-from galileo.node.group_commit import GroupCommit
+from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.shard import ALL_PARTITIONS, Shard
+from galileo.storage.commits import Commit
 from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
@@ -73,6 +80,7 @@ class Catalog:
         store: Store,
         *,
         executor: Executor,
+        syncing: Executor,
         options: CatalogOptions,
         moves_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
@@ -82,10 +90,11 @@ class Catalog:
         self._owned = owned
         self._fenced: set[int] = set()
         self._executor = executor
+        self._syncing = syncing
         self._options = options
         self._shards: dict[str, Shard] = {}
         self._keys: dict[str, str] = {}
-        self._writers: dict[tuple[str, int], GroupCommit] = {}
+        self._writers: dict[str, GroupCommit] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
         self._making = threading.Lock()
@@ -233,14 +242,9 @@ class Catalog:
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
             with self._opening:
-                writers = [writer for key, writer in self._writers.items() if key[0] in dropped]
-                self._writers = {
-                    key: writer for key, writer in self._writers.items() if key[0] not in dropped
-                }
-            for writer in writers:
-                writer.end()
-            shards = [self._shards[key] for key in dropped if key in self._shards]
-            self._shards = {k: shard for k, shard in self._shards.items() if k not in dropped}
+                writers = [self._writers.pop(key) for key in dropped if key in self._writers]
+                shards = [self._shards[key] for key in dropped if key in self._shards]
+                self._shards = {k: shard for k, shard in self._shards.items() if k not in dropped}
             if self._keys.get(name) in dropped:
                 del self._keys[name]
             return shards, writers
@@ -295,27 +299,39 @@ class Catalog:
             self._store.save_record(RETENTION_KIND, record_name(dataset), data)
             self._retentions = {**self._retentions, dataset: numbered}
 
-    def writer(self, dataset: str, partition: int) -> GroupCommit:
-        """The group commit of one of this node's partitions; thread-safe.
+    def commit(self, dataset: str, commits: Mapping[int, Commit]) -> Future[Results]:
+        """Commits the parts of a batch to this node's own partitions; thread-safe.
 
-        The first call of a partition creates it, and waits for the disk.
+        The first commit of a partition creates its journal, and waits for the disk.
+
+        Returns:
+            The results by partition, as of `GroupCommit.submit`. Those of partitions that are being
+            moved, or were, and of journals that cannot be created, are errors.
 
         Raises:
-            PartitionMoved: it takes no commits, since it is being moved or was.
+            UnknownDataset: there is no such dataset.
         """
-        key = (dataset, partition)
-        if key not in self._writers:
-            self._make_journal(dataset, partition)
+        refused: Results = {}
+        for partition in commits.keys() - self.shard(dataset).journals.keys():
+            try:
+                self._make_journal(dataset, partition)
+            except GalileoError as error:
+                refused[partition] = error
         with self._opening:
-            self._check_open(partition)
-            if key not in self._writers:
-                self._writers[key] = GroupCommit(
-                    self.shard(dataset),
-                    partition,
-                    executor=self._executor,
-                    waiting_max=self._options.commit_queue_max,
-                )
-            return self._writers[key]
+            refused |= {partition: fenced(partition) for partition in self._fenced & commits.keys()}
+            accepted = {p: commit for p, commit in commits.items() if p not in refused}
+            return self._writer(dataset).submit(accepted, refused)
+
+    def _writer(self, dataset: str) -> GroupCommit:
+        writer = self._writers.get(dataset)
+        if writer is None:
+            writer = self._writers[dataset] = GroupCommit(
+                self.shard(dataset),
+                executor=self._executor,
+                syncing=self._syncing,
+                waiting_max=self._options.commit_queue_max,
+            )
+        return writer
 
     def _make_journal(self, dataset: str, partition: int) -> None:
         """Creates a journal without holding `_opening`, which the event loop takes."""
@@ -339,34 +355,23 @@ class Catalog:
     # --- partitions that come and go ---------------------------------------------------------
 
     async def fence(self, partition: int) -> None:
-        """Rejects commits for a partition; returns when the running ones are done.
-
-        Its writers stay: a second writer during a write would publish out of order.
-        """
+        """Rejects commits for a partition; returns when the running ones are done."""
         with self._opening:
             self._fenced.add(partition)
-            writers = self._writers_of(partition)
-            for writer in writers:
-                writer.end()
         await asyncio.to_thread(self._wait_for_journal)
-        for writer in writers:
-            await writer.drained()
+        for writer in list(self._writers.values()):
+            await writer.drained(partition)
 
     def unfence(self, partition: int) -> None:
         """Accepts commits for a partition again."""
         with self._opening:
             self._fenced.discard(partition)
-            for writer in self._writers_of(partition):
-                writer.resume()
 
     def is_fenced(self, partition: int) -> bool:
         """Whether commits are rejected, and none is running."""
         with self._opening:
-            writers = self._writers_of(partition)
-            return partition in self._fenced and all(writer.is_over for writer in writers)
-
-    def _writers_of(self, partition: int) -> list[GroupCommit]:
-        return [writer for key, writer in self._writers.items() if key[1] == partition]
+            is_idle = all(writer.is_idle(partition) for writer in self._writers.values())
+            return partition in self._fenced and is_idle
 
     def open_partition(self, partition: int, datasets: Iterable[str], *, moves: int) -> None:
         """Opens what was copied here, in a thread; blocks until its graph is built.
@@ -394,8 +399,6 @@ class Catalog:
 
         Where it is being opened, waits for the end of that, which cannot be stopped.
         """
-        with self._opening:
-            self._writers = {k: writer for k, writer in self._writers.items() if k[1] != partition}
         with self._changing_partitions:
             for shard in self.shards.values():
                 if partition in shard.journals or shard.published()[partition]:
@@ -404,7 +407,11 @@ class Catalog:
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """Commits that wait for the disk, by dataset and partition; only those written to."""
-        return {key: writer.waiting for key, writer in self._writers.copy().items()}
+        return {
+            (dataset, partition): waiting
+            for dataset, writer in self._writers.copy().items()
+            for partition, waiting in writer.waiting.items()
+        }
 
     async def close(self) -> None:
         """Waits for what is being written, then closes the journals."""

@@ -11,14 +11,12 @@ indexed in one step.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -30,11 +28,10 @@ from galileo.model import paths
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
+from galileo.node.group_commit import Results
 from galileo.node.peers import CommitAnswer, CommitTask, Peers
 from galileo.storage.journal import Commit, Committed
 
-_Futures: TypeAlias = dict[int, Future[Committed]]
-"""The commit of each partition."""
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -96,7 +93,7 @@ class Ingest:
 
     def _begin(
         self, schema: Schema, table: pa.Table, producer: str, batch: int
-    ) -> tuple[_Futures, Mapping[str, Sequence[pa.Table]]]:
+    ) -> tuple[Future[Results], Mapping[str, Sequence[pa.Table]]]:
         """Submits this node's own parts of a batch; returns them, and the parts of each other."""
         parts = self._index_parts(schema, normalise(schema, table))
         others = defaultdict[str, list[pa.Table]](list)
@@ -106,7 +103,7 @@ class Ingest:
                 others[owner].append(parts.pop(partition)[0])
         return self._submit(schema, parts, producer, batch), others
 
-    def _submit_own(self, schema: Schema, task: CommitTask) -> _Futures:
+    def _submit_own(self, schema: Schema, task: CommitTask) -> Future[Results]:
         parts = self._index_parts(schema, task.observations)
         self._catalog.shard(schema.key).check_own(parts)
         return self._submit(schema, parts, task.producer, task.batch)
@@ -117,52 +114,24 @@ class Ingest:
 
     def _submit(
         self, schema: Schema, parts: Mapping[int, paths.Indexed], producer: str, batch: int
-    ) -> _Futures:
-        """The commit's future for each partition; already failed if the commit was rejected."""
-        futures = {}
-        for partition, (rows, derived) in parts.items():
-            try:
-                writer = self._catalog.writer(schema.key, partition)
-                futures[partition] = writer.submit(Commit(producer, batch, rows, derived))
-            except GalileoError as error:
-                futures[partition] = Future()
-                futures[partition].set_exception(error)
-        return futures
+    ) -> Future[Results]:
+        """The results by partition, when the parts are durable."""
+        commits = {
+            p: Commit(producer, batch, rows, derived) for p, (rows, derived) in parts.items()
+        }
+        return self._catalog.commit(schema.key, commits)
 
 
-async def _committed(futures: _Futures) -> CommitAnswer:
-    await _all_done(futures.values())
-    return _join([_outcome(partition, future) for partition, future in futures.items()])
+async def _committed(results: Future[Results]) -> CommitAnswer:
+    by_partition = await asyncio.wrap_future(results)
+    return _join([_answer(partition, result) for partition, result in by_partition.items()])
 
 
-def _all_done(futures: Collection[Future[Committed]]) -> asyncio.Future[None]:
-    """Done when all futures are, also with errors; wakes the event loop once."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    left = itertools.count(len(futures) - 1, -1)
-
-    def settle() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    def count(_: Future[Committed]) -> None:
-        if next(left) == 0 and not loop.is_closed():
-            loop.call_soon_threadsafe(settle)
-
-    if not futures:
-        settle()
-    for future in futures:
-        future.add_done_callback(count)
-    return done
-
-
-def _outcome(partition: int, future: Future[Committed]) -> CommitAnswer | BaseException:
-    error = future.exception()
-    if error is not None:
-        return error
-    done = future.result()
-    duplicates = done.rows if done.duplicate else 0
-    return CommitAnswer(done.rows, done.paths, duplicates, Cursor({partition: done.sequence}))
+def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | GalileoError:
+    if isinstance(result, GalileoError):
+        return result
+    duplicates = result.rows if result.duplicate else 0
+    return CommitAnswer(result.rows, result.paths, duplicates, Cursor({partition: result.sequence}))
 
 
 PRODUCER_SHOWN = 140

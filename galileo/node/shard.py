@@ -9,7 +9,10 @@ one: the reason why a continuous query cannot miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +20,11 @@ import pyarrow as pa
 
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InternalError, PartitionMoved
+from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
+from galileo.model.sort_keys import differs
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
 from galileo.query import parse
@@ -58,6 +63,9 @@ class Shard:
 
     Adding many commits to a synopsis at once costs little more than adding one, so commits
     wait until it is read, or until there are many; a synopsis may be late.
+
+    Attributes:
+        durable_s: how long writes have waited for the disk, in all.
     """
 
     def __init__(
@@ -86,15 +94,12 @@ class Shard:
         self._summarising = threading.Lock()
         self._attaching = threading.Lock()
         self._runs_maintained = 0
+        self.durable_s = 0.0
 
     def replay(self, partition: int, replayed: Replayed) -> None:
         """Indexes commits that the journal already has; at start, before `attach`."""
-        self.graph.insert_many(
-            replayed.paths,
-            partition=partition,
-            first_sequence=replayed.first_sequence,
-            counts=replayed.counts,
-        )
+        sequences = np.arange(replayed.first_sequence, replayed.last_sequence + 1)
+        self.graph.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
         self._note(partition, replayed)
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
@@ -137,12 +142,7 @@ class Shard:
         """Raises PartitionMoved where some are not this node's own."""
         others = [partition for partition in partitions if not self.owns(partition)]
         if others:
-            raise PartitionMoved(
-                f"expected partitions of this node, got {sorted(others)}; they are at another node "
-                "now, or come here in a moment; try again",
-                after_s=0.1,
-                partitions=sorted(others),
-            )
+            raise partition_moved(others)
 
     def journal(self, partition: int) -> PartitionJournal:
         """The journal of a partition with commits.
@@ -152,11 +152,15 @@ class Shard:
         """
         journal = self.journals.get(partition)
         if journal is None:
-            self.check_own([partition])
-            raise InternalError(
-                f"expected partition {partition} of {self.schema.name!r} to have commits"
-            )
+            raise self._not_here(partition)
         return journal
+
+    def _not_here(self, partition: int) -> GalileoError:
+        if not self.owns(partition):
+            return partition_moved([partition])
+        return InternalError(
+            f"expected partition {partition} of {self.schema.name!r} to have commits"
+        )
 
     def own_published(self) -> PublishedCommits:
         """The published commits of own partitions; one object until these or a synopsis change."""
@@ -196,21 +200,44 @@ class Shard:
                 self._summarise(partition)
             return {p: synopsis for p, synopsis in self._synopses.items() if self.owns(p)}
 
-    def write(self, partition: int, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
+    def write(
+        self, commits: Mapping[int, Sequence[Commit]], *, executor: Executor | None = None
+    ) -> dict[int, list[Committed | GalileoError]]:
         """The one write path; blocks on the disk, so it runs in a thread.
 
-        Where what is durable cannot be indexed, as for want of memory, the partition stops: a later
+        Where what is durable cannot be indexed, as for want of memory, its partitions stop: a later
         commit would be published with that one missing. The next start indexes it.
+
+        Args:
+            commits: by partition.
+            executor: whose threads write to several partitions at the same time.
+
+        Returns:
+            The results of `PartitionJournal.append` by partition; those of a partition that is not
+            here are errors.
         """
-        journal = self.journals[partition]
-        results = journal.append(commits)
-        try:
-            for commit, result in zip(commits, results, strict=True):
-                if isinstance(result, Committed) and not result.duplicate:
-                    self._index(partition, result.sequence, commit.paths)
-        except BaseException as error:
-            journal.stop(f"a commit that was stored could not be indexed: {error!r}")
-            raise
+        journals, known = self.journals, commits.keys() & self.journals.keys()
+        with ExitStack() as stack:
+            appendings = {
+                partition: stack.enter_context(journals[partition].appending(commits[partition]))
+                for partition in commits
+                if partition in known
+            }
+            begun = time.monotonic()
+            writes = [
+                appending.write for appending in appendings.values() if appending.group.headers
+            ]
+            if executor is None or len(writes) <= 1:
+                for write in writes:
+                    write()
+            else:
+                wait([executor.submit(write) for write in writes])
+            self.durable_s += time.monotonic() - begun
+        results = {partition: appending.results for partition, appending in appendings.items()}
+        self._index(commits, results)
+        for partition in commits.keys() - known:
+            error = self._not_here(partition)
+            results[partition] = [error for _ in commits[partition]]
         return results
 
     def drop(self, partition: int, until: int) -> Truncation:
@@ -240,9 +267,37 @@ class Shard:
         """Whether runs have come since `maintain` last looked."""
         return self.graph.runs != self._runs_maintained
 
-    def _index(self, partition: int, sequence: int, batch: pa.RecordBatch) -> None:
-        self.graph.insert(batch, partition=partition, sequence=sequence)
-        self._note(partition, Replayed(sequence, np.array([batch.num_rows]), batch))
+    def _index(
+        self,
+        commits: Mapping[int, Sequence[Commit]],
+        results: Mapping[int, Sequence[Committed | GalileoError]],
+    ) -> None:
+        """Makes new commits visible: adds them to the graph, all at once, and publishes them."""
+        new = [
+            (partition, result.sequence, commit.paths)
+            for partition, of_partition in results.items()
+            for commit, result in zip(commits[partition], of_partition, strict=True)
+            if isinstance(result, Committed) and not result.duplicate
+        ]
+        if not new:
+            return
+        partitions, sequences, batches = zip(*new, strict=True)
+        try:
+            counts = np.array([batch.num_rows for batch in batches])
+            places = np.array(partitions, dtype=np.int32)
+            paths = pa.concat_batches(batches)
+            self.graph.insert_many(paths, Commits(places, np.array(sequences)), counts)
+            first = np.flatnonzero(differs(places))  # The commits of a partition are together.
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            for start, stop in zip(first, [*first[1:], len(places)], strict=True):
+                of_partition = paths.slice(starts[start], starts[stop] - starts[start])
+                replayed = Replayed(sequences[start], counts[start:stop], of_partition)
+                self._note(partitions[start], replayed)
+        except BaseException as error:
+            for partition in set(partitions):
+                reason = f"a commit that was stored could not be indexed: {error!r}"
+                self.journals[partition].stop(reason)
+            raise
 
     def _note(self, partition: int, commits: Replayed) -> None:
         """Keeps commits for the synopsis, and publishes them."""
@@ -315,3 +370,13 @@ class Shard:
     def close(self) -> None:
         for journal in self.journals.values():
             journal.close()
+
+
+def partition_moved(partitions: Iterable[int]) -> PartitionMoved:
+    """The error for partitions that are not this node's own."""
+    return PartitionMoved(
+        f"expected partitions of this node, got {sorted(partitions)}; they are at another node "
+        "now, or come here in a moment; try again",
+        after_s=0.1,
+        partitions=sorted(partitions),
+    )

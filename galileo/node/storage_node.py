@@ -43,6 +43,7 @@ from galileo.node.standing_queries import Matching
 from galileo.storage.store import Store
 
 THREADS = 4
+SYNC_THREADS = 8
 SCAN_THREADS = 4
 """Scans have threads of their own, so that no query waits behind the disk."""
 
@@ -112,10 +113,12 @@ class StorageNode:
         self.store = store
         self._peers = peers
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+        self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
         self.view = ClusterView()
         self.catalog = Catalog(
             store,
             executor=self._executor,
+            syncing=self._syncing,
             options=options.catalog,
             moves_of=self._moves_of,
             owned=partial(topology.partitions, name),
@@ -445,5 +448,6 @@ class StorageNode:
         await self.catalog.close()
         self._scanning.shutdown(wait=True)
         self._executor.shutdown(wait=True)
+        self._syncing.shutdown(wait=True)
         await asyncio.to_thread(self.samplers.close)
         self.store.close()

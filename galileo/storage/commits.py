@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.ipc
 
 from galileo.errors import (
     BatchConflict,
@@ -21,7 +22,7 @@ from galileo.model.times import TIME_MIN_US
 from galileo.storage.frame import Buffer, FrameHeader, encode_header
 
 COMMIT_BYTES_MAX = 1 << 30
-"""Arrow bytes of the observations of one commit."""
+"""Bytes of the observations of one commit, as an Arrow message."""
 
 RowRanges: TypeAlias = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
 """First rows and row counts, as in the columns `row` and `rows` of labels."""
@@ -108,12 +109,13 @@ def to_record_batch(data: Any, schema: pa.Schema, what: str) -> pa.RecordBatch:
         )
     if data.num_rows == 0:
         raise InvalidObservations(f"expected {what} of at least one row, got none")
-    if data.nbytes > COMMIT_BYTES_MAX:
+    batch = data.combine_chunks().to_batches()[0] if isinstance(data, pa.Table) else data
+    size = pa.ipc.get_record_batch_size(batch)  # `nbytes` takes four times as long.
+    if size > COMMIT_BYTES_MAX:
         raise MessageTooLarge(
-            f"expected {what} of at most {COMMIT_BYTES_MAX} bytes, got {data.nbytes}; "
-            "send smaller batches"
+            f"expected {what} of at most {COMMIT_BYTES_MAX} bytes, got {size}; send smaller batches"
         )
-    return data.combine_chunks().to_batches()[0] if isinstance(data, pa.Table) else data
+    return batch
 
 
 def take_rows(table: pa.Table, ranges: RowRanges) -> pa.Table:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -54,6 +56,38 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Replay: TypeAlias = Callable[[Replayed], None]
+
+
+@dataclass(slots=True)
+class Appending:
+    """Commits on their way to the disk.
+
+    Attributes:
+        group: the encoded frames of new commits.
+        results: as of `PartitionJournal.append`, valid if `write` succeeds.
+        is_written: whether the frames are durable.
+    """
+
+    group: FrameGroup
+    results: list[Committed | GalileoError]
+    _writer: SegmentWriter
+    is_written: bool = False
+
+    def write(self) -> None:
+        """Makes new commits durable; those that the disk refuses have the error as their result."""
+        group = self.group
+        if not group.headers:
+            return
+        try:
+            self._writer.write(group.buffers, size=group.size, sequence=group.first)
+            self.is_written = True
+        except PartitionReadOnly as error:
+            self._refuse(error)
+        except Exception as error:
+            self._refuse(self._writer.stop(f"writing failed: {error!r}"))
+
+    def _refuse(self, error: PartitionReadOnly) -> None:
+        self.results = [error if is_new(r, self.group) else r for r in self.results]
 
 
 class PartitionJournal:
@@ -177,17 +211,23 @@ class PartitionJournal:
             `InputError` for what can never be stored, `PartitionReadOnly` for everything new
             while the disk refuses. A known (producer, batch) is answered in any state.
         """
+        with self.appending(commits) as appending:
+            appending.write()
+        return appending.results
+
+    @contextmanager
+    def appending(self, commits: Sequence[Commit]) -> Iterator[Appending]:
+        """`append` in steps: commits are encoded at the begin, and readable after the end.
+
+        In between, the caller calls `write`, in any thread. Other appends wait.
+        """
         with self._writing:
             group = FrameGroup(self.last_sequence + 1)
             results = [self._admit(commit, group) for commit in commits]
-            if not group.headers:
-                return results
-            try:
-                self._writer.write(group.buffers, size=group.size, sequence=group.first)
-            except PartitionReadOnly as error:
-                return [error if is_new(result, group) else result for result in results]
-            self._publish(group)
-            return results
+            appending = Appending(group, results, self._writer)
+            yield appending
+            if appending.is_written:
+                self._publish(group)
 
     def read(self, sequence: int, *, ranges: RowRanges | None = None) -> pa.Table:
         """Observations of one commit, in stored order; memory-mapped where rows are adjacent.

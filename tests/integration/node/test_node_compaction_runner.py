@@ -59,7 +59,7 @@ def opened(
 ) -> tuple[Store, Catalog]:
     store = Store.open(directory, options, wall=lambda: 1.5e9)
     executor = ThreadPoolExecutor(1)
-    return store, Catalog(store, executor=executor, options=limits)
+    return store, Catalog(store, executor=executor, syncing=executor, options=limits)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOpt
             for mine, other in zip(ours.entries.bounds, theirs.entries.bounds, strict=True):
                 np.testing.assert_array_equal(mine, other)
             replayed.synopses()[partition].check()
-            result = replayed.write(partition, commits()[:1])[0]
+            result = replayed.write({partition: commits()[:1]})[partition][0]
             assert result.duplicate
         asyncio.run(catalog.close())
         store.close()

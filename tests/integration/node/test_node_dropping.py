@@ -12,12 +12,14 @@ import pytest
 from expected_errors import raises
 
 from galileo.errors import PartitionMoved, Unavailable, UnknownDataset
+from galileo.model import paths
 from galileo.model.retention import Removed, Retention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.node.catalog import dataset_home
 from galileo.node.standing_queries import MatchTask
 from galileo.query import parse
+from galileo.storage.commits import Commit
 
 Make = Callable[..., pa.Table]
 
@@ -196,21 +198,18 @@ async def test_late_requests_for_a_dropped_dataset_are_refused(
     cluster: Any, make_observations: Make
 ) -> None:
     """What a node sends that has not heard of the drop is refused, or finds nothing."""
-    await cluster.ingest(make_observations(50))
+    rows = make_observations(50)
+    await cluster.ingest(rows)
     node = cluster["a"]
     await node.matching.register_queries("nam", [""])
-    writers = [node.catalog.writer("nam", p) for p in node.catalog.shard("nam").own]
     await node.drop_dataset("nam")
     await node.create_dataset(cluster.schema)
     nothing = np.zeros(0, dtype=np.int32)
     task = MatchTask("nam", nothing, np.zeros((0, 0), dtype=np.int64), nothing, b"")
     with pytest.raises(UnknownDataset):
         await node.matching.match(task)
-    for writer in writers:
-        with pytest.raises(PartitionMoved):
-            writer.submit(None)
     with pytest.raises(UnknownDataset):
-        node.catalog.writer("nam", 0)
+        node.catalog.commit("nam", {0: Commit("p", 0, *paths.index(cluster.schema, rows))})
     await node.adopt(cluster.schema)
     node.catalog.adopt_retention("nam", (await node.retention("nam@1")))
     assert known(cluster) == everywhere("nam@1")

@@ -53,9 +53,9 @@ async def held(
     rows = await cluster.read(labels.where(labels.partitions == partition), exact=False)
     disk.entered.clear()
     disk.gate.clear()
-    writer = cluster[FROM].catalog.writer("nam", partition)
     indexed = paths.index(cluster.schema, rows)
-    commit = asyncio.wrap_future(writer.submit(Commit("radar", 1, *indexed)))
+    commits = {partition: Commit("radar", 1, *indexed)}
+    commit = asyncio.wrap_future(cluster[FROM].catalog.commit("nam", commits))
     assert await asyncio.to_thread(disk.entered.wait, DEADLINE_S)
     yield cluster, partition, commit, disk
     disk.gate.set()
@@ -76,27 +76,29 @@ async def test_hand_over_waits_for_a_commit_under_way(
     with raises(Unavailable, expected="fence"):
         await node.hand_over(Handoff(Move(partition, 1, TO), contents))
     disk.gate.set()
-    done = await commit
+    done = (await commit)[partition]
     for asked in (first, again):
         (listed,) = (await asked).contents
         assert listed.last_sequence == done.sequence
     await node.hand_over(Handoff(Move(partition, 1, TO), (await again).contents))
 
 
-async def test_move_expired_fence_keeps_the_present_writer(
+async def test_move_expired_fence_keeps_the_order_of_commits(
     held: tuple[Any, int, asyncio.Future[Any], GatedDisk],
+    make_observations: Callable[..., pa.Table],
 ) -> None:
     """A second writer could publish its commits before those of the first."""
     cluster, partition, commit, disk = held
     node = cluster[FROM]
-    before = node.catalog.writer("nam", partition)
     fencing = asyncio.create_task(node.giving.fence(partition, to=TO))
     await asyncio.sleep(0)
     await node.giving.release(partition, to=TO)
-    assert node.catalog.writer("nam", partition) is before
+    rows = paths.index(cluster.schema, make_observations(20))
+    later = asyncio.wrap_future(node.catalog.commit("nam", {partition: Commit("radar", 2, *rows)}))
     disk.gate.set()
-    await asyncio.gather(commit, fencing)
-    await node.catalog.writer("nam", partition).drained()
+    await fencing
+    sequences = [(await each)[partition].sequence for each in (commit, later)]
+    assert sequences == [sequences[0], sequences[0] + 1]
 
 
 async def test_move_slow_disk_does_not_stop_other_partitions(

@@ -5,20 +5,21 @@ import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from expected_errors import raises
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import BatchConflict, Overloaded, PartitionMoved, PartitionReadOnly
+from galileo.errors import BatchConflict, InternalError, Overloaded, PartitionReadOnly
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
-from galileo.node.group_commit import GroupCommit
+from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.shard import Shard
 from galileo.query import parse
 from galileo.storage.disk import RealDisk
@@ -54,6 +55,14 @@ class GatedDisk(RealDisk):
         super().fdatasync(descriptor)
 
 
+def outcome(results: Results) -> Committed:
+    """The result of the one part of a batch."""
+    (result,) = results.values()
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 @dataclass
 class Bench:
     """One partition whose disk can be held up."""
@@ -61,7 +70,7 @@ class Bench:
     disk: GatedDisk
     shard: Shard
     group: GroupCommit
-    executor: ThreadPoolExecutor
+    store: Store
     make: Make
 
     def start(
@@ -71,7 +80,10 @@ class Bench:
         return asyncio.create_task(self.commit(commit))
 
     async def commit(self, commit: Commit) -> Committed:
-        return await asyncio.wrap_future(self.group.submit(commit))
+        return outcome(await asyncio.wrap_future(self.submit(commit)))
+
+    def submit(self, commit: Commit) -> Future[Results]:
+        return self.group.submit({PARTITION: commit})
 
     def indexed(self, batch: int, *, rows: int = 5, seed: int | None = None) -> Commit:
         table = self.make(rows, seed=batch if seed is None else seed)
@@ -86,7 +98,7 @@ class Bench:
 
     async def until_waiting(self, count: int) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            while self.group.waiting < count:  # noqa: ASYNC110
+            while self.group.waiting.get(PARTITION, 0) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def seen(self) -> list[int]:
@@ -104,10 +116,10 @@ async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> Asyn
         store.recover(lambda *_: None)
         shard = Shard(schema, epoch=store.epoch)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
-        with ThreadPoolExecutor(4) as executor:
+        with ThreadPoolExecutor(4) as executor, ThreadPoolExecutor(4) as syncing:
             disk.forget()
-            group = GroupCommit(shard, PARTITION, executor=executor, waiting_max=20)
-            yield Bench(disk, shard, group, executor, make_observations)
+            group = GroupCommit(shard, executor=executor, syncing=syncing, waiting_max=20)
+            yield Bench(disk, shard, group, store, make_observations)
             disk.gate.set()
             await group.drained()
 
@@ -178,12 +190,52 @@ async def test_sync_error_fails_all_waiting_commits(bench: Bench) -> None:
         await bench.start(9)
 
 
-async def test_unexpected_error_fails_all_waiting_commits(bench: Bench) -> None:
-    journal = bench.shard.journals.pop(PARTITION)
-    results = await asyncio.gather(bench.start(1), bench.start(2), return_exceptions=True)
-    assert [type(result) for result in results] == [KeyError, KeyError]
-    bench.shard.attach(PARTITION, journal)
-    assert (await bench.start(3)).sequence == 1
+def _no_memory(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+async def test_unexpected_error_fails_all_waiting_commits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await bench.hold()
+    others = [bench.start(batch) for batch in (1, 2)]
+    await bench.until_waiting(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.shard, "write", _no_memory)
+        bench.disk.gate.set()
+        results = await asyncio.gather(*others, return_exceptions=True)
+    assert [type(result) for result in results] == [MemoryError, MemoryError]
+    assert (await first).sequence == 1
+    assert (await bench.start(3)).sequence == 2
+
+
+async def test_commit_to_a_partition_that_left_fails_alone(
+    bench: Bench,
+) -> None:
+    commit = bench.indexed(1)
+    results = await asyncio.wrap_future(bench.group.submit({PARTITION: commit, 4: commit}))
+    assert results[PARTITION] == Committed(1, 5, 5, duplicate=False)
+    assert isinstance(results[4], InternalError)
+
+
+async def test_commits_of_several_partitions_are_visible_together(bench: Bench) -> None:
+    commits = {partition: bench.indexed(partition) for partition in (PARTITION, 1, 2)}
+    for partition in (1, 2):
+        bench.shard.attach(partition, bench.store.journal(bench.shard.schema.name, partition))
+    results = await asyncio.wrap_future(bench.group.submit(commits))
+    assert set(results.values()) == {Committed(1, 5, 5, duplicate=False)}
+    assert bench.shard.published() == Cursor({PARTITION: 1, 1: 1, 2: 1})
+    assert bench.shard.graph.count() == 15
+
+
+async def test_sync_error_of_one_partition_leaves_others_intact(bench: Bench) -> None:
+    bench.shard.attach(1, bench.store.journal(bench.shard.schema.name, 1))
+    bench.shard.journals[1].stop("it was lost")
+    commits = {partition: bench.indexed(1) for partition in (PARTITION, 1)}
+    results = await asyncio.wrap_future(bench.group.submit(commits))
+    assert results[PARTITION] == Committed(1, 5, 5, duplicate=False)
+    assert isinstance(results[1], PartitionReadOnly)
+    assert bench.shard.published() == Cursor({PARTITION: 1})
 
 
 async def test_conflicting_commit_fails_alone(bench: Bench) -> None:
@@ -247,8 +299,8 @@ async def test_drained_waits_for_running_writes(bench: Bench) -> None:
 async def test_submit_from_many_threads_commits_all(bench: Bench) -> None:
     commits = [bench.indexed(batch) for batch in range(18)]
     with ThreadPoolExecutor(6) as threads:
-        futures = list(threads.map(bench.group.submit, commits))
-        results = [future.result(TIMEOUT_S) for future in futures]
+        futures = list(threads.map(bench.submit, commits))
+        results = [outcome(future.result(TIMEOUT_S)) for future in futures]
     assert sorted(result.sequence for result in results) == list(range(1, 19))
     assert bench.shard.published() == Cursor({PARTITION: 18})
     await bench.group.drained()
@@ -257,17 +309,18 @@ async def test_submit_from_many_threads_commits_all(bench: Bench) -> None:
 
 async def test_submit_to_a_full_queue_is_overloaded(bench: Bench) -> None:
     first = await bench.hold()
-    futures = [bench.group.submit(bench.indexed(batch)) for batch in range(1, 21)]
+    futures = [bench.submit(bench.indexed(batch)) for batch in range(1, 21)]
     with pytest.raises(Overloaded):
-        bench.group.submit(bench.indexed(99))
+        outcome(bench.submit(bench.indexed(99)).result(0))
     bench.disk.gate.set()
-    assert [future.result(TIMEOUT_S).sequence for future in futures] == list(range(2, 22))
+    assert [outcome(future.result(TIMEOUT_S)).sequence for future in futures] == list(range(2, 22))
     assert (await first).sequence == 1
 
 
 async def test_submit_after_idle_writes_again(bench: Bench) -> None:
     for batch in range(3):
-        assert bench.group.submit(bench.indexed(batch)).result(TIMEOUT_S).sequence == batch + 1
+        done = bench.submit(bench.indexed(batch))
+        assert outcome(done.result(TIMEOUT_S)).sequence == batch + 1
         await bench.group.drained()
     assert bench.disk.syncs == 3
 
@@ -289,11 +342,11 @@ async def test_group_commit_merges_sorted_runs_after_new_ones(
         shard.graph = MetadataGraph(schema, memtable_paths_max=50)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
-            group = GroupCommit(shard, PARTITION, executor=executor, waiting_max=20)
+            group = GroupCommit(shard, executor=executor, syncing=executor, waiting_max=20)
             for batch in range(40):
                 rows = make_observations(60 if batch else 10, seed=batch)
                 commit = Commit("p", batch, *paths.index(schema, rows))
-                await asyncio.wrap_future(group.submit(commit))
+                await asyncio.wrap_future(group.submit({PARTITION: commit}))
                 if batch == 0:
                     await group.drained()
                     assert shard.maintained == 0, "the head is no run yet"
@@ -303,19 +356,12 @@ async def test_group_commit_merges_sorted_runs_after_new_ones(
         assert shard.graph.count() == 10 + 39 * 60
 
 
-async def test_group_commit_after_end_refuses_commits(bench: Bench) -> None:
-    """A commit may have got this writer before the fence, and hand its rows in behind it."""
+async def test_drained_of_a_partition_ignores_other_partitions(bench: Bench) -> None:
     first = await bench.hold()
-    bench.group.end()
-    refused = bench.start(1)
+    assert not bench.group.is_idle(PARTITION)
+    assert bench.group.is_idle(1)
+    await bench.group.drained(1)
     bench.disk.gate.set()
-    await bench.group.drained()
+    await bench.group.drained(PARTITION)
+    assert bench.group.is_idle(PARTITION)
     assert (await first).sequence == 1
-    with pytest.raises(PartitionMoved):
-        await refused
-    with pytest.raises(PartitionMoved):
-        bench.group.submit(bench.indexed(2))
-    assert bench.group.is_over
-    assert bench.seen() == [1]
-    bench.group.resume()
-    assert (await bench.start(1)).sequence == 2

@@ -57,6 +57,10 @@ def commits_of(shard: Shard, make: Make, count: int, *, rows: int = 3) -> list[C
     return [Commit("p", n, *paths.index(shard.schema, table)) for n, table in batches]
 
 
+def write(shard: Shard, commits: list[Commit]) -> list[Committed | GalileoError]:
+    return shard.write({PARTITION: commits})[PARTITION]
+
+
 async def test_scan_during_writes_sees_all_published_commits(
     stored: Shard, make_observations: Make
 ) -> None:
@@ -73,16 +77,16 @@ async def test_scan_during_writes_sees_all_published_commits(
     def write_one(number: int, commit: Commit) -> list[Committed | GalileoError]:
         if number % 20 == 10:  # not all may be written before the first look
             looked.acquire(timeout=60)
-        return stored.write(PARTITION, [commit])
+        return write(stored, [commit])
 
-    def write() -> list[list[Committed | GalileoError]]:
+    def write_all() -> list[list[Committed | GalileoError]]:
         try:
             return [write_one(number, commit) for number, commit in enumerate(commits)]
         finally:
             done.set()
 
     with ThreadPoolExecutor(1) as executor:
-        writing = asyncio.get_running_loop().run_in_executor(executor, write)
+        writing = asyncio.get_running_loop().run_in_executor(executor, write_all)
         looks = 0
         while not done.is_set():
             published = stored.published()
@@ -104,12 +108,12 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
 ) -> None:
     """A later sequence would make readers skip the missing commit."""
     commits = commits_of(stored, make_observations, 4)
-    stored.write(PARTITION, commits[:1])
+    write(stored, commits[:1])
     with monkeypatch.context() as patched:
-        patched.setattr(stored.graph, "insert", _no_memory)
+        patched.setattr(stored.graph, "insert_many", _no_memory)
         with pytest.raises(MemoryError):
-            stored.write(PARTITION, commits[1:3])
-    (again, refused) = stored.write(PARTITION, [commits[2], commits[3]])
+            write(stored, commits[1:3])
+    (again, refused) = write(stored, [commits[2], commits[3]])
     assert isinstance(again, Committed), "it is on the disk"
     assert isinstance(refused, PartitionReadOnly)
     assert "could not be indexed: MemoryError" in refused.message
@@ -134,12 +138,12 @@ def test_synopsis_after_a_failed_add_counts_all_commits(
     stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = commits_of(stored, make_observations, 2, rows=40)
-    stored.write(PARTITION, commits[:1])
+    write(stored, commits[:1])
     with monkeypatch.context() as patched:
         patched.setattr(Synopsis, "add", _no_memory)
         with pytest.raises(MemoryError):
             stored.synopses()
-    stored.write(PARTITION, commits[1:])
+    write(stored, commits[1:])
     graph = FeatureGraph(stored.schema)
     graph.apply(stored.synopses()[PARTITION].changes_since(None))
     estimate = graph.estimate(parse("", stored.schema))
@@ -176,7 +180,7 @@ def test_event_clock_is_the_newest_bucket_after_restart_too(
         newest = [max(buckets[: number + 1]) for number in range(12)]
         assert shard.event_clock() == ()
         for number, commit in enumerate(commits):
-            shard.write(PARTITION, [commit])
+            write(shard, [commit])
             (step,) = shard.event_clock()
             assert step.bucket_us == newest[number]
             assert step.sequence == newest.index(step.bucket_us) + 1
@@ -200,7 +204,7 @@ def test_event_clock_advances_before_a_commit_is_published(
             super()._wind(partition, commits)
 
     with opened(tmp_path, schema, PARTITION, cls=Watched) as shard:
-        assert shard.write(PARTITION, commits_of(shard, make_observations, 1))
+        assert write(shard, commits_of(shard, make_observations, 1))
     assert ahead[-1:] == [False]
 
 
@@ -219,7 +223,8 @@ def test_own_published_is_one_object_until_it_changes(
             return seen[-1] is not seen[-2]
 
         def write(partition: int, batch: int) -> None:
-            shard.write(partition, [Commit("p", batch, *paths.index(schema, make_observations(3)))])
+            commit = Commit("p", batch, *paths.index(schema, make_observations(3)))
+            shard.write({partition: [commit]})
 
         for partition in (PARTITION, 5):
             shard.attach(partition, store.journal(schema.name, partition))
@@ -259,7 +264,7 @@ def test_own_published_includes_the_last_commit_of_many_threads(
         def write(partition: int) -> None:
             for batch in range(batches):
                 commit = Commit(f"p{partition}", batch, *paths.index(schema, make_observations(1)))
-                shard.write(partition, [commit])
+                shard.write({partition: [commit]})
                 assert shard.own_published().sequences[partition] == batch + 1
 
         with ThreadPoolExecutor(len(partitions)) as pool:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.cursor import Cursor
+from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import RUNS_MAX, MetadataGraph
 from galileo.query.query import parse
 
@@ -40,11 +41,9 @@ def test_insert_many_random_groups_equals_single_inserts(
         first = last[partition] + 1
         for sequence, batch in enumerate(batches, start=first):
             single.insert(batch, partition=partition, sequence=sequence)
+        sequences = range(first, first + len(sizes))
         many.insert_many(
-            pa.concat_batches(batches),
-            partition=partition,
-            first_sequence=first,
-            counts=np.array(sizes),
+            pa.concat_batches(batches), Commits.of(partition, sequences), np.array(sizes)
         )
         last[partition] += len(sizes)
     query = parse(query_texts[text], world.schema)
@@ -55,11 +54,7 @@ def test_insert_many_random_groups_equals_single_inserts(
 def test_insert_many_without_maintain_keeps_runs_few(world: Any) -> None:
     graph = MetadataGraph(world.schema, memtable_paths_max=1)
     for number in range(2 * RUNS_MAX):
-        graph.insert_many(
-            world.batch(number, 4),
-            partition=0,
-            first_sequence=2 * number + 1,
-            counts=np.array([1, 3]),
-        )
+        commits = Commits.of(0, [2 * number + 1, 2 * number + 2])
+        graph.insert_many(world.batch(number, 4), commits, np.array([1, 3]))
     assert graph.runs <= RUNS_MAX
     assert graph.count() == 8 * RUNS_MAX

@@ -38,7 +38,7 @@ def _head(world, sizes, *, seed=0, texts=None):
         paths = paths_from_batch(
             columns_from_batch(world.schema, batch), batch, commit=head.commits, texts=texts
         )
-        head.append(paths, partition=number % 3, sequence=number + 1)
+        head.append(paths, Commits.of(number % 3, [number + 1]))
     return head
 
 
@@ -82,7 +82,7 @@ def test_memtable_view_later_inserts_do_not_change_it(world):
         paths = paths_from_batch(
             columns_from_batch(world.schema, batch), batch, commit=head.commits, texts=texts
         )
-        head.append(paths, partition=0, sequence=10 + number)
+        head.append(paths, Commits.of(0, [10 + number]))
     assert len(view) == 50
     assert len(head) == 650
     for old, now in zip(before, view.paths.arrays(), strict=True):
@@ -172,7 +172,7 @@ def test_memtable_whole_integers_take_bytes_of_floats(missing):
         paths = paths_from_batch(
             columns_from_batch(schema, batch), batch, commit=commit, texts=texts
         )
-        head.append(paths, partition=0, sequence=commit + 1)
+        head.append(paths, Commits.of(0, [commit + 1]))
     view = head.view()
     run = compact([seal(view.paths, view.commits), seal(view.paths, view.commits)])
     assert run.paths.nbytes == 2000 * (64 if missing else 60)
