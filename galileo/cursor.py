@@ -116,8 +116,8 @@ class Cursor(Mapping[int, int]):
 
     def past(self, partitions: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> Mask:
         """A mask of the commits after this cursor, for columns of partitions and sequences."""
-        if len(partitions) == 0:
-            return np.zeros(0, dtype=np.bool_)
+        if len(partitions) == 0 or not self._positions:
+            return sequences > 0
         positions = self._array
         try:
             known = None if positions is None else positions[partitions]

@@ -22,6 +22,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.arena import HEAP_BYTES
 from galileo.graph.columns import (
     Commits,
+    Paths,
     StringDictionary,
     columns_from_batch,
     paths_from_batch,
@@ -31,7 +32,7 @@ from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
 from galileo.graph.memtable import Memtable
-from galileo.graph.row_ranges import Rows, to_positions
+from galileo.graph.row_ranges import Rows, count_rows, to_positions
 from galileo.graph.run_scan import (
     BoundQuery,
     Check,
@@ -257,8 +258,8 @@ class MetadataGraph:
         """The labels of `scan` a piece at a time, all from one snapshot.
 
         It holds the snapshot, one piece, and eight bytes for each path of one run that was not
-        pruned. After each chunk of paths without a full piece it yields None, so that its caller
-        can stop.
+        pruned. Matches of several runs share a piece. After each chunk of paths without a full
+        piece it yields None, so that its caller can stop.
 
         Args:
             query: of this dataset.
@@ -271,11 +272,20 @@ class MetadataGraph:
             Non-empty batches of `schema.label_schema`, and None.
         """
         plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
-        return (
-            None if rows is None else self._labels(task.run, rows)
-            for task in plans
-            for rows in task.pieces(labels_max)
-        )
+        pending: list[tuple[SortedRun, Rows]] = []
+        count = 0
+        for task in plans:
+            for rows in task.pieces(labels_max):
+                if rows is None:
+                    yield None
+                    continue
+                if count + count_rows(rows) > labels_max:
+                    yield self._labels_of(pending)
+                    pending, count = [], 0
+                pending.append((task.run, rows))
+                count += count_rows(rows)
+        if pending:
+            yield self._labels_of(pending)
 
     def scan_many(
         self,
@@ -334,6 +344,22 @@ class MetadataGraph:
                 batches.append(self._labels(task.run, rows, large=size > self._heap_bytes))
                 size += batches[-1].nbytes
         return pa.Table.from_batches(batches, schema=self._label_schema)
+
+    def _labels_of(self, parts: Sequence[tuple[SortedRun, Rows]]) -> pa.RecordBatch:
+        """The labels of rows of some runs; few rows of many runs are converted together."""
+        if len(parts) == 1:
+            return self._labels(*parts[0])
+        taken = [run.paths.take(rows) for run, rows in parts]
+        commits = [
+            (run.commits, paths.commit) for (run, _), paths in zip(parts, taken, strict=True)
+        ]
+        of_path = Commits(
+            np.concatenate([each.partition.take(numbers) for each, numbers in commits]),
+            np.concatenate([each.sequence.take(numbers) for each, numbers in commits]),
+        )
+        paths = Paths.concat(self.schema, taken)
+        paths = replace(paths, commit=np.arange(len(paths), dtype=np.int32))
+        return to_labels(self._label_schema, paths, commits=of_path, texts=self._texts)
 
     def _labels(self, run: SortedRun, rows: Rows, *, large: bool = False) -> pa.RecordBatch:
         large = large and not isinstance(rows, slice)

@@ -39,9 +39,10 @@ from galileo.graph.row_ranges import (
     count_rows,
     to_positions,
 )
-from galileo.graph.sorted_runs import SequenceBounds, SortedRun, seal
+from galileo.graph.sorted_runs import SortedRun, seal
 from galileo.query.columns import Columns, Mask
 from galileo.query.query import Query
+from galileo.query.spatial_predicates import SpatialLeaf
 
 Check: TypeAlias = Callable[[], None]
 """Called between portions of work; raises to cancel it."""
@@ -71,36 +72,40 @@ class Window:
 
     def holds(self, commits: Commits) -> Mask:
         """Which commits lie in the window."""
-        inside = self._named(commits.partition) & self.after.past(
-            commits.partition, commits.sequence
-        )
-        if self.until is not None:
-            inside &= ~self.until.past(commits.partition, commits.sequence)
-        return inside
+        return self._between(commits.partition, first=commits.sequence, last=commits.sequence)
 
     def coverage(self, run: SortedRun) -> Coverage:
         """Coverage of a run, by its sequence bounds; SOME may be returned for NONE."""
         if run.spans is None:
             held = self.holds(run.commits)
             return _coverage(possible=held, certain=held)
-        first = Commits(run.spans.partition, run.spans.lo)
-        last = Commits(run.spans.partition, run.spans.hi)
-        certain = self.holds(first) & self.holds(last)
-        return _coverage(possible=self._may_hold(run.spans), certain=certain)
+        partition, lo, hi = run.spans.partition, run.spans.lo, run.spans.hi
+        return _coverage(
+            possible=self._between(partition, first=hi, last=lo),
+            certain=self._between(partition, first=lo, last=hi),
+        )
 
-    def _may_hold(self, spans: SequenceBounds) -> Mask:
-        possible = self._named(spans.partition) & self.after.past(spans.partition, spans.hi)
+    def _between(
+        self,
+        partitions: npt.NDArray[np.int32],
+        *,
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+    ) -> Mask:
+        """Where `first` is past the start and `last` not past the end of a partition's window."""
+        inside = self.after.past(partitions, first)
         if self.until is not None:
-            possible &= ~self.until.past(spans.partition, spans.lo)
-        return possible
+            inside &= ~self.until.past(partitions, last)
+        if self.partitions is not None:
+            inside &= self._named(partitions, self.partitions)
+        return inside
 
-    def _named(self, partitions: npt.NDArray[np.int32]) -> Mask:
-        if self.partitions is None:
-            return np.ones(len(partitions), dtype=np.bool_)
-        if not self.partitions:
+    @staticmethod
+    def _named(partitions: npt.NDArray[np.int32], names: frozenset[int]) -> Mask:
+        if not names:
             return np.zeros(len(partitions), dtype=np.bool_)
         # What `np.isin` finds, at a fifth of its cost where there are few.
-        named = np.array(sorted(self.partitions), dtype=np.int32)
+        named = np.array(sorted(names), dtype=np.int32)
         mask: Mask = named.take(np.searchsorted(named, partitions), mode="clip") == partitions
         return mask
 
@@ -118,16 +123,20 @@ class BoundQuery:
     Attributes:
         query: of the dataset.
         cells: ranges of cells outside of which nothing matches; None: no limit.
-        conditions: that a path must all pass.
+        filters: that a path must all pass.
+        uses_zones: whether zones can exclude more than the ranges of cells.
     """
 
     query: Query
     cells: Ranges | None
     filters: tuple[PredicateFilter, ...]
+    uses_zones: bool
 
     @classmethod
     def of(cls, query: Query, texts: StringDictionary) -> BoundQuery:
-        return cls(query, query.cell_ranges(), row_filters(query.tree, LeafEvaluator(texts)))
+        filters = row_filters(query.tree, LeafEvaluator(texts))
+        uses_zones = not isinstance(query.tree, SpatialLeaf)
+        return cls(query, query.cell_ranges(), filters, uses_zones)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,14 +199,14 @@ class RunScan:
         """
         pending: list[Rows] = []
         count = 0
-        for chunk in chunks(self.rows, min(self.options.chunk_paths, most)):
+        for chunk in chunks(self.rows, self.options.chunk_paths):
             rows = self.pipeline.apply(chunk) if self.pipeline.filters else chunk
-            if count + count_rows(rows) > most:
-                yield concat_rows(pending)
-                pending, count = [], 0
-            if count_rows(rows):
-                pending.append(rows)
-                count += count_rows(rows)
+            for piece in chunks(rows, most):
+                if count + count_rows(piece) > most:
+                    yield concat_rows(pending)
+                    pending, count = [], 0
+                pending.append(piece)
+                count += count_rows(piece)
             yield None
         if pending:
             yield concat_rows(pending)
@@ -224,13 +233,22 @@ def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -
     zone_map = run.zone_map
     if zone_map is None:
         return np.zeros(0, dtype=np.bool_)
-    possible = search.query.may_match_zones(zone_map.zones)
+    if not search.uses_zones:
+        possible = np.ones(len(zone_map.commit_lo), dtype=np.bool_)
+    else:
+        possible = search.query.may_match_zones(zone_map.zones)
     return possible if commits is None else possible & zone_map.may_hold(commits)
 
 
 def _candidates(run: SortedRun, search: BoundQuery, blocks: Mask) -> Rows:
-    if run.zone_map is None or (search.cells is None and blocks.all()):
+    if run.zone_map is None:
         return slice(0, len(run))
+    if blocks.all():
+        if search.cells is None:
+            return slice(0, len(run))
+        return _ranges_of_cells(run.paths.columns, search.cells).rows()
+    if not blocks.any():
+        return NO_ROWS
     stretches = _ranges_of_blocks(blocks, run.zone_map.block_paths).clip(len(run))
     if search.cells is not None:
         stretches = stretches.intersection(_ranges_of_cells(run.paths.columns, search.cells))
@@ -238,9 +256,10 @@ def _candidates(run: SortedRun, search: BoundQuery, blocks: Mask) -> Rows:
 
 
 def _ranges_of_blocks(blocks: Mask, block_paths: int) -> RowRanges:
-    edges = np.diff(blocks.astype(np.int8), prepend=0, append=0)
-    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    return RowRanges(starts * block_paths, stops * block_paths)
+    edges = np.flatnonzero(blocks[1:] != blocks[:-1]) + 1
+    starts, stops = [0] * int(blocks[0]), [len(blocks)] * int(blocks[-1])
+    bounds = np.concatenate((starts, edges, stops), dtype=np.intp, casting="unsafe") * block_paths
+    return RowRanges(bounds[::2], bounds[1::2])
 
 
 def _ranges_of_cells(columns: Columns, ranges: Ranges) -> RowRanges:

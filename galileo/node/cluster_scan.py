@@ -20,7 +20,14 @@ from galileo.errors import Cancelled, NotOwner, PartitionMoved, TransientError, 
 from galileo.node import sampling
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
-from galileo.node.peers import Peers, RetryWhileMoving, ScanDone, ScanLabels, ScanTask
+from galileo.node.peers import (
+    Peers,
+    RetryWhileMoving,
+    ScanAnswer,
+    ScanDone,
+    ScanLabels,
+    ScanTask,
+)
 from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
 from galileo.query import Query
@@ -224,10 +231,9 @@ class ClusterScans:
         Raises:
             PartitionMoved: the node does not have all partitions, and has sent no labels.
         """
-        scan = self._local.scan([task]) if node == self._name else self._peers.scan(node, [task])
         end, is_begun = ScanEnd(EMPTY_CURSOR, task.partitions), False
         try:
-            async with aclosing(scan) as answers:
+            async with aclosing(self._scan_answers(node, task)) as answers:
                 async for answer in answers:
                     if isinstance(answer, ScanLabels):
                         is_begun = True
@@ -241,6 +247,22 @@ class ClusterScans:
                 raise
             log.warning("node %s did not answer a scan: %s", node, error)
         yield end
+
+    async def _scan_answers(self, node: str, task: ScanTask) -> AsyncGenerator[ScanAnswer, None]:
+        """The answers of one node: one call where they are small, else a stream."""
+        is_here = node == self._name
+        if not (task.labels_max or task.sampler_json):
+            small = await (
+                self._local.scan_small(task) if is_here else self._peers.scan_small(node, task)
+            )
+            if small is not None:
+                for answer in small:
+                    yield answer
+                return
+        scan = self._local.scan([task]) if is_here else self._peers.scan(node, [task])
+        async with aclosing(scan) as answers:
+            async for answer in answers:
+                yield answer
 
 
 async def _merge_parts(answers: Sequence[_Answer], waiting_max: int) -> _Answer:

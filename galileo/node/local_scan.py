@@ -25,6 +25,7 @@ from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
 from galileo.node.shard import Shard
 from galileo.query import Query, parse
+from galileo.query.query import CACHED_CHARACTERS_MAX
 from galileo.samplers import Sampler, SamplerSpec
 
 _TEXT_BYTES = 32
@@ -63,6 +64,26 @@ class LocalScans:
             if span is not None:
                 span.end()
 
+    async def scan_small(self, task: ScanTask) -> list[ScanAnswer] | None:
+        """The answer of `scan` to a task without bound and sampler, if it is small.
+
+        A scan that takes less than `inline_s` needs no thread, unless its query is long.
+
+        Returns:
+            None if it has more than about `small_bytes_max` of labels, or takes longer than a step.
+
+        Raises:
+            GalileoError: the task failed.
+        """
+        options = self._options
+        scan = _IncrementalScan(self._catalog, task, options, bytes_max=options.small_bytes_max)
+        is_short = len(task.query_json) <= CACHED_CHARACTERS_MAX
+        answers = scan.advance(options.inline_s) if is_short else []
+        if not scan.done:
+            loop = asyncio.get_running_loop()
+            answers += await loop.run_in_executor(self._executor, scan.advance, options.step_s)
+        return answers if scan.done else None
+
     async def _scan_all(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         loop = asyncio.get_running_loop()
         is_alone = len(tasks) == 1 and not tasks[0].labels_max
@@ -70,7 +91,10 @@ class LocalScans:
             if is_alone or task.sampler_json:
                 try:
                     sampler = await self._sampler(task)
-                    stepwise = _IncrementalScan(self._catalog, task, self._options, sampler=sampler)
+                    bytes_max = self._options.step_bytes_max
+                    stepwise = _IncrementalScan(
+                        self._catalog, task, self._options, bytes_max=bytes_max, sampler=sampler
+                    )
                 except GalileoError as error:
                     yield ScanFailed(task.item, error)
                     continue
@@ -146,7 +170,7 @@ class LocalScans:
 
 
 class _IncrementalScan:
-    """The scan of one task in steps; each runs in a thread, one at a time."""
+    """The scan of one task in steps, one at a time; each makes about `bytes_max` of labels."""
 
     def __init__(
         self,
@@ -154,9 +178,11 @@ class _IncrementalScan:
         task: ScanTask,
         options: QueryOptions,
         *,
-        sampler: tuple[Sampler, SamplerSpec] | None,
+        bytes_max: int,
+        sampler: tuple[Sampler, SamplerSpec] | None = None,
     ) -> None:
         self.done = False
+        self._bytes_max = bytes_max
         self._catalog = catalog
         self._task = task
         self._options = options
@@ -166,12 +192,16 @@ class _IncrementalScan:
     def step(self) -> list[ScanAnswer]:
         """The next answers; the last step ends with `ScanDone` or `ScanFailed`."""
         try:
-            if self._started is None:
-                self._started = self._start()
-            batches, self.done = self._next_batches(self._started)
+            return self.advance(self._options.step_s)
         except GalileoError as error:
             self.done = True
             return [ScanFailed(self._task.item, error)]
+
+    def advance(self, step_s: float) -> list[ScanAnswer]:
+        """The answers of a step that takes about `step_s` at most; raises the task's error."""
+        if self._started is None:
+            self._started = self._start()
+        batches, self.done = self._next_batches(self._started, step_s)
         answers: list[ScanAnswer] = []
         if batches:
             table = pa.Table.from_batches(batches)
@@ -189,12 +219,11 @@ class _IncrementalScan:
         # Published before the graph is read, as above.
         published = shard.published()
         reached = _frontier(published, until=task.until, partitions=task.partitions)
-        labels_max = _labels_per_step(shard.schema, options.step_bytes_max)
+        labels_max = _labels_per_step(shard.schema, self._bytes_max)
 
         def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
-            return shard.graph.scan_pieces(
-                query, labels_max=labels_max, after=after, until=until, partitions=task.partitions
-            )
+            # `until` names the partitions of the task and no others.
+            return shard.graph.scan_pieces(query, labels_max=labels_max, after=after, until=until)
 
         if self._sampler is not None:
             pieces = sampling.sampled_pieces(
@@ -212,10 +241,12 @@ class _IncrementalScan:
             pieces = scan(task.after, reached)
         return _RunningScan(shard, pieces, reached, labels_max)
 
-    def _next_batches(self, started: _RunningScan) -> tuple[list[pa.RecordBatch], bool]:
+    def _next_batches(
+        self, started: _RunningScan, step_s: float
+    ) -> tuple[list[pa.RecordBatch], bool]:
         """The labels of one step, and whether they are the last."""
         batches: list[pa.RecordBatch] = []
-        labels, deadline = 0, time.monotonic() + self._options.step_s
+        labels, deadline = 0, time.monotonic() + step_s
         for piece in started.pieces:
             if piece is not None:
                 batches.append(piece)

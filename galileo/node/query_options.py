@@ -16,6 +16,9 @@ class QueryOptions:
         step_bytes_max: bytes of labels that one step of a scan makes; an answer in flight takes a
             few times this.
         step_s: seconds after which a step returns what it has, so that others can run.
+        small_bytes_max: bytes of labels up to which an answer of a node is small: one message has
+            it, and the node that was asked passes it on.
+        inline_s: seconds that a scan may run in the event loop before it goes on in a thread.
         rows_per_piece: observations that are read together, unless one commit alone has more; a
             piece has less than twice as many.
         rows_held_min: observations beyond those wanted that are held before the first of them are
@@ -33,6 +36,8 @@ class QueryOptions:
     labels_per_part: int = 32_768
     step_bytes_max: int = 4 << 20
     step_s: float = 0.025
+    small_bytes_max: int = 512 << 10
+    inline_s: float = 0.002
     rows_per_piece: int = 65_536
     rows_held_min: int = 65_536
     parts_waiting_max: int = 4

@@ -128,6 +128,15 @@ class GrpcPeers:
         reached = cursor_from_pb(reply.reached)
         return CommitAnswer(reply.rows, reply.paths, reply.duplicate_rows, reached)
 
+    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
+        request, timeout_s = scan_task_to_pb(task), self.options.scan_s
+        reply = await self._call(node, PeerStorageStub, "ScanSmall", request, timeout_s)
+        if reply.is_large:
+            return None
+        labels = [ScanLabels(task.item, read_stream(reply.labels))] if reply.labels else []
+        reached, gone = cursor_from_pb(reply.reached), cursor_from_pb(reply.gone)
+        return [*labels, ScanDone(task.item, reached, gone)]
+
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
         async with aclosing(self._stream(node, StorageStub, "Scan", request)) as replies:

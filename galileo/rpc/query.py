@@ -18,8 +18,8 @@ from galileo.wire.codec import cursor_to_pb, label_messages
 from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 RETRY_AFTER_S = 0.5
-HELD_BYTES_MAX = 64 << 10
-"""Labels up to this size are combined with the tail into one message."""
+HELD_LABELS_MAX = 1_024
+"""Labels up to this number, of several nodes, are combined into one message."""
 
 
 class QueryServicer(query_pb2_grpc.QueryServicer):
@@ -40,21 +40,26 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
             batches = self._node.scans.limited(query, batches, request.limit)
         with self._counted():
             head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
-            held = query_pb2.QueryPart(head=head)
+            message, held = query_pb2.QueryPart(head=head), list[pa.Table]()
             async with contextlib.aclosing(batches) as parts:
                 async for part in parts:
                     if isinstance(part, ScanEnd):
-                        held.tail.CopyFrom(_tail(part))
+                        tail = part
                         break
-                    for chunk in await label_messages(part):
-                        if held.labels:
-                            yield held
-                            held = query_pb2.QueryPart()
-                        held.labels = chunk
-                        if len(chunk) > HELD_BYTES_MAX:
-                            yield held
-                            held = query_pb2.QueryPart()
-            yield held
+                    held.append(part)
+                    if sum(table.num_rows for table in held) > HELD_LABELS_MAX:
+                        for chunk in await label_messages(pa.concat_tables(held)):
+                            message.labels = chunk
+                            yield message
+                            message = query_pb2.QueryPart()
+                        held.clear()
+            for chunk in await label_messages(pa.concat_tables(held)) if held else ():
+                if message.labels:
+                    yield message
+                    message = query_pb2.QueryPart()
+                message.labels = chunk
+            message.tail.CopyFrom(_tail(tail))
+            yield message
 
     def _found(self, query: Query, sampler_json: str) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         if sampler_json:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
-from galileo.labels import from_ipc
+from galileo.labels import from_ipc, to_ipc
 from galileo.model.rows import RowOptions
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
@@ -171,6 +171,24 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                         parts = []
         if parts:
             yield storage_pb2.ScanReply(parts=parts)
+
+    @unary
+    async def ScanSmall(  # noqa: N802
+        self, request: storage_pb2.ScanItem, context: Context
+    ) -> peers_pb2.ScanSmallReply:
+        task = scan_task_from_pb(request)
+        answers = await self._node.local_scans.scan_small(task)
+        if answers is None:
+            return peers_pb2.ScanSmallReply(is_large=True)
+        reply = peers_pb2.ScanSmallReply()
+        tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
+        if tables:
+            reply.labels = to_ipc(pa.concat_tables(tables).combine_chunks())
+        for answer in answers:
+            if isinstance(answer, ScanDone):
+                reply.reached.CopyFrom(cursor_to_pb(answer.reached))
+                reply.gone.CopyFrom(cursor_to_pb(answer.gone))
+        return reply
 
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
         """Checks quotas of queries in methods that nodes call, too."""

@@ -95,6 +95,11 @@ class Network:
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         return await self._reach(node, "commit").ingest.commit(task)
 
+    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
+        self.scanned.append(task)
+        there = self._reach(node, "scan_small")
+        return None if node in self.cut_after else await there.local_scans.scan_small(task)
+
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         self.scanned += tasks
         answers = self._reach(node, "scan").local_scans.scan(tasks)

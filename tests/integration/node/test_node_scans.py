@@ -77,6 +77,16 @@ def tell_all(cluster: Any) -> None:
                     node.view.apply_synopsis(cluster.schema, synopsis.changes_since(None))
 
 
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every answer come as a stream."""
+
+    async def is_large(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(local_scan.LocalScans, "scan_small", is_large)
+
+
 # --- complete answers ----------------------------------------------------------------------------
 
 
@@ -228,6 +238,7 @@ async def test_query_of_a_dataset_unknown_to_a_node_is_partial(
     assert parts == [ScanEnd(EMPTY_CURSOR, owned["b"] | owned["c"])]
 
 
+@pytest.mark.usefixtures("all_large")
 async def test_query_with_an_unexpected_error_raises_it(
     cluster: Any, make_observations: Make
 ) -> None:
@@ -373,6 +384,7 @@ async def test_scan_of_an_unknown_partition_fails(cluster: Any, make_observation
     assert isinstance(refused.error, PartitionMoved), "an answer would look as if it were empty"
 
 
+@pytest.mark.usefixtures("all_large")
 async def test_query_sends_labels_of_a_moving_partition_once(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +419,7 @@ async def test_query_of_an_unknown_property_is_refused(cluster: Any) -> None:
 # --- step by step --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("all_large")
 async def test_query_scans_ahead_of_its_reader_within_the_queue(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +449,7 @@ async def test_query_scans_ahead_of_its_reader_within_the_queue(
     assert 1 + sum(rest) == sum(made) == len(await cluster.ask())
 
 
+@pytest.mark.usefixtures("all_large")
 async def test_abandoned_scan_ends(
     cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,13 +475,29 @@ async def test_abandoned_scan_ends(
     assert len(steps) > 2 * (taken + 3)
 
 
+@pytest.mark.parametrize("small_bytes_max", [0, 400, 1 << 20])
+async def test_query_with_small_and_large_answers_gives_the_same_labels(
+    cluster: Any, make_observations: Make, small_bytes_max: int
+) -> None:
+    await fill(cluster, make_observations)
+    whole = await cluster.ask("temperature > 300")
+    options = QueryOptions(small_bytes_max=small_bytes_max, step_s=60.0)
+    await cluster.reconfigure(queries=options)
+    cluster.network.calls.clear()
+    again = await cluster.ask("temperature > 300")
+    assert identities(again) == identities(whole)
+    assert len(again) == len(whole)
+    streamed = [method for _, method in cluster.network.calls].count("scan")
+    assert streamed == (0 if small_bytes_max > 400 else 2)
+
+
 async def test_query_in_short_steps_gives_the_same_answer(
     cluster: Any, make_observations: Make
 ) -> None:
     """With no time at all each look at a chunk is a step, and the answer is the same."""
     await fill(cluster, make_observations)
     whole = await cluster.ask("temperature > 300")
-    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0))
+    await cluster.reconfigure(queries=QueryOptions(step_s=-1.0, inline_s=-1.0))
     assert identities(await cluster.ask("temperature > 300")) == identities(whole)
     assert len(await cluster.ask("temperature > 1000")) == 0
 

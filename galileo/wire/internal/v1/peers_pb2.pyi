@@ -21,6 +21,38 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ScanSmallReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    IS_LARGE_FIELD_NUMBER: _builtins.int
+    labels: _builtins.bytes
+    """Arrow IPC stream of the label schema; empty: none"""
+    is_large: _builtins.bool
+    """nothing else is set"""
+    @_builtins.property
+    def reached(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def gone(self) -> _common_pb2.Cursor: ...
+    def __init__(
+        self,
+        *,
+        labels: _builtins.bytes = ...,
+        reached: _common_pb2.Cursor | None = ...,
+        gone: _common_pb2.Cursor | None = ...,
+        is_large: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "reached", b"reached"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "is_large", b"is_large", "labels", b"labels", "reached", b"reached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanSmallReply: _TypeAlias = ScanSmallReply  # noqa: Y015
+
+@_typing.final
 class SynopsisVersion(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

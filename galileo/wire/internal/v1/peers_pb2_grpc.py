@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from galileo.wire.internal.v1 import peers_pb2 as galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2
+from galileo.wire.v1 import storage_pb2 as galileo_dot_wire_dot_v1_dot_storage__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -39,6 +40,11 @@ class PeerStorageStub:
                 request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.FromString,
                 _registered_method=True)
+        self.ScanSmall = channel.unary_unary(
+                '/galileo.internal.v1.PeerStorage/ScanSmall',
+                request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.FromString,
+                _registered_method=True)
         self.RegisterQueries = channel.unary_unary(
                 '/galileo.internal.v1.PeerStorage/RegisterQueries',
                 request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.RegisterQueriesRequest.SerializeToString,
@@ -56,6 +62,13 @@ class PeerStorageServicer:
 
     def Commit(self, request, context):
         """Between nodes: commits rows that belong to partitions of the receiver.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScanSmall(self, request, context):
+        """Between nodes: the answer of Storage.Scan to one item without bound and sampler, if it is small.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +95,11 @@ def add_PeerStorageServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.SerializeToString,
+            ),
+            'ScanSmall': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScanSmall,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.FromString,
+                    response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.SerializeToString,
             ),
             'RegisterQueries': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterQueries,
@@ -121,6 +139,33 @@ class PeerStorage:
             '/galileo.internal.v1.PeerStorage/Commit',
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.SerializeToString,
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScanSmall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.internal.v1.PeerStorage/ScanSmall',
+            galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.SerializeToString,
+            galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.FromString,
             options,
             channel_credentials,
             insecure,
