@@ -442,4 +442,5 @@ def _query_request(
         query=query_text(query),
         sampler_json=sampler.to_json() if sampler else "",
         limit=limit,
+        accepts_endpoints=True,
     )

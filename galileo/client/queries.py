@@ -9,7 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -17,8 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.client import completeness, decode
+from galileo.client.bulk_fetch import cancel_all, gather_or_cancel
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import InputError, TransientError, Unavailable
 from galileo.labels import LabelSet, from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
@@ -31,6 +39,10 @@ from galileo.wire.v1.query_pb2_grpc import QueryStub
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 PARTS_PER_READ = 100_000
+
+
+ENDPOINTS_AT_ONCE = 8
+"""Owners whose parts of one answer are read at the same time."""
 
 
 async def collect(
@@ -47,8 +59,29 @@ async def collect(
     report_total = of_total(progress)
 
     async def attempt(node: Connection) -> Labels:
-        with _run_query(node, request, timeout_s=node.options.answer_s) as stream:
-            return await _collect_parts(stream, report_total)
+        counts = dict[int, int]()
+
+        def count(source: int, part: query_pb2.QueryPart | None) -> None:
+            """Counts the labels of a part; None: its source begins again."""
+            if report_total is not None:
+                labels = read_stream(part.labels).num_rows if part and part.labels else 0
+                counts[source] = counts.get(source, 0) + labels if part else 0
+                report_total(sum(counts.values()))
+
+        first = await _collect_parts(node, request, functools.partial(count, 0))
+        head, endpoints = first[0].head, first[-1].tail.endpoints
+        slots = asyncio.Semaphore(ENDPOINTS_AT_ONCE)
+
+        async def collect_rest(number: int) -> list[query_pb2.QueryPart]:
+            rest = _endpoint_request(head, endpoints[number])
+            count_rest = functools.partial(count, number + 1)
+            async with slots:
+                return await caller.call_owner(
+                    endpoints[number].address, lambda node: _collect_parts(node, rest, count_rest)
+                )
+
+        rests = [collect_rest(number) for number in range(len(endpoints))]
+        return _labels_of([first, *await gather_or_cancel(rests)])
 
     return await completeness.call(caller, attempt, require_complete=require_complete)
 
@@ -60,20 +93,38 @@ def _run_query(
     return node.stream(stub, "Run", request, timeout_s=timeout_s, part_s=part_s)
 
 
-async def _collect_parts(stream: Stream, report_total: Progress | None) -> Labels:
-    parts, labels_read = [await stream.next()], 0
-    while True:
-        if report_total is not None and parts[-1].labels:
-            labels_read += read_stream(parts[-1].labels).num_rows
-            report_total(labels_read)
-        if parts[-1].HasField("tail"):
-            break
-        parts.append(await stream.next())
-    head, part = parts[0].head, parts[-1]
+def _endpoint_request(
+    head: query_pb2.QueryHead, endpoint: query_pb2.QueryEndpoint
+) -> query_pb2.QueryRequest:
+    """The request for a part of an answer that its owner gives."""
+    key = decode.schema_of(head.schema_json).key
+    return query_pb2.QueryRequest(
+        dataset=key, query=head.query_json, partitions=endpoint.partitions
+    )
+
+
+async def _collect_parts(
+    node: Connection,
+    request: query_pb2.QueryRequest,
+    count: Callable[[query_pb2.QueryPart | None], None],
+) -> list[query_pb2.QueryPart]:
+    """The parts of one node's answer; `count` gets None at first, then each of them."""
+    parts = list[query_pb2.QueryPart]()
+    count(None)
+    with _run_query(node, request, timeout_s=node.options.answer_s) as stream:
+        while not parts or not parts[-1].HasField("tail"):
+            parts.append(await stream.next())
+            count(parts[-1])
+    return parts
+
+
+def _labels_of(answers: Sequence[Sequence[query_pb2.QueryPart]]) -> Labels:
+    """The labels of answers, the first of which has the head."""
+    head = answers[0][0].head
     schema = decode.schema_of(head.schema_json)
-    table = table_of([part.labels for part in parts if part.labels], schema.label_schema)
-    labels = Labels(schema, table, query=head.query_json)
-    end = _end(part.tail, labels=len(labels))
+    chunks = [part.labels for parts in answers for part in parts if part.labels]
+    labels = Labels(schema, table_of(chunks, schema.label_schema), query=head.query_json)
+    end = _end([parts[-1].tail for parts in answers], labels=len(labels))
     # A node that failed midway may have sent labels of partitions that now count as missing.
     known = labels if end.complete else end.known(labels)
     answer: Labels = known.answering(  # type: ignore[assignment]
@@ -202,11 +253,69 @@ async def _run(
                 if part.HasField("tail"):
                     break
                 part = await stream.next()
+            tails = [part.tail]
+            async with aclosing(_endpoint_parts(caller, head, part.tail.endpoints)) as parts:
+                async for part in parts:
+                    if part.labels:
+                        table = from_ipc(part.labels, schema.label_schema)
+                        state.given += table.num_rows
+                        yield Labels(schema, table, query=head.query_json)
+                    if part.HasField("tail"):
+                        tails.append(part.tail)
         except TransientError as error:
             raise state.broken(error) from error
-    state.end = _end(part.tail, labels=state.given)
+    state.end = _end(tails, labels=state.given)
     if state.require_complete:
         completeness.check_complete(state.end)
+
+
+async def _endpoint_parts(
+    caller: Caller, head: query_pb2.QueryHead, endpoints: Sequence[query_pb2.QueryEndpoint]
+) -> AsyncGenerator[query_pb2.QueryPart, None]:
+    """The parts of the answers of owners as they arrive, each with a tail at its end."""
+    queue: asyncio.Queue[query_pb2.QueryPart | Exception | None]
+    queue = asyncio.Queue(ENDPOINTS_AT_ONCE)
+    waiting = iter(endpoints)
+
+    async def read_next() -> None:
+        try:
+            for endpoint in waiting:
+                async with aclosing(_endpoint_answer(caller, head, endpoint)) as parts:
+                    async for part in parts:
+                        await queue.put(part)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    count = min(ENDPOINTS_AT_ONCE, len(endpoints))
+    running = [asyncio.create_task(read_next()) for _ in range(count)]
+    try:
+        while count:
+            part = await queue.get()
+            if isinstance(part, Exception):
+                raise part
+            if part is None:
+                count -= 1
+            else:
+                yield part
+    finally:
+        await cancel_all(running)
+
+
+async def _endpoint_answer(
+    caller: Caller, head: query_pb2.QueryHead, endpoint: query_pb2.QueryEndpoint
+) -> AsyncGenerator[query_pb2.QueryPart, None]:
+    """The parts of one answer; the partitions of a node that is lost midway are missing."""
+    opening = functools.partial(_run_query, request=_endpoint_request(head, endpoint))
+    stream, part = await caller.open(opening, Stream.next, owner=endpoint.address)
+    with stream:
+        try:
+            while not part.HasField("tail"):
+                yield part
+                part = await stream.next()
+        except TransientError:
+            part = query_pb2.QueryPart(tail=query_pb2.QueryTail(missing=endpoint.partitions))
+        yield part
 
 
 async def read(
@@ -371,6 +480,8 @@ async def _select_parts(
                 return
 
 
-def _end(tail: query_pb2.QueryTail, *, labels: int) -> QueryEnd:
-    missing = tuple(sorted(tail.missing))
-    return QueryEnd(labels=labels, frontier=cursor_from_pb(tail.frontier), missing=missing)
+def _end(tails: Sequence[query_pb2.QueryTail], *, labels: int) -> QueryEnd:
+    missing = tuple(sorted({partition for tail in tails for partition in tail.missing}))
+    frontiers = (cursor_from_pb(tail.frontier) for tail in tails)
+    frontier = functools.reduce(Cursor.join, frontiers, EMPTY_CURSOR)
+    return QueryEnd(labels=labels, frontier=frontier, missing=missing)

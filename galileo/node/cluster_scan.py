@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -43,11 +44,31 @@ class ScanEnd:
     Attributes:
         gone: the commits up to which retention has dropped requested data; labels up to there
             do not count. One-shot queries answer from what is stored and may ignore it.
+        left: nodes with large answers, and their partitions, which the reader has to ask for.
     """
 
     frontier: Cursor
     missing: frozenset[int]
     gone: Cursor = EMPTY_CURSOR
+    left: tuple[tuple[str, frozenset[int]], ...] = ()
+
+
+class LargeAnswers(Enum):
+    """What happens with the answer of another node that is not small.
+
+    Attributes:
+        PASS_ON: it goes through this node.
+        EXPECTED: likewise; small answers are not tried first.
+        LEAVE: the reader asks the node itself (`ScanEnd.left`).
+    """
+
+    PASS_ON = "pass_on"
+    EXPECTED = "expected"
+    LEAVE = "leave"
+
+
+class _Left:
+    """In place of a large answer that is left to the reader."""
 
 
 UNREACHABLE_ERRORS = (TransientError, NotOwner, Cancelled, UnknownDataset)
@@ -110,22 +131,32 @@ class ClusterScans:
                     last.add(part)
 
     async def run(
-        self, query: Query, *, sampler: SamplerSpec | None = None
+        self,
+        query: Query,
+        *,
+        sampler: SamplerSpec | None = None,
+        partitions: frozenset[int] | None = None,
+        large: LargeAnswers = LargeAnswers.PASS_ON,
     ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         """The matching labels of all commits at the time of the call, in parts, then a `ScanEnd`.
+
+        Of all partitions, or of some.
 
         Where the feature graph excludes a match up to some commit, only later commits are scanned.
         The partitions of an unreachable node are missing; labels that it had already sent lie past
         the frontier of the `ScanEnd`, and the caller drops them by `LabelSet.until`.
         """
         candidates = self.candidates(query)
+        if partitions is not None:
+            candidates &= partitions
         pruned = self._view.pruned_until(query, candidates)
-        async with aclosing(
-            self.between(query, partitions=candidates, after=pruned, until=None, sampler=sampler)
-        ) as parts:
+        answer = self.between(
+            query, partitions=candidates, after=pruned, until=None, sampler=sampler, large=large
+        )
+        async with aclosing(answer) as parts:
             async for part in parts:
                 if isinstance(part, ScanEnd):
-                    yield ScanEnd(part.frontier.join(pruned), part.missing)
+                    yield ScanEnd(part.frontier.join(pruned), part.missing, left=part.left)
                 else:
                     yield part
 
@@ -168,6 +199,7 @@ class ClusterScans:
         until: Cursor | None,
         labels_max: int = 0,
         sampler: SamplerSpec | None = None,
+        large: LargeAnswers = LargeAnswers.PASS_ON,
     ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
         """The labels of the commits (after, until] of some partitions, then their `ScanEnd`.
 
@@ -178,7 +210,7 @@ class ClusterScans:
         if sampler is not None:
             whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
         shares = self._shares(whole)
-        answers = [self._answer(node, share) for node, share in shares.items()]
+        answers = [self._answer(node, share, large) for node, share in shares.items()]
         if list(shares) == [self._name]:
             # A small answer is one part and its end: tasks and a queue would only cost time.
             for _ in range(2):
@@ -200,7 +232,7 @@ class ClusterScans:
             if share
         }
 
-    async def _answer(self, node: str, task: ScanTask) -> _Answer:
+    async def _answer(self, node: str, task: ScanTask, large: LargeAnswers) -> _Answer:
         """One node's labels, then their `ScanEnd`; raises the errors of this side.
 
         Partitions that have moved meanwhile are scanned at their new nodes.
@@ -210,7 +242,7 @@ class ClusterScans:
         while tasks:
             node, share = tasks.pop()
             try:
-                async with aclosing(self._scan_node(node, share)) as parts:
+                async with aclosing(self._scan_node(node, share, large)) as parts:
                     async for part in parts:
                         if isinstance(part, ScanEnd):
                             ends.append(part)
@@ -225,7 +257,7 @@ class ClusterScans:
                     tasks += self._shares(share).items()
         yield _merge_ends(ends)
 
-    async def _scan_node(self, node: str, task: ScanTask) -> _Answer:
+    async def _scan_node(self, node: str, task: ScanTask, large: LargeAnswers) -> _Answer:
         """The labels and the end of one scan at one node.
 
         Raises:
@@ -233,13 +265,16 @@ class ClusterScans:
         """
         end, is_begun = ScanEnd(EMPTY_CURSOR, task.partitions), False
         try:
-            async with aclosing(self._scan_answers(node, task)) as answers:
+            async with aclosing(self._scan_answers(node, task, large)) as answers:
                 async for answer in answers:
                     if isinstance(answer, ScanLabels):
                         is_begun = True
                         yield answer.table
                     elif isinstance(answer, ScanDone):
                         end = ScanEnd(answer.reached, frozenset(), answer.gone)
+                    elif isinstance(answer, _Left):
+                        left = ((node, task.partitions),)
+                        end = ScanEnd(EMPTY_CURSOR, frozenset(), left=left)
                     else:
                         raise answer.error
         except UNREACHABLE_ERRORS as error:
@@ -248,16 +283,23 @@ class ClusterScans:
             log.warning("node %s did not answer a scan: %s", node, error)
         yield end
 
-    async def _scan_answers(self, node: str, task: ScanTask) -> AsyncGenerator[ScanAnswer, None]:
+    async def _scan_answers(
+        self, node: str, task: ScanTask, large: LargeAnswers
+    ) -> AsyncGenerator[ScanAnswer | _Left, None]:
         """The answers of one node: one call where they are small, else a stream."""
         is_here = node == self._name
-        if not (task.labels_max or task.sampler_json):
-            small = await (
+        is_plain = not (task.labels_max or task.sampler_json)
+        if is_plain and large is not LargeAnswers.EXPECTED:
+            scan_small = (
                 self._local.scan_small(task) if is_here else self._peers.scan_small(node, task)
             )
+            small = await scan_small
             if small is not None:
                 for answer in small:
                     yield answer
+                return
+            if large is LargeAnswers.LEAVE and not is_here:
+                yield _Left()
                 return
         scan = self._local.scan([task]) if is_here else self._peers.scan(node, [task])
         async with aclosing(scan) as answers:
@@ -301,7 +343,8 @@ async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
 
 def _merge_ends(ends: Sequence[ScanEnd]) -> ScanEnd:
     frontier, missing, gone = EMPTY_CURSOR, frozenset[int](), EMPTY_CURSOR
+    left: tuple[tuple[str, frozenset[int]], ...] = ()
     for end in ends:
         frontier, missing = frontier.join(end.frontier), missing | end.missing
-        gone = gone.join(end.gone)
-    return ScanEnd(frontier, missing, gone)
+        gone, left = gone.join(end.gone), left + end.left
+    return ScanEnd(frontier, missing, gone, left)

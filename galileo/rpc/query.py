@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 import pyarrow as pa
 
 from galileo.errors import Overloaded
-from galileo.node.cluster_scan import ScanEnd
+from galileo.node.cluster_scan import LargeAnswers, ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
 from galileo.rpc.error_mapping import Context, streaming
@@ -35,7 +35,7 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         schema = await self._node.named(request.dataset)
         query = await parse_async(request.query, schema)
         self._allowances.check_query(query, context)
-        batches = self._found(query, request.sampler_json)
+        batches = self._found(query, request)
         if request.HasField("limit"):
             batches = self._node.scans.limited(query, batches, request.limit)
         with self._counted():
@@ -58,13 +58,33 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
                     yield message
                     message = query_pb2.QueryPart()
                 message.labels = chunk
-            message.tail.CopyFrom(_tail(tail))
+            message.tail.CopyFrom(self._tail(tail))
             yield message
 
-    def _found(self, query: Query, sampler_json: str) -> AsyncGenerator[pa.Table | ScanEnd, None]:
-        if sampler_json:
-            return self._node.scans.sampled(query, SamplerSpec.from_json(sampler_json))
-        return self._node.scans.run(query)
+    def _found(
+        self, query: Query, request: query_pb2.QueryRequest
+    ) -> AsyncGenerator[pa.Table | ScanEnd, None]:
+        scans = self._node.scans
+        if request.sampler_json:
+            return scans.sampled(query, SamplerSpec.from_json(request.sampler_json))
+        if request.partitions:
+            named = frozenset(request.partitions)
+            return scans.run(query, partitions=named, large=LargeAnswers.EXPECTED)
+        is_left = request.accepts_endpoints and not request.HasField("limit")
+        return scans.run(query, large=LargeAnswers.LEAVE if is_left else LargeAnswers.PASS_ON)
+
+    def _tail(self, tail: ScanEnd) -> query_pb2.QueryTail:
+        nodes = self._node.topology.by_name
+        here = nodes[self._node.name]  # in place of a node that has left meanwhile
+        endpoints = (
+            query_pb2.QueryEndpoint(
+                address=nodes.get(node, here).address, partitions=sorted(partitions)
+            )
+            for node, partitions in tail.left
+        )
+        return query_pb2.QueryTail(
+            frontier=cursor_to_pb(tail.frontier), missing=sorted(tail.missing), endpoints=endpoints
+        )
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -79,7 +99,3 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
             yield
         finally:
             self._streaming -= 1
-
-
-def _tail(tail: ScanEnd) -> query_pb2.QueryTail:
-    return query_pb2.QueryTail(frontier=cursor_to_pb(tail.frontier), missing=sorted(tail.missing))

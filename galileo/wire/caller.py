@@ -313,6 +313,7 @@ class Caller:
             answer, because the node may have another one now.
 
     Attributes:
+        avoided: addresses that did not answer a call of `call_owner`.
         on_error: called with each error that a node answers, before it is raised.
     """
 
@@ -334,6 +335,7 @@ class Caller:
         self._channels = Channels(keys)
         self._discover = discover
         self._discovered_at = -inf
+        self.avoided = AvoidedAddresses(options.avoid_s, self.clock.monotonic)
         self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -391,12 +393,31 @@ class Caller:
                     await backoff.after(error)
                     first = None
 
+    async def call_owner(
+        self, owner: str, attempt: Callable[[Connection], Awaitable[Result]]
+    ) -> Result:
+        """As `call`, at the address of an owner first, unless it did not answer in `avoid_s`."""
+
+        async def recorded(node: Connection) -> Result:
+            try:
+                return await attempt(node)
+            except TransientError as error:
+                self.avoided.record(node.address, error)
+                raise
+
+        return await self.call(recorded, first=None if owner in self.avoided else owner)
+
     async def open(
         self,
         attempt: Callable[[Connection], Stream],
         first: Callable[[Stream], Awaitable[Result]],
+        *,
+        owner: str = "",
     ) -> tuple[Stream, Result]:
-        """As `call`, for a stream and the first value that `first` reads from it."""
+        """As `call`, for a stream and the first value that `first` reads from it.
+
+        With an owner as `call_owner`.
+        """
         opened: list[Stream] = []
 
         async def open_and_read(node: Connection) -> Result:
@@ -406,7 +427,9 @@ class Caller:
             return await first(opened[0])
 
         try:
-            value = await self.call(open_and_read)
+            value = await (
+                self.call_owner(owner, open_and_read) if owner else self.call(open_and_read)
+            )
         except BaseException:
             while opened:
                 opened.pop().cancel()

@@ -27,6 +27,8 @@ class QueryRequest(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    ACCEPTS_ENDPOINTS_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
@@ -34,6 +36,12 @@ class QueryRequest(_message.Message):
     """empty: no sampler"""
     limit: _builtins.int
     """labels at most; absent: no limit. An answer cut by it has no frontier"""
+    accepts_endpoints: _builtins.bool
+    """the sender asks the owners of large parts itself"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """only these, as an endpoint has them; none: all"""
+
     def __init__(
         self,
         *,
@@ -41,10 +49,12 @@ class QueryRequest(_message.Message):
         query: _builtins.str = ...,
         sampler_json: _builtins.str = ...,
         limit: _builtins.int | None = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        accepts_endpoints: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "dataset", b"dataset", "limit", b"limit", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "accepts_endpoints", b"accepts_endpoints", "dataset", b"dataset", "limit", b"limit", "partitions", b"partitions", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -80,25 +90,58 @@ class QueryTail(_message.Message):
 
     FRONTIER_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frontier(self) -> _common_pb2.Cursor: ...
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """partitions that could not be asked"""
 
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueryEndpoint]:
+        """the rest of the answer"""
+
     def __init__(
         self,
         *,
         frontier: _common_pb2.Cursor | None = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
+        endpoints: _abc.Iterable[Global___QueryEndpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "missing", b"missing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "frontier", b"frontier", "missing", b"missing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueryTail: _TypeAlias = QueryTail  # noqa: Y015
+
+@_typing.final
+class QueryEndpoint(_message.Message):
+    """A large part of an answer: Run with the key of the dataset and these partitions gives it, at this address at the least
+    cost, and at any node.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryEndpoint: _TypeAlias = QueryEndpoint  # noqa: Y015
 
 @_typing.final
 class QueryPart(_message.Message):

@@ -35,6 +35,8 @@ IO_BYTES = 1 << 14
 WITHIN_ANSWER_BYTES = 1_600_000
 """An answer takes 2.6 MB, its largest message half of that. So one message has come by then, and
 another one has not, whichever node sends its labels first."""
+THROUGH_ONE_NODE = 10 * ROWS
+"""All labels of an answer with a limit come from the node that is called."""
 
 
 class Line:
@@ -217,7 +219,7 @@ async def test_query_batches_lost_after_labels_are_unavailable(
     line.cut_after = WITHIN_ANSWER_BYTES
     line.may_cut.clear()
     async with galileo.AsyncClient(line.address, cluster.addresses[1]) as client:
-        batches = client.query_batches(stored)
+        batches = client.query_batches(stored, limit=THROUGH_ONE_NODE)
         given: list[int] = []
         with raises(Unavailable) as lost:
             await counted(batches, given, line=line)
@@ -314,7 +316,7 @@ async def test_query_batches_of_a_silent_node_are_unavailable(line: Line, stored
     line.cut_after, line.silent = WITHIN_ANSWER_BYTES, True
     async with galileo.AsyncClient(line.address, timeout="500ms") as client:
         client._caller.options = replace(client._caller.options, part_s=2.0)
-        batches = client.query_batches(stored)
+        batches = client.query_batches(stored, limit=THROUGH_ONE_NODE)
         await anext(batches)
         with raises(Unavailable) as lost:
             _ = [labels async for labels in batches]
