@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.geo.geohash import Cells
 from galileo.geo.ranges import Ranges
 from galileo.graph.columns import Commits, Paths, StringDictionary
 from galileo.graph.filter_pipeline import (
@@ -46,6 +47,10 @@ from galileo.query.spatial_predicates import SpatialLeaf
 
 Check: TypeAlias = Callable[[], None]
 """Called between portions of work; raises to cancel it."""
+
+
+NEAR_SHARE = 4
+"""Rows of a memtable are gathered by their cells if they are fewer than one in so many."""
 
 
 class Coverage(Enum):
@@ -242,7 +247,7 @@ def _possible_blocks(run: SortedRun, search: BoundQuery, commits: Mask | None) -
 
 def _candidates(run: SortedRun, search: BoundQuery, blocks: Mask) -> Rows:
     if run.zone_map is None:
-        return slice(0, len(run))
+        return _rows_near(run.paths.columns.cell, search.cells)
     if blocks.all():
         if search.cells is None:
             return slice(0, len(run))
@@ -253,6 +258,18 @@ def _candidates(run: SortedRun, search: BoundQuery, blocks: Mask) -> Rows:
     if search.cells is not None:
         stretches = stretches.intersection(_ranges_of_cells(run.paths.columns, search.cells))
     return stretches.rows()
+
+
+def _rows_near(cells: Cells, ranges: Ranges | None) -> Rows:
+    """The rows of unsorted cells between the first and the last range; all, unless they are few."""
+    whole = slice(0, len(cells))
+    if ranges is None:
+        return whole
+    starts, stops = ranges
+    if len(starts) == 0:
+        return NO_ROWS
+    near = (cells >= starts[0]) & (cells < stops[-1])
+    return np.flatnonzero(near) if NEAR_SHARE * np.count_nonzero(near) < len(cells) else whole
 
 
 def _ranges_of_blocks(blocks: Mask, block_paths: int) -> RowRanges:

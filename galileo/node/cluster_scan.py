@@ -149,7 +149,8 @@ class ClusterScans:
         candidates = self.candidates(query)
         if partitions is not None:
             candidates &= partitions
-        pruned = self._view.pruned_until(query, candidates)
+        # Blocks are hashed over their group: place and time exclude hardly any of its partitions.
+        pruned = self._view.pruned_until(query, candidates) if query.features else EMPTY_CURSOR
         answer = self.between(
             query, partitions=candidates, after=pruned, until=None, sampler=sampler, large=large
         )
