@@ -10,6 +10,7 @@ import pytest
 from benchmarks import (
     ccq_memory,
     clients,
+    cluster_queries,
     contained,
     cycle,
     failover,
@@ -56,6 +57,7 @@ AREAS = (
     Area("cycle", "From a commit to the client that watches", cycle.measure),
     Area("fetch", "Fetching cached results", fetch.measure),
     Area("idle", "A cluster that has nothing to do", idle.measure),
+    Area("asking", "Queries of a cluster", cluster_queries.measure),
     Area("streaming", "Streaming large answers", streaming.measure),
     Area("clients", "Many clients at once", clients.measure),
     Area("verify", "Checking every stored byte", storage.measure_verify),

@@ -1,0 +1,69 @@
+"""What queries cost the nodes of a cluster: processor time of all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psutil
+
+import galileo
+from benchmarks import clusters
+from benchmarks.figures import Figure, Goal, Spread
+from benchmarks.processes import processor_seconds
+from benchmarks.sizes import Bench
+from galileo.client import Client
+
+DATASET = "nam"
+PARTITIONS = 32
+SETTLE_S, IDLE_S = 3.0, 4.0
+RUNS = 8
+SELECTIVE = "S_INTERSECTS(geometry, POLYGON((-105 39, -104 39, -104 40, -105 40, -105 39)))"
+QUERIES = {
+    "polygon of 1 x 1 degree": (SELECTIVE, 20),
+    "nothing can match": ("temperature > 400", 20),
+    "everything": ("", 3),
+}
+"""Name, query, and how often it is asked in one run."""
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    for count in bench.sizes.query_nodes:
+        with (
+            clusters.cluster(
+                bench.directory, nodes=count, groups=1, partitions=PARTITIONS
+            ) as running,
+            running.client(timeout=clusters.PATIENCE) as client,
+        ):
+            bench.say(f"asking {count} nodes")
+            clusters.create_dataset(running, client, DATASET)
+            client.ingest(DATASET, clusters.forecast(bench.sizes.preload_rows, stride=1))
+            time.sleep(SETTLE_S)
+            yield from _figures(running, client, count)
+
+
+def _figures(running: galileo.LocalCluster, client: Client, count: int) -> Iterator[Figure]:
+    before, started = _used(), time.perf_counter()
+    time.sleep(IDLE_S)
+    idle = (_used() - before) / (time.perf_counter() - started)
+    for name, (query, times) in QUERIES.items():
+        client.query(DATASET, query)
+        spent = [_spent(client, query, times=times, idle=idle) for _ in range(RUNS)]
+        goals = (Goal("at most", 1e-3 * count),) if times > 3 else ()
+        yield Figure(f"{name}, {count} nodes", "s", Spread.of(spent), goals=goals)
+
+
+def _spent(client: Client, query: str, *, times: int, idle: float) -> float:
+    """Processor seconds of all nodes for one query, without what they use when idle."""
+    before, started = _used(), time.perf_counter()
+    for _ in range(times):
+        if not client.query(DATASET, query).complete:
+            raise AssertionError("expected a complete answer, a node is away")
+    return (_used() - before - idle * (time.perf_counter() - started)) / times
+
+
+def _used() -> float:
+    """Processor seconds of the nodes so far."""
+    processes = psutil.Process().children(recursive=True)
+    nodes = [one.pid for one in processes if "galileo.server" in one.cmdline()]
+    return sum(map(processor_seconds, nodes))
