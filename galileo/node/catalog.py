@@ -118,6 +118,7 @@ class Catalog:
             epoch=self._store.epoch,
             owned=self._owned,
             unsummarised_paths_max=self._options.unsummarised_paths_max,
+            log=self._store.log,
         )
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ from galileo.model.sort_keys import differs
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
 from galileo.query import parse
-from galileo.storage.journal import Commit, Committed, PartitionJournal
+from galileo.storage.commit_log import CommitLog, write_directly
+from galileo.storage.journal import Appending, Commit, Committed, PartitionJournal
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
@@ -75,10 +76,12 @@ class Shard:
         epoch: int,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
         unsummarised_paths_max: int = 65_536,
+        log: CommitLog | None = None,
     ) -> None:
         self.schema = schema
         self._unsummarised_paths_max = unsummarised_paths_max
         self._owned = owned
+        self._log = log
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
         self._epoch = epoch
@@ -224,14 +227,7 @@ class Shard:
                 if partition in known
             }
             begun = time.monotonic()
-            writes = [
-                appending.write for appending in appendings.values() if appending.group.headers
-            ]
-            if executor is None or len(writes) <= 1:
-                for write in writes:
-                    write()
-            else:
-                wait([executor.submit(write) for write in writes])
+            self._write_durably([a for a in appendings.values() if a.group.headers], executor)
             self.durable_s += time.monotonic() - begun
         results = {partition: appending.results for partition, appending in appendings.items()}
         self._index(commits, results)
@@ -256,16 +252,28 @@ class Shard:
                 self.maintain()
                 self._narrow(partition)
 
+    def _write_durably(self, appendings: Sequence[Appending], executor: Executor | None) -> None:
+        if self._log is None:
+            write_directly(appendings, executor=executor)
+        else:
+            self._log.write(appendings, executor=executor)
+
     def maintain(self) -> None:
-        """Merges runs of the graph if necessary, in a thread; reads and writes go on."""
+        """Merges runs of the graph, and empties the commit log, if necessary, in a thread.
+
+        Reads and writes go on.
+        """
+        if self._log is not None and self._log.is_full:
+            self._log.checkpoint()
         self._runs_maintained = self.graph.runs
         if self.graph.maintain():
             self._runs_maintained = self.graph.runs
 
     @property
     def wants_maintenance(self) -> bool:
-        """Whether runs have come since `maintain` last looked."""
-        return self.graph.runs != self._runs_maintained
+        """Whether runs have come since `maintain` last looked, or the commit log is full."""
+        is_full = self._log is not None and self._log.is_full
+        return is_full or self.graph.runs != self._runs_maintained
 
     def _index(
         self,

@@ -182,6 +182,7 @@ def _partitions(node: StorageNode, *, partitions_max: int) -> Iterator[Measured]
         for partition, journal in shard.journals.items()
     ]
     shown = heapq.nsmallest(partitions_max, journals)
+    yield "galileo_commit_log_fsync_seconds", (), node.store.log.syncs
     yield "galileo_partitions_shown", (), len(shown)
     for _, few, dataset, partition in shown:
         journal = node.catalog.shards[dataset].journals.get(partition)

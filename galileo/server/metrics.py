@@ -156,12 +156,17 @@ DEFINITIONS = (
     Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),
     Definition("galileo_dataset_disk_bytes", "gauge", "Length of the journals", _DATASET),
     Definition("galileo_dataset_graph_bytes", "gauge", "Memory of the metadata graph", _DATASET),
+    Definition(
+        "galileo_commit_log_fsync_seconds",
+        "histogram",
+        "How long the disk took to make groups of commits durable in the commit log",
+    ),
     Definition("galileo_partitions_shown", "gauge", "Partitions of which there are metrics"),
     Definition("galileo_partition_sequence", "gauge", "Sequence of the newest commit", _PARTITION),
     Definition(
         "galileo_partition_fsync_seconds",
         "histogram",
-        "How long the disk took to make commits durable",
+        "How long the disk took to sync a segment",
         _PARTITION,
     ),
     Definition(

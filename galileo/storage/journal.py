@@ -18,6 +18,7 @@ from galileo.errors import CorruptData, GalileoError, InputError, PartitionReadO
 from galileo.model.schema import Schema
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
+from galileo.storage.commit_log import Stretch
 from galileo.storage.commits import Commit as Commit
 from galileo.storage.commits import Committed as Committed
 from galileo.storage.commits import (
@@ -60,33 +61,53 @@ Replay: TypeAlias = Callable[[Replayed], None]
 
 @dataclass(slots=True)
 class Appending:
-    """Commits on their way to the disk.
+    """Commits on their way to the disk; a `commit_log.Write`.
 
     Attributes:
+        journal: of the partition.
         group: the encoded frames of new commits.
-        results: as of `PartitionJournal.append`, valid if `write` succeeds.
-        is_written: whether the frames are durable.
+        results: as of `PartitionJournal.append`, valid after `finish`.
+        is_finished: whether the frames are durable.
     """
 
+    journal: PartitionJournal
     group: FrameGroup
     results: list[Committed | GalileoError]
     _writer: SegmentWriter
-    is_written: bool = False
+    is_finished: bool = False
 
-    def write(self) -> None:
-        """Makes new commits durable; those that the disk refuses have the error as their result."""
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    def write(self) -> bool:
+        """Writes the frames; if the disk refuses, its error becomes the result of new commits."""
         group = self.group
-        if not group.headers:
-            return
         try:
-            self._writer.write(group.buffers, size=group.size, sequence=group.first)
-            self.is_written = True
-        except PartitionReadOnly as error:
-            self._refuse(error)
+            self._writer.append(group.buffers, size=group.size, sequence=group.first)
         except Exception as error:
-            self._refuse(self._writer.stop(f"writing failed: {error!r}"))
+            self._refuse(error)
+            return False
+        return True
 
-    def _refuse(self, error: PartitionReadOnly) -> None:
+    @property
+    def stretch(self) -> Stretch:
+        """Where the written frames are."""
+        assert self._writer.path is not None, "a group was written to no file"
+        return Stretch(self._writer.path, self._writer.length, self.size, self.group.buffers)
+
+    def finish(self, *, is_logged: bool = False) -> None:
+        """Makes the written frames durable, unless the commit log has; errors as of `write`."""
+        try:
+            self._writer.finish(self.size, is_logged=is_logged)
+            self.is_finished = True
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        """Makes an error the result of new commits; stops the partition if it is unexpected."""
+        if not isinstance(error, PartitionReadOnly):
+            error = self._writer.stop(f"writing failed: {error!r}")
         self.results = [error if is_new(r, self.group) else r for r in self.results]
 
 
@@ -212,21 +233,23 @@ class PartitionJournal:
             while the disk refuses. A known (producer, batch) is answered in any state.
         """
         with self.appending(commits) as appending:
-            appending.write()
+            if appending.group.headers and appending.write():
+                appending.finish()
         return appending.results
 
     @contextmanager
     def appending(self, commits: Sequence[Commit]) -> Iterator[Appending]:
         """`append` in steps: commits are encoded at the begin, and readable after the end.
 
-        In between, the caller calls `write`, in any thread. Other appends wait.
+        In between, the caller writes and finishes them, in any thread, if there are new ones.
+        Other appends wait.
         """
         with self._writing:
             group = FrameGroup(self.last_sequence + 1)
             results = [self._admit(commit, group) for commit in commits]
-            appending = Appending(group, results, self._writer)
+            appending = Appending(self, group, results, self._writer)
             yield appending
-            if appending.is_written:
+            if appending.is_finished:
                 self._publish(group)
 
     def read(self, sequence: int, *, ranges: RowRanges | None = None) -> pa.Table:
@@ -325,6 +348,15 @@ class PartitionJournal:
             self._remove_files(files, mark, dropped)
             retention.delete_files([file.path for file in files], disk=self._disk)
             return dropped
+
+    def sync(self) -> bool:
+        """Syncs what only the commit log has made durable; waits for what is being written.
+
+        Returns:
+            Whether all commits are durable without the commit log. If not, the partition stops.
+        """
+        with self._writing:
+            return self._writer.sync()
 
     def stop(self, reason: str) -> None:
         """Rejects writes until the next opening; known batches are still answered."""

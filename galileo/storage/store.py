@@ -7,6 +7,7 @@ records/generations/<name>.record         how many datasets of a name were dropp
 journals/<dataset>/<partition>/*.segment  the commits
 journals/<dataset>/<partition>/*.merged   older ones, compressed
 journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
+commit-log/<number>.log                   commits that the segments may lack after a crash
 records/<kind>/<name>.record              small values of other layers
 records/<kind>.batches/<number>.record    very many of them, some in each file
 
@@ -29,9 +30,11 @@ from galileo.errors import (
     DatasetExists,
     InputError,
     InternalError,
+    PartitionReadOnly,
     UnknownDataset,
 )
 from galileo.model.schema import Schema, dropped_dataset, is_dropped, name_of_key
+from galileo.storage.commit_log import CommitLog
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.metadata_files import MetadataFiles, record_name
@@ -56,6 +59,7 @@ class Store:
 
     Attributes:
         epoch: 1 at the first opening of this directory, higher at each later one.
+        log: the commit log.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Store:
         self._directory = directory
         self._options = options
         self._wall = wall
+        self.log = CommitLog(directory, options)
         self._lock_descriptor: int | None = None
         self._changing = threading.RLock()
         self._recovered = False
@@ -124,6 +129,7 @@ class Store:
                 raise InternalError(
                     "expected one call of Store.recover, got a second one", expected="one_recovery"
                 )
+            self._redo()
             self.delete_dropped()
             self._delete_removed()
             for dataset, partition in self.partitions_on_disk():
@@ -131,8 +137,19 @@ class Store:
                     self._open_journal(dataset, partition, replay)
             self._recovered = True
 
+    def _redo(self) -> None:
+        try:
+            self.log.recover()
+        except OSError as error:
+            raise PartitionReadOnly(
+                f"the commit log in {self._directory} cannot be written to the segments: {error}. "
+                "Check the disk, then start again",
+                after_s=self._options.retry_after_s,
+            ) from error
+
     def close(self) -> None:
         """Closes all journals and unlocks the directory."""
+        self.log.close()
         with self._changing:
             for journal in self._journals.values():
                 journal.close()
@@ -300,6 +317,7 @@ class Store:
         with self._changing:
             for key in [key for key in self._journals if key[1] == partition]:
                 self._journals.pop(key).close()
+        self.log.checkpoint()  # Else the next start could write what it has to a later copy.
 
     def delete_partition(self, partition: int) -> None:
         """Closes a partition of all datasets and deletes its files; a crash leaves all or none.

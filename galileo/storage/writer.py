@@ -4,7 +4,8 @@ States: writing; *pausing* after a failed write that was undone, until a delay h
 *stopped* until a restart after any error that leaves the content of the disk unknown, above all a
 failed fsync: Linux reports it once and drops the pages, so a second fsync would succeed wrongly.
 
-Invariant: the first `length` bytes of the file are exactly the frames that were reported.
+Invariant: the first `length` bytes of the file are exactly the frames that were reported. They are
+durable, or in the commit log (`galileo.storage.commit_log`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class JournalOptions:
         retry_after_s: the pause after a write that failed and was undone.
         mapped_segments_max: segments that stay memory-mapped; each costs a file descriptor.
         decoded_commits_max: commits whose decoded observations are kept: views, some 4 KB each.
+        log_bytes_max: length of the commit log at which a checkpoint is due.
+        logged_bytes_max: groups to several partitions with fewer bytes for each go through the
+            commit log; more bytes are not worth writing twice.
         disk, monotonic: the operations that may fail, and the clock that times the pause.
     """
 
@@ -51,6 +55,8 @@ class JournalOptions:
     retry_after_s: float = RETRY_AFTER_S
     mapped_segments_max: int = 32
     decoded_commits_max: int = 256
+    log_bytes_max: int = 16 << 20
+    logged_bytes_max: int = 64 << 10
     disk: Disk = REAL_DISK
     monotonic: Callable[[], float] = time.monotonic
 
@@ -75,6 +81,8 @@ class SegmentWriter:
         self.syncs = DurationHistogram(DISK_BOUNDS_S)
         self._retry_at: float | None = None
         self._descriptor: int | None = None
+        self._is_unsynced = False
+        self._has_failed = False
         self._directory = directory
         self._options = options
         self._disk = options.disk
@@ -114,8 +122,8 @@ class SegmentWriter:
             return None
         return self._refusal(self.stopped)
 
-    def write(self, buffers: Sequence[Buffer], *, size: int, sequence: int) -> None:
-        """Appends one group of frames and makes it durable.
+    def append(self, buffers: Sequence[Buffer], *, size: int, sequence: int) -> None:
+        """Writes one group of frames behind the others; `finish` makes it a part of the file.
 
         Args:
             buffers: the frames' bytes in order.
@@ -133,12 +141,35 @@ class SegmentWriter:
             write_all(self._disk, descriptor, buffers, offset=self.length)
         except OSError as error:
             raise self._stop_after_write(error) from error
-        try:
-            self._sync(descriptor)
-        except OSError as error:
-            raise self._stop_after_sync(error) from error
+
+    def finish(self, size: int, *, is_logged: bool) -> None:
+        """Ends the write of a group: syncs it, unless the commit log has it.
+
+        Raises:
+            PartitionReadOnly: the group is not committed.
+        """
+        assert self._descriptor is not None, "a group that was not appended"
+        if not is_logged:
+            try:
+                self._sync(self._descriptor)
+            except OSError as error:
+                raise self._stop_after_sync(error) from error
+        self._is_unsynced |= is_logged
         self.length += size
         self.stopped = self._retry_at = None
+
+    def sync(self) -> bool:
+        """Syncs the groups that only the commit log has made durable.
+
+        Returns:
+            Whether all groups are durable without the commit log. If not, the partition stops.
+        """
+        if self._is_unsynced and not self._has_failed and self._descriptor is not None:
+            try:
+                self._sync(self._descriptor)
+            except OSError as error:
+                self._stop_after_sync(error)
+        return not self._is_unsynced
 
     def seal(self, *, sequence: int) -> None:
         """Ends the segment, unless it is empty; the next group goes into a new one.
@@ -161,6 +192,7 @@ class SegmentWriter:
             raise self._refusal(f"a new segment cannot be made: {error}") from error
 
     def close(self) -> None:
+        self.sync()
         self.stopped, self._retry_at = "it is closed", None
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -175,6 +207,8 @@ class SegmentWriter:
         return self._descriptor
 
     def _roll(self, sequence: int) -> int:
+        if not self.sync():
+            raise self._refusal(str(self.stopped))
         path = self._directory / segment_name(sequence)
         descriptor = self._disk.create(path)
         if self._descriptor is not None:
@@ -191,6 +225,7 @@ class SegmentWriter:
             begun = self._options.monotonic()
             self._disk.fdatasync(descriptor)
             self.syncs.observe(self._options.monotonic() - begun)
+        self._is_unsynced = False
 
     def _undo(self) -> bool:
         """Truncates the file to its valid length, after a crash or a failed write."""
@@ -213,7 +248,11 @@ class SegmentWriter:
         return self._refusal(self.stopped)
 
     def _stop_after_sync(self, error: OSError) -> PartitionReadOnly:
-        """Stops for good; tries to keep what was refused from turning up after a restart."""
+        """Stops for good; tries to keep what was refused from turning up after a restart.
+
+        Another sync would succeed wrongly, so there is none.
+        """
+        self._has_failed = True
         with contextlib.suppress(OSError):
             self._undo()
         return self.stop(f"making commits durable failed: {error}")

@@ -109,6 +109,7 @@ PROMISED = (
     *("ccq_frontier_age_seconds", "ccq_lag_seconds", "ccq_labels_matched", "ccq_labels_delivered"),
     *("ccq_labels_late", "ccq_labels_served_again", "ccq_cycle_seconds", "ccq_cycles_failed"),
     *("ccq_cache_bytes", "partition_sequence", "partition_fsync_seconds"),
+    "commit_log_fsync_seconds",
     *("partition_waiting_commits", "loop_lag_seconds", "memory_available_bytes", "elections"),
 )
 
