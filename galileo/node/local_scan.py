@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -55,14 +55,10 @@ class LocalScans:
 
     async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its own `ScanDone` or `ScanFailed`."""
-        span = spans.begun("scan", dataset=tasks[0].dataset, queries=len(tasks)) if tasks else None
-        try:
+        with _traced(tasks):
             async with aclosing(self._scan_all(tasks)) as answers:
                 async for answer in answers:
                     yield answer
-        finally:
-            if span is not None:
-                span.end()
 
     async def scan_small(self, task: ScanTask) -> list[ScanAnswer] | None:
         """The answer of `scan` to a task without bound and sampler, if it is small.
@@ -78,10 +74,11 @@ class LocalScans:
         options = self._options
         scan = _IncrementalScan(self._catalog, task, options, bytes_max=options.small_bytes_max)
         is_short = len(task.query_json) <= CACHED_CHARACTERS_MAX
-        answers = scan.advance(options.inline_s) if is_short else []
-        if not scan.done:
-            loop = asyncio.get_running_loop()
-            answers += await loop.run_in_executor(self._executor, scan.advance, options.step_s)
+        with _traced([task]):
+            answers = scan.advance(options.inline_s) if is_short else []
+            if not scan.done:
+                loop = asyncio.get_running_loop()
+                answers += await loop.run_in_executor(self._executor, scan.advance, options.step_s)
         return answers if scan.done else None
 
     async def _scan_all(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
@@ -167,6 +164,17 @@ class LocalScans:
             answers += [ScanLabels(task.item, part) for part in parts]
             answers.append(_done(shard, task, reached=until))
         return answers
+
+
+@contextmanager
+def _traced(tasks: Sequence[ScanTask]) -> Iterator[None]:
+    """A span around the search for the answers of some tasks."""
+    span = spans.begun("scan", dataset=tasks[0].dataset, queries=len(tasks)) if tasks else None
+    try:
+        yield
+    finally:
+        if span is not None:
+            span.end()
 
 
 class _IncrementalScan:
