@@ -21,9 +21,8 @@ from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import TransientError
 from galileo.model.schema import Schema
-from galileo.wire.caller import AvoidedAddresses, Caller, Connection
+from galileo.wire.caller import Caller, Connection
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
@@ -45,7 +44,6 @@ class Router:
         self._monotonic = monotonic
         self._topology: Topology | None = None
         self._read_at = 0.0
-        self._avoided = AvoidedAddresses(caller.options.avoid_s, monotonic)
 
     async def ingest(
         self, schema: Schema, table: pa.Table, *, producer: str, batch: int
@@ -85,13 +83,8 @@ class Router:
         self, owner: str, request: Bulk[storage_pb2.IngestRequest]
     ) -> storage_pb2.IngestReply:
         async def attempt(node: Connection) -> storage_pb2.IngestReply:
-            try:
-                reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
-            except TransientError as error:
-                self._avoided.record(node.address, error)
-                raise
+            reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
             return reply
 
-        first = None if owner in self._avoided else owner
         patience_s = self.options.ingest_patience_s
-        return await self._caller.call(attempt, patience_s=patience_s, first=first)
+        return await self._caller.call_owner(owner, attempt, patience_s=patience_s)

@@ -394,7 +394,11 @@ class Caller:
                     first = None
 
     async def call_owner(
-        self, owner: str, attempt: Callable[[Connection], Awaitable[Result]]
+        self,
+        owner: str,
+        attempt: Callable[[Connection], Awaitable[Result]],
+        *,
+        patience_s: float | None = None,
     ) -> Result:
         """As `call`, at the address of an owner first, unless it did not answer in `avoid_s`."""
 
@@ -405,7 +409,8 @@ class Caller:
                 self.avoided.record(node.address, error)
                 raise
 
-        return await self.call(recorded, first=None if owner in self.avoided else owner)
+        first = None if owner in self.avoided else owner
+        return await self.call(recorded, patience_s=patience_s, first=first)
 
     async def open(
         self,

@@ -18,7 +18,7 @@ from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.wire.caller import CallOptions, Connection
+from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 SCHEMA = Schema("nam", [Feature("temperature")], geohash_precision=3, time_bucket="1d")
@@ -46,6 +46,7 @@ class Nodes:
         tried: addresses that were called, also in vain.
         topologies_read: how often the topology was asked for.
         refuses: an address whose node refuses rows.
+        now: seconds of the clock.
     """
 
     topology: Topology = TOPOLOGY
@@ -56,6 +57,12 @@ class Nodes:
     tried: list[str] = field(default_factory=list)
     topologies_read: int = 0
     refuses: str = ""
+    now: float = 10.0
+
+    def __post_init__(self) -> None:
+        self.avoided = AvoidedAddresses(self.options.avoid_s, lambda: self.now)
+
+    call_owner = Caller.call_owner
 
     async def call(
         self,
@@ -150,14 +157,14 @@ async def test_router_unreachable_owner_is_called_rarely() -> None:
     table = observations(500)
     owners = placement.split_by_owner(TOPOLOGY, SCHEMA, table)
     away = TOPOLOGY.by_name[max(owners)].address
-    nodes, now = Nodes(away={away}), 10.0
-    router = Router(nodes, monotonic=lambda: now)  # type: ignore[arg-type]
+    nodes = Nodes(away={away})
+    router = Router(nodes, monotonic=lambda: nodes.now)  # type: ignore[arg-type]
     for batch in range(5):
         replies = await router.ingest(SCHEMA, table, producer="p", batch=batch)
         assert sum(reply.rows for reply in replies) == 500
     assert nodes.tried.count(away) == 1
     nodes.away.clear()
-    now += 2 * nodes.options.avoid_s
+    nodes.now += 2 * nodes.options.avoid_s
     nodes.taken.clear()
     await router.ingest(SCHEMA, table, producer="p", batch=5)
     assert away in dict(nodes.taken)
