@@ -32,6 +32,7 @@ from galileo.rpc.identity import CALLER
 from galileo.rpc.peers import scan_task_from_pb
 from galileo.rpc.quotas import QuotaResolver, check_vertices
 from galileo.wire.codec import (
+    CHUNK_BYTES_MAX,
     cursor_from_pb,
     cursor_to_pb,
     label_messages,
@@ -183,7 +184,10 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         reply = peers_pb2.ScanSmallReply()
         tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
         if tables:
-            reply.labels = to_ipc(pa.concat_tables(tables).combine_chunks())
+            labels = to_ipc(pa.concat_tables(tables).combine_chunks())
+            if len(labels) > CHUNK_BYTES_MAX:  # Few labels with long texts.
+                return peers_pb2.ScanSmallReply(is_large=True)
+            reply.labels = labels
         for answer in answers:
             if isinstance(answer, ScanDone):
                 reply.reached.CopyFrom(cursor_to_pb(answer.reached))

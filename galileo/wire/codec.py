@@ -189,7 +189,8 @@ def _row_streams(table: pa.Table) -> list[pa.Buffer]:
 
 async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:
     if table.num_rows <= INLINE_ROWS_MAX:
-        return list(table_chunks(table, rows_max))
+        # In one piece, since the size of many small ones takes long to find.
+        return list(table_chunks(table.combine_chunks(), rows_max))
     return await asyncio.to_thread(lambda: list(table_chunks(table, rows_max)))
 
 

@@ -129,6 +129,19 @@ async def test_query_with_small_parts_has_no_endpoints(
     assert [node for node, _ in behaviour.calls] == ["a"]
 
 
+async def test_query_with_few_labels_of_long_texts_reads_them_from_their_owner(
+    client: galileo.AsyncClient, make_observations: Make, behaviour: Behaviour
+) -> None:
+    """Together they are too long for one message."""
+    table = make_observations(20, station="long" + "x" * (2 << 20))
+    hot = table.set_column(3, table.schema.field(3), pa.array([999.0] * table.num_rows))
+    await client.ingest("nam", hot, producer="long")
+    labels = await client.query("nam", "temperature > 900")
+    assert labels.complete
+    assert len(labels) == 20
+    assert "b" in behaviour.partitions_read()
+
+
 async def test_query_of_a_client_without_endpoints_gets_everything_from_one_node(
     client: galileo.AsyncClient, company: Any
 ) -> None:
