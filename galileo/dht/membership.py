@@ -1,17 +1,28 @@
-"""Membership: a failure detector by heartbeats.
+"""Membership: a failure detector and the states of all nodes, by gossip with bounded fan-out.
 
-Theory of operation. A node sends a heartbeat to every peer each `heartbeat_interval_s`. A peer that
-was silent for `failure_timeout_s` is dead; its next heartbeat revives it. Only heartbeats count:
-TCP notices a stopped process after a minute, if ever.
+Theory of operation. Every `heartbeat_interval_s` a node exchanges with `fanout` other nodes, the
+next of a shuffled ring, or with all in a cluster of at most `direct_max` others. Both send their
+digest and what the other lacks (`galileo.dht.node_states`). A digest has a count of beats for each
+node, which only that node increases. A node of which no new beat arrived for the timeout is dead; a
+new beat revives it. A beat may come through third nodes: what one node cannot reach another one
+may, so a lost message or a cut between two nodes is no death. The work of a node does not depend on
+the number of nodes, but for sixteen bytes and the name of each in a digest.
 
-A node checks itself first. If its own ticks are more than `lag_max_s` apart (it was stopped,
-swapped out, or its loop was busy), heartbeats of that time may still be in its sockets, so all
-deadlines are extended; else every peer would be declared dead.
+The timeout is `failure_timeout_s` where all nodes exchange directly. Else a beat takes about
+log2(nodes) exchanges to reach everybody, and the timeout is longer by the time of these.
+
+Only beats count: TCP notices a stopped process after a minute, if ever. A node checks itself first.
+If its own ticks are more than `lag_max_s` apart (it was stopped, swapped out, or its loop was
+busy), beats of that time may still be in its sockets, so all deadlines are extended; else every
+peer would be declared dead.
+
+A node that is dead, or with which exchanges fail, is no target of the ring; one of them is tried
+in each interval besides, so that both sides of a healed cut find each other. `unreachable` has
+those, too, that others hear and this node does not: calls to them would only wait.
 
 Membership is a suspicion: two nodes may disagree for long. Correctness never depends on it; see
 `galileo.ccq.machine`.
 
-Per peer: `alive` or dead, the epoch of its present run, and the deadline of its next heartbeat.
 Invariant: a peer is dead exactly when `PeerDied` was its last effect.
 """
 
@@ -19,13 +30,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from galileo.dht.node_states import Digest, Mask, NodeStates, StateDelta, StateEntry
+from galileo.hashing import text64
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipOptions:
+    """Times and bounds of membership.
+
+    Attributes:
+        heartbeat_interval_s: between two rounds of exchanges.
+        failure_timeout_s: without a new beat after which a peer is dead, if all exchange directly.
+        lag_max_s: between two ticks; a longer pause extends all deadlines.
+        fanout: exchanges of a round.
+        direct_max: up to so many peers, a round exchanges with all of them.
+        deltas_bytes_max: values of entries in one message; the last state may exceed it.
+    """
+
     heartbeat_interval_s: float = 0.5
     failure_timeout_s: float = 2.0
     lag_max_s: float = 1.0
+    fanout: int = 1
+    direct_max: int = 4
+    deltas_bytes_max: int = 1 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.failure_timeout_s:
@@ -34,21 +65,33 @@ class MembershipOptions:
                 f"got {self.heartbeat_interval_s} and {self.failure_timeout_s}"
             )
 
+    def timeout_s(self, peers: int) -> float:
+        """The time without a new beat after which one of so many peers is dead."""
+        if peers <= self.direct_max:
+            return self.failure_timeout_s
+        spread_s = self.heartbeat_interval_s / self.fanout * log2(peers + 1)
+        return self.failure_timeout_s + spread_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gossip:
+    """One direction of an exchange.
+
+    Attributes:
+        digest: of the sender; None where entries follow that the peer was seen to lack.
+        deltas: entries that the receiver may lack.
+    """
+
+    digest: Digest | None
+    deltas: tuple[StateDelta, ...] = ()
+
 
 # --- events ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatArrived:
-    """A heartbeat of `node`; `epoch` grows with every start of its process."""
-
-    node: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; due several times per `heartbeat_interval_s`."""
+    """Time has passed; due at `Membership.due_at` at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +101,31 @@ class PeersChanged:
     peers: tuple[str, ...]
 
 
-MembershipEvent = HeartbeatArrived | Ticked | PeersChanged
+@dataclass(frozen=True, slots=True)
+class GossipArrived:
+    """A peer began an exchange; `AnswerGossip` is the reply."""
+
+    node: str
+    gossip: Gossip
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyArrived:
+    """A peer replied to an exchange of this node; `is_last`: to its `SendGossip`."""
+
+    node: str
+    gossip: Gossip
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeFailed:
+    """A peer did not reply."""
+
+    node: str
+
+
+MembershipEvent = Ticked | PeersChanged | GossipArrived | ReplyArrived | ExchangeFailed
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -66,7 +133,40 @@ MembershipEvent = HeartbeatArrived | Ticked | PeersChanged
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
+    """Begin an exchange, with the gossip of `Membership.heartbeat`."""
+
     to: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerGossip:
+    """Reply to the exchange that has just arrived."""
+
+    gossip: Gossip
+
+
+@dataclass(frozen=True, slots=True)
+class SendGossip:
+    """Send what the reply showed to be missing; the reply has the digest after that."""
+
+    to: str
+    gossip: Gossip
+
+
+@dataclass(frozen=True, slots=True)
+class NodesHeard:
+    """New beats of these nodes have arrived, directly or through others."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """Entries of a node that are new here; in another run than before, they replace all others."""
+
+    node: str
+    run: int
+    entries: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,99 +179,214 @@ class PeerRevived:
     node: str
 
 
-MembershipEffect = SendHeartbeat | PeerDied | PeerRevived
+MembershipEffect = (
+    SendHeartbeat | AnswerGossip | SendGossip | NodesHeard | StateChanged | PeerDied | PeerRevived
+)
+
+
+_ALL = 1 << 62
+"""A version past all others, of a peer of which it is not known what it lacks."""
 
 
 # --- the machine -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Peer:
-    deadline: float
-    epoch: int = 0
-    alive: bool = True
-
-
 class Membership:
-    """The failure detector of one node.
+    """The failure detector of one node, and what it knows of the states of all nodes.
 
     Peers count as alive at the start, so that a node that starts first does not declare all others
     dead.
+
+    Args:
+        me: this node.
+        peers: the other nodes.
+        run: of this process, above 0; see `NodeStates`.
+        options: times and bounds.
+
+    Attributes:
+        states: of all nodes; this node writes its own.
     """
 
     def __init__(
-        self, me: str, peers: Iterable[str], *, options: MembershipOptions | None = None
+        self,
+        me: str,
+        peers: Iterable[str],
+        *,
+        run: int = 1,
+        options: MembershipOptions | None = None,
     ) -> None:
         self.me = me
         self.options = options or MembershipOptions()
-        self._peers = {node: _Peer(deadline=float("inf")) for node in sorted(peers) if node != me}
+        self.states = NodeStates(me, peers, run=run)
+        size = len(self.states.names)
+        self._is_alive = np.ones(size, dtype=np.bool_)
+        self._deadlines = np.full(size, np.inf)
+        self._failing_since: dict[str, float] = {}
+        self._acknowledged: dict[str, tuple[int, int]] = {}
+        self._ring: list[str] = []
+        self._rounds = 0
+        self._retries = 0
         self._ticked_at: float | None = None
         self._heartbeat_at = float("-inf")
 
     @property
+    def peers(self) -> tuple[str, ...]:
+        """The other nodes, sorted."""
+        return tuple(name for name in self.states.names if name != self.me)
+
+    @property
     def alive(self) -> tuple[str, ...]:
-        """The peers that count as alive, sorted, without this node."""
-        return tuple(node for node, peer in self._peers.items() if peer.alive)
+        """The peers that count as alive, sorted."""
+        return tuple(node for node in self._of(self._is_alive) if node != self.me)
 
     @property
     def dead(self) -> tuple[str, ...]:
-        return tuple(node for node, peer in self._peers.items() if not peer.alive)
+        return self._of(~self._is_alive)
 
     @property
     def never_heard(self) -> tuple[str, ...]:
-        """Peers that never sent a heartbeat and do not count as dead yet."""
-        return tuple(n for n, peer in self._peers.items() if peer.alive and peer.epoch == 0)
+        """Peers without any beat that do not count as dead yet."""
+        return self._of(self._is_alive & (self.states.runs == 0))
+
+    @property
+    def timeout_s(self) -> float:
+        """The time without a new beat after which a peer is dead."""
+        return self.options.timeout_s(len(self.states.names) - 1)
+
+    @property
+    def due_at(self) -> float:
+        """The time of the next round, or of the next death if that is earlier."""
+        first = self._deadlines[self._is_alive].min(initial=np.inf)
+        return min(self._heartbeat_at + self.options.heartbeat_interval_s, float(first))
+
+    def is_unreachable(self, node: str, now: float) -> bool:
+        """Whether a node is dead, or exchanges of this node with it have failed for as long."""
+        row = self.states.index(node)
+        if row is not None and not self._is_alive[row]:
+            return True
+        return now - self._failing_since.get(node, now) >= self.options.failure_timeout_s
+
+    def heartbeat(self, to: str) -> Gossip:
+        """What begins an exchange: the digest, and own entries that the peer is known to lack."""
+        digest, own = self.states.digest(), self.states.run
+        run, version = self._acknowledged.get(to, (own, _ALL))
+        delta = self.states.delta(self.me, base=version if run == own else 0)
+        return Gossip(digest, (delta,) if delta.entries else ())
 
     def step(self, event: MembershipEvent, now: float) -> list[MembershipEffect]:
-        if isinstance(event, HeartbeatArrived):
-            return self._on_heartbeat(event, now)
+        if isinstance(event, Ticked):
+            return self._on_tick(now)
         if isinstance(event, PeersChanged):
             return self._on_peers(event, now)
+        if self.states.index(event.node) is None or event.node == self.me:
+            return []
+        if isinstance(event, ExchangeFailed):
+            self._failing_since.setdefault(event.node, now)
+            return []
+        self._failing_since.pop(event.node, None)
+        effects = self._take(event.gossip, now)
+        if event.gossip.digest is not None:
+            effects += self._reconcile(event, event.gossip.digest)
+        elif isinstance(event, GossipArrived):
+            effects.append(AnswerGossip(Gossip(self.states.digest())))
+        return effects
+
+    def check(self) -> None:
+        self.states.check()
+        assert self.me not in self.dead, "a node is no peer of itself"
+        if self._ticked_at is not None:
+            late = self._is_alive & (self._deadlines <= self._ticked_at)
+            assert not late.any(), f"{self._of(late)} overdue but alive"
+
+    # --- exchanges -------------------------------------------------------------------------------
+
+    def _take(self, gossip: Gossip, now: float) -> list[MembershipEffect]:
+        effects: list[MembershipEffect] = []
+        signs = np.zeros(len(self._is_alive), dtype=np.bool_)
+        if gossip.digest is not None:
+            signs = self.states.merge(gossip.digest)
+            self._deadlines[signs] = now + self.timeout_s
+            effects += [PeerRevived(node) for node in self._of(signs & ~self._is_alive)]
+            self._is_alive |= signs
+        for delta in gossip.deltas:
+            entries = self.states.apply(delta)
+            if entries:
+                effects.append(StateChanged(delta.node, delta.run, entries))
+        return [*effects, NodesHeard(self._of(signs))] if signs.any() else effects
+
+    def _reconcile(
+        self, event: GossipArrived | ReplyArrived, digest: Digest
+    ) -> list[MembershipEffect]:
+        """Answers with what the peer lacks; records what it has of this node."""
+        if self.me in digest.names:
+            row = digest.names.index(self.me)
+            self._acknowledged[event.node] = int(digest.runs[row]), int(digest.versions[row])
+        missing = tuple(self.states.deltas(digest, bytes_max=self.options.deltas_bytes_max))
+        if isinstance(event, GossipArrived):
+            return [AnswerGossip(Gossip(self.states.digest(), missing))]
+        is_over = event.is_last or not missing
+        return [] if is_over else [SendGossip(event.node, Gossip(None, missing))]
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> list[MembershipEffect]:
         self._discount_own_lag(now)
         self._ticked_at = now
         return [*self._heartbeats(now), *self._deaths(now)]
 
-    def check(self) -> None:
-        assert self.me not in self._peers, "a node is no peer of itself"
-        if self._ticked_at is None:
-            return
-        for node, peer in self._peers.items():
-            assert not peer.alive or peer.deadline > self._ticked_at, f"{node} overdue but alive"
-
-    def _on_heartbeat(self, event: HeartbeatArrived, now: float) -> list[MembershipEffect]:
-        peer = self._peers.get(event.node)
-        if peer is None or (peer.alive and event.epoch < peer.epoch):
-            return []  # A stranger, or a late packet of an earlier life.
-        revived = not peer.alive
-        peer.alive, peer.epoch = True, event.epoch
-        peer.deadline = now + self.options.failure_timeout_s
-        return [PeerRevived(event.node)] if revived else []
-
     def _on_peers(self, event: PeersChanged, now: float) -> list[MembershipEffect]:
-        deadline = now + self.options.failure_timeout_s
-        self._peers = {
-            node: self._peers.get(node) or _Peer(deadline)
-            for node in sorted(event.peers)
-            if node != self.me
-        }
+        before = dict(
+            zip(self.states.names, zip(self._is_alive, self._deadlines, strict=True), strict=True)
+        )
+        self.states.set_nodes(event.peers)
+        fresh = True, now + self.timeout_s
+        rows = [before.get(name, fresh) for name in self.states.names]
+        self._is_alive = np.array([is_alive for is_alive, _ in rows], dtype=np.bool_)
+        self._deadlines = np.array([deadline for _, deadline in rows], dtype=np.float64)
+        for known in (self._failing_since, self._acknowledged):
+            for node in known.keys() - set(self.states.names):
+                del known[node]
         return []
 
     def _discount_own_lag(self, now: float) -> None:
         first = self._ticked_at is None
         if not first and now - (self._ticked_at or 0.0) <= self.options.lag_max_s:
             return
-        for peer in self._peers.values():
-            if peer.alive:
-                peer.deadline = now + self.options.failure_timeout_s
+        is_peer = np.array([name != self.me for name in self.states.names])
+        self._deadlines[self._is_alive & is_peer] = now + self.timeout_s
 
     def _heartbeats(self, now: float) -> list[MembershipEffect]:
-        if now - self._heartbeat_at < self.options.heartbeat_interval_s:
+        if now < self._heartbeat_at + self.options.heartbeat_interval_s:
             return []
         self._heartbeat_at = now
-        return [SendHeartbeat(node) for node in self._peers]
+        return [SendHeartbeat(node) for node in self._targets()]
+
+    def _targets(self) -> list[str]:
+        """The peers of this round: the next of the ring, and one that is away."""
+        peers = self.peers
+        if len(peers) <= self.options.direct_max:
+            return list(peers)
+        present = set(self.alive) - self._failing_since.keys()
+        targets: list[str] = []
+        while len(targets) < min(self.options.fanout, len(present)):
+            node = self._next_of_ring(peers)
+            if node in present and node not in targets:
+                targets.append(node)
+        away = [node for node in peers if node not in present]
+        self._retries += 1
+        return targets + away[self._retries % len(away) :][:1] if away else targets
+
+    def _next_of_ring(self, peers: tuple[str, ...]) -> str:
+        """The next peer in an order that a hash shuffles anew for each round of the ring."""
+        if not self._ring:
+            self._rounds += 1
+            self._ring = sorted(peers, key=lambda node: text64(self.me, self._rounds, node))
+        return self._ring.pop()
 
     def _deaths(self, now: float) -> list[MembershipEffect]:
-        late = [n for n, peer in self._peers.items() if peer.alive and peer.deadline <= now]
-        for node in late:
-            self._peers[node].alive = False
-        return [PeerDied(node) for node in late]
+        late = self._is_alive & (self._deadlines <= now)
+        self._is_alive &= ~late
+        return [PeerDied(node) for node in self._of(late)]
+
+    def _of(self, mask: Mask) -> tuple[str, ...]:
+        return tuple(self.states.names[row] for row in np.flatnonzero(mask))

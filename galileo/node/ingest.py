@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,11 @@ _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Ingest:
-    """Routes batches to the owners of their partitions."""
+    """Routes batches to the owners of their partitions.
+
+    Attributes:
+        on_committed: called in the event loop when partitions of this node have commits.
+    """
 
     def __init__(
         self, name: str, topology: TopologyState, *, catalog: Catalog, peers: Peers, rows_max: int
@@ -46,6 +50,7 @@ class Ingest:
         self._catalog = catalog
         self._peers = peers
         self._rows_max = rows_max
+        self.on_committed: Callable[[], None] = lambda: None
 
     async def ingest(
         self, dataset: str, table: pa.Table, *, producer: str, batch: int, principal: str = ""
@@ -78,7 +83,7 @@ class Ingest:
             self._peers.commit(owner, CommitTask(schema.key, name, batch, pa.concat_tables(rows)))
             for owner, rows in others.items()
         ]
-        answers = await asyncio.gather(_committed(own), *calls, return_exceptions=True)
+        answers = await asyncio.gather(self._committed(own), *calls, return_exceptions=True)
         forwarded = sum(part.num_rows for rows in others.values() for part in rows)
         return replace(_join(answers), forwarded_rows=forwarded)
 
@@ -89,7 +94,13 @@ class Ingest:
             PartitionMoved: another node has one of the partitions, or is about to.
         """
         schema = self._catalog.schema(task.dataset)
-        return await _committed(await asyncio.to_thread(self._submit_own, schema, task))
+        return await self._committed(await asyncio.to_thread(self._submit_own, schema, task))
+
+    async def _committed(self, results: Future[Results]) -> CommitAnswer:
+        by_partition = await asyncio.wrap_future(results)
+        if by_partition:
+            self.on_committed()
+        return _join([_answer(partition, result) for partition, result in by_partition.items()])
 
     def _begin(
         self, schema: Schema, table: pa.Table, producer: str, batch: int
@@ -120,11 +131,6 @@ class Ingest:
             p: Commit(producer, batch, rows, derived) for p, (rows, derived) in parts.items()
         }
         return self._catalog.commit(schema.key, commits)
-
-
-async def _committed(results: Future[Results]) -> CommitAnswer:
-    by_partition = await asyncio.wrap_future(results)
-    return _join([_answer(partition, result) for partition, result in by_partition.items()])
 
 
 def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | GalileoError:

@@ -52,6 +52,11 @@ class LogRegressions:
         self._compared: dict[tuple[str, str], tuple[object, ...]] = {}
 
     @property
+    def behind(self) -> frozenset[str]:
+        """Nodes whose last report lacked commits; their next reports decide."""
+        return frozenset(node for node, reports in self._behind.items() if reports)
+
+    @property
     def known(self) -> list[LogRegression]:
         return sorted(self._regressions.values(), key=lambda loss: (loss.dataset, loss.partition))
 

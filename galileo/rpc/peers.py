@@ -76,7 +76,7 @@ class PeerOptions:
     """
 
     call_s: float = 5.0
-    gossip_s: float = 2.0
+    gossip_s: float = 1.0
     sampler_s: float = 10.0
     commit_s: float = 30.0
     scan_s: float = 60.0

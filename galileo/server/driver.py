@@ -22,10 +22,18 @@ from typing import Any, TypeAlias, assert_never
 from galileo import request_id, spans
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
+from galileo.ccq.messages import Digest
 from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.dht import membership
-from galileo.dht.membership import Membership, PeerDied, PeerRevived, SendHeartbeat
+from galileo.dht.membership import (
+    Membership,
+    MembershipEffect,
+    MembershipEvent,
+    PeerDied,
+    PeerRevived,
+    SendHeartbeat,
+)
 from galileo.errors import GalileoError, Overloaded, PartitionReadOnly
 from galileo.server.peer_messaging import TAGGED, PeerMessenger
 from galileo.storage.metadata_files import is_full
@@ -33,6 +41,8 @@ from galileo.storage.store import Store
 from galileo.wire.context_propagation import Origin, continue_request, outgoing_metadata
 
 RECORD_KIND = "ccq"
+TIMER_RESOLUTION_S = 0.001
+"""A timer of the event loop may end earlier by this."""
 
 Answer: TypeAlias = Any
 Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
@@ -43,22 +53,36 @@ _REPEATED = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
 """Events that may be lost, because they are sent again."""
 
 
+def _is_routine(event: ccq.ContinuousEvent) -> bool:
+    """Whether the event also happens on an idle node."""
+    if isinstance(event, ccq.MessageArrived):
+        return isinstance(event.message, Digest)
+    return isinstance(event, ccq.Ticked | ccq.UsageMeasured)
+
+
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
     """Intervals and limits of a driver.
 
     Attributes:
         tick_s: pause between two ticks.
-        announce_interval_s: new commits are announced to peers at once, but at most at this
-            interval.
+        idle_after_s: after the last event but ticks and what nodes exchange regularly, a node is
+            idle.
+        idle_tick_s: pause between two ticks of an idle node, which an event ends.
+        announce_interval_s: new commits are announced to coordinators at once, but at most at this
+            interval; longer in proportion if there are more of them than `announced_max`.
+        announced_max: coordinators to which commits are announced in each interval.
         events_together_max: events whose records are written together.
         events_waiting_max: events that wait; beyond it requests are refused.
         records_retry_s: interval at which a durable record is retried while the disk is full.
     """
 
     tick_s: float = 0.05
+    idle_after_s: float = 1.0
+    idle_tick_s: float = 0.25
     announce_interval_s: float = 0.25
     events_together_max: int = 256
+    announced_max: int = 8
     events_waiting_max: int = 50_000
     records_retry_s: float = 1.0
 
@@ -102,7 +126,9 @@ class Driver:
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
         self._awaits_disk = False
         self._has_news = False
-        self._announced_at = float("-inf")
+        self._announce_at = float("-inf")
+        self._idle_at = float("-inf")
+        self._wake = asyncio.Event()
         self._requests = itertools.count(1)
         self._waiting: dict[int, Callable[[Answer], None]] = {}
         self._served: dict[int | None, Origin] = {}
@@ -122,6 +148,13 @@ class Driver:
         if self._awaits_disk and isinstance(event, _REPEATED):
             return
         self._events.put_nowait(event)
+        if not _is_routine(event):
+            self._idle_at = self._clock.monotonic() + self._options.idle_after_s
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Has the next tick come soon, as after commits of this node."""
+        self._wake.set()
 
     @property
     def events_waiting(self) -> int:
@@ -133,9 +166,15 @@ class Driver:
         if labels and led is not None:
             led.counts.record_late(labels)
 
-    def heartbeat_arrived(self, node: str, epoch: int) -> None:
-        event = membership.HeartbeatArrived(node, epoch)
-        self._on_membership(self.members.step(event, self._clock.monotonic()))
+    def gossip(self, event: MembershipEvent) -> list[MembershipEffect]:
+        """Steps the membership of nodes; feeds deaths and revivals to the machine.
+
+        Returns:
+            All effects; the peer messenger carries the others out.
+        """
+        effects = self.members.step(event, self._clock.monotonic())
+        self._on_membership(effects)
+        return effects
 
     async def ask(self, make: Callable[[int], ccq.ContinuousEvent], *, timeout_s: float) -> Answer:
         """Feeds the event of a client's request and returns the effect that answers it.
@@ -232,19 +271,25 @@ class Driver:
             self._records.shutdown(wait=True)
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            self._wake.clear()
             now = self._clock.monotonic()
-            self._on_membership(self.members.step(membership.Ticked(), now))
+            self.gossip(membership.Ticked())
             self.announce_commits(self._new_commits(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
-            await asyncio.sleep(self._pause_s(now))
+            await asyncio.sleep(self._pause_s(now, self._options.tick_s))
+            rest_s = self._pause_s(now, self._options.idle_tick_s) - self._options.tick_s
+            if rest_s > 0 and now >= self._idle_at:
+                timer = loop.call_later(rest_s, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
 
-    def _pause_s(self, now: float) -> float:
-        """Seconds until the next tick, which is earlier if a cycle is due before it."""
-        due_at = self.machine.cycle_due_at
-        tick_s = self._options.tick_s
-        is_soon = due_at is not None and now < due_at < now + tick_s
-        return due_at - now if due_at is not None and is_soon else tick_s
+    def _pause_s(self, now: float, longest_s: float) -> float:
+        """Seconds until the next tick, which is earlier if anything is due before it."""
+        due = [self.members.due_at, self.machine.cycle_due_at]
+        soon = [at - now for at in due if at is not None and now < at < now + longest_s]
+        return max(min(soon, default=longest_s), TIMER_RESOLUTION_S)
 
     def announce_commits(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
         """Feeds events of this node's own commits, and announces them by extra heartbeats.
@@ -254,25 +299,23 @@ class Driver:
         for event in news:
             self._has_news = True
             self.feed(event)
-        if (
-            not self._has_news
-            or now < self._announced_at + self._options.announce_interval_s
-            or self.mail is None
-        ):
+        if not self._has_news or now < self._announce_at or self.mail is None:
             return
-        self._has_news, self._announced_at = False, now
-        for peer in filter(self.machine.is_coordinator, self.members.alive):
+        coordinators = list(filter(self.machine.is_coordinator, self.members.alive))
+        intervals = max(1.0, len(coordinators) / self._options.announced_max)
+        self._has_news = False
+        self._announce_at = now + intervals * self._options.announce_interval_s
+        for peer in coordinators:
             self.mail.send_heartbeat(peer)
 
     def _on_membership(self, effects: list[membership.MembershipEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, SendHeartbeat):
-                if self.mail is not None:
-                    self.mail.send_heartbeat(effect.to)
+            if isinstance(effect, SendHeartbeat) and self.mail is not None:
+                self.mail.send_heartbeat(effect.to)
+            if not isinstance(effect, PeerDied | PeerRevived):
                 continue
             log.warning("%s: %s", "lost" if isinstance(effect, PeerDied) else "back", effect.node)
-            if isinstance(effect, PeerDied | PeerRevived):
-                self.feed(effect)
+            self.feed(effect)
             if isinstance(effect, PeerDied) and effect.node in self._deaths:
                 self._deaths.pop(effect.node).set()
 

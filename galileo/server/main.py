@@ -25,6 +25,7 @@ from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
 from galileo.dht import membership
 from galileo.dht.membership import Membership, MembershipOptions
+from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.election.machine import ElectionOptions
@@ -113,11 +114,12 @@ class NodeProcess:
         self._clock = clock
         self._stop = asyncio.Event()
         name, topology = config.node.name, config.topology
-        self._members = _members(config)
         self._security = Security(config, clock=clock, owner_of=self._owner_of)
         self._store = store = store or open_store(config, clock)
         live = TopologyState(topology)
-        live.relocate(name, config.node.address, epoch=store.epoch)
+        run = store.epoch << RUN_BITS | secrets.randbits(RUN_BITS)
+        self._members = _members(config, run=run)
+        live.relocate(name, config.node.address, epoch=run)
         self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
         self._register = TopologyRegister(name, live, store=store, clock=clock)
         self._register.on_changed = self._follow_topology
@@ -147,8 +149,8 @@ class NodeProcess:
             self.node,
             self._peers,
             register=self._register,
-            run=1 + secrets.randbits(63),
-            on_heartbeat=self.driver.heartbeat_arrived,
+            members=self._members,
+            on_gossip=self.driver.gossip,
             on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
             on_news=self._observe_commits,
         )
@@ -163,6 +165,7 @@ class NodeProcess:
             coordinated=lambda: len(self.machine.coordinated),
             on_removed=self._stop_removed,
         )
+        self.node.ingest.on_committed = self.driver.wake
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._queries = ContinuousQueries(
             self.node,
@@ -344,7 +347,7 @@ class NodeProcess:
         self._stop.set()
 
     def _is_dead(self, node: str) -> bool:
-        return node in self._members.dead
+        return self._members.is_unreachable(node, self._clock.monotonic())
 
     def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest."""
@@ -426,13 +429,13 @@ def _bounds() -> AdmissionController:
     return AdmissionController(AdmissionOptions(bulk_bytes_max=bulk_bytes_max))
 
 
-def _members(config: Config) -> Membership:
+def _members(config: Config, *, run: int) -> Membership:
     names = [node.name for node in config.topology.nodes if node.name != config.node.name]
     options = MembershipOptions(
         heartbeat_interval_s=config.membership.heartbeat_interval_s,
         failure_timeout_s=config.membership.failure_timeout_s,
     )
-    return Membership(config.node.name, names, options=options)
+    return Membership(config.node.name, names, run=run, options=options)
 
 
 def _names_by_group(topology: Topology) -> tuple[tuple[str, ...], ...]:

@@ -1,11 +1,17 @@
-"""Messages between nodes: heartbeats, gossip and the messages of the machines.
+"""Messages between nodes: heartbeats with gossip, and the messages of the machines.
 
-There is one sender per peer, so that a peer that hangs does not delay others. A heartbeat carries
-the names of the sender's datasets, and those of its commit sequences, synopses and uploaded
-samplers that the peer has not acknowledged. The synopses of a dataset are brought up to date, in a
-thread, at the first commit after a pause, every five seconds in a stream of commits, and a second
-after its last one. The changes are encoded once for all peers that know the same
-version. Until then peers scan the newest commits.
+There is one sender per peer, so that a peer that hangs does not delay others. `dht.membership`
+decides when a heartbeat goes to which peer. It brings two kinds of facts.
+
+- States (`dht.node_states`): the address of each node, the partitions that it has given away and
+  its last commits. They go both ways, and nodes pass on what they know of third ones.
+- What the peer has not acknowledged: the names of the sender's datasets, dropped datasets,
+  retentions, uploaded samplers, moves of partitions, and its synopses. These go from node to node,
+  as the ring of membership brings them together; what a node adopts, it announces itself.
+
+The synopses of a dataset are brought up to date, in a thread, at the first commit after a pause,
+every five seconds in a stream of commits, and a second after its last one. The changes are encoded
+once for all peers that know the same version. Until then peers scan the newest commits.
 """
 
 from __future__ import annotations
@@ -21,6 +27,20 @@ from typing import Any, get_args
 
 from galileo.ccq import messages, model
 from galileo.cursor import Cursor
+from galileo.dht.membership import (
+    AnswerGossip,
+    ExchangeFailed,
+    Gossip,
+    GossipArrived,
+    Membership,
+    MembershipEffect,
+    MembershipEvent,
+    NodesHeard,
+    ReplyArrived,
+    SendGossip,
+    StateChanged,
+)
+from galileo.dht.node_states import StateEntry
 from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
@@ -31,23 +51,28 @@ from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
+from galileo.server.gossip_codec import (
+    decode_commits,
+    decode_given,
+    encode_commits,
+    encode_given,
+    gossip_from_pb,
+    gossip_to_pb,
+)
 from galileo.server.topology_register import MESSAGES as REGISTER_MESSAGES
 from galileo.server.topology_register import TopologyRegister
-from galileo.wire.codec import (
-    cursor_from_pb,
-    cursor_to_pb,
-    event_clock_from_pb,
-    event_clock_to_pb,
-)
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (4,)
+PROTOCOLS_UNDERSTOOD = (5,)
 """Versions that are accepted from other nodes, for rolling upgrades."""
 
 _NOT_URGENT = (messages.Digest,)
+"""Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
+_ADDRESS, _GIVEN, _COMMITS = "address", "given", "commits/"
+"""Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +113,7 @@ class MessagingOptions:
     outbox_max: int = 10_000
     messages_together_max: int = 1_000
     messages_bytes_max: int = 2 << 20
-    synopsis_look_s: float = 0.25
+    synopsis_look_s: float = 0.5
     synopsis_interval_s: float = 5.0
     synopsis_quiet_s: float = 1.0
     synopsis_bytes_max: int = 4 << 20
@@ -103,17 +128,21 @@ class _Peer:
         self.name = name
         self.heartbeat_due = False
         self.outbox: deque[bytes] = deque(maxlen=outbox_max)
+        self.not_urgent: dict[type, bytes] = {}
+        self.missing: Gossip | None = None
         self.wake = asyncio.Event()
         self.run = 0
-        self.number = 0
         self.topology_version = 0
-        self.sent: dict[str, PublishedCommits] = {}
-        self.published: dict[str, PublishedCommits] = {}
         self.acknowledged: dict[tuple[str, int], Version] = {}
         self.up_to_date: dict[str, PublishedCommits] = {}
         self.retentions: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.samplers: dict[str, float] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anything is to be sent now."""
+        return bool(self.outbox) or self.heartbeat_due or self.missing is not None
 
     def record_reply(self, request: peers_pb2.GossipRequest, reply: peers_pb2.GossipReply) -> None:
         """Records what the peer has acknowledged; forgets it after a restart of the peer."""
@@ -121,14 +150,12 @@ class _Peer:
         is_another = reply.run != self.run
         if is_another:
             self.run, self.retentions, self.dropped, self.samplers = reply.run, {}, {}, {}
-            self.published, self.acknowledged, self.up_to_date = {}, {}, {}
+            self.acknowledged, self.up_to_date = {}, {}
         for held in reply.synopses:
             version = Version(held.epoch, held.version)
             self.acknowledged[held.dataset, held.partition] = version
         if is_another or reply.is_behind:
             return
-        if request.HasField("heartbeat"):
-            self.published = {} if reply.wants_full else self.sent
         self.dropped |= {one.name: one.generations for one in request.heartbeat.dropped}
         for one in request.heartbeat.retentions:
             numbered = VersionedRetention.from_json(one.numbered_json)
@@ -140,19 +167,17 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class _Sender:
-    """What a peer has reported in its present run.
+class _Report:
+    """What a node has reported in its present run.
 
     Attributes:
-        run: the random number of that run.
-        number: of the last heartbeat.
-        is_complete: a heartbeat had the sequences of all datasets.
+        run: that run.
+        given: partitions that belong to other nodes, as the node knows.
         sequences: its last commits, by dataset.
     """
 
     run: int = 0
-    number: int = 0
-    is_complete: bool = False
+    given: frozenset[int] = frozenset()
     sequences: dict[str, Cursor] = field(default_factory=dict)
 
 
@@ -188,9 +213,8 @@ class PeerMessenger:
         node: the node whose state the heartbeats report.
         peers: the clients of the other nodes.
         register: the topology, and the messages about it.
-        run: a random number above zero of this run of the node. The epoch does not do: it begins
-            anew when a disk is lost.
-        on_heartbeat: called with (node, epoch).
+        members: the states of all nodes.
+        on_gossip: steps `members`, and carries out the effects that are not about messages.
         on_message: called with (node, message).
         on_news: called with the datasets of which new commits were reported.
         options: limits.
@@ -203,8 +227,8 @@ class PeerMessenger:
         peers: GrpcPeers,
         *,
         register: TopologyRegister,
-        run: int,
-        on_heartbeat: Callable[[str, int], None],
+        members: Membership,
+        on_gossip: Callable[[MembershipEvent], list[MembershipEffect]],
         on_message: Callable[[str, Any], None],
         on_news: Callable[[Iterable[str]], None],
         options: MessagingOptions | None = None,
@@ -214,17 +238,18 @@ class PeerMessenger:
         self._options = options = options or MessagingOptions()
         self._node = node
         self._peers = peers
-        self._run = run
-        self._on_heartbeat = on_heartbeat
+        self._members = members
+        self._on_gossip = on_gossip
         self._on_message = on_message
         self._on_news = on_news
         self._register = register
         self._boxes: dict[str, _Peer] = {}
-        self._senders: dict[str, _Sender] = {}
+        self._reports: dict[str, _Report] = {}
         self._delivering: dict[str, asyncio.Task[None]] = {}
         self._is_running = False
         self._encoded: tuple[Any, bytes] = (None, b"")
-        self._sequences: dict[str, tuple[PublishedCommits, peers_pb2.DatasetSequences]] = {}
+        self._written: dict[str, PublishedCommits] = {}
+        self._given: tuple[Move, ...] | None = None
         self._summaries: dict[str, _Summary] = {}
         self._unsummarised: dict[str, tuple[PublishedCommits, float]] = {}
         self.update_peers()
@@ -238,9 +263,9 @@ class PeerMessenger:
         names = nodes.keys() - {name} if name in nodes else set()
         for name in names - self._boxes.keys():
             self._boxes[name] = _Peer(name, outbox_max=self._options.outbox_max)
-            self._senders[name] = _Sender()
+            self._reports[name] = _Report()
         for name in self._boxes.keys() - names:
-            del self._boxes[name], self._senders[name]
+            del self._boxes[name], self._reports[name]
             if name in self._delivering:
                 self._delivering.pop(name).cancel()
         if self._is_running:
@@ -252,7 +277,7 @@ class PeerMessenger:
             self._delivering[name] = task
 
     def send(self, to: str, message: Any) -> None:
-        """Queues a message; one that is not urgent goes with the next heartbeat.
+        """Queues a message; one that is not urgent goes with the next heartbeat to the node.
 
         A message to a node that was removed is dropped.
         """
@@ -261,8 +286,10 @@ class PeerMessenger:
             return
         if self._encoded[0] is not message:  # A message to all peers is encoded once.
             self._encoded = message, TAGGED.encode(message)
-        box.outbox.append(self._encoded[1])
-        if not isinstance(message, _NOT_URGENT):
+        if isinstance(message, _NOT_URGENT):
+            box.not_urgent[type(message)] = self._encoded[1]
+        else:
+            box.outbox.append(self._encoded[1])
             box.wake.set()
 
     def send_heartbeat(self, to: str) -> None:
@@ -273,7 +300,7 @@ class PeerMessenger:
         box.wake.set()
 
     def broadcast_heartbeat(self) -> None:
-        """Sends a heartbeat to every peer now."""
+        """Sends a heartbeat to every peer now; for rare events, such as moves of partitions."""
         for name in self._boxes:
             self.send_heartbeat(name)
 
@@ -302,8 +329,7 @@ class PeerMessenger:
             await asyncio.sleep(self._options.synopsis_look_s)
 
     async def update_synopses(self) -> None:
-        """Brings synopses up to date that are due, and sends them to all peers."""
-        is_news = False
+        """Brings synopses up to date that are due; the next heartbeats bring them to the peers."""
         for dataset, shard in list(self._node.catalog.shards.items()):
             published, known = shard.own_published(), self._summaries.get(dataset)
             if known is not None and known.published is published:
@@ -319,32 +345,42 @@ class PeerMessenger:
                 synopses = await asyncio.to_thread(shard.synopses)
                 self._summaries[dataset] = _Summary(published, now, synopses)
                 self._unsummarised.pop(dataset, None)
-                is_news |= bool(published.sequences)
-        if is_news:
-            self.broadcast_heartbeat()
-        for encoded in (self._summaries, self._sequences, self._unsummarised):
-            for dataset in encoded.keys() - self._node.catalog.shards.keys():
-                del encoded[dataset]
+        for of_datasets in (self._summaries, self._unsummarised):
+            for dataset in of_datasets.keys() - self._node.catalog.shards.keys():
+                del of_datasets[dataset]
 
     async def _deliver(self, box: _Peer) -> None:
         while True:
             await box.wake.wait()
             box.wake.clear()
-            while box.outbox or box.heartbeat_due:
+            while box.is_due:
                 try:
                     await self._exchange(box)
+                    continue
                 except ConfigError as error:
                     log.error("%s rejected gossip: %s", box.name, error)
                 except GalileoError as error:
                     log.debug("could not send gossip to %s: %s", box.name, error)
                 except Exception:
                     log.exception("a message to %s failed", box.name)
+                self._on_gossip(ExchangeFailed(box.name))
 
     async def _exchange(self, box: _Peer) -> peers_pb2.GossipReply:
         request = self._request(box)
         reply = await self._peers.exchange(box.name, request)
         box.record_reply(request, reply)
-        if not request.topology and reply.topology_version < self._register.version:
+        if reply.topology:
+            await self._register.learn(box.name, reply.topology)
+        if reply.HasField("states"):
+            is_last = not request.HasField("heartbeat")
+            arrived = ReplyArrived(box.name, gossip_from_pb(reply.states), is_last=is_last)
+            effects = self._on_gossip(arrived)
+            for effect in effects:
+                if isinstance(effect, SendGossip):
+                    box.missing = effect.gossip
+                    box.wake.set()
+            self._take_states(effects)
+        if reply.is_behind and not request.topology:
             box.heartbeat_due = True
             box.wake.set()
         return reply
@@ -356,38 +392,36 @@ class PeerMessenger:
             GalileoError: it cannot be reached, or its disk refuses.
         """
         box = _Peer(to, outbox_max=0)
-        known = self._boxes[to]
-        box.number, box.run, box.topology_version = known.number, known.run, known.topology_version
+        box.run, box.topology_version = self._boxes[to].run, self._boxes[to].topology_version
         while True:
             box.heartbeat_due = True
             reply = await self._exchange(box)
-            known.number = box.number = max(known.number, box.number)
             if not reply.is_behind and not self._dropped(box) and not self._retentions(box):
                 return
 
     def _request(self, box: _Peer) -> peers_pb2.GossipRequest:
-        heartbeat = self._heartbeat(box) if box.heartbeat_due else None
-        box.heartbeat_due = False
+        heartbeat, gossip, box.missing = None, box.missing, None
+        if box.heartbeat_due:
+            box.heartbeat_due = False
+            box.outbox.extend(box.not_urgent.values())
+            box.not_urgent.clear()
+            self._write_state()
+            heartbeat, gossip = self._heartbeat(box), self._members.heartbeat(box.name)
         version = self._register.version
         return peers_pb2.GossipRequest(
             sender=self._node.name,
-            epoch=self._node.store.epoch,
-            run=self._run,
+            run=self._members.states.run,
             topology_fingerprint=self._node.topology.fingerprint,
             heartbeat=heartbeat,
+            states=gossip_to_pb(gossip) if gossip is not None else None,
             messages=_take_batch(box.outbox, self._options),
             protocol=PROTOCOL,
-            address=self._node.topology.by_name[self._node.name].address,
             topology_version=version,
             topology=self._register.encoded if box.topology_version < version else b"",
         )
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
-        box.number += 1
         return peers_pb2.Heartbeat(
-            sequences=self._news(box),
-            is_full=not box.published,
-            number=box.number,
             synopses=self._changes(box),
             datasets=list(self._node.catalog.shards),
             dropped=self._dropped(box),
@@ -399,31 +433,30 @@ class PeerMessenger:
             ],
         )
 
+    def _write_state(self) -> None:
+        """Brings the entries of this node up to date; encodes what has changed."""
+        states, node = self._members.states, self._node
+        states.write(_ADDRESS, node.topology.by_name[node.name].address.encode())
+        moves = node.moves.known
+        if moves is not self._given:
+            self._given = moves
+            states.write(_GIVEN, encode_given(move for move in moves if move.node != node.name))
+        shards = node.catalog.shards
+        for dataset, shard in shards.items():
+            published = shard.own_published()
+            if self._written.get(dataset) is not published:
+                self._written[dataset] = published
+                states.write(_COMMITS + dataset, encode_commits(published))
+        for dataset in self._written.keys() - shards.keys():
+            del self._written[dataset]
+            states.write(_COMMITS + dataset, b"")
+
     def _retentions(self, box: _Peer) -> list[peers_pb2.DatasetRetention]:
         return [
             peers_pb2.DatasetRetention(dataset=dataset, numbered_json=numbered.to_json())
             for dataset, numbered in self._node.catalog.retentions.items()
             if numbered.version > box.retentions.get(dataset, 0)
         ]
-
-    def _news(self, box: _Peer) -> list[peers_pb2.DatasetSequences]:
-        """The commits of each dataset with some that the peer has not acknowledged."""
-        shards = self._node.catalog.shards
-        box.sent = {dataset: shard.own_published() for dataset, shard in shards.items()}
-        return [
-            self._encode_sequences(dataset, published)
-            for dataset, published in box.sent.items()
-            if box.published.get(dataset) is not published
-        ]
-
-    def _encode_sequences(
-        self, dataset: str, published: PublishedCommits
-    ) -> peers_pb2.DatasetSequences:
-        """Encoded once for all peers."""
-        known = self._sequences.get(dataset)
-        if known is None or known[0] is not published:
-            known = self._sequences[dataset] = published, _sequences_to_pb(dataset, published)
-        return known[1]
 
     def _dropped(self, box: _Peer) -> list[peers_pb2.DroppedGenerations]:
         """Dropped datasets, latest first, so that the receiver does not miss their commits."""
@@ -483,7 +516,7 @@ class PeerMessenger:
         if request.topology and request.topology_version > self._register.version:
             await self._register.learn(request.sender, request.topology)
         if request.topology_version > self._register.version:
-            return self._reply([], is_behind=True)
+            return self._reply(request, is_behind=True)
         if request.sender not in self._boxes:
             raise InputError(
                 f"expected a sender of {sorted(self._boxes)}, got {request.sender!r}; it was "
@@ -494,15 +527,15 @@ class PeerMessenger:
         box.topology_version = min(box.topology_version, request.topology_version)
         held: list[peers_pb2.SynopsisVersion] = []
         refused: GalileoError | None = None
-        if self._node.live.relocate(request.sender, request.address, epoch=request.epoch):
-            log.info("node %s has moved to %s", request.sender, request.address)
+        states: peers_pb2.NodeStates | None = None
         if request.HasField("heartbeat"):
-            self._on_heartbeat(request.sender, request.epoch)
             refused = await self._sync_datasets(request)
             moves = request.heartbeat.moves
             received = [Move(one.partition, one.number, one.node) for one in moves]
             self._node.moves.receive(request.sender, received)
-            held = self._take_heartbeat(request)
+            held = self._take_synopses(request.heartbeat)
+        if request.HasField("states"):
+            states = self._answer_gossip(request)
         for data in request.messages:
             message = TAGGED.decode(data)
             if isinstance(message, REGISTER_MESSAGES):
@@ -521,25 +554,35 @@ class PeerMessenger:
                 request.sender, one.digest, revoked_at=one.revoked_at
             )
         ]
-        sender = self._senders.get(request.sender)
-        return self._reply(held, samplers=adopted, wants_full=not (sender and sender.is_complete))
+        reply = self._reply(request, held=held, states=states)
+        reply.samplers.extend(adopted)
+        return reply
 
     def _reply(
         self,
-        held: Sequence[peers_pb2.SynopsisVersion],
+        request: peers_pb2.GossipRequest,
         *,
-        samplers: Sequence[str] = (),
-        wants_full: bool = True,
+        held: Sequence[peers_pb2.SynopsisVersion] = (),
+        states: peers_pb2.NodeStates | None = None,
         is_behind: bool = False,
     ) -> peers_pb2.GossipReply:
+        version = self._register.version
         return peers_pb2.GossipReply(
-            run=self._run,
+            run=self._members.states.run,
             synopses=held,
-            samplers=samplers,
-            wants_full=wants_full,
-            topology_version=self._register.version,
+            states=states,
+            topology_version=version,
+            topology=self._register.encoded if request.topology_version < version else b"",
             is_behind=is_behind,
         )
+
+    def _answer_gossip(self, request: peers_pb2.GossipRequest) -> peers_pb2.NodeStates | None:
+        self._write_state()
+        gossip = gossip_from_pb(request.states)
+        effects = self._on_gossip(GossipArrived(request.sender, gossip))
+        self._take_states(effects)
+        answers = [effect.gossip for effect in effects if isinstance(effect, AnswerGossip)]
+        return gossip_to_pb(answers[0]) if answers else None
 
     async def _sync_datasets(self, request: peers_pb2.GossipRequest) -> GalileoError | None:
         """Adopts created and dropped datasets.
@@ -559,50 +602,66 @@ class PeerMessenger:
             log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
         return None
 
-    def _take_heartbeat(self, request: peers_pb2.GossipRequest) -> list[peers_pb2.SynopsisVersion]:
-        heartbeat, sender = request.heartbeat, self._senders.get(request.sender)
-        if sender is None:
-            return []  # It was removed meanwhile.
-        if request.run != sender.run:
-            sender = self._senders[request.sender] = _Sender(request.run)
-        elif heartbeat.number <= sender.number:
-            return []  # Late: a later one was taken already.
-        sender.number = heartbeat.number
-        sender.is_complete |= heartbeat.is_full
-        self._take_sequences(heartbeat, sender)
-        if sender.is_complete:
-            self._check_report(request.sender, heartbeat.moves)
-        return self._take_synopses(heartbeat)
+    def _take_states(self, effects: Iterable[MembershipEffect]) -> None:
+        """Takes entries over; compares the commits of nodes with those that they once had."""
+        changed: set[str] = set()
+        behind = self._node.view.losses.behind
+        for effect in effects:
+            if isinstance(effect, StateChanged):
+                self._take_entries(effect)
+                changed.add(effect.node)
+            elif isinstance(effect, NodesHeard):
+                changed |= behind.intersection(effect.nodes)
+        for node in changed & self._reports.keys():
+            self._check_report(node)
 
-    def _take_sequences(self, heartbeat: peers_pb2.Heartbeat, sender: _Sender) -> None:
+    def _take_entries(self, effect: StateChanged) -> None:
+        report = self._reports.get(effect.node)
+        if report is None:
+            return  # It was removed meanwhile.
+        if report.run != effect.run:
+            report = self._reports[effect.node] = _Report(effect.run)
+        commits = [entry for entry in effect.entries if entry.key.startswith(_COMMITS)]
+        for entry in effect.entries:
+            if entry.key == _ADDRESS:
+                self._relocate(effect.node, entry.value.decode(), run=effect.run)
+            elif entry.key == _GIVEN:
+                report.given = decode_given(entry.value)
+        self._take_commits(commits, report)
+
+    def _relocate(self, node: str, address: str, *, run: int) -> None:
+        if self._node.live.relocate(node, address, epoch=run):
+            log.info("node %s has moved to %s", node, address)
+
+    def _take_commits(self, entries: Iterable[StateEntry], report: _Report) -> None:
         view, catalog, news = self._node.view, self._node.catalog, []
-        for one in heartbeat.sequences:
-            if catalog.is_dropped(one.dataset):
-                continue  # The sender may not know yet.
-            published = _sequences_from_pb(one)
-            sender.sequences[one.dataset] = published.sequences
-            view.update_event_clock(one.dataset, published.clock)
-            if view.update_sequences(one.dataset, published.sequences):
-                news.append(one.dataset)
-        for dataset in sender.sequences.keys() - set(heartbeat.datasets):
-            del sender.sequences[dataset]
+        for entry in entries:
+            dataset = entry.key.removeprefix(_COMMITS)
+            if not entry.value:
+                report.sequences.pop(dataset, None)
+            if not entry.value or catalog.is_dropped(dataset):
+                continue  # The node may not know yet.
+            published = decode_commits(entry.value)
+            report.sequences[dataset] = published.sequences
+            view.update_event_clock(dataset, published.clock)
+            if view.update_sequences(dataset, published.sequences):
+                news.append(dataset)
         if news:
             self._on_news(news)
 
-    def _check_report(self, sender: str, moves: Iterable[peers_pb2.PartitionMove]) -> None:
+    def _check_report(self, node: str) -> None:
         """Compares all commits that a node has reported with those that it once had.
 
         Partitions that it has given away may be its own still in the topology here.
         """
-        view = self._node.view
-        given = {one.partition for one in moves if one.node != sender}
+        view, report = self._node.view, self._reports[node]
         view.losses.check_report(
-            sender,
-            self._node.live.partitions(sender) - given,
-            reported=self._senders[sender].sequences,
+            node,
+            self._node.live.partitions(node) - report.given,
+            reported=report.sequences,
             expected=view.all_sequences,
         )
-        view.record_report(sender)
+        view.record_report(node)
 
     def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
         view, catalog = self._node.view, self._node.catalog
@@ -622,18 +681,6 @@ class PeerMessenger:
                 )
             )
         return held
-
-
-def _sequences_to_pb(dataset: str, published: PublishedCommits) -> peers_pb2.DatasetSequences:
-    return peers_pb2.DatasetSequences(
-        dataset=dataset,
-        sequences=cursor_to_pb(published.sequences),
-        clock=event_clock_to_pb(published.clock),
-    )
-
-
-def _sequences_from_pb(message: peers_pb2.DatasetSequences) -> PublishedCommits:
-    return PublishedCommits(cursor_from_pb(message.sequences), event_clock_from_pb(message.clock))
 
 
 def _check_protocol(request: peers_pb2.GossipRequest) -> None:

@@ -101,6 +101,7 @@ class TopologyRegister:
         self._requests = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Entry]] = {}
         self._stepping = asyncio.Lock()
+        self._has_begun = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -120,9 +121,12 @@ class TopologyRegister:
     async def run(self) -> None:
         """Repeats messages of changes that are under way, until it is cancelled."""
         while True:
+            await self._has_begun.wait()
             await asyncio.sleep(TICK_S)
             if self._machine.is_busy:
                 await self._step(RegisterTicked())
+            else:
+                self._has_begun.clear()
 
     async def receive(self, sender: str, message: register.RegisterMessage) -> None:
         """Processes a message of another node."""
@@ -148,6 +152,7 @@ class TopologyRegister:
         future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
+            self._has_begun.set()
             await self._step(ChangeRequested(number, lambda entry: self._next(entry, change)))
             return topology_of(await future)
         finally:
@@ -198,8 +203,13 @@ class TopologyRegister:
                 future.set_exception(error)
 
     def _adopt(self, entry: Entry) -> None:
-        topology = topology_of(entry)
-        self._live.replace_nodes(topology)
+        """Follows a later topology, but for moves to this node, whose copies it has to open first.
+
+        `node.migration.moves` adopts these, from the next heartbeat that reports them.
+        """
+        topology, known = topology_of(entry), set(self._live.current.moved)
+        moved = tuple(m for m in topology.moved if m.node != self._name or m in known)
+        self._live.replace_nodes(replace(topology, moved=moved))
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
         self.on_changed()
 

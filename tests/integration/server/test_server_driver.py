@@ -548,6 +548,66 @@ async def test_driver_writes_the_records_of_waiting_events_in_one_batch(
     assert [message.election for _, message, _ in bench.mail.sent] == written[0]
 
 
+async def test_driver_announces_commits_to_many_coordinators_at_a_lower_rate(
+    bench: Bench,
+) -> None:
+    peers = [f"n{number:02}" for number in range(24)]
+    script = Script(lambda event: [])
+    script.is_coordinator = lambda node: True  # type: ignore[method-assign]
+    driver = Driver(
+        script,  # type: ignore[arg-type]
+        Membership("a", peers),
+        store=bench.store,
+        clock=SystemClock(),
+        work=bench.driver._work,
+        new_commits=lambda: [],
+        drop_spills=lambda numbers: None,
+        options=DriverOptions(announce_interval_s=1.0, announced_max=8),
+    )
+    announced: list[tuple[str, float]] = []
+
+    class Heartbeats(Mail):
+        def send_heartbeat(self, to: str) -> None:
+            announced.append((to, now))
+
+    driver.mail = Heartbeats(bench.store)  # type: ignore[assignment]
+    for now in range(7):
+        driver.announce_commits([WAKE], now)
+    assert announced == [(peer, at) for at in (0, 3, 6) for peer in peers]
+
+
+async def test_driver_of_an_idle_node_ticks_when_an_event_or_a_commit_comes(
+    bench: Bench,
+) -> None:
+    """Its pause would be endless otherwise."""
+    ticked: asyncio.Queue[None] = asyncio.Queue()
+
+    def count() -> list[ccq.ContinuousEvent]:
+        ticked.put_nowait(None)
+        return []
+
+    never = MembershipOptions(heartbeat_interval_s=1e6, failure_timeout_s=2e6)
+    driver = Driver(
+        Script(lambda event: []),  # type: ignore[arg-type]
+        Membership("a", [], options=never),
+        store=bench.store,
+        clock=SystemClock(),
+        work=bench.driver._work,
+        new_commits=count,
+        drop_spills=lambda numbers: None,
+        options=DriverOptions(tick_s=0.001, idle_after_s=0.0, idle_tick_s=1e6),
+    )
+    running = asyncio.create_task(driver.run())
+    async with asyncio.timeout(TIMEOUT_S):
+        await ticked.get()
+        for wake in (driver.wake, lambda: driver.feed(WAKE), driver.wake):
+            await asyncio.sleep(0.01)
+            wake()
+            await ticked.get()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_driver_writes_the_records_of_a_step_in_one_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

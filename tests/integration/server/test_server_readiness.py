@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from expected_errors import raises
 
-from galileo.dht.membership import HeartbeatArrived, Membership, Ticked
+from galileo.dht.membership import GossipArrived, Membership, Ticked
 from galileo.errors import ConfigError
 from galileo.server.monitoring import Monitoring
 from galileo.server.readiness import Readiness, ReadinessChecks
@@ -60,7 +60,8 @@ def test_readiness_before_records_are_loaded_fails(tmp_path: Path) -> None:
 def test_readiness_waits_until_peers_report_or_are_dead(tmp_path: Path) -> None:
     made = Checks(tmp_path, "b", "c")
     assert "b, c" in made.checks.look().checks["peers"]
-    made.members.step(HeartbeatArrived("b", 1), 0.1)
+    other = Membership("b", "ab", run=1)
+    made.members.step(GossipArrived("b", other.heartbeat("a")), 0.1)
     assert "yet from c" in made.checks.look().checks["peers"]
     for now in (0.9, 1.8, 2.5):
         made.members.step(Ticked(), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, assert_never
@@ -57,6 +58,7 @@ from galileo.ccq.messages import (
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
 from galileo.dht import membership
+from galileo.dht.node_states import RUN_BITS
 from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
 from galileo.packing import Compression
@@ -81,8 +83,9 @@ Reply = Callable[[ContinuousEffect], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
-    epoch: int
+class Report:
+    """The state of a node, one entry that gossip spreads."""
+
     sequences: Cursor
     clock: tuple[ClockStep, ...]
     dropped: tuple[tuple[str, int], ...] = ()
@@ -165,7 +168,8 @@ class Node:
         options = self._world.options(self.name)
         self._born = self._loop.now - self._loop.random.uniform(0.0, 1000.0)
         peers = [name for group in options.groups for name in group]
-        self._membership = membership.Membership(self.name, peers, options=MEMBERSHIP)
+        run = self.epoch << RUN_BITS
+        self._membership = membership.Membership(self.name, peers, run=run, options=MEMBERSHIP)
         self.machine = self._world.variant.machine(self.name, options)
         self._loop.note(f"{self.name} boots")
         self._world.checker.restart(self.name)
@@ -298,32 +302,55 @@ class Node:
         self._loop.after(delay_s, lambda: self.receive(act))
 
     def _tick(self) -> None:
-        for effect in self._membership.step(membership.Ticked(), self._now):
-            self._handle(effect)
-        self._membership.check()
+        self._step_membership(membership.Ticked())
         self.feed(Ticked(self.wall))
         self._later(TICK_S, self._tick)
 
     def _handle(self, effect: membership.MembershipEffect) -> None:
-        if isinstance(effect, membership.SendHeartbeat):
-            sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-            dropped = tuple(self._dropped.items())
-            beat = Heartbeat(self.epoch, sequences, self._own_clock(), dropped)
-            peer = self._world.node(effect.to)
-            self._post(effect.to, lambda: peer.on_heartbeat(self.name, beat))
-        else:
-            self._loop.counters["deaths suspected"] += isinstance(effect, membership.PeerDied)
-            self.feed(effect)
+        match effect:
+            case membership.SendHeartbeat(to):
+                sequences = Cursor({log.partition: log.end for log in self.own_logs()})
+                report = Report(sequences, self._own_clock(), tuple(self._dropped.items()))
+                self._membership.states.write("report", pickle.dumps(report))
+                self._gossip(to, self._membership.heartbeat(to), is_last=False)
+            case membership.SendGossip(to, gossip):
+                self._gossip(to, gossip, is_last=True)
+            case membership.StateChanged(_, _, entries):
+                self._take_report(pickle.loads(entries[-1].value))
+            case membership.PeerDied() | membership.PeerRevived():
+                self._loop.counters["deaths suspected"] += isinstance(effect, membership.PeerDied)
+                self.feed(effect)
 
-    def on_heartbeat(self, sender: str, beat: Heartbeat) -> None:
-        arrived = membership.HeartbeatArrived(sender, beat.epoch)
-        for effect in self._membership.step(arrived, self._now):
-            self._handle(effect)
+    def _gossip(self, to: str, gossip: membership.Gossip, *, is_last: bool) -> None:
+        """Begin an exchange; the reply comes to this run of the process, or never."""
+        peer, epoch = self._world.node(to), self.epoch
+
+        def reply(answer: membership.Gossip) -> None:
+            if self.epoch == epoch:
+                self._step_membership(membership.ReplyArrived(to, answer, is_last))
+
+        def arrive() -> None:
+            effects = peer._step_membership(membership.GossipArrived(self.name, gossip))
+            answers = [one.gossip for one in effects if isinstance(one, membership.AnswerGossip)]
+            if answers:
+                peer._post(self.name, lambda: reply(answers[0]))
+
+        self._post(to, arrive)
+
+    def _step_membership(
+        self, event: membership.MembershipEvent
+    ) -> list[membership.MembershipEffect]:
+        effects = self._membership.step(event, self._now)
         self._membership.check()
-        for dropped in beat.dropped:
+        for effect in effects:
+            self._handle(effect)
+        return effects
+
+    def _take_report(self, report: Report) -> None:
+        for dropped in report.dropped:
             self.drop(*dropped)
         for dataset in self._world.datasets:
-            self.feed(CommitsObserved(dataset, beat.sequences, beat.clock))
+            self.feed(CommitsObserved(dataset, report.sequences, report.clock))
 
     def _sync(self, log: Log, commit: Commit, reply: Callable[[int], None]) -> None:
         log.sync()

@@ -1,16 +1,25 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.dht.membership import (
-    HeartbeatArrived,
+    AnswerGossip,
+    ExchangeFailed,
+    Gossip,
+    GossipArrived,
     Membership,
     MembershipOptions,
     PeerDied,
     PeerRevived,
+    PeersChanged,
+    ReplyArrived,
+    SendGossip,
     SendHeartbeat,
+    StateChanged,
     Ticked,
 )
+from galileo.dht.node_states import Digest
 
 OPTIONS = MembershipOptions(heartbeat_interval_s=0.25, failure_timeout_s=2.0, lag_max_s=1.0)
 
@@ -21,56 +30,154 @@ def started(*peers: str) -> Membership:
     return membership
 
 
+def heartbeat(node: str, *, beats: int, run: int = 1, sender: str = "") -> GossipArrived:
+    """A heartbeat of `sender` that shows beats of `node`."""
+    digest = Digest(
+        (node,),
+        np.array([run], dtype=np.uint64),
+        np.array([beats], dtype=np.uint32),
+        np.zeros(1, dtype=np.uint32),
+    )
+    return GossipArrived(sender or node, Gossip(digest))
+
+
 def tick(membership: Membership, *, until: float, since: float, step_s: float = 0.25) -> list:
     effects, now = [], since
     while now < until:
-        now = min(until, now + step_s)
+        now = min(now + step_s, until)
         effects += membership.step(Ticked(), now)
         membership.check()
     return [effect for effect in effects if not isinstance(effect, SendHeartbeat)]
 
 
-def test_membership_tick_sends_heartbeat_to_each_peer_per_interval():
+def exchange(a: Membership, b: Membership, now: float) -> int:
+    """A whole exchange that `a` begins; returns the number of its calls."""
+    answer = answered(b, GossipArrived(a.me, a.heartbeat(b.me)), now)
+    effects = a.step(ReplyArrived(b.me, answer), now)
+    rest = [effect for effect in effects if isinstance(effect, SendGossip)]
+    for effect in rest:
+        answer = answered(b, GossipArrived(a.me, effect.gossip), now)
+        effects = a.step(ReplyArrived(b.me, answer, is_last=True), now)
+        assert not any(isinstance(one, SendGossip) for one in effects)
+    return 1 + len(rest)
+
+
+def answered(membership: Membership, event: GossipArrived, now: float) -> Gossip:
+    effects = membership.step(event, now)
+    return next(effect.gossip for effect in effects if isinstance(effect, AnswerGossip))
+
+
+def test_membership_few_peers_get_a_heartbeat_each_interval():
     membership = Membership("a", ["c", "b"], options=OPTIONS)
     assert membership.step(Ticked(), 0.0) == [SendHeartbeat("b"), SendHeartbeat("c")]
     assert membership.step(Ticked(), 0.1) == []
+    assert membership.due_at == 0.25
     assert membership.step(Ticked(), 0.25) == [SendHeartbeat("b"), SendHeartbeat("c")]
 
 
-def test_membership_silent_peer_dies_once_and_heartbeat_revives_it():
+def test_membership_many_peers_get_heartbeats_in_turn():
+    peers = [f"n{number}" for number in range(9)]
+    patient = MembershipOptions(heartbeat_interval_s=0.25, failure_timeout_s=60.0)
+    membership = Membership("a", peers, options=patient)
+    rounds = [membership.step(Ticked(), 0.25 * number) for number in range(18)]
+    assert [len(effects) for effects in rounds] == [1] * 18
+    targets = [effect.to for (effect,) in rounds]
+    assert sorted(targets[:9]) == sorted(targets[9:]) == peers
+    assert targets[:9] != targets[9:], "each round of the ring has an order of its own"
+
+
+def test_membership_silent_peer_dies_then_revives():
     membership = started("b")
-    assert tick(membership, since=0.0, until=1.75) == []
-    assert tick(membership, since=1.75, until=5.0) == [PeerDied("b")]
-    assert membership.dead == ("b",)
-    assert membership.step(HeartbeatArrived("b", 2), 5.0) == [PeerRevived("b")]
-    assert membership.alive == ("b",)
+    membership.step(heartbeat("b", beats=1), 1.0)
+    assert tick(membership, since=1.0, until=2.75) == []
+    assert tick(membership, since=2.75, until=5.0) == [PeerDied("b")]
+    assert (membership.dead, membership.alive) == (("b",), ())
+    assert membership.is_unreachable("b", 5.0)
+    assert PeerRevived("b") in membership.step(heartbeat("b", beats=2), 5.0)
+    assert (membership.dead, membership.alive) == ((), ("b",))
 
 
-def test_membership_heartbeat_extends_deadline():
-    membership = started("b")
-    tick(membership, since=0.0, until=1.5)
-    assert membership.step(HeartbeatArrived("b", 1), 1.5) == []
-    assert tick(membership, since=1.5, until=3.25) == []
-    assert tick(membership, since=3.25, until=3.5) == [PeerDied("b")]
-
-
-def test_membership_own_lag_extends_all_deadlines():
+def test_membership_beats_that_are_known_do_not_revive():
     membership = started("b", "c")
-    tick(membership, since=0.0, until=1.0)
-    assert tick(membership, since=60.0, until=61.75) == []
-    assert tick(membership, since=61.75, until=63.0) == [PeerDied("b"), PeerDied("c")]
+    membership.step(heartbeat("b", beats=7, run=5), 0.5)
+    assert PeerDied("b") in tick(membership, since=0.5, until=3.0)
+    for late in (heartbeat("b", beats=7, run=5, sender="c"), heartbeat("b", beats=9, run=4)):
+        effects = membership.step(late, 3.0)
+        assert PeerRevived("b") not in effects
+    assert "b" in membership.dead
+    assert PeerRevived("b") in membership.step(heartbeat("b", beats=1, run=6), 3.0)
 
 
-def test_membership_heartbeat_of_earlier_epoch_is_ignored():
-    membership = started("b")
-    membership.step(HeartbeatArrived("b", 5), 0.5)
-    tick(membership, since=0.5, until=2.0)
-    membership.step(HeartbeatArrived("b", 4), 2.0)
-    assert tick(membership, since=2.0, until=2.5) == [PeerDied("b")]
+def test_membership_beats_through_a_third_node_keep_a_peer_alive():
+    membership = started("b", "c")
+    for step in range(1, 9):
+        membership.step(ExchangeFailed("c"), step / 2)
+        membership.step(heartbeat("c", beats=step, sender="b"), step / 2)
+        assert PeerDied("c") not in tick(membership, since=step / 2, until=step / 2 + 0.5)
+    assert "c" in membership.alive
+    assert membership.is_unreachable("c", 4.5), "calls to it fail all the same"
+    membership.step(heartbeat("c", beats=9), 4.5)
+    assert not membership.is_unreachable("c", 9.0)
+
+
+def test_membership_own_pause_extends_deadlines():
+    membership = started("b", "c")
+    assert tick(membership, since=0.0, until=1.75) == []
+    assert tick(membership, since=61.0, until=61.75) == []
+    assert tick(membership, since=61.75, until=63.25) == [PeerDied("b"), PeerDied("c")]
+
+
+def test_membership_timeout_grows_with_the_logarithm_of_the_nodes():
+    assert [OPTIONS.timeout_s(peers) for peers in (1, 4)] == [2.0, 2.0]
+    assert [OPTIONS.timeout_s(peers) for peers in (7, 15, 1023)] == [2.75, 3.0, 4.5]
+
+
+def test_membership_tries_one_that_is_away_besides_the_ring():
+    peers = [f"n{number}" for number in range(6)]
+    membership = started(*peers)
+    membership.step(ExchangeFailed("n1"), 0.1)
+    membership.step(ExchangeFailed("n4"), 0.1)
+    rounds = []
+    for number in range(1, 9):
+        effects = membership.step(Ticked(), 0.25 * number)
+        rounds.append([one.to for one in effects if isinstance(one, SendHeartbeat)])
+    assert [len(targets) for targets in rounds] == [2] * 8
+    assert {targets[1] for targets in rounds[:2]} == {"n1", "n4"}
+    assert {targets[0] for targets in rounds} == {"n0", "n2", "n3", "n5"}
 
 
 def test_membership_heartbeat_of_unknown_node_is_ignored():
-    assert started("b").step(HeartbeatArrived("x", 1), 1.0) == []
+    assert started("b").step(heartbeat("x", beats=1), 1.0) == []
+
+
+def test_membership_entries_reach_a_third_node_through_the_second():
+    members = [Membership(name, "abc", run=1 << 32, options=OPTIONS) for name in "abc"]
+    a, b, c = members
+    a.states.write("address", b"host:1")
+    assert exchange(a, b, 0.0) == 2
+    effects = c.step(ReplyArrived("b", answered(b, GossipArrived("c", c.heartbeat("b")), 0.1)), 0.1)
+    (change,) = (effect for effect in effects if isinstance(effect, StateChanged))
+    assert (change.node, [entry.value for entry in change.entries]) == ("a", [b"host:1"])
+    assert c.never_heard == ()
+
+
+def test_membership_own_news_take_one_call_once_the_peer_is_known():
+    a, b = (Membership(name, "ab", run=1 << 32, options=OPTIONS) for name in "ab")
+    a.states.write("address", b"host:1")
+    assert [exchange(a, b, now) for now in (0.0, 0.1)] == [2, 1]
+    a.states.write("address", b"host:2")
+    assert exchange(a, b, 0.2) == 1
+    assert b.states.delta("a", base=0).entries == a.states.delta("a", base=0).entries
+
+
+def test_membership_removed_peers_are_forgotten():
+    membership = started("b", "c")
+    membership.step(heartbeat("b", beats=3), 0.5)
+    membership.step(PeersChanged(("c", "d")), 1.0)
+    assert membership.alive == ("c", "d")
+    membership.step(PeersChanged(("b", "c", "d")), 1.0)
+    assert membership.never_heard == ("b", "c", "d")
+    assert tick(membership, since=1.0, until=1.9) == []
 
 
 def test_membership_options_interval_above_timeout_raises():
@@ -82,9 +189,9 @@ def test_membership_options_interval_above_timeout_raises():
 def test_membership_random_events_alternate_death_and_revival(steps):
     membership, now = started("b", "c"), 0.0
     dead: set[str] = set()
-    for pause_s, kind, epoch in steps:
+    for beats, (pause_s, kind, run) in enumerate(steps):
         now += pause_s
-        event = Ticked() if kind == "t" else HeartbeatArrived(kind, epoch)
+        event = Ticked() if kind == "t" else heartbeat(kind, beats=beats, run=run)
         for effect in membership.step(event, now):
             if isinstance(effect, PeerDied):
                 assert effect.node not in dead

@@ -133,13 +133,13 @@ class EventClock(_message.Message):
 Global___EventClock: _TypeAlias = EventClock  # noqa: Y015
 
 @_typing.final
-class DatasetSequences(_message.Message):
+class PublishedCommits(_message.Message):
+    """The value of an entry for each dataset: what a node has committed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATASET_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
     @_builtins.property
     def sequences(self) -> _common_pb2.Cursor: ...
     @_builtins.property
@@ -147,17 +147,16 @@ class DatasetSequences(_message.Message):
     def __init__(
         self,
         *,
-        dataset: _builtins.str = ...,
         sequences: _common_pb2.Cursor | None = ...,
         clock: Global___EventClock | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "sequences", b"sequences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "dataset", b"dataset", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DatasetSequences: _TypeAlias = DatasetSequences  # noqa: Y015
+Global___PublishedCommits: _TypeAlias = PublishedCommits  # noqa: Y015
 
 @_typing.final
 class DroppedGenerations(_message.Message):
@@ -184,26 +183,137 @@ class DroppedGenerations(_message.Message):
 Global___DroppedGenerations: _TypeAlias = DroppedGenerations  # noqa: Y015
 
 @_typing.final
+class NodeDigest(_message.Message):
+    """The entries of states, columns of all nodes: what the sender knows of each. Numbers lie one behind
+    the other, the lowest byte first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    BEATS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    names: _builtins.bytes
+    """of nodes, ascending, with a line feed between two"""
+    runs: _builtins.bytes
+    """eight bytes each; 0: none is known"""
+    beats: _builtins.bytes
+    """four bytes each"""
+    versions: _builtins.bytes
+    """four bytes each: all entries of the run up to this are here"""
+    def __init__(
+        self,
+        *,
+        names: _builtins.bytes = ...,
+        runs: _builtins.bytes = ...,
+        beats: _builtins.bytes = ...,
+        versions: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beats", b"beats", "names", b"names", "runs", b"runs", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeDigest: _TypeAlias = NodeDigest  # noqa: Y015
+
+@_typing.final
+class StateEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    version: _builtins.int
+    value: _builtins.bytes
+    """empty: there is none any more"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        version: _builtins.int = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateEntry: _TypeAlias = StateEntry  # noqa: Y015
+
+@_typing.final
+class StateDelta(_message.Message):
+    """The entries of a node in a run past `base` and up to `version`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    run: _builtins.int
+    base: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateEntry]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        run: _builtins.int = ...,
+        base: _builtins.int = ...,
+        version: _builtins.int = ...,
+        entries: _abc.Iterable[Global___StateEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "entries", b"entries", "node", b"node", "run", b"run", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateDelta: _TypeAlias = StateDelta  # noqa: Y015
+
+@_typing.final
+class NodeStates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digest(self) -> Global___NodeDigest:
+        """absent where only entries follow"""
+
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateDelta]: ...
+    def __init__(
+        self,
+        *,
+        digest: Global___NodeDigest | None = ...,
+        deltas: _abc.Iterable[Global___StateDelta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeStates: _TypeAlias = NodeStates  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCES_FIELD_NUMBER: _builtins.int
     SYNOPSES_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
     RETENTIONS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
-    IS_FULL_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    is_full: _builtins.bool
-    """it has the sequences of all datasets"""
-    number: _builtins.int
-    """increases within a run of the sender; the receiver ignores a late one"""
-    @_builtins.property
-    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSequences]:
-        """that the receiver may not have"""
-
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
@@ -227,19 +337,16 @@ class Heartbeat(_message.Message):
     def __init__(
         self,
         *,
-        sequences: _abc.Iterable[Global___DatasetSequences] | None = ...,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
         datasets: _abc.Iterable[_builtins.str] | None = ...,
         retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
         samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
         dropped: _abc.Iterable[Global___DroppedGenerations] | None = ...,
-        is_full: _builtins.bool = ...,
-        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "is_full", b"is_full", "moves", b"moves", "number", b"number", "retentions", b"retentions", "samplers", b"samplers", "sequences", b"sequences", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -322,26 +429,21 @@ class GossipRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SENDER_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     TOPOLOGY_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
-    epoch: _builtins.int
-    """of the sender's life; increases with each start"""
     topology_fingerprint: _builtins.int
     """of the sender's; the receiver refuses another"""
     protocol: _builtins.int
     """that the sender speaks with nodes; the receiver refuses another"""
-    address: _builtins.str
-    """where the sender runs by its own file"""
     run: _builtins.int
-    """random; unlike the epoch, it is another one after the loss of a disk"""
+    """of the sender's life"""
     topology_version: _builtins.int
     """of the sender's; 0: nodes have not been added or removed"""
     topology: _builtins.bytes
@@ -352,23 +454,26 @@ class GossipRequest(_message.Message):
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """machine messages, tagged JSON"""
 
+    @_builtins.property
+    def states(self) -> Global___NodeStates:
+        """with a heartbeat, or alone to complete an exchange"""
+
     def __init__(
         self,
         *,
         sender: _builtins.str = ...,
-        epoch: _builtins.int = ...,
         topology_fingerprint: _builtins.int = ...,
         heartbeat: Global___Heartbeat | None = ...,
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         protocol: _builtins.int = ...,
-        address: _builtins.str = ...,
         run: _builtins.int = ...,
         topology_version: _builtins.int = ...,
         topology: _builtins.bytes = ...,
+        states: Global___NodeStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "run", b"run", "sender", b"sender", "topology", b"topology", "topology_fingerprint", b"topology_fingerprint", "topology_version", b"topology_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "messages", b"messages", "protocol", b"protocol", "run", b"run", "sender", b"sender", "states", b"states", "topology", b"topology", "topology_fingerprint", b"topology_fingerprint", "topology_version", b"topology_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,18 +485,19 @@ class GossipReply(_message.Message):
 
     SYNOPSES_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
-    WANTS_FULL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     IS_BEHIND_FIELD_NUMBER: _builtins.int
-    wants_full: _builtins.bool
-    """the receiver has no full heartbeat of this run of the sender"""
+    STATES_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     """of the receiver"""
     topology_version: _builtins.int
     """of the receiver's"""
     is_behind: _builtins.bool
     """the receiver has taken nothing, because its topology is older"""
+    topology: _builtins.bytes
+    """tagged JSON, if that of the sender is older"""
     @_builtins.property
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisVersion]:
         """What the receiver holds of the sender's synopses, so that the next change continues there."""
@@ -400,19 +506,24 @@ class GossipReply(_message.Message):
     def samplers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """digests of which the receiver has taken in the news"""
 
+    @_builtins.property
+    def states(self) -> Global___NodeStates:
+        """of the receiver, if the request had some"""
+
     def __init__(
         self,
         *,
         synopses: _abc.Iterable[Global___SynopsisVersion] | None = ...,
         samplers: _abc.Iterable[_builtins.str] | None = ...,
-        wants_full: _builtins.bool = ...,
         run: _builtins.int = ...,
         topology_version: _builtins.int = ...,
         is_behind: _builtins.bool = ...,
+        states: Global___NodeStates | None = ...,
+        topology: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_behind", b"is_behind", "run", b"run", "samplers", b"samplers", "synopses", b"synopses", "topology_version", b"topology_version", "wants_full", b"wants_full"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_behind", b"is_behind", "run", b"run", "samplers", b"samplers", "states", b"states", "synopses", b"synopses", "topology", b"topology", "topology_version", b"topology_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -324,7 +324,7 @@ class PeerClusterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Gossip(self, request, context):
-        """Between nodes: one heartbeat or one message of a machine; it may be lost or repeated.
+        """Between nodes: one heartbeat or messages of machines; it may be lost or repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

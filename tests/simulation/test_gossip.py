@@ -1,0 +1,50 @@
+"""Seeded worlds of membership and gossip, and the mutants that must not survive them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from simulator.gossip_world import GOSSIP_MUTANTS, measure_gossip, run_gossip
+
+SEEDS = 2_000
+SEEDS_QUICK = 40
+MUTANT_SEEDS_MAX = 200
+
+
+def play(seed: int) -> Counter[str]:
+    try:
+        return run_gossip(seed).counters
+    except AssertionError as violation:
+        raise AssertionError(f"seed {seed}: {violation}") from violation
+
+
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+def test_gossip_random_worlds_keep_all_invariants(seeds: int) -> None:
+    counters = sum(map(play, range(seeds)), Counter[str]())
+    never = [name for name in ("deaths", "disk", "isolate", "leave") if not counters[name]]
+    assert not never
+
+
+@pytest.mark.parametrize("mutant", [name for name in GOSSIP_MUTANTS if name])
+def test_gossip_mutant_is_convicted(mutant: str) -> None:
+    for seed in range(MUTANT_SEEDS_MAX):
+        try:
+            run_gossip(seed, mutant)
+        except AssertionError:
+            return
+    pytest.fail(f"{mutant} survived {MUTANT_SEEDS_MAX} worlds")
+
+
+def test_gossip_same_seed_plays_the_same_world() -> None:
+    assert run_gossip(7).trace_hash == run_gossip(7).trace_hash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [24, 100])
+def test_gossip_of_large_clusters_has_bounded_work(nodes: int) -> None:
+    measured = measure_gossip(nodes, loss=0.05)
+    assert measured.false_deaths == 0
+    assert measured.exchanges_s < 1.2 * 2 * 2, "begun and answered, twice a second"
+    assert measured.noticed_s[-1] < 10.0
+    assert measured.spread_s[-1] < 6.0
