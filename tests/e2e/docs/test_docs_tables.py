@@ -32,7 +32,7 @@ TYPES: dict[str, Any] = {
     "list": tuple[str, ...],
     "table": Mapping[str, str],
 }
-UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1}
 
 Row = list[str]
 
