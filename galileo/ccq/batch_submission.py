@@ -2,7 +2,7 @@
 
 Theory of operation. A batch follows the rules of a single submission
 (`galileo.ccq.coordinator_elections`): each offer is a record in a term of its own, which is on disk
-before the offer is sent; a CCQ counts as submitted when two nodes (of those alive) have it on disk;
+before the offer is sent; a CCQ counts as submitted when enough nodes have it on disk;
 repeating a submission under the same ids is safe. A batch shares the work. The CCQs of a submission
 whose candidates are in the same groups are divided into batches, at most one for each node that may
 take them and none below `batch_share_min` CCQs; one election finds the node to which all CCQs of a
@@ -11,27 +11,25 @@ in the others, so the batches go to different nodes.
 
 A CCQ leaves the common path only when it must. CCQs that the node refuses are offered to the next
 node. A CCQ for which a higher term or an end becomes known is answered with that. A known CCQ (a
-repeated submission) needs no election, only a second copy.
+repeated submission) needs no election, only copies.
 
 A CCQ begins at the origin: nothing is evaluated at submission, and the first cycle finds what is
 stored. So a crash in between can neither lose nor repeat anything.
 
-Stages of a CCQ: unassigned (until a node has accepted it), unacknowledged (until a second node has
+Stages of a CCQ: unassigned (until a node has accepted it), unacknowledged (until enough nodes have
 stored it), answered. The ids of unassigned and unacknowledged CCQs are reserved: no other election
 for them begins on this node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from galileo.ccq.coordinator_elections import (
     CoordinatorElections,
     id_conflict,
     overloaded,
-    quota_exceeded,
 )
 from galileo.ccq.events import (
     AnswerBatch,
@@ -42,7 +40,7 @@ from galileo.ccq.events import (
     RefuseSubmit,
     Send,
 )
-from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
+from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.state import NodeState, dropped_failure, end_reason, record_pages
@@ -79,7 +77,12 @@ class _Submission:
 
 @dataclass(slots=True)
 class _Batch:
-    """CCQs with the same candidates. `places` maps an id to its index in the outcomes."""
+    """CCQs with the same candidates.
+
+    Attributes:
+        places: the index of each id in the outcomes.
+        copies: the nodes that have stored each unacknowledged CCQ.
+    """
 
     name: str
     submission: _Submission
@@ -88,6 +91,7 @@ class _Batch:
     places: dict[str, int] = field(default_factory=dict)
     unassigned: dict[str, Record] = field(default_factory=dict)
     unacknowledged: dict[str, Record] = field(default_factory=dict)
+    copies: dict[str, set[str]] = field(default_factory=dict)
     declined: set[str] = field(default_factory=set)
     next_ack_request_at: float = 0.0
     begun_at: float = 0.0
@@ -105,18 +109,31 @@ class BatchSubmissions:
 
     # --- start ---------------------------------------------------------------------------------
 
-    def submit(self, event: BatchSubmitted, now: float) -> Effects:
+    def submit(
+        self,
+        event: BatchSubmitted,
+        now: float,
+        *,
+        remote: dict[str, Record],
+        failures: Mapping[str, Failure],
+    ) -> Effects:
+        """Start the elections of a batch.
+
+        Args:
+            event: the batch.
+            now: the time.
+            remote: records that only other nodes have.
+            failures: of the look-ups of some of the CCQs, which are refused.
+        """
         underway = {id(batch.submission) for batch in self._running.values()}
         if len(underway) >= SUBMISSIONS_MAX:
             return [RefuseSubmit(event.request, overloaded("submissions of many at a time"))]
         submission = _Submission(event.request, [None] * len(event.items))
         places: dict[tuple[int, ...], list[int]] = {}
-        capacity, added = self._free_capacity(event), 0
+        table = self._state.record_table
+        known = {i.ccq.id: table.get(i.ccq.id) or remote.get(i.ccq.id) for i in event.items}
         for place, item in enumerate(event.items):
-            failure = self._refusal(item, added=added)
-            if failure is None and self._state.record_table.get(item.ccq.id) is None:
-                added += 1
-                failure = quota_exceeded(event.owned_max or 0) if added > capacity else None
+            failure = failures.get(item.ccq.id) or self._refusal(item, known[item.ccq.id])
             if failure is not None:
                 submission.outcomes[place] = Outcome(item.ccq.id, failure=failure)
                 continue
@@ -128,7 +145,11 @@ class BatchSubmissions:
             for share in range(count):
                 batch = self._add_batch(submission, now)
                 for place in together[share::count]:
-                    self._add_item(batch, event.items[place], place)
+                    item = event.items[place]
+                    record = known[item.ccq.id]
+                    self._add_item(batch, item, place, known=record)
+                    # It may be at other nodes only.
+                    effects += self._state.apply_record(record, now) if record else []
                 effects += self._start(batch, event.items[together[0]].candidates, now)
         return effects or self._conclude(submission)
 
@@ -147,13 +168,13 @@ class BatchSubmissions:
 
     def on_poll_answered(self, event: PollAnswered, now: float) -> Effects:
         """An answer serves all batches that wait for it."""
-        running = list(self._running.values())
-        return [effect for batch in running for effect in self._step(batch, event, now)]
+        polling = [batch for batch in self._running.values() if batch.unassigned]
+        return [effect for batch in polling for effect in self._step(batch, event, now)]
 
     def on_assign(self, sender: str, message: AssignMany, now: float) -> Effects:
-        """Accept the CCQs that this node can run; save, announce and answer them."""
+        """Accept the CCQs that this node can run; save and answer them."""
         state = self._state
-        accepted, refused, assigned, newer = [], [], [], []
+        accepted, refused, newer = [], [], []
         effects: Effects = []
         for record in message.records:
             ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
@@ -164,15 +185,12 @@ class BatchSubmissions:
                 newer += filter(None, [state.record_table.get(ccq_id)])
             elif (mine is None or mine.term < record.term) and state.accepts_assignments:
                 effects += state.apply_record(record, now)
-                assigned.append(record)
             coordinator = state.coordinated.get(ccq_id)
             if coordinator is not None and coordinator.term == record.term:
                 accepted.append((ccq_id, record.term))
             elif ccq_id not in state.resuming:
                 refused.append((ccq_id, record.term))
-        others = tuple(peer for peer in state.peers if peer != sender)
-        effects += state.announce_to(others, assigned)
-        effects += state.announce_to((sender,), newer)
+        effects += state.send_records(sender, newer)
         if accepted:
             effects.append(Send(sender, PollAnswer(UNASKED, state.usage)))
         return [*effects, Send(sender, AssignmentsAnswered(tuple(accepted), tuple(refused)))]
@@ -191,25 +209,28 @@ class BatchSubmissions:
                     continue  # Late: another node has the offer by now, in a higher term.
                 answered[batch.name] = batch
                 if is_accepted:
-                    effects += self._succeed(batch, record)
+                    self._await_copies(batch, record, {self._state.me, sender}, now)
                 else:
                     batch.declined.add(ccq_id)
         for batch in answered.values():
+            effects += self._request_acks(batch, now)
             if batch.unassigned and batch.declined >= set(batch.unassigned):
                 effects += self._step(batch, OfferRefused(sender), now)
         return effects
 
-    def on_record_ack(self, message: RecordAck) -> Effects:
-        effects: Effects = []
+    def on_record_ack(self, sender: str, message: RecordAck, now: float) -> Effects:
+        acknowledged: dict[str, _Batch] = {}
         for ccq_id, term in message.entries:
             batch = self._batch_by_ccq.get(ccq_id)
             record = batch.unacknowledged.get(ccq_id) if batch else None
             if batch is not None and record is not None and record.term == term:
-                effects += self._succeed(batch, record)
-        return effects
+                batch.copies[ccq_id].add(sender)
+                acknowledged[batch.name] = batch
+        batches = acknowledged.values()
+        return [effect for batch in batches for effect in self._request_acks(batch, now)]
 
-    def on_record(self, record: Record) -> Effects:
-        """Answer for a CCQ that another node coordinates in a higher term, or that has ended."""
+    def on_record(self, record: Record, now: float) -> Effects:
+        """Go on with a CCQ that another node coordinates in a higher term, or that has ended."""
         ccq_id = record.ccq.id
         batch = self._batch_by_ccq.get(ccq_id)
         if batch is None:
@@ -217,7 +238,10 @@ class BatchSubmissions:
         if record.ended is not None:
             return self._resolve(batch, Outcome(ccq_id, failure=end_reason(record)))
         mine = batch.unassigned.get(ccq_id) or batch.unacknowledged[ccq_id]
-        return self._succeed(batch, record) if record.term > mine.term else []
+        if record.term <= mine.term:
+            return []
+        self._await_copies(batch, record, {self._state.me}, now)
+        return self._request_acks(batch, now)
 
     def on_dropped(self) -> Effects:
         """Answer for the CCQs of dropped datasets."""
@@ -244,16 +268,9 @@ class BatchSubmissions:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _free_capacity(self, event: BatchSubmitted) -> float:
-        """How many CCQs of the submission may be new."""
-        if event.owned_max is None or not event.items:
-            return inf
-        return self._elections.free_capacity(event.items[0].ccq.owner, event.owned_max)
-
-    def _refusal(self, item: BatchItem, *, added: int) -> Failure | None:
-        """Why a CCQ cannot be submitted now, after `added` others; None if it can."""
-        ccq_id, table = item.ccq.id, self._state.record_table
-        known = table.get(ccq_id)
+    def _refusal(self, item: BatchItem, known: Record | None) -> Failure | None:
+        """Why a CCQ cannot be submitted now; None if it can."""
+        ccq_id = item.ccq.id
         if known is not None and known.ended is not None:
             return end_reason(known)
         if known is not None and not known.ccq.asks_the_same(item.ccq):
@@ -264,10 +281,6 @@ class BatchSubmissions:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"
             return Failure("unavailable", reason, advice)
-        unassigned = sum(len(batch.unassigned) for batch in self._running.values())
-        count = len(table.records) + unassigned + added
-        if known is None and count >= self._state.options.records_max:
-            return overloaded("continuous queries of the cluster")
         return None
 
     def _candidate_groups(self, candidates: tuple[str, ...]) -> tuple[int, ...]:
@@ -291,13 +304,13 @@ class BatchSubmissions:
         self._running[name] = batch
         return batch
 
-    def _add_item(self, batch: _Batch, item: BatchItem, place: int) -> None:
+    def _add_item(
+        self, batch: _Batch, item: BatchItem, place: int, *, known: Record | None
+    ) -> None:
         ccq_id = item.ccq.id
-        known = self._state.record_table.get(ccq_id)
-        if known is None:
-            batch.unassigned[ccq_id] = Record(item.ccq, term=0, coordinator="")
-        else:
-            batch.unacknowledged[ccq_id] = known
+        batch.unassigned[ccq_id] = known or Record(item.ccq, term=0, coordinator="")
+        if known is not None:
+            self._await_copies(batch, known, {self._state.me}, batch.begun_at)
         batch.places[ccq_id] = place
         self._batch_by_ccq[ccq_id] = batch
 
@@ -347,23 +360,35 @@ class BatchSubmissions:
         effects = [effect for record in records for effect in state.apply_record(record, now)]
         if node != me:
             return [*effects, *(Send(node, AssignMany(page)) for page in record_pages(records))]
-        batch.unacknowledged |= batch.unassigned
-        batch.unassigned, batch.next_ack_request_at = {}, now
+        for record in records:
+            self._await_copies(batch, record, {me}, now)
         return [
             *effects,
             *self._step(batch, OfferAccepted(node), now),
             *self._request_acks(batch, now),
         ]
 
+    def _await_copies(self, batch: _Batch, record: Record, copies: set[str], now: float) -> None:
+        """Have a CCQ that is coordinated stored by further nodes, from now on."""
+        batch.unassigned.pop(record.ccq.id, None)
+        batch.unacknowledged[record.ccq.id] = record
+        batch.copies[record.ccq.id] = copies
+        batch.next_ack_request_at = now
+
     def _request_acks(self, batch: _Batch, now: float) -> Effects:
-        records = list(batch.unacknowledged.values())
-        if all(peer in self._state.dead for peer in self._state.peers):
-            return [effect for record in records for effect in self._succeed(batch, record)]
-        if not records or now < batch.next_ack_request_at:
-            return []
+        """Answer for the CCQs that have enough copies, and send the others for more."""
+        effects: Effects = []
+        left: list[tuple[Record, list[str]]] = []
+        for ccq_id, record in list(batch.unacknowledged.items()):
+            nodes = self._elections.left_to_copy(record, batch.copies[ccq_id])
+            if nodes:
+                left.append((record, nodes))
+            else:
+                effects += self._succeed(batch, record)
+        if not left or now < batch.next_ack_request_at:
+            return effects
         batch.next_ack_request_at = now + self._state.options.retry_s
-        pages = [RecordUpdate(page, note=True) for page in record_pages(records)]
-        return [effect for page in pages for effect in self._state.broadcast(page)]
+        return [*effects, *self._state.distribute(left, note=True)]
 
     def _succeed(self, batch: _Batch, record: Record) -> Effects:
         return self._resolve(batch, Outcome(record.ccq.id, record.coordinator, record.term))
@@ -371,8 +396,8 @@ class BatchSubmissions:
     def _fail(self, batch: _Batch, ccq_ids: Sequence[str], reason: str) -> Effects:
         """Refuse the given CCQs. An offer may still be accepted: it is not withdrawn.
 
-        A failed election does not concern CCQs that a node runs already and that await a second
-        copy.
+        A failed election does not concern CCQs that a node runs already and that await
+        copies.
         """
         self._state.counts.elections_failed += 1
         effects: Effects = []
@@ -389,6 +414,7 @@ class BatchSubmissions:
         batch.submission.outcomes[batch.places.pop(ccq_id)] = outcome
         batch.unassigned.pop(ccq_id, None)
         batch.unacknowledged.pop(ccq_id, None)
+        batch.copies.pop(ccq_id, None)
         del self._batch_by_ccq[ccq_id]
         self._elections.reserved.pop(ccq_id, None)
         if batch.places:

@@ -7,20 +7,19 @@ node's ordinal. So two nodes can never have the same term, whatever is lost, rep
 offer that is accepted too late is superseded by the higher term of the next one. An election ends
 when the node has accepted, when no node accepts, or when a record with a higher term arrives.
 
-A submission is answered when two nodes (of those alive) have the CCQ on disk: the crash of one then
-loses nothing. A submission that was refused or never answered may be repeated at any node; the id
-of the CCQ makes it idempotent.
+A submission is answered when `copies_min` nodes (of those alive) have the CCQ on disk: this one,
+the coordinator, and others that share the record. A submission that was refused or never answered
+may be repeated at any node; the id of the CCQ makes it idempotent.
 
 Which node starts the election after the death of a coordinator is agreed without a message: the
-live nodes are ranked by rendezvous hashing, and each waits `takeover_stagger_s` longer than the one
-before. Two nodes that start at the same time only waste work.
+live replicas are ranked by rendezvous hashing, and each waits `takeover_stagger_s` longer than the
+one before. Two nodes that start at the same time only waste work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 from galileo.ccq.events import AnswerSubmit, Effects, RefuseSubmit, Send, SubmitRequested
 from galileo.ccq.messages import (
@@ -28,9 +27,9 @@ from galileo.ccq.messages import (
     AssignmentAccepted,
     AssignmentRefused,
     RecordAck,
-    RecordUpdate,
 )
 from galileo.ccq.model import Failure, Record
+from galileo.ccq.replicas import draw
 from galileo.ccq.state import NodeState, dropped_failure, end_reason
 from galileo.ccq.stats import ElectionEnded
 from galileo.election.machine import Election, ElectionOptions
@@ -60,7 +59,9 @@ ELECTIONS_MAX = 256
 class _RunningElection:
     """A running election; `requests` are the submissions that wait for it.
 
-    `is_overflow`: this node remains the holder of its cache.
+    Attributes:
+        copies: the nodes that have the record on disk, as far as this node knows.
+        is_overflow: this node remains the holder of its cache.
     """
 
     name: str
@@ -69,6 +70,7 @@ class _RunningElection:
     machine: Election
     deadline: float
     requests: list[int] = field(default_factory=list)
+    copies: set[str] = field(default_factory=set)
     next_ack_request_at: float | None = None
     is_overflow: bool = False
     begun_at: float = 0.0
@@ -99,9 +101,12 @@ class CoordinatorElections:
 
     # --- start ------------------------------------------------------------------------------
 
-    def submit(self, event: SubmitRequested, now: float) -> Effects:
+    def submit(
+        self, event: SubmitRequested, now: float, *, remote: Record | None = None
+    ) -> Effects:
+        """Start the election for a CCQ; `remote` is its record where other nodes have one."""
         ccq_id = event.ccq.id
-        known = self._state.record_table.get(ccq_id)
+        known = self._state.record_table.get(ccq_id) or remote
         if known is not None and known.ended is not None:
             return [RefuseSubmit(event.request, end_reason(known))]
         running = self._running.get(ccq_id)
@@ -116,31 +121,12 @@ class CoordinatorElections:
             return self._add_request(running, event.request)
         if known is not None:
             return self._resubmit(known, event.request, now)
-        if len(self._state.record_table.records) >= self._state.options.records_max:
-            return [RefuseSubmit(event.request, overloaded("continuous queries of the cluster"))]
-        if event.owned_max is not None and self.free_capacity(event.ccq.owner, event.owned_max) < 1:
-            return [RefuseSubmit(event.request, quota_exceeded(event.owned_max))]
         if len(self._running) >= ELECTIONS_MAX:
             return [RefuseSubmit(event.request, overloaded("elections at a time"))]
         record = Record(event.ccq, term=0, coordinator="", retrieved=event.reached)
         election = self._add_election(record, need_bytes=event.need_bytes, now=now)
         election.requests.append(event.request)
         return self._start(election, event.candidates, now)
-
-    def free_capacity(self, owner: str, owned_max: int) -> int:
-        """How many more CCQs the owner may have, including those that are being submitted here.
-
-        Concurrent submissions at other nodes are not known yet.
-        """
-        table = self._state.record_table
-        capacity = owned_max - table.owned_by(owner)
-        if capacity <= 0 or capacity > len(self._running) + len(self.reserved):
-            return capacity
-        begun = {
-            **self.reserved,
-            **{i: election.record.ccq.owner for i, election in self._running.items()},
-        }
-        return capacity - sum(o == owner and table.get(i) is None for i, o in begun.items())
 
     def start_failover(self, now: float) -> Effects:
         """Start due elections for CCQs of gone coordinators, up to `ELECTIONS_MAX` at a time."""
@@ -219,8 +205,8 @@ class CoordinatorElections:
 
     def on_poll_answered(self, event: PollAnswered, now: float) -> Effects:
         """An answer serves all elections that wait for it."""
-        running = list(self._running.values())
-        return [effect for election in running for effect in self._step(election, event, now)]
+        polling = [one for one in self._running.values() if one.next_ack_request_at is None]
+        return [effect for election in polling for effect in self._step(election, event, now)]
 
     def on_assigned(self, sender: str, message: AssignmentAccepted, now: float) -> Effects:
         self._state.peer_usage.record_accepted(sender, 1)
@@ -230,26 +216,25 @@ class CoordinatorElections:
         return self._step(election, OfferAccepted(sender), now)
 
     def on_refused(self, sender: str, message: AssignmentRefused, now: float) -> Effects:
-        effects = self._state.apply_record(message.record, now) if message.record else []
+        effects = self._state.learn_record(message.record, now) if message.record else []
         election = self._running.get(message.ccq_id)
         if election is None or election.record.term != message.term:
             return effects
         return [*effects, *self._step(election, OfferRefused(sender), now)]
 
-    def on_record_ack(self, message: RecordAck) -> Effects:
+    def on_record_ack(self, sender: str, message: RecordAck, now: float) -> Effects:
         effects: Effects = []
         for ccq_id, term in message.entries:
             election = self._running.get(ccq_id)
-            if (
-                election
-                and election.next_ack_request_at is not None
-                and election.record.term == term
-            ):
-                effects += self._succeed(election)
+            if election is None or election.next_ack_request_at is None:
+                continue
+            if election.record.term == term:
+                election.copies.add(sender)
+                effects += self._request_acks(election, now)
         return effects
 
-    def on_record(self, record: Record) -> Effects:
-        """End an election that another node has decided."""
+    def on_record(self, record: Record, now: float) -> Effects:
+        """End an election that another node has decided; submissions wait for copies of that."""
         self._orphans.pop(record.ccq.id, None)
         election = self._running.get(record.ccq.id)
         if election is None:
@@ -259,7 +244,11 @@ class CoordinatorElections:
         if record.term <= election.record.term:
             return []
         election.record = record
-        return self._succeed(election)
+        if not election.requests:
+            return self._succeed(election)
+        election.copies = {self._state.me}
+        election.next_ack_request_at = now
+        return self._request_acks(election, now)
 
     def on_dropped(self) -> Effects:
         """End the elections for CCQs of dropped datasets."""
@@ -296,11 +285,14 @@ class CoordinatorElections:
         return self._start(self._add_election(record, need_bytes=0, now=now), (), now)
 
     def _failover_rank(self, record: Record) -> int:
-        """This node's rank among the live ones, by a hash that differs for each term."""
-        live = [n for n in (self._state.me, *self._state.peers) if n not in self._state.dead]
-        return sorted(live, key=lambda node: _draw(record.ccq.id, f"{node}\0{record.term}")).index(
-            self._state.me
-        )
+        """This node's rank among the live replicas, by a hash that differs for each term.
+
+        Other nodes that have the record come after them.
+        """
+        state = self._state
+        live = [n for n in state.record_table.replicas(record.ccq.id) if not state.is_gone(n)]
+        drawn = sorted(live, key=lambda node: draw(record.ccq.id, f"{node}\0{record.term}"))
+        return drawn.index(state.me) if state.me in drawn else len(drawn)
 
     def _overflow_options(self) -> ElectionOptions:
         """Election options that accept a successor as busy as this node."""
@@ -334,11 +326,13 @@ class CoordinatorElections:
         return []
 
     def _resubmit(self, record: Record, request: int, now: float) -> Effects:
-        """Answer a repeated submission as soon as there is a second copy."""
+        """Answer a repeated submission as soon as there are enough copies."""
         election = self._add_election(record, need_bytes=0, now=now)
         election.requests.append(request)
+        election.copies.add(self._state.me)
         election.next_ack_request_at = now
-        return self._request_acks(election, now)
+        saves = self._state.apply_record(record, now)  # It may be at other nodes only.
+        return [*saves, *self._request_acks(election, now)]
 
     def _start(self, election: _RunningElection, candidates: Sequence[str], now: float) -> Effects:
         is_excluding_self = election.is_overflow or self._state.is_draining
@@ -371,7 +365,7 @@ class CoordinatorElections:
         rounds: list[tuple[str, ...]] = []
         for is_wanted in (True, False):
             nodes = [node for node in alive if (node in nearby) is is_wanted]
-            drawn = sorted(nodes, key=lambda node: _draw(key, node))
+            drawn = sorted(nodes, key=lambda node: draw(key, node))
             while drawn:
                 count = polled_first << len(rounds)
                 rounds.append(tuple(node for node in nodes if node in drawn[:count]))
@@ -420,23 +414,33 @@ class CoordinatorElections:
         effects = self._state.apply_record(election.record, now)
         if node != self._state.me:
             return [*effects, Send(node, AssignCoordinator(election.record, election.need_bytes))]
-        if not election.requests:  # `_request_acks` announces submissions.
-            effects += self._state.announce([election.record])
         return [*effects, *self._step(election, OfferAccepted(node), now)]
 
     def _decide(self, election: _RunningElection, node: str, now: float) -> Effects:
-        if node == self._state.me and election.requests:
-            election.next_ack_request_at = now
-            return self._request_acks(election, now)
-        return self._succeed(election)
+        if not election.requests:
+            others = [one for one in self._state.sharers(election.record) if one != node]
+            announced = self._state.distribute([(election.record, others)])
+            return [*announced, *self._succeed(election)]
+        election.copies = {self._state.me, node}
+        election.next_ack_request_at = now
+        return self._request_acks(election, now)
 
     def _request_acks(self, election: _RunningElection, now: float) -> Effects:
-        if all(peer in self._state.dead for peer in self._state.peers):
-            return self._succeed(election)  # No second node is alive.
+        """Answer a submission if there are enough copies; otherwise send the record for them."""
+        left = self.left_to_copy(election.record, election.copies)
+        if not left:
+            return self._succeed(election)
         if election.next_ack_request_at is None or now < election.next_ack_request_at:
             return []
         election.next_ack_request_at = now + self._state.options.retry_s
-        return self._state.broadcast(RecordUpdate((election.record,), note=True))
+        return self._state.distribute([(election.record, left)], note=True)
+
+    def left_to_copy(self, record: Record, copies: set[str]) -> list[str]:
+        """The live nodes that share a record and do not have it yet; none if copies suffice."""
+        if len(copies) >= self._state.options.copies_min:
+            return []
+        left = self._state.sharers(record)
+        return [node for node in left if node not in copies and not self._state.is_gone(node)]
 
     def _succeed(self, election: _RunningElection) -> Effects:
         record = election.record
@@ -462,22 +466,8 @@ class CoordinatorElections:
         return [RefuseSubmit(request, failure) for request in election.requests]
 
 
-def _draw(key: str, node: str) -> bytes:
-    """A number that differs for each pair, the same at every node (rendezvous hashing)."""
-    return blake2b(f"{key}\0{node}".encode(), digest_size=8).digest()
-
-
 def overloaded(what: str) -> Failure:
     return Failure("overloaded", f"this node takes no more {what}; try later", (("after_s", 5.0),))
-
-
-def quota_exceeded(owned_max: int) -> Failure:
-    return Failure(
-        "quota_exceeded",
-        f"expected at most {owned_max:,} continuous queries alive of one owner (quota ccqs_max), "
-        "got one more; cancel some, let them expire, or ask an administrator for a higher quota",
-        (("quota", "ccqs_max"), ("bound", owned_max)),
-    )
 
 
 def id_conflict(ccq_id: str) -> Failure:

@@ -98,7 +98,6 @@ class SubmitRequested:
         reached: frontier of the initial result.
         need_bytes: expected cache size.
         candidates: nodes that may hold matches; their groups are polled first.
-        owned_max: most live CCQs of its owner; None: no limit.
     """
 
     request: int
@@ -106,7 +105,6 @@ class SubmitRequested:
     reached: Cursor
     need_bytes: int = 0
     candidates: tuple[str, ...] = ()
-    owned_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +122,10 @@ class BatchItem:
 
 @dataclass(frozen=True, slots=True)
 class BatchSubmitted:
-    """Many CCQs at once; answered by AnswerBatch, or by RefuseSubmit for all of them.
-
-    Attributes:
-        items: all of one owner.
-        owned_max: most live CCQs of the owner; None: no limit.
-    """
+    """Many CCQs at once; answered by AnswerBatch, or by RefuseSubmit for all of them."""
 
     request: int
     items: tuple[BatchItem, ...]
-    owned_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +159,21 @@ class FetchAbandoned:
     """The client of this fetch is gone."""
 
     request: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindRequested:
+    """Find the record of a CCQ, wherever it is; answered by AnswerFind or RefuseFind."""
+
+    request: int
+    ccq_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindsRequested:
+    """Many records at once, each answered like a single one."""
+
+    finds: tuple[FindRequested, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +409,8 @@ ContinuousEvent = (
     | FetchRequested
     | FetchesRequested
     | FetchAbandoned
+    | FindRequested
+    | FindsRequested
     | CancelRequested
     | CycleFinished
     | CycleFailed
@@ -593,6 +602,18 @@ class RedirectFetch:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFind:
+    request: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseFind:
+    request: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerCancel:
     request: int
     ccq_id: str
@@ -611,6 +632,8 @@ Reply = (
     | AnswerFetch
     | RefuseFetch
     | RedirectFetch
+    | AnswerFind
+    | RefuseFind
     | AnswerCancel
     | RefuseCancel
     | AnswerCacheRead

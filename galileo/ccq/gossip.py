@@ -1,13 +1,21 @@
-"""Spreads records to every node: announced once, then compared for ever (anti-entropy).
+"""Spreads records to the nodes that share them: announced once, then compared for ever.
 
-Announcements may be lost. Therefore every node broadcasts a fingerprint of its live records each
-`sync_interval_s`. A node that receives a different fingerprint answers with a page of its terms,
-and the two exchange the missing records. Nodes that can communicate end up with equal records.
+Announcements may be lost. Therefore each two nodes compare fingerprints of the live records that
+they share each `sync_interval_s` (anti-entropy). A node that receives a different fingerprint
+answers with a page of its terms, and the two exchange the missing records. Nodes that can
+communicate end up with equal records.
+
+A record that this node does not share (`record_table`) is sent to its replicas until all of them
+have acknowledged it, and then forgotten. So a record that moves with the topology is at its new
+place before it leaves the old one.
 """
 
 from __future__ import annotations
 
-from galileo.ccq.events import Effects, SaveRecord, Send
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from galileo.ccq.events import Effects, PurgeRecord, SaveRecord, Send
 from galileo.ccq.messages import (
     Digest,
     RecordAck,
@@ -16,51 +24,65 @@ from galileo.ccq.messages import (
     RecordUpdate,
     Summary,
 )
+from galileo.ccq.model import Record
 from galileo.ccq.state import NodeState
 
 
 class Gossip:
-    """Announces and reconciles the records of one node."""
+    """Announces and reconciles the records of one node.
 
-    def __init__(self, state: NodeState) -> None:
+    Args:
+        state: of the node.
+        is_in_use: whether an election needs the record of a CCQ.
+    """
+
+    def __init__(self, state: NodeState, *, is_in_use: Callable[[str], bool]) -> None:
         self._state = state
+        self._is_in_use = is_in_use
         self._page_after: dict[str, str] = {}
         self._flush_position = 0
 
-    def tick(self) -> Effects:
+    def tick(self, now: float) -> Effects:
         """Due each `sync_interval_s`."""
-        return [*self._flush(), *self._state.broadcast(self._state.record_table.digest)]
+        return [*self._flush(), *self._push_surplus(now), *self._send_digests()]
 
     def on_update(self, sender: str, message: RecordUpdate, now: float) -> Effects:
-        """Merge the records; send newer ones back to the sender."""
+        """Merge the records; send newer ones back to the sender.
+
+        A record that this node need not have is ignored, unless the sender asks for a copy.
+        """
         effects: Effects = []
         table = self._state.record_table
         for incoming in message.records:
-            effects += self._state.apply_record(incoming, now)
+            is_known = table.get(incoming.ccq.id) is not None
+            if not (is_known or message.note or table.is_shared(incoming)):
+                continue
+            effects += self._state.learn_record(incoming, now)
             mine = table.get(incoming.ccq.id)
             is_behind = mine is not None and (
                 incoming.term < mine.term or (incoming.ended is None and mine.ended is not None)
             )
             if mine is not None and is_behind:
-                effects += self._state.announce([mine], to=sender)
+                effects += self._state.send_records(sender, [mine])
         if message.note:
-            entries = tuple((record.ccq.id, record.term) for record in message.records)
+            entries = tuple(map(acknowledged_state, message.records))
             effects.append(Send(sender, RecordAck(entries)))
         return effects
 
     def on_digest(self, sender: str, message: Digest, now: float) -> Effects:
         """Send the next page of terms if the records differ."""
         table = self._state.record_table
-        if message == table.digest:
-            self._state.agreed[sender] = now
+        if not message.count:
+            self._state.coordinating[sender] = now
+        if message == table.digest(sender):
             self._page_after.pop(sender, None)
             return []
-        page = table.summary(after=self._page_after.get(sender, ""))
+        page = table.summary(sender, after=self._page_after.get(sender, ""))
         self._page_after[sender] = page.until or ""
         return [Send(sender, page)]
 
     def on_summary(self, sender: str, message: Summary) -> Effects:
-        difference = self._state.record_table.compare(message)
+        difference = self._state.record_table.compare(sender, message)
         effects = self._send_records(sender, difference.newer_here)
         if difference.newer_there:
             effects.append(Send(sender, RecordRequest(difference.newer_there)))
@@ -77,7 +99,46 @@ class Gossip:
 
     def _send_records(self, to: str, ccq_ids: tuple[str, ...]) -> Effects:
         records = [self._state.record_table.records[ccq_id] for ccq_id in ccq_ids]
-        return self._state.announce(records, to=to)
+        return self._state.send_records(to, records)
+
+    def on_record_ack(self, sender: str, message: RecordAck) -> Effects:
+        """Note which surplus records a replica has."""
+        table = self._state.record_table
+        for ccq_id, term in message.entries:
+            surplus = table.surplus.get(ccq_id)
+            if surplus and (ccq_id, term) == acknowledged_state(table.records[ccq_id]):
+                surplus.acknowledged_by.add(sender)
+        return []
+
+    def _push_surplus(self, now: float) -> Effects:
+        """Send surplus records to the replicas that have not acknowledged them, and forget those
+        that all replicas have. Those that wait longest come first.
+        """
+        table = self._state.record_table
+        ids = list(islice(table.surplus, self._state.options.flushed_max))
+        effects: Effects = []
+        left: list[tuple[Record, Iterable[str]]] = []
+        for ccq_id in ids:
+            surplus = table.surplus[ccq_id] = table.surplus.pop(ccq_id)
+            since = surplus.since = now if surplus.since is None else surplus.since
+            has_it, replicas = surplus.acknowledged_by, table.replicas(ccq_id)
+            is_old = now >= since + self._state.options.surplus_s
+            if is_old and has_it.issuperset(replicas) and not self._is_in_use(ccq_id):
+                table.forget(ccq_id)
+                effects.append(PurgeRecord(ccq_id))
+                continue
+            live = self._state.live_replicas(ccq_id)
+            left.append((table.records[ccq_id], [node for node in live if node not in has_it]))
+        return [*effects, *self._state.distribute(left, note=True)]
+
+    def _send_digests(self) -> Effects:
+        """Send digests to the nodes that share records with this one.
+
+        A node that coordinates sends one to each other node, which then sends it commits early.
+        """
+        table, is_coordinator = self._state.record_table, bool(self._state.coordinated)
+        digests = [(peer, table.digest(peer)) for peer in self._state.peers]
+        return [Send(peer, digest) for peer, digest in digests if digest.count or is_coordinator]
 
     def _flush(self) -> Effects:
         """Save moved retrieved cursors and removed holders; announce those of this node's CCQs.
@@ -98,3 +159,8 @@ class Gossip:
         mine = [record for record in moved if record.ccq.id in self._state.coordinated]
         saves = [SaveRecord(record, durable=False) for record in moved]
         return [*saves, *self._state.announce(mine)]
+
+
+def acknowledged_state(record: Record) -> tuple[str, int]:
+    """The entry of a record in RecordAck."""
+    return record.ccq.id, -record.term if record.ended is not None else record.term

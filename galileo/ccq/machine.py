@@ -4,9 +4,11 @@ Theory of operation. *Exactly-once* rests on the log and the client's token alon
 (`galileo.ccq.fetches`): an answer is all matches between two cursors, and the client continues from
 the second. It depends neither on who coordinates, nor on what is cached, nor on any clock.
 
-*Progress* depends on the rest. Every node keeps a record of every CCQ (`record_table`), made equal
-everywhere by announcements and anti-entropy (`gossip`). The record names the coordinator; a node
-that is named begins to coordinate (`coordinator`), one that learns of a higher term stops. Terms
+*Progress* depends on the rest. Each CCQ has a record on three nodes that a hash of its id gives
+(`replicas`) and on its coordinator (`record_table`), made equal there by announcements and
+anti-entropy (`gossip`); other nodes find it (`record_lookup`). The record names the coordinator; a
+node to which it is offered begins to coordinate (`coordinator`), one that learns of a higher term
+stops. A node that learns by other means that it is named goes on as after a restart. Terms
 come from elections (`coordinator_elections`, and `batch_submission` for many CCQs that are
 submitted at once): at submission, when the peers of a dead coordinator take over, and when a node
 whose caches are too full (`cache_memory`) hands a CCQ off, whose labels it keeps
@@ -26,7 +28,7 @@ acknowledged never exceeds what was evaluated; at most one cycle of a CCQ is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -37,6 +39,7 @@ from galileo.ccq.coordinator_elections import CoordinatorElections
 from galileo.ccq.events import (
     AnswerCancel,
     AnswerFetch,
+    AnswerFind,
     BackfillFailed,
     BackfillFinished,
     BatchSubmitted,
@@ -55,6 +58,8 @@ from galileo.ccq.events import (
     FetchAbandoned,
     FetchesRequested,
     FetchRequested,
+    FindRequested,
+    FindsRequested,
     MembersChanged,
     MessageArrived,
     PacksCompacted,
@@ -66,6 +71,7 @@ from galileo.ccq.events import (
     RefuseCacheRead,
     RefuseCancel,
     RefuseFetch,
+    RefuseFind,
     RefuseSubmit,
     Send,
     SequencesConfirmed,
@@ -89,13 +95,14 @@ from galileo.ccq.messages import (
 )
 from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.record_lookup import RecordLookups
+from galileo.ccq.record_lookup import BatchLookup, Found, RecordLookups, Request, refuse
 from galileo.ccq.schedule import Schedule
-from galileo.ccq.state import NodeState, end_reason
+from galileo.ccq.state import IDS_PER_MESSAGE, NodeState, end_reason
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
 
-IDS_PER_MESSAGE = 512
+COORDINATING_S = 3.0
+"""How long the report of a node counts that it coordinates CCQs."""
 _FETCH_ANSWERS = (AnswerFetch, RefuseFetch, RedirectFetch)
 _BEFORE_RESTORED = (
     RecordsLoaded,
@@ -120,17 +127,20 @@ class Continuous:
     state_type = NodeState
     elections_type = CoordinatorElections
     batches_type = BatchSubmissions
+    gossip_type = Gossip
+    lookups_type = RecordLookups
 
     def __init__(self, me: str, options: ContinuousOptions) -> None:
         self.state = self.state_type(me, options)
-        self._gossip = Gossip(self.state)
         self._elections = self.elections_type(self.state)
         self._batches = self.batches_type(self.state, self._elections)
-        self._lookups = RecordLookups(self.state)
+        self._gossip = self.gossip_type(self.state, is_in_use=self._elections.__contains__)
+        self._lookups = self.lookups_type(self.state)
         self._schedule = Schedule(self.state)
         self._cache_memory = CacheMemory(self.state, self._elections)
         self._fetch_ccq_ids: dict[int, str] = {}
         self._sync_at = 0.0
+        self._now = 0.0
         self._in_expiry_grace: set[str] = set()
         self._is_restored = False
         self._handlers: dict[type, Callable[[Any, float], Effects]] = {
@@ -144,12 +154,14 @@ class Continuous:
             MessageArrived: self._on_message,
             PeerDied: self._on_peer_died,
             PeerRevived: self._on_peer_revived,
-            SubmitRequested: self._elections.submit,
-            BatchSubmitted: self._batches.submit,
-            FetchRequested: self._on_fetch,
+            SubmitRequested: self._on_submit,
+            BatchSubmitted: self._on_batch,
+            FetchRequested: self._look_up,
             FetchesRequested: self._on_fetches,
             FetchAbandoned: self._on_abandoned,
-            CancelRequested: self._on_cancel,
+            FindRequested: self._look_up,
+            FindsRequested: self._on_finds,
+            CancelRequested: self._look_up,
             CycleFinished: self._on_cycle_finished,
             CycleFailed: self._schedule.on_failed,
             BackfillFinished: self._on_backfilled,
@@ -170,19 +182,19 @@ class Continuous:
             AssignmentRefused: self._elections.on_refused,
             AssignMany: self._batches.on_assign,
             AssignmentsAnswered: self._batches.on_assigned,
-            RecordUpdate: self._gossip.on_update,
+            RecordUpdate: self._on_update,
             RecordAck: self._on_record_ack,
             Digest: self._gossip.on_digest,
             Summary: lambda sender, message, _: self._gossip.on_summary(sender, message),
             RecordRequest: lambda sender, message, _: self._gossip.on_request(sender, message),
-            RecordNotFound: lambda sender, message, _: self._lookups.on_not_found(sender, message),
+            RecordNotFound: self._on_not_found,
         }
 
     # --- for readers ---------------------------------------------------------------------------
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """All records, ended ones included."""
+        """The records of this node, ended ones included."""
         return tuple(self.state.record_table.records.values())
 
     @property
@@ -192,11 +204,10 @@ class Continuous:
 
     def is_coordinator(self, node: str) -> bool:
         """Whether a node coordinates a live CCQ, as far as this node knows."""
-        return self.state.record_table.coordinated_count(node) > 0
-
-    def owned_by(self, owner: str) -> int:
-        """Number of known live CCQs of an owner in the cluster."""
-        return self.state.record_table.owned_by(owner)
+        if self.state.record_table.coordinated_count(node) > 0:
+            return True
+        reported_at = self.state.coordinating.get(node, -inf)
+        return self._now < reported_at + COORDINATING_S
 
     @property
     def is_restored(self) -> bool:
@@ -217,26 +228,17 @@ class Continuous:
         """Memory of handed-off caches."""
         return sum(handed_off.cache.bytes for handed_off in self.state.handed_off.all())
 
-    def live_records(self, dataset: str, now: float) -> tuple[Record, ...] | None:
-        """The CCQs of a dataset that have not ended; may be called from any thread.
-
-        None while this node may not know all of them: until its own records are loaded and every
-        peer has recently reported the same ones.
-        """
-        since = now - self.state.options.agreement_s
-        agreed = self.state.agreed
-        if not self._is_restored or any(agreed.get(p, -inf) < since for p in self.state.peers):
-            return None
-        return tuple(r for r in self.records if r.ended is None and r.ccq.dataset == dataset)
-
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: ContinuousEvent, now: float) -> list[ContinuousEffect]:
         if not self._is_restored and not isinstance(event, _BEFORE_RESTORED):
             return self._refuse_before_loaded(event)
+        self._now = now
         effects = [
             *self._handlers[type(event)](event, now),
             *self._announce_changes(now),
+            *self._end_lookups(now),
+            *self._lookups.send(now),
             *self._cache_memory.apply_discarded(),
         ]
         for effect in effects:
@@ -268,11 +270,23 @@ class Continuous:
         mine = table.coordinated_by(self.state.me)
         check_s = self.state.options.resume_check_s if self.state.peers else 0.0
         self.state.resuming = dict.fromkeys(mine, now + check_s)
-        pages = [mine[i : i + IDS_PER_MESSAGE] for i in range(0, len(mine), IDS_PER_MESSAGE)]
-        requests = [
-            effect for page in pages for effect in self.state.broadcast(RecordRequest(page))
+        return [
+            *(PurgeRecord(ccq_id) for ccq_id in purged),
+            *ended,
+            *self._request_successors(mine),
         ]
-        return [*(PurgeRecord(ccq_id) for ccq_id in purged), *ended, *requests]
+
+    def _request_successors(self, ccq_ids: Sequence[str]) -> Effects:
+        """Ask the nodes that share what this node coordinated before its restart."""
+        ids_by_peer: dict[str, list[str]] = {}
+        for ccq_id in ccq_ids:
+            for peer in self.state.sharers(self.state.record_table.records[ccq_id]):
+                ids_by_peer.setdefault(peer, []).append(ccq_id)
+        return [
+            Send(peer, RecordRequest(tuple(ids[start : start + IDS_PER_MESSAGE])))
+            for peer, ids in ids_by_peer.items()
+            for start in range(0, len(ids), IDS_PER_MESSAGE)
+        ]
 
     def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
         """End the CCQs of the dropped datasets in all records of this node."""
@@ -301,6 +315,10 @@ class Continuous:
             return [RefuseFetch(event.request, failure)]
         if isinstance(event, FetchesRequested):
             return [RefuseFetch(fetch.request, failure) for fetch in event.fetches]
+        if isinstance(event, FindRequested):
+            return [RefuseFind(event.request, failure)]
+        if isinstance(event, FindsRequested):
+            return [RefuseFind(find.request, failure) for find in event.finds]
         if isinstance(event, CancelRequested):
             return [RefuseCancel(event.request, failure)]
         if isinstance(event, CacheReadRequested):
@@ -309,6 +327,7 @@ class Continuous:
 
     def _on_ticked(self, event: Ticked, now: float) -> Effects:
         self.state.wall = event.wall
+        self._lookups.tick(now)
         effects = [
             *self._resume(now),
             *self._expire_and_purge(now),
@@ -316,7 +335,6 @@ class Continuous:
             *self._batches.tick(now),
             *self._elections.start_failover(now),
             *self._elections.drain(now),
-            *self._lookups.tick(now),
             *self._schedule.tick(now),
             *self._cache_memory.tick(now),
         ]
@@ -325,7 +343,7 @@ class Continuous:
             effects += coordinator.fetches.tick(now) if coordinator is not None else []
         if now >= self._sync_at:
             self._sync_at = now + self.state.options.sync_interval_s
-            effects += self._gossip.tick()
+            effects += self._gossip.tick(now)
         return effects
 
     def _on_usage(self, event: UsageMeasured, now: float) -> Effects:
@@ -385,10 +403,24 @@ class Continuous:
         ]
 
     def _on_record_ack(self, sender: str, message: RecordAck, now: float) -> Effects:
-        return [*self._elections.on_record_ack(message), *self._batches.on_record_ack(message)]
+        return [
+            *self._elections.on_record_ack(sender, message, now),
+            *self._batches.on_record_ack(sender, message, now),
+            *self._gossip.on_record_ack(sender, message),
+        ]
+
+    def _on_update(self, sender: str, message: RecordUpdate, now: float) -> Effects:
+        effects = self._gossip.on_update(sender, message, now)
+        for record in message.records:
+            self._lookups.on_record(self.state.record_table.get(record.ccq.id) or record)
+        return effects
+
+    def _on_not_found(self, sender: str, message: RecordNotFound, now: float) -> Effects:
+        self._lookups.on_not_found(sender, message)
+        return []
 
     def _on_assign(self, sender: str, message: AssignCoordinator, now: float) -> Effects:
-        """Accept a CCQ if possible: save its record, announce it, answer."""
+        """Accept a CCQ if possible: save its record, answer."""
         record, state = message.record, self.state
         ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
         if mine is not None and (mine.ended is not None or mine.term > record.term):
@@ -405,7 +437,7 @@ class Continuous:
         if mine is None or mine.term < record.term:
             if not state.accepts_assignments:
                 return [Send(sender, AssignmentRefused(ccq_id, record.term, None))]
-            effects = [*state.apply_record(record, now), *state.announce([record])]
+            effects = state.apply_record(record, now)
         if ccq_id not in state.coordinated:
             return effects  # Accepted before a restart; `_resume` continues it.
         answers = PollAnswer(UNASKED, state.usage), AssignmentAccepted(ccq_id, record.term)
@@ -438,19 +470,86 @@ class Continuous:
         effects: Effects = []
         while self.state.changed_records:
             record = self.state.changed_records.pop(0)
-            effects += self._elections.on_record(record)
-            effects += self._batches.on_record(record)
-            for request in self._lookups.pop_waiting(record.ccq.id):
-                effects += self._handlers[type(request)](request, now)
+            effects += self._elections.on_record(record, now)
+            effects += self._batches.on_record(record, now)
+            self._lookups.on_record(record)
         return effects
+
+    def _end_lookups(self, now: float) -> Effects:
+        """Go on with the requests whose lookups have ended."""
+        effects: Effects = []
+        while self._lookups.ended:
+            found = self._lookups.ended.pop(0)
+            if isinstance(found.request, BatchLookup):
+                effects += self._end_batch_lookup(found.request, found, now)
+            elif found.failure is not None:
+                effects.append(refuse(found.request, found.failure))
+            else:
+                effects += self._proceed(found.request, found.record, now)
+            effects += self._announce_changes(now)
+        return effects
+
+    def _end_batch_lookup(self, lookup: BatchLookup, found: Found, now: float) -> Effects:
+        lookup.waiting.discard(found.ccq_id)
+        if found.record is not None:
+            lookup.remote[found.ccq_id] = found.record
+        if found.failure is not None:
+            lookup.failures[found.ccq_id] = found.failure
+        return self._submit_batch(lookup, now) if not lookup.waiting else []
+
+    def _proceed(self, request: Request, record: Record | None, now: float) -> Effects:
+        """Carry out a request; `record` is None for a submission of a new CCQ only."""
+        if isinstance(request, SubmitRequested):
+            return self._elections.submit(request, now, remote=record)
+        assert record is not None, "a request went on without a record"
+        if isinstance(request, FetchRequested):
+            return self._fetch(request, record, now)
+        if isinstance(request, FindRequested):
+            return [AnswerFind(request.request, record)]
+        effects = self.state.end(record, "cancelled", now) if record.ended is None else []
+        return [*effects, AnswerCancel(request.request, request.ccq_id)]
+
+    def _look_up(
+        self, request: FetchRequested | FindRequested | CancelRequested, now: float
+    ) -> Effects:
+        """Carry out a request where the record is, or look it up."""
+        record = self.state.record_table.get(request.ccq_id)
+        if record is not None:
+            return self._proceed(request, record, now)
+        self._lookups.start(request, request.ccq_id, now)
+        return []
 
     # --- clients --------------------------------------------------------------------------------
 
-    def _on_fetch(self, event: FetchRequested, now: float) -> Effects:
+    def _on_submit(self, event: SubmitRequested, now: float) -> Effects:
+        """Submit a CCQ, after a look-up unless this node would have its record."""
+        if event.ccq.id in self._elections or not self._is_elsewhere(event.ccq.id):
+            return self._elections.submit(event, now)
+        self._lookups.start(event, event.ccq.id, now)
+        return []
+
+    def _on_batch(self, event: BatchSubmitted, now: float) -> Effects:
+        ids = [item.ccq.id for item in event.items if self._is_elsewhere(item.ccq.id)]
+        lookup = BatchLookup(event, set(ids))
+        for ccq_id in ids:
+            self._lookups.start(lookup, ccq_id, now)
+        return [] if ids else self._submit_batch(lookup, now)
+
+    def _submit_batch(self, lookup: BatchLookup, now: float) -> Effects:
+        return self._batches.submit(
+            lookup.event, now, remote=lookup.remote, failures=lookup.failures
+        )
+
+    def _is_elsewhere(self, ccq_id: str) -> bool:
+        """Whether other nodes may have the record of a CCQ that is not here."""
+        table = self.state.record_table
+        return table.get(ccq_id) is None and self.state.me not in table.replicas(ccq_id)
+
+    def _on_finds(self, event: FindsRequested, now: float) -> Effects:
+        return [effect for find in event.finds for effect in self._look_up(find, now)]
+
+    def _fetch(self, event: FetchRequested, record: Record, now: float) -> Effects:
         state = self.state
-        record = state.record_table.get(event.ccq_id)
-        if record is None:
-            return self._lookups.start(event, now)
         if record.ended is not None:
             return [RefuseFetch(event.request, end_reason(record))]
         coordinator = state.coordinated.get(event.ccq_id)
@@ -475,7 +574,7 @@ class Continuous:
             if answer is not None:
                 effects.append(answer)
             else:
-                effects += self._on_fetch(fetch, now)
+                effects += self._look_up(fetch, now)
         return effects
 
     def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
@@ -498,13 +597,6 @@ class Continuous:
         self._lookups.abandon(event.request)
         self.state.handed_off.abandon(event.request)
         return []
-
-    def _on_cancel(self, event: CancelRequested, now: float) -> Effects:
-        record = self.state.record_table.get(event.ccq_id)
-        if record is None:
-            return self._lookups.start(event, now)
-        effects = self.state.end(record, "cancelled", now) if record.ended is None else []
-        return [*effects, AnswerCancel(event.request, event.ccq_id)]
 
     # --- results of effects ---------------------------------------------------------------------
 

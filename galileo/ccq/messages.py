@@ -66,7 +66,7 @@ class RecordUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordAck:
-    """The sender has stored these records, as (id, term)."""
+    """The sender has stored these records, as (id, term); the term is negative if the CCQ ended."""
 
     entries: tuple[tuple[str, int], ...]
 

@@ -35,12 +35,16 @@ class ContinuousOptions:
         weights: of the thresholds of caches.
         chunks_compacted: small chunks of a cache that are packed as one.
         labels_few: labels of a cache up to which it is rarely compacted.
+        record_replicas: nodes that keep a record, besides the coordinator.
+        surplus_s: how long a record that this node need not have stays at least after its last
+            change; longer than messages are under way.
+        copies_min: nodes that have the record on disk before a submission is answered, as far as so
+            many of those that share it are alive.
         usage_ttl_s: how long the answer to a poll serves further elections.
         polled_first: nodes in the first round of an election.
         batch_polled_first: the same for a batch of submissions.
         batch_share_min: CCQs of a batch below which it is not divided among coordinators.
         coordinated_max: CCQs that this node accepts.
-        records_max: CCQs of the cluster; above it submissions are refused.
         fetches_max: open fetches at a time.
         backfills_max: rescans at a time, for each CCQ.
         labels_max: bound of `FetchRequested.labels_max`.
@@ -54,7 +58,6 @@ class ContinuousOptions:
         sync_interval_s: of digests, and of saving and announcing retrieved cursors.
         flushed_max: retrieved cursors that are saved and announced at a time; a late one makes a
             successor evaluate more, and retention wait.
-        agreement_s: how long a peer's report of equal records counts.
         expiry_grace_s: how long other nodes wait for the coordinator to end an expired CCQ.
         tombstone_slack_s: how long past its expiry the end of a CCQ is remembered.
         tombstone_max_s: the longest that an end is remembered.
@@ -83,12 +86,14 @@ class ContinuousOptions:
     weights: ThresholdWeights = field(default_factory=ThresholdWeights)
     chunks_compacted: int = CHUNKS_COMPACTED
     labels_few: int = LABELS_FEW
+    record_replicas: int = 3
+    surplus_s: float = 60.0
+    copies_min: int = 3
     usage_ttl_s: float = 1.0
     polled_first: int = 4
     batch_polled_first: int = 16
     batch_share_min: int = 25
     coordinated_max: int = 100_000
-    records_max: int = 1_000_000
     fetches_max: int = 10_000
     backfills_max: int = 32
     labels_max: int = 1_000_000
@@ -101,7 +106,6 @@ class ContinuousOptions:
     resume_check_s: float = 1.0
     sync_interval_s: float = 1.0
     flushed_max: int = 1_024
-    agreement_s: float = 10.0
     expiry_grace_s: float = 30.0
     tombstone_slack_s: float = 600.0
     tombstone_max_s: float = 30 * 86400.0

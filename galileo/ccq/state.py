@@ -16,7 +16,7 @@ from galileo.ccq.events import (
     Send,
 )
 from galileo.ccq.handed_off_cache import HandedOffCaches
-from galileo.ccq.messages import Message, RecordUpdate
+from galileo.ccq.messages import RecordRequest, RecordUpdate
 from galileo.ccq.model import NODES_MAX, Ccq, Ending, Failure, Holder, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.record_table import RecordTable
@@ -26,6 +26,7 @@ from galileo.election.messages import UsageStatistics
 from galileo.election.peer_usage import PeerUsage
 from galileo.model.schema import is_dropped, name_of_key
 
+IDS_PER_MESSAGE = 512
 RECORDS_PER_MESSAGE = 256
 
 
@@ -41,7 +42,7 @@ class NodeState:
         clocks: event clocks by dataset.
         dropped: how many datasets of each name were dropped; see `galileo.model.schema.Schema.key`.
         dead: peers that are presumed dead.
-        agreed: when each peer last reported the same live records.
+        coordinating: when each peer last reported that it coordinates CCQs that are not here.
         resuming: CCQs that this node coordinated before its restart, and when to resume them.
         changed_records: records that changed in this step.
         newly_coordinated: CCQs that this node began to coordinate and has not planned yet.
@@ -62,13 +63,13 @@ class NodeState:
         self.me = me
         self.options = options
         self.peers = _peers_of(me, options.groups)
-        self.record_table = RecordTable(options)
+        self.record_table = RecordTable(me, options)
         self.coordinated: dict[str, Coordinator] = {}
         self.known: dict[str, Cursor] = {}
         self.clocks: dict[str, EventClock] = {}
         self.dropped: dict[str, int] = {}
         self.dead: set[str] = set()
-        self.agreed: dict[str, float] = {}
+        self.coordinating: dict[str, float] = {}
         self.resuming: dict[str, float] = {}
         self.changed_records: list[Record] = []
         self.newly_coordinated: list[str] = []
@@ -88,7 +89,8 @@ class NodeState:
         self.peers = _peers_of(self.me, groups)
         self.options = replace(self.options, groups=groups)
         self.dead &= set(self.peers)
-        self.agreed = {peer: at for peer, at in self.agreed.items() if peer in self.peers}
+        self.coordinating = {p: at for p, at in self.coordinating.items() if p in self.peers}
+        self.record_table.set_options(self.options)
 
     def is_gone(self, node: str) -> bool:
         """Whether a node is presumed dead, or is not of the cluster any more."""
@@ -130,7 +132,20 @@ class NodeState:
         """Whether the dataset with this key was dropped."""
         return is_dropped(dataset, self.dropped)
 
-    def apply_record(self, incoming: Record, now: float) -> Effects:
+    def learn_record(self, incoming: Record, now: float) -> Effects:
+        """Merge a record that another node has sent, other than as an offer.
+
+        If it names this node as coordinator, this node may have coordinated the CCQ in that term
+        and have forgotten it: it goes on as after a restart, in a new term.
+        """
+        effects = self.apply_record(incoming, now, is_offer=False)
+        ccq_id = incoming.ccq.id
+        if ccq_id in self.resuming and any(isinstance(one, SaveRecord) for one in effects):
+            peers = self.sharers(self.record_table.records[ccq_id])
+            effects += [Send(peer, RecordRequest((ccq_id,))) for peer in peers]
+        return effects
+
+    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
         """Merge a record; save changes durably, then start or stop the coordinator.
 
         A record of a dropped dataset ends here, from any node and at any time.
@@ -149,7 +164,8 @@ class NodeState:
                 *(coordinator.apply_retrieved(record.retrieved, now) if coordinator else []),
             ]
         self.changed_records.append(record)
-        return [SaveRecord(record, durable=True), *released, *self._start_or_stop(record, now)]
+        changes = self._start_or_stop(record, now, is_offer=is_offer)
+        return [SaveRecord(record, durable=True), *released, *changes]
 
     def with_next_term(self, record: Record, coordinator: str) -> Record:
         """The record with a new coordinator, in a term that no other node can use.
@@ -186,17 +202,41 @@ class NodeState:
         ended = replace(record, ended=ending, ended_at=self.wall)
         return [*self.apply_record(ended, now), *self.announce([ended])]
 
-    def announce(self, records: Iterable[Record], *, to: str | None = None) -> Effects:
-        """Send records to one peer or all of them."""
-        return self.announce_to(self.peers if to is None else (to,), records)
+    def announce(self, records: Iterable[Record]) -> Effects:
+        """Send records to the nodes that share them."""
+        return self.distribute((record, self.sharers(record)) for record in records)
 
-    def announce_to(self, peers: Iterable[str], records: Iterable[Record]) -> Effects:
-        """Send records to some peers; each page goes to all of them before the next."""
-        pages, peers = [RecordUpdate(page) for page in record_pages(records)], tuple(peers)
-        return [Send(peer, page) for page in pages for peer in peers]
+    def send_records(self, to: str, records: Iterable[Record]) -> Effects:
+        return [Send(to, RecordUpdate(page)) for page in record_pages(records)]
 
-    def broadcast(self, message: Message, *, to: str | None = None) -> Effects:
-        return [Send(peer, message) for peer in (self.peers if to is None else (to,))]
+    def distribute(
+        self, records: Iterable[tuple[Record, Iterable[str]]], *, note: bool = False
+    ) -> Effects:
+        """Send each record to some peers, in few messages; those to equal records are equal."""
+        by_peer: dict[str, list[Record]] = {}
+        for record, peers in records:
+            for peer in peers:
+                by_peer.setdefault(peer, []).append(record)
+        messages: dict[tuple[int, ...], list[RecordUpdate]] = {}
+        effects: Effects = []
+        for peer, together in by_peer.items():
+            key = tuple(map(id, together))
+            pages = messages.get(key)
+            if pages is None:  # One object for all peers is encoded once.
+                pages = [RecordUpdate(page, note) for page in record_pages(together)]
+                messages[key] = pages
+            effects += [Send(peer, page) for page in pages]
+        return effects
+
+    def live_replicas(self, ccq_id: str) -> list[str]:
+        """The other nodes that keep the record of a CCQ and are not gone."""
+        replicas = self.record_table.replicas(ccq_id)
+        return [node for node in replicas if node != self.me and not self.is_gone(node)]
+
+    def sharers(self, record: Record) -> list[str]:
+        """The other nodes of the cluster that share a record."""
+        sharers = self.record_table.sharers(record)
+        return [node for node in sharers if node in self.peers]
 
     def check(self) -> None:
         self.record_table.check()
@@ -225,7 +265,7 @@ class NodeState:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _start_or_stop(self, record: Record, now: float) -> Effects:
+    def _start_or_stop(self, record: Record, now: float, *, is_offer: bool) -> Effects:
         """Start or stop the coordinator here as the record demands."""
         ccq_id = record.ccq.id
         self.resuming.pop(ccq_id, None)
@@ -233,7 +273,10 @@ class NodeState:
         if former is not None:
             self.record_table.acknowledge(ccq_id, former.retrieved)
             self._keep_cache(former, now)
-        if record.coordinator == self.me and record.ended is None:
+        is_mine = record.coordinator == self.me and record.ended is None
+        if is_mine and not is_offer:
+            self.resuming[ccq_id] = now + self.options.resume_check_s
+        elif is_mine:
             stored = self.record_table.records[ccq_id]
             clock = self.clock_of(stored.ccq.dataset)
             coordinator = self.coordinator_type(stored, now=now, options=self.options, clock=clock)

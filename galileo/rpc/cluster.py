@@ -54,8 +54,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         drain: Callable[[bool], None],
         identify: Identify = anonymous,
         condition: Callable[[], Awaitable[cluster_pb2.NodeCondition]] | None = None,
-        describe: Callable[[Principal], cluster_pb2.Caller] | None = None,
-        ccqs_of: Callable[[str], int] = lambda _: 0,
+        describe: Callable[[Principal], Awaitable[cluster_pb2.Caller]] | None = None,
+        ccqs_of: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
         self._node = node
         self._peers = peers
@@ -86,7 +86,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         if request.generations:
             own = await self._node.drop(request.dataset, request.generations)
             return removed_to_pb({self._node.name: own})
-        ccqs = self._ccqs_of(request.dataset)
+        ccqs = await self._ccqs_of(request.dataset) if self._ccqs_of else 0
         removed = await self._node.drop_dataset(request.dataset)
         return removed_to_pb(removed, ccqs=ccqs)
 
@@ -106,7 +106,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.StatusReply:
         caller = self._identify(context)
         if request.caller:
-            return cluster_pb2.StatusReply(caller=self._describe(caller))
+            return cluster_pb2.StatusReply(caller=await self._describe(caller))
         if request.condition:
             _check_admin(caller)
         if request.local:
@@ -224,7 +224,7 @@ def _check_admin(caller: Principal) -> None:
         )
 
 
-def _name_of(caller: Principal) -> cluster_pb2.Caller:
+async def _name_of(caller: Principal) -> cluster_pb2.Caller:
     return cluster_pb2.Caller(name=caller.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from galileo.ccq.model import Ccq
@@ -52,13 +53,13 @@ class Ownership:
         caller = self._identify(context)
         if caller.is_admin:
             return
-        for ccq_id in ccq_ids:
-            try:
-                ccq = await self._find(ccq_id)
-            except UnknownCcq:
-                if skips_unknown:
-                    continue
-                raise
+        ids = list(ccq_ids)
+        found = await asyncio.gather(*map(self._find, ids), return_exceptions=True)
+        for ccq_id, ccq in zip(ids, found, strict=True):
+            if isinstance(ccq, UnknownCcq) and skips_unknown:
+                continue
+            if isinstance(ccq, BaseException):
+                raise ccq
             caller.check_owns(ccq.owner, ccq_id)
             caller.check_use(ccq.dataset)
 

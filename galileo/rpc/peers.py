@@ -28,6 +28,7 @@ from galileo.node.peers import (
     UploadedSampler,
 )
 from galileo.packing.arrow_streams import read_stream
+from galileo.rpc.continuous import CcqInfo, facts_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stub
@@ -276,6 +277,18 @@ class GrpcPeers:
         """Cancels a CCQ at its coordinator."""
         request = continuous_pb2.CancelRequest(ccq_id=ccq_id, forwarded=True)
         await self._call(node, ContinuousStub, "Cancel", request)
+
+    async def ccqs(self, node: str, *, dataset: str) -> list[CcqInfo]:
+        """The CCQs with a record at a node, ended ones included; dataset empty: of all."""
+        request = continuous_pb2.ListRequest(forwarded=True, dataset=dataset)
+        reply = await self._call(node, ContinuousStub, "List", request)
+        return [facts_from_pb(ccq) for ccq in reply.ccqs]
+
+    async def ccq_counts(self, node: str) -> dict[str, int]:
+        """The number of CCQs that a node coordinates, by owner."""
+        request = continuous_pb2.ListRequest(counts_only=True)
+        reply = await self._call(node, ContinuousStub, "List", request)
+        return dict(reply.owned)
 
     def held(
         self, node: str, request: peers_pb2.ReadHandedOffCacheRequest

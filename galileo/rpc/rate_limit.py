@@ -296,11 +296,11 @@ class Callers:
         owned_by: the number of continuous queries of an owner.
     """
 
-    def __init__(self, metering: Metering, *, owned_by: Callable[[str], int]) -> None:
+    def __init__(self, metering: Metering, *, owned_by: Callable[[str], Awaitable[int]]) -> None:
         self._metering = metering
         self._owned_by = owned_by
 
-    def describe(self, principal: Principal) -> cluster_pb2.Caller:
+    async def describe(self, principal: Principal) -> cluster_pb2.Caller:
         """Describes a principal, with its quotas; a node has none."""
         is_named = principal is not ANONYMOUS
         caller = cluster_pb2.Caller(
@@ -310,20 +310,22 @@ class Callers:
             expires_at=principal.expires_at if principal.expires_at < inf else 0.0,
         )
         if not (is_named and Role.NODE in principal.roles):
-            caller.quotas.extend(self._quotas(principal))
+            owned = await self._owned_by(principal.name)
+            caller.quotas.extend(self._quotas(principal, owned))
         return caller
 
-    def _quotas(self, principal: Principal) -> Iterator[cluster_pb2.Quota]:
+    def _quotas(self, principal: Principal, owned: int) -> Iterator[cluster_pb2.Quota]:
         meter = self._metering.meter(principal)
         for name in KINDS:
-            bound, used = getattr(meter.quotas, name), self._used(name, principal, meter)
+            bound, used = getattr(meter.quotas, name), _used(name, owned, meter)
             counted = COUNTED.get(name, "query")
             yield cluster_pb2.Quota(name=name, bound=bound, used=used, counted=counted)
 
-    def _used(self, name: str, principal: Principal, meter: PrincipalUsage) -> float:
-        if name == "ccqs_max":
-            return self._owned_by(principal.name)
-        if name == "calls_max":
-            return meter.calls
-        bucket = meter.buckets.get(name)
-        return UNCOUNTED if bucket is None else max(0.0, bucket.used)
+
+def _used(name: str, owned: int, meter: PrincipalUsage) -> float:
+    if name == "ccqs_max":
+        return owned
+    if name == "calls_max":
+        return meter.calls
+    bucket = meter.buckets.get(name)
+    return UNCOUNTED if bucket is None else max(0.0, bucket.used)

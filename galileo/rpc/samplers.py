@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from galileo.node.peers import UploadedSampler
 from galileo.node.sampler_store import SamplerStore
@@ -12,7 +12,7 @@ from galileo.rpc.identity import Identify, anonymous
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import samplers_pb2, samplers_pb2_grpc
 
-InUse = Callable[[Principal], Mapping[str, Sequence[str]]]
+InUse = Callable[[Principal], Awaitable[Mapping[str, Sequence[str]]]]
 
 
 class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
@@ -39,7 +39,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
             # An authenticated caller cannot choose another name.
             sent_by = self._identify(context).name or request.sent_by
             sent = await self._samplers.send(request.archive, sent_by=sent_by)
-            return samplers_pb2.UploadSamplerReply(sampler=self._described(sent, context))
+            return samplers_pb2.UploadSamplerReply(sampler=await self._described(sent, context))
         facts = sampler_from_pb(request.kept)
         if request.archive:
             await self._samplers.keep(facts, request.archive)
@@ -51,7 +51,7 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
     async def List(  # noqa: N802
         self, request: samplers_pb2.ListSamplersRequest, context: Context
     ) -> samplers_pb2.ListSamplersReply:
-        in_use = self._in_use(self._identify(context))
+        in_use = await self._in_use(self._identify(context))
         known = self._samplers.known()
         return samplers_pb2.ListSamplersReply(
             samplers=[
@@ -65,9 +65,11 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
     ) -> samplers_pb2.RevokeSamplerReply:
         if request.local:
             gone = await self._samplers.revoke_here(request.digest)
-            return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone, context))
+            return samplers_pb2.RevokeSamplerReply(sampler=await self._described(gone, context))
         gone, away = await self._samplers.revoke(request.digest)
-        return samplers_pb2.RevokeSamplerReply(sampler=self._described(gone, context), away=away)
+        return samplers_pb2.RevokeSamplerReply(
+            sampler=await self._described(gone, context), away=away
+        )
 
     @unary
     async def Get(  # noqa: N802
@@ -81,10 +83,10 @@ class SamplersServicer(samplers_pb2_grpc.SamplersServicer):
         facts = self._samplers.facts(request.digest)
         return peers_pb2.GetSamplerReply(sampler=sampler_to_pb(facts), archive=archive.data)
 
-    def _described(
+    async def _described(
         self, sampler: UploadedSampler, context: Context
     ) -> samplers_pb2.UploadedSampler:
-        in_use = self._in_use(self._identify(context))
+        in_use = await self._in_use(self._identify(context))
         return sampler_to_pb(sampler, in_use.get(sampler.digest, ()))
 
 

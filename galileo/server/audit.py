@@ -142,13 +142,15 @@ class Audit:
     # --- acts ------------------------------------------------------------------------------------
 
     def _acts(self, ended: CallRecord) -> Iterator[_Act]:
+        if used_nodes_only_fields(ended.request):
+            return
         if ended.name == "Continuous/Cancel":
             owner = self._owner_of(ended.request.ccq_id)
             if owner is not None and owner != _caller().name:
                 yield "cancel-ccq", ended.request.ccq_id
             return
         find = _ACTS.get(ended.name)
-        if find is None or used_nodes_only_fields(ended.request):
+        if find is None:
             return
         if ended.name in _INTERNAL_CALLS and not _is_client(_caller()):
             return

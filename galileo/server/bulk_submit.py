@@ -15,12 +15,13 @@ from galileo.ccq.events import (
     RefuseSubmit,
 )
 from galileo.ccq.model import Ccq
-from galileo.errors import GalileoError, InputError
+from galileo.errors import GalileoError, InputError, QuotaExceeded
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
 from galileo.rpc.continuous import Submission, SubmittedLater
 from galileo.samplers import SamplerSpec
+from galileo.server.cluster_ccqs import ClusterCcqs
 
 SUBMIT_TIMEOUT_S = 20.0
 SUBMISSIONS_MAX = 1_000
@@ -39,6 +40,8 @@ class BulkSubmitter:
         checked: builds the CCQ of a submission; raises InputError.
         candidates: the nodes that may hold matches of a query.
         load: loads a sampler for a dataset; raises if it cannot be used.
+        ccqs: counts the CCQs of the cluster.
+        check_capacity: raises Overloaded if the cluster has too many CCQs.
         reply: builds the reply from a CCQ, its coordinator and its term.
     """
 
@@ -51,6 +54,8 @@ class BulkSubmitter:
         candidates: Callable[[Query], tuple[str, ...]],
         load: Callable[..., Awaitable[Any]],
         reply: Callable[[Ccq, str, int], SubmittedLater],
+        ccqs: ClusterCcqs,
+        check_capacity: Callable[[int], None],
     ) -> None:
         self._node = node
         self._ask = ask
@@ -58,6 +63,8 @@ class BulkSubmitter:
         self._candidates = candidates
         self._load = load
         self._reply = reply
+        self._ccqs = ccqs
+        self._check_capacity = check_capacity
 
     async def submit(self, submissions: Sequence[Asked]) -> list[SubmittedLater | GalileoError]:
         """Starts the election of coordinators; the first cycles find existing matches.
@@ -76,9 +83,10 @@ class BulkSubmitter:
         schemas = await self._schemas(submissions)
         made = await asyncio.to_thread(self._items, submissions, schemas)
         made = await self._with_samplers(made)
-        items = tuple(one for one in made if isinstance(one, BatchItem))
         quotas = [one.quotas for one in submissions if isinstance(one, Submission)]
-        outcomes = iter(await self._submitted(items, quotas[0].ccqs_max) if items else ())
+        made = await self._within_quota(made, quotas[0].ccqs_max) if quotas else made
+        items = tuple(one for one in made if isinstance(one, BatchItem))
+        outcomes = iter(await self._submitted(items) if items else ())
         return [
             self._result(one.ccq, next(outcomes)) if isinstance(one, BatchItem) else one
             for one in made
@@ -134,17 +142,53 @@ class BulkSubmitter:
             for one in made
         ]
 
-    async def _submitted(self, items: tuple[BatchItem, ...], owned_max: int) -> Sequence[Outcome]:
-        def make(request: int) -> ContinuousEvent:
-            return BatchSubmitted(request, items, owned_max)
+    async def _within_quota(
+        self, made: list[BatchItem | GalileoError], owned_max: int
+    ) -> list[BatchItem | GalileoError]:
+        """Replaces new items that exceed the quota of their owner by errors.
 
-        answer = await self._ask(make, timeout_s=SUBMIT_TIMEOUT_S)
+        Raises:
+            Overloaded: the cluster has too many CCQs.
+        """
+        items = [one for one in made if isinstance(one, BatchItem)]
+        if not items:
+            return made
+        self._check_capacity(await self._ccqs.total())
+        free = owned_max - await self._ccqs.owned_by(items[0].ccq.owner)
+        if len(items) <= free:
+            return made
+        known = await self._ccqs.known([one.ccq.id for one in items])
+        within: list[BatchItem | GalileoError] = []
+        for one in made:
+            is_new = isinstance(one, BatchItem) and one.ccq.id not in known
+            free -= is_new
+            within.append(quota_exceeded(owned_max) if is_new and free < 0 else one)
+        return within
+
+    async def _submitted(self, items: tuple[BatchItem, ...]) -> Sequence[Outcome]:
+        def make(request: int) -> ContinuousEvent:
+            return BatchSubmitted(request, items)
+
+        owner = items[0].ccq.owner
+        with self._ccqs.submitting(owner, len(items)):
+            answer = await self._ask(make, timeout_s=SUBMIT_TIMEOUT_S)
         if isinstance(answer, RefuseSubmit):
             raise answer.failure.to_error()
         assert isinstance(answer, AnswerBatch)
+        count = sum(outcome.failure is None for outcome in answer.outcomes)
+        self._ccqs.record_submitted(owner, count)
         return answer.outcomes
 
     def _result(self, made: Ccq, outcome: Outcome) -> SubmittedLater | GalileoError:
         if outcome.failure is not None:
             return outcome.failure.to_error()
         return self._reply(made, outcome.coordinator, outcome.term)
+
+
+def quota_exceeded(owned_max: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"expected at most {owned_max:,} continuous queries alive of one owner (quota ccqs_max), "
+        "got one more; cancel some, let them expire, or ask an administrator for a higher quota",
+        quota="ccqs_max",
+        bound=owned_max,
+    )

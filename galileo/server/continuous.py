@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq
+from galileo.ccq.model import Ccq, Record
 from galileo.ccq.pack_codec import to_bytes
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
@@ -24,6 +24,7 @@ from galileo.errors import (
     InputError,
     Overloaded,
     Unavailable,
+    UnknownCcq,
     UnknownDataset,
 )
 from galileo.labels import LabelSet
@@ -46,7 +47,8 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
 from galileo.samplers import SamplerSpec
 from galileo.server.bulk_fetch import BulkFetches
-from galileo.server.bulk_submit import BulkSubmitter
+from galileo.server.bulk_submit import BulkSubmitter, quota_exceeded
+from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
 from galileo.server.fetch_response import apply_windows, check_progress, pieces_of
@@ -87,6 +89,7 @@ class ContinuousQueries:
         node: StorageNode,
         driver: Driver,
         *,
+        ccqs: ClusterCcqs,
         work: EffectExecutor,
         peers: GrpcPeers,
         clock: Clock,
@@ -95,6 +98,7 @@ class ContinuousQueries:
     ) -> None:
         self._node = node
         self._driver = driver
+        self._ccqs = ccqs
         self._work = work
         self._peers = peers
         self._clock = clock
@@ -115,6 +119,8 @@ class ContinuousQueries:
             candidates=self._candidates,
             load=self._load,
             reply=self._submitted,
+            ccqs=ccqs,
+            check_capacity=self._check_capacity,
         )
 
     # --- submit ------------------------------------------------------------------------------
@@ -129,6 +135,12 @@ class ContinuousQueries:
         schema = await self._node.named(submission.dataset)
         query = await parse_async(submission.query, schema)
         made = self._checked(submission, query)
+        self._check_capacity(await self._ccqs.total())
+        await self._check_quota(made.id, made.owner, submission.quotas.ccqs_max)
+        with self._ccqs.submitting(made.owner):
+            return await self._elect(made, query)
+
+    async def _elect(self, made: Ccq, query: Query) -> Submitted:
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
@@ -140,13 +152,13 @@ class ContinuousQueries:
                 reached=initial.tail.frontier,
                 need_bytes=BYTES_PER_LABEL * len(initial.labels),
                 candidates=self._candidates(query),
-                owned_max=submission.quotas.ccqs_max,
             ),
             timeout_s=SUBMIT_TIMEOUT_S,
         )
         if isinstance(answer, ccq.RefuseSubmit):
             raise answer.failure.to_error()
-        facts = self._facts(made, answer.coordinator, term=answer.term, state="running")
+        self._ccqs.record_submitted(made.owner)
+        facts = self._ccqs.info(Record(made, answer.term, answer.coordinator))
         progress, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, progress)
         return Submitted(facts, initial.labels, token, windows)
@@ -162,7 +174,7 @@ class ContinuousQueries:
 
     def _submitted(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
         self._warm()
-        facts = self._facts(made, coordinator, term=term, state="running")
+        facts = self._ccqs.info(Record(made, term, coordinator))
         return SubmittedLater(facts, tokens.encode(made.id, EMPTY_CURSOR))
 
     def _first_windows(
@@ -208,11 +220,6 @@ class ContinuousQueries:
                 f"queries, got {free_bytes:,} at node {self._node.name}; make room there",
                 after_s=60.0,
                 node=self._node.name,
-            )
-        if len(self._driver.machine.state.record_table.records) >= limits.ccqs_max:
-            raise Overloaded(
-                f"the limit of {limits.ccqs_max} continuous queries is reached; cancel some",
-                after_s=60.0,
             )
         return Ccq(
             id=submission.ccq_id,
@@ -412,16 +419,17 @@ class ContinuousQueries:
         """
         record = self._driver.machine.state.record_table.get(ccq_id)
         if record is None:
-            answer = await self._ask(
-                lambda request: ccq.FetchRequested(request, ccq_id, EMPTY_CURSOR, None, 1),
-                timeout_s=ANSWER_TIMEOUT_S,
-            )
-            record = self._driver.machine.state.record_table.get(ccq_id)
-            if record is None and isinstance(answer, ccq.RefuseFetch):
-                raise answer.failure.to_error()
-        if record is None:
-            raise Unavailable("the continuous query was purged meanwhile", after_s=MOVING_RETRY_S)
+            record = await self._find(ccq_id)
         return record.ccq
+
+    async def _find(self, ccq_id: str) -> Record:
+        answer = await self._ask(
+            lambda request: ccq.FindRequested(request, ccq_id), timeout_s=ANSWER_TIMEOUT_S
+        )
+        if isinstance(answer, ccq.RefuseFind):
+            raise answer.failure.to_error()
+        record: Record = answer.record
+        return record
 
     # --- cancel and list ---------------------------------------------------------------------
 
@@ -450,19 +458,17 @@ class ContinuousQueries:
                 record.coordinator, self._peers.cancel(record.coordinator, ccq_id)
             )
 
-    def list(self) -> list[CcqInfo]:
-        """All CCQs that this node knows and that have not ended."""
-        return [
-            self._facts(
-                record.ccq,
-                record.coordinator,
-                term=record.term,
-                state="running",
-                holders=tuple(one.node for one in record.holders),
-            )
-            for record in sorted(self._driver.machine.records, key=lambda one: one.ccq.id)
-            if record.ended is None
-        ]
+    async def list(self, dataset: str = "") -> list[CcqInfo]:
+        """See `ClusterCcqs.all`."""
+        return await self._ccqs.all(dataset)
+
+    def list_here(self, dataset: str) -> Sequence[CcqInfo]:
+        """See `ClusterCcqs.here`."""
+        return self._ccqs.here(dataset)
+
+    def owned_here(self) -> dict[str, int]:
+        """See `ClusterCcqs.owned_here`."""
+        return self._ccqs.owned_here()
 
     # --- the common part ---------------------------------------------------------------------
 
@@ -475,35 +481,18 @@ class ContinuousQueries:
                 after_s=1.0,
             ) from error
 
-    def _facts(
-        self,
-        made: Ccq,
-        coordinator: str,
-        *,
-        term: int,
-        state: str,
-        holders: tuple[str, ...] = (),
-    ) -> CcqInfo:
-        return CcqInfo(
-            id=made.id,
-            dataset=made.dataset,
-            query_json=made.query,
-            interval_s=made.interval_s,
-            expires_at=made.expires_at,
-            sampler=made.sampler,
-            compression=made.compression.text,
-            coordinator=coordinator,
-            coordinator_address=self._address(coordinator),
-            term=term,
-            state=state,
-            window=made.window,
-            holders=holders,
-            owner=made.owner,
-        )
+    def _check_capacity(self, total: int) -> None:
+        if total >= self._limits.ccqs_max:
+            raise Overloaded(
+                f"the limit of {self._limits.ccqs_max} continuous queries is reached; cancel some",
+                after_s=60.0,
+            )
 
-    def _address(self, node: str) -> str:
-        """Empty if this node does not know it yet."""
+    async def _check_quota(self, ccq_id: str, owner: str, owned_max: int) -> None:
+        """Raises QuotaExceeded if an owner may not have this CCQ too; it may have it already."""
+        if await self._ccqs.owned_by(owner) < owned_max:
+            return
         try:
-            return self._peers.address(node)
-        except Unavailable:
-            return ""
+            await self.find(ccq_id)
+        except UnknownCcq as error:
+            raise quota_exceeded(owned_max) from error

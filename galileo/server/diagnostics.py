@@ -74,7 +74,7 @@ async def condition(
         troubled=_troubled(parts, clock.monotonic()),
         cache_bytes_max=config.limits.cache_bytes_max,
         spill_bytes_max=config.limits.spill_bytes_max,
-        ccqs=len(parts.machine.records),
+        ccqs=await parts.ccqs.total(),
         ccqs_max=config.limits.ccqs_max,
         durability=config.storage.durability,
         peers_dead=sorted(parts.driver.members.dead),

@@ -56,6 +56,7 @@ from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.sampler_runtime import SandboxLimits
 from galileo.server.cgroup_memory import memory
+from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.cluster_nodes import ClusterNodes
 from galileo.server.continuous import ContinuousQueries
 from galileo.server.driver import Driver
@@ -167,9 +168,11 @@ class NodeProcess:
         )
         self.node.ingest.on_committed = self.driver.wake
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
+        self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
             self.node,
             self.driver,
+            ccqs=self._ccqs,
             work=work,
             peers=self._peers,
             clock=clock,
@@ -185,6 +188,7 @@ class NodeProcess:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""
         self._check_losses(await self.driver.restore())
+        self._ccqs.start()
         server, healthy = await self._open()
         monitoring = self._watch.serve()
         log.info("node %s serves at %s", self.node.name, self._config.listen)
@@ -244,7 +248,7 @@ class NodeProcess:
             identify=identify,
             condition=self._watch.conditions.ask,
             ccqs_of=self._ccqs_of,
-            describe=Callers(self._security.metering, owned_by=self.machine.owned_by).describe,
+            describe=Callers(self._security.metering, owned_by=self._ccqs.owned_by).describe,
         )
         cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
         peers_pb2_grpc.add_PeerClusterServicer_to_server(cluster, server)
@@ -296,7 +300,6 @@ class NodeProcess:
                 election=_election(limits),
                 cache_bytes_max=limits.cache_bytes_max,
                 spill_bytes_max=limits.spill_bytes_max,
-                records_max=limits.ccqs_max,
                 labels_max=limits.answer_labels_max,
             ),
         )
@@ -310,6 +313,7 @@ class NodeProcess:
             calls=self._security.calls,
             loop_lag=DurationHistogram(LOOP_BOUNDS_S),
             audit=self._security.audit,
+            ccqs=self._ccqs,
             version=VERSION,
         )
         return HealthMonitor(parts, mail=self.mail, clock=self._clock)
@@ -325,10 +329,7 @@ class NodeProcess:
 
     def _readers(self, dataset: str) -> list[ReaderProgress] | None:
         """The progress of readers that retention must respect; called from its thread."""
-        records = self.machine.live_records(dataset, self._clock.monotonic())
-        if records is None:
-            return None
-        return [ReaderProgress(record.ccq.id, record.retrieved) for record in records]
+        return self._ccqs.progress_from_thread(dataset)
 
     def _follow_topology(self) -> None:
         """Tells all parts that nodes were added or removed; stops if this one was removed."""
@@ -349,14 +350,13 @@ class NodeProcess:
     def _is_dead(self, node: str) -> bool:
         return self._members.is_unreachable(node, self._clock.monotonic())
 
-    def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
+    async def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest."""
         ccqs_of: dict[str, list[str]] = {}
-        for record in self.machine.records:
-            spec = record.ccq.sampler
-            is_shown = caller.owns(record.ccq.owner) and caller.may_use(record.ccq.dataset)
-            if is_shown and record.ended is None and spec is not None and spec.archive:
-                ccqs_of.setdefault(spec.archive, []).append(record.ccq.id)
+        for one in await self._ccqs.all():
+            is_shown = caller.owns(one.owner) and caller.may_use(one.dataset)
+            if is_shown and one.sampler is not None and one.sampler.archive:
+                ccqs_of.setdefault(one.sampler.archive, []).append(one.id)
         return ccqs_of
 
     def _fail_revoked(self, digest: str) -> None:
@@ -375,10 +375,9 @@ class NodeProcess:
             self._published.pop(dataset, None)
         self.driver.feed(ccq.DatasetDropped(name, generations))
 
-    def _ccqs_of(self, dataset: str) -> int:
-        """The number of running CCQs of a dataset that this node knows."""
-        of_it = (record for record in self.machine.records if record.ccq.dataset == dataset)
-        return sum(record.ended is None for record in of_it)
+    async def _ccqs_of(self, dataset: str) -> int:
+        """The number of running CCQs of a dataset."""
+        return len(await self._ccqs.all(dataset))
 
     def _check_losses(self, records: Iterable[Record]) -> None:
         """Reports commits that readers have retrieved and that are lost here."""

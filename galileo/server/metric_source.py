@@ -23,6 +23,7 @@ from galileo.model.schema import name_of_key
 from galileo.node.storage_node import StorageNode
 from galileo.server.audit import Audit
 from galileo.server.cgroup_memory import memory
+from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.driver import Driver
 from galileo.server.metrics import Measured
 
@@ -42,6 +43,7 @@ class NodeView:
     Attributes:
         loop_lag: the lag of the event loop.
         version: of this package.
+        ccqs: the continuous queries of the cluster.
         audit: the audit log, if enabled.
     """
 
@@ -51,6 +53,7 @@ class NodeView:
     driver: Driver
     calls: Calls
     loop_lag: DurationHistogram
+    ccqs: ClusterCcqs
     version: str
     audit: Audit | None = None
 

@@ -38,6 +38,7 @@ class Driver:
         self, me: str = "a", *, nodes: tuple[str, ...] = NODES, kept: tuple = (), **options
     ) -> None:
         named = {"ordinal": nodes.index(me), "groups": (nodes,), "sync_interval_s": SELDOM}
+        named["copies_min"] = 2
         self.machine = Continuous(me, ContinuousOptions(**(named | options)))
         self.now = 0.0
         self.restored = self.feed(RecordsLoaded(kept, WALL))

@@ -81,6 +81,7 @@ class Ccq(_message.Message):
     WINDOW_JSON_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    RETRIEVED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
     query_json: _builtins.str
@@ -102,6 +103,10 @@ class Ccq(_message.Message):
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
 
+    @_builtins.property
+    def retrieved(self) -> _common_pb2.Cursor:
+        """between nodes: what clients have acknowledged"""
+
     def __init__(
         self,
         *,
@@ -119,10 +124,11 @@ class Ccq(_message.Message):
         window_json: _builtins.str = ...,
         holders: _abc.Iterable[_builtins.str] | None = ...,
         owner: _builtins.str = ...,
+        retrieved: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieved", b"retrieved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "retrieved", b"retrieved", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -737,12 +743,25 @@ Global___KeptRows: _TypeAlias = KeptRows  # noqa: Y015
 class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    FORWARDED_FIELD_NUMBER: _builtins.int
+    DATASET_FIELD_NUMBER: _builtins.int
+    COUNTS_ONLY_FIELD_NUMBER: _builtins.int
+    forwarded: _builtins.bool
+    """between nodes: only those with a record here"""
+    dataset: _builtins.str
+    """only those of this dataset; empty: of all"""
+    counts_only: _builtins.bool
+    """only how many are coordinated here"""
     def __init__(
         self,
+        *,
+        forwarded: _builtins.bool = ...,
+        dataset: _builtins.str = ...,
+        counts_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts_only", b"counts_only", "dataset", b"dataset", "forwarded", b"forwarded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -752,17 +771,45 @@ Global___ListRequest: _TypeAlias = ListRequest  # noqa: Y015
 class ListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OwnedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CCQS_FIELD_NUMBER: _builtins.int
+    OWNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ccqs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ccq]: ...
+    def ccqs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ccq]:
+        """between nodes also those that have ended"""
+
+    @_builtins.property
+    def owned(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """coordinated here, by owner"""
+
     def __init__(
         self,
         *,
         ccqs: _abc.Iterable[Global___Ccq] | None = ...,
+        owned: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccqs", b"ccqs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ccqs", b"ccqs", "owned", b"owned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -185,6 +185,8 @@ NODES_ONLY = {
     "ApplyRetentionRequest": ("local", "numbered_json"),
     "ReadRequest": ("local", "digest"),
     "FetchRequest": ("forwarded",),
+    "ListRequest": ("forwarded", "counts_only"),
+    "CancelRequest": ("forwarded",),
     "ExplainRequest": ("share",),
     "SummariseRequest": ("share",),
     "NearestRequest": ("share",),

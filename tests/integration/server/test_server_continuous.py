@@ -34,6 +34,7 @@ async def test_submit_at_a_node_without_spark_names_the_extra(
     queries = ContinuousQueries(
         node,
         unused,
+        ccqs=unused,
         work=unused,
         peers=unused,
         clock=unused,

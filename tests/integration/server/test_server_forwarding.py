@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +12,13 @@ from expected_errors import raises
 
 from galileo.ccq import events as ccq
 from galileo.ccq.model import Ccq, Record
+from galileo.clock import SystemClock
 from galileo.config import LimitsSection
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import Unavailable
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.bulk_fetch import _Answer, _Ask
+from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.continuous import MOVING_RETRY_S, ContinuousQueries
 from galileo.wire.v1 import continuous_pb2
 
@@ -90,6 +91,7 @@ def forwarding(peers: Any, members: Any) -> ContinuousQueries:
     return ContinuousQueries(
         SimpleNamespace(name="node-1"),  # type: ignore[arg-type]
         members,
+        ccqs=unused,
         work=unused,
         peers=peers,
         clock=unused,
@@ -140,19 +142,15 @@ async def test_forward_to_an_unknown_coordinator_is_unavailable() -> None:
     topology = Topology("test", (Group("g", nodes),), even_ranges(1))
     peers = GrpcPeers(topology, is_dead=lambda name: False)
     made = Ccq("ccq-1", "nam", "true", 1.0, 9.0)
-    records = [Record(made, 1, "node-9"), Record(replace(made, id="ccq-2"), 1, "node-1")]
-    driver = SimpleNamespace(
-        machine=SimpleNamespace(records=records), until_dead=lambda name: asyncio.Event().wait()
-    )
+    driver = SimpleNamespace(machine=None, until_dead=lambda name: asyncio.Event().wait())
     queries = forwarding(peers, driver)
     try:
         with raises(Unavailable, node="node-9"):
             async with asyncio.timeout(60):
                 await queries._forward("node-9", REQUEST, forwarded=False)
-        assert [(one.coordinator, one.coordinator_address) for one in queries.list()] == [
-            ("node-9", ""),
-            ("node-1", "127.0.0.1:1"),
-        ]
+        ccqs = ClusterCcqs(driver, driver, peers=peers, clock=SystemClock())  # type: ignore[arg-type]
+        infos = [ccqs.info(Record(made, 1, node)) for node in ("node-9", "node-1")]
+        assert [one.coordinator_address for one in infos] == ["", "127.0.0.1:1"]
         redirected = ccq.RedirectFetch(1, "node-9")
         [update] = queries._many._updates(
             [_Answer(_Ask(0, "ccq-1"), redirected)], include_query=False, sheets=None

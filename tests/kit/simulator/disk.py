@@ -36,6 +36,10 @@ class RecordDisk:
         self._sync(len(self._unsynced))
         return tuple(self._synced.values())
 
+    def synced(self, ccq_id: str) -> Record | None:
+        """The record after a restart."""
+        return self._synced.get(ccq_id)
+
     def synced_term(self, ccq_id: str) -> int:
         """The term after a restart, 0 for none."""
         record = self._synced.get(ccq_id)

@@ -13,6 +13,7 @@ import numpy as np
 from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.coordinator import Coordinator
+from galileo.ccq.coordinator_elections import CoordinatorElections
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
@@ -26,15 +27,19 @@ from galileo.ccq.events import (
     DatasetDropped,
     Effects,
     FetchRequested,
+    PurgeRecord,
     RecordsLoaded,
     SaveRecord,
 )
 from galileo.ccq.fetches import Fetches, FetchResponse, compose
+from galileo.ccq.gossip import Gossip
 from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
+from galileo.ccq.messages import RecordNotFound
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, pack_labels
+from galileo.ccq.record_lookup import RecordLookups
 from galileo.ccq.state import NodeState
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.packing import Compression
@@ -316,10 +321,10 @@ class _LoseSpills(LabelCache):
 class _IgnoreTerms(NodeState):
     """Once coordinator, always coordinator."""
 
-    def apply_record(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
         if incoming.ccq.id in self.coordinated and incoming.ended is None:
             return []
-        return super().apply_record(incoming, now)
+        return super().apply_record(incoming, now, is_offer=is_offer)
 
 
 class _ReuseTerms(NodeState):
@@ -343,22 +348,22 @@ class _CountTerms(NodeState):
 class _IgnoreEnds(NodeState):
     """Ignores ends of CCQs from other nodes."""
 
-    def apply_record(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
         mine = self.record_table.get(incoming.ccq.id)
         if incoming.ended is not None and mine is not None and incoming.ended_at != self.wall:
             incoming = replace(incoming, ended=None, ended_at=0.0)
-        return super().apply_record(incoming, now)
+        return super().apply_record(incoming, now, is_offer=is_offer)
 
 
 class _TakeDropped(NodeState):
     """Accepts CCQs of a dropped dataset that come late."""
 
-    def apply_record(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
         if self.record_table.get(incoming.ccq.id) is not None:
-            return super().apply_record(incoming, now)
+            return super().apply_record(incoming, now, is_offer=is_offer)
         dropped, self.dropped = self.dropped, {}
         try:
-            return super().apply_record(incoming, now)
+            return super().apply_record(incoming, now, is_offer=is_offer)
         finally:
             self.dropped = dropped
 
@@ -373,10 +378,10 @@ class _IgnoreDrops(Continuous):
 class _CancelDropped(NodeState):
     """Ends the CCQs of a dropped dataset as if a user had cancelled them."""
 
-    def apply_record(self, incoming: Record, now: float) -> Effects:
+    def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
         if incoming.ended is None and self.is_dropped(incoming.ccq.dataset):
             incoming = replace(incoming, ended="cancelled", ended_at=self.wall)
-        return super().apply_record(incoming, now)
+        return super().apply_record(incoming, now, is_offer=is_offer)
 
 
 class _SaveLast(Continuous):
@@ -409,6 +414,32 @@ class _AnswerAtOnce(BatchSubmissions):
         effects = super()._offer(batch, node, now)
         left = [*batch.unassigned.values(), *batch.unacknowledged.values()]
         return [*effects, *(e for record in left for e in self._succeed(batch, record))]
+
+
+class _TwoCopies(CoordinatorElections):
+    """Answers for a CCQ that two nodes have."""
+
+    def left_to_copy(self, record: Record, copies: set[str]) -> list[str]:
+        return super().left_to_copy(record, copies) if len(copies) < 2 else []
+
+
+class _ForgetFirst(Gossip):
+    """Forgets a record that it need not have before its replicas have it."""
+
+    def _push_surplus(self, now: float) -> Effects:
+        table = self._state.record_table
+        ids = [ccq_id for ccq_id in table.surplus if not self._is_in_use(ccq_id)]
+        for ccq_id in ids:
+            table.forget(ccq_id)
+        return [PurgeRecord(ccq_id) for ccq_id in ids]
+
+
+class _DenyUnasked(RecordLookups):
+    """Calls a CCQ unknown as soon as one node has no record of it."""
+
+    def on_not_found(self, sender: str, message: RecordNotFound) -> None:
+        for peer in self._state.peers:
+            super().on_not_found(peer, message)
 
 
 # --- windows ---------------------------------------------------------------------------------
@@ -473,5 +504,8 @@ VARIANTS: dict[str, Variant] = {
     "cancel_dropped": Variant(_on(_CancelDropped)),
     "save_last": Variant(_SaveLast),
     "resume_in_term": Variant(_ResumeInTerm),
+    "two_copies": Variant(_with_parts(Continuous, elections_type=_TwoCopies)),
+    "forget_first": Variant(_with_parts(Continuous, gossip_type=_ForgetFirst)),
+    "deny_unasked": Variant(_with_parts(Continuous, lookups_type=_DenyUnasked)),
     "answer_before_noted": Variant(_with_parts(Continuous, batches_type=_AnswerAtOnce)),
 }

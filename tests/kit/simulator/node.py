@@ -414,6 +414,7 @@ class Node:
             case SaveRecord(record, durable):
                 self._disk.save(record, durable=durable)
             case PurgeRecord(ccq_id):
+                self._verify_forgotten(ccq_id)
                 self._disk.purge(ccq_id)
             case StartCycle():
                 self._evaluator.cycle(effect, trouble=trouble, wall=self.wall, answer=answer)
@@ -469,7 +470,9 @@ class Node:
         network.send(self.name, effect.node, lambda: holder.receive(ask))
 
     def _verify_kept(self, answer: ContinuousEffect) -> None:
-        """Check that an answered CCQ is on the disks of two nodes, or there is no second one."""
+        """Check that an answered CCQ is on the disks of three nodes, or of all that share it and
+        are alive.
+        """
         accepted = [answer.ccq_id] if isinstance(answer, AnswerSubmit) else []
         if isinstance(answer, AnswerBatch):
             accepted = [one.ccq_id for one in answer.outcomes if one.failure is None]
@@ -477,8 +480,22 @@ class Node:
         for ccq_id in accepted:
             nodes = [self._world.node(name) for name in (self.name, *state.peers)]
             kept = sum(node._disk.synced_term(ccq_id) > 0 for node in nodes)
-            is_alone = state.dead >= set(state.peers)
-            demand(kept > 1 or is_alone, f"{self.name} answered for {ccq_id}, kept {kept} times")
+            replicas = state.record_table.replicas(ccq_id)
+            alive = {self.name, *(name for name in replicas if not state.is_gone(name))}
+            enough = min(state.options.copies_min, len(alive))
+            demand(kept >= enough, f"{self.name} answered for {ccq_id}, kept {kept} times")
+
+    def _verify_forgotten(self, ccq_id: str) -> None:
+        """Check that a live record which leaves this disk is on as many others as it should be."""
+        record = self._disk.synced(ccq_id)
+        if record is None or record.ended is not None:
+            return
+        self._loop.counters["records forgotten"] += 1
+        state = self.machine.state
+        others = [self._world.node(name) for name in state.peers]
+        kept = sum(node._disk.synced_term(ccq_id) >= record.term for node in others)
+        enough = len(state.record_table.replicas(ccq_id))
+        demand(kept >= enough, f"{self.name} forgets {ccq_id}, {kept} others have it")
 
     def _verify_saved(self, message: Message) -> None:
         """Check that the record behind a message is on disk."""

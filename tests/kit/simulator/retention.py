@@ -11,9 +11,11 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
+from galileo.ccq.model import Record
 from simulator.checker import Checker
 from simulator.logs import SCHEMA, Log
 from simulator.loop import Loop
+from simulator.network import Network
 from simulator.node import Node
 from simulator.variants import Variant
 
@@ -30,6 +32,9 @@ class Kept(Protocol):
     checker: Checker
     variant: Variant
     nodes: list[Node]
+    network: Network
+
+    def node(self, name: str) -> Node: ...
 
 
 class Retention:
@@ -79,11 +84,28 @@ class Retention:
     def _allowed(self, node: Node, log: Log, *, settled: int) -> int:
         if self.past_readers or self._world.variant.conduct.drops_what_is_unfetched:
             return log.end
-        records = node.machine.live_records(SCHEMA.name, node.now_plus(0.0))
+        records = self._records(node)
         if records is None:
             self._world.loop.counters["drops put off"] += 1
             return 0
-        fetched = [record.retrieved[log.partition] for record in records]
+        fetched = [record.retrieved[log.partition] for record in records.values()]
         allowed = min([settled, *fetched])
         self._world.loop.counters["drops held back by readers"] += bool(allowed < settled)
         return allowed
+
+    def _records(self, node: Node) -> dict[str, Record] | None:
+        """The live records of all nodes; None if one of them does not answer."""
+        records: dict[str, Record] = {}
+        for name in (node.name, *node.machine.state.peers):
+            other = self._world.node(name)
+            is_connected = name == node.name or self._world.network.connects(node.name, name)
+            if not (is_connected and other.serves and other.machine.is_restored):
+                return None
+            for record in other.machine.records:
+                known = records.get(record.ccq.id, record)
+                records[record.ccq.id] = known.merge(record)
+        return {
+            ccq_id: record
+            for ccq_id, record in records.items()
+            if record.ended is None and record.ccq.dataset == SCHEMA.name
+        }

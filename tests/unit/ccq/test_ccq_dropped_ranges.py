@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-from ccq_driver import CCQ, Driver, only, path
+from ccq_driver import Driver, only, path
 from hypothesis import given
 from hypothesis import strategies as st
 from simulator.logs import to_labels, to_paths
@@ -21,8 +20,6 @@ from galileo.ccq.events import (
     FetchRequested,
     StartCycle,
 )
-from galileo.ccq.messages import Digest, RecordUpdate
-from galileo.ccq.model import Record
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 
 PARTITIONS = (0, 3)
@@ -131,45 +128,3 @@ def test_dropped_ranges_acknowledged_are_forgotten() -> None:
     driver.feed(FetchRequested(1, "q", Cursor({0: 4})))
     cache = driver.machine.coordinated["q"].cache
     assert cache.gone.between(EMPTY_CURSOR, cache.until) == ()
-
-
-# --- whom retention must not pass -----------------------------------------------------------------
-
-
-def agree(driver: Driver, *peers: str) -> None:
-    for peer in peers:
-        driver.hear(peer, driver.machine.state.record_table.digest)
-
-
-def test_live_records_before_all_peers_agree_are_unknown() -> None:
-    driver = Driver(agreement_s=10.0)
-    assert driver.machine.live_records("d", driver.now) is None
-    driver.lead()
-    agree(driver, "b")
-    assert driver.machine.live_records("d", driver.now) is None
-    driver.hear("c", Digest(1, 1))
-    assert driver.machine.live_records("d", driver.now) is None, "it knows something else"
-    agree(driver, "c")
-    [record] = driver.machine.live_records("d", driver.now)
-    assert record.ccq == CCQ
-    assert driver.machine.live_records("other", driver.now) == ()
-    assert driver.machine.live_records("d", driver.now + 10.0)
-    assert driver.machine.live_records("d", driver.now + 10.1) is None, "that was long ago"
-
-
-def test_live_records_exclude_ended_ccq() -> None:
-    driver = Driver()
-    driver.lead()
-    [record] = driver.machine.records
-    ended = Record(CCQ, record.term, "a", ended="cancelled", ended_at=1.0)
-    driver.hear("b", RecordUpdate((ended,)))
-    agree(driver, "b", "c")
-    assert driver.machine.live_records("d", driver.now) == ()
-
-
-@pytest.mark.parametrize("nodes", [("a",)])
-def test_live_records_single_node_are_known_after_load(nodes: tuple[str, ...]) -> None:
-    driver = Driver(nodes=nodes)
-    assert driver.machine.live_records("d", driver.now) == ()
-    fresh = type(driver.machine)("a", driver.machine.state.options)
-    assert fresh.live_records("d", 0.0) is None

@@ -41,37 +41,37 @@ def test_record_merge_random_records_is_semilattice_by_term(a, b, c):
 
 @given(st.lists(records, max_size=8), st.randoms(use_true_random=False))
 def test_record_table_random_order_gives_same_digest(heard, random):
-    trackers = [RecordTable(OPTIONS), RecordTable(OPTIONS)]
+    trackers = [RecordTable("a", OPTIONS), RecordTable("b", OPTIONS)]
     for tracker in trackers:
         for record in random.sample(heard + heard, 2 * len(heard)):
             tracker.merge(record, now=0.0, wall=WALL)
             tracker.check()
     first, second = trackers
     assert first.records == second.records
-    assert first.digest == second.digest
+    assert first.digest("b") == second.digest("a")
     live = Counter(r.coordinator for r in first.records.values() if r.ended is None)
     assert {node: first.coordinated_count(node) for node in live} == live
     assert first.coordinated_count("another") == 0
-    difference = first.compare(second.summary(after=""))
+    difference = first.compare("b", second.summary("a", after=""))
     assert (difference.newer_here, difference.newer_there) == ((), ())
 
 
 @given(st.lists(records, max_size=8), st.lists(records, max_size=8))
 def test_record_table_compare_random_tables_become_equal(one, other):
-    a, b = RecordTable(OPTIONS), RecordTable(OPTIONS)
+    a, b = RecordTable("a", OPTIONS), RecordTable("b", OPTIONS)
     for tracker, heard in ((a, one), (b, other)):
         for record in heard:
             tracker.merge(record, now=0.0, wall=WALL)
-    difference = a.compare(b.summary(after=""))
+    difference = a.compare("b", b.summary("a", after=""))
     for ccq_id in difference.newer_here:
         b.merge(a.records[ccq_id], now=0.0, wall=WALL)
     for ccq_id in difference.newer_there:
         a.merge(b.records[ccq_id], now=0.0, wall=WALL)
-    assert a.digest == b.digest
+    assert a.digest("b") == b.digest("a")
 
 
 def test_record_table_merge_tells_new_known_and_stale():
-    tracker = RecordTable(OPTIONS)
+    tracker = RecordTable("a", OPTIONS)
     first = Record(ccq(), 5, "a")
     assert tracker.merge(first, now=0.0, wall=WALL).is_news
     merged = tracker.merge(first, now=0.0, wall=WALL)
@@ -84,7 +84,7 @@ def test_record_table_merge_tells_new_known_and_stale():
 
 
 def test_record_table_pop_dirty_takes_longest_waiting_first():
-    tracker = RecordTable(OPTIONS)
+    tracker = RecordTable("a", OPTIONS)
     for ccq_id in "pqr":
         tracker.merge(Record(replace(ccq(), id=ccq_id), 5, "a"), now=0.0, wall=WALL)
         tracker.acknowledge(ccq_id, Cursor({1: 1}))
@@ -94,7 +94,7 @@ def test_record_table_pop_dirty_takes_longest_waiting_first():
 
 
 def test_record_table_due_expiration_comes_once():
-    tracker = RecordTable(OPTIONS)
+    tracker = RecordTable("a", OPTIONS)
     tracker.merge(Record(ccq(lives_s=10.0), 1, "a"), now=50.0, wall=WALL)
     assert tracker.due(59.9) == []
     assert tracker.due(60.0) == ["q"]
@@ -102,7 +102,7 @@ def test_record_table_due_expiration_comes_once():
 
 
 def test_record_table_ended_record_is_kept_past_expiration():
-    tracker = RecordTable(OPTIONS)
+    tracker = RecordTable("a", OPTIONS)
     ended = Record(ccq(lives_s=10.0), 1, "a", ended="cancelled", ended_at=WALL)
     tracker.merge(ended, now=0.0, wall=WALL)
     purge_at = 10.0 + OPTIONS.tombstone_slack_s
@@ -115,20 +115,20 @@ def test_record_table_ended_record_is_kept_past_expiration():
 
 
 def test_record_table_summary_is_paged():
-    tracker, other = RecordTable(OPTIONS), RecordTable(OPTIONS)
+    tracker, other = RecordTable("a", OPTIONS), RecordTable("b", OPTIONS)
     ids = [f"q{i:04}" for i in range(2 * SUMMARY_ENTRIES_MAX + 1)]
     for ccq_id in ids:
         tracker.merge(Record(ccq(ccq_id), 1, "a"), now=0.0, wall=WALL)
     found, after = [], ""
     while True:
-        page = tracker.summary(after=after)
-        found += other.compare(page).newer_there
+        page = tracker.summary("b", after=after)
+        found += other.compare("a", page).newer_there
         if page.until is None:
             break
         after = page.until
     assert found == ids
-    page = other.summary(after="")
-    assert tracker.compare(page).newer_here == tuple(found)
+    page = other.summary("a", after="")
+    assert tracker.compare("b", page).newer_here == tuple(found)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_failure_to_error_has_class_and_details(kind, cls):
 
 
 def test_record_table_acknowledge_joins_cursors():
-    tracker = RecordTable(OPTIONS)
+    tracker = RecordTable("a", OPTIONS)
     tracker.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
     for cursor in (Cursor({1: 5, 2: 1}), Cursor({1: 2, 2: 4}), Cursor({3: 1})):
         tracker.acknowledge("q", cursor)
