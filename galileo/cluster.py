@@ -323,7 +323,7 @@ class LocalCluster:
             except InputError:
                 if name in Topology.from_json(client.topology_json()).by_name:
                     raise
-        node.stop()
+        node.wait_stopped()
         shutil.rmtree(self.directory / name, ignore_errors=True)
         self.nodes = tuple(one for one in self.nodes if one is not node)
         (self.directory / REMOVED).write_text(json.dumps([*self._removed(), name]))

@@ -116,6 +116,10 @@ class LocalNode:
         self._signal(signal.SIGTERM)
         self._reap()
 
+    def wait_stopped(self) -> None:
+        """Waits until the process has ended by itself; after a timeout kills it."""
+        self._reap()
+
     def pause(self) -> None:
         """Pauses the process by SIGSTOP: its connections stay open, it answers nothing."""
         self._signal(signal.SIGSTOP)

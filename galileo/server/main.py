@@ -93,6 +93,8 @@ NO_CYCLE = 0
 UPLOADED_SAMPLER_LIMITS = SandboxLimits(cpu_s=10.0, wall_s=10.0)
 """Of one call, where a query is asked once or evaluated anew."""
 GRACE_S = 2.0
+REMOVED_STOP_S = 6.0
+"""Seconds that a removed node goes on answering; clients read the addresses every five."""
 PARENT_CHECK_S = 1.0
 GARBAGE_THRESHOLDS = (10_000, 20, 50)
 """Of Python's collector. Cycles and fetches of very many CCQs make objects by the hundred
@@ -114,6 +116,7 @@ class NodeProcess:
         self._config = config
         self._clock = clock
         self._stop = asyncio.Event()
+        self._is_removed = False
         name, topology = config.node.name, config.topology
         self._security = Security(config, clock=clock, owner_of=self._owner_of)
         self._store = store = store or open_store(config, clock)
@@ -343,9 +346,12 @@ class NodeProcess:
         self.driver.feed(ccq.MembersChanged(_names_by_group(topology)))
 
     def _stop_removed(self) -> None:
-        log.warning("node %s was removed from the cluster; it stops", self.node.name)
-        mark_removed(self._store)
-        self._stop.set()
+        """Stops a little later: a client that knows this node alone reads the other addresses."""
+        if not self._is_removed:
+            self._is_removed = True
+            log.warning("node %s was removed from the cluster; it stops soon", self.node.name)
+            mark_removed(self._store)
+            asyncio.get_running_loop().call_later(REMOVED_STOP_S, self._stop.set)
 
     def _is_dead(self, node: str) -> bool:
         return self._members.is_unreachable(node, self._clock.monotonic())
