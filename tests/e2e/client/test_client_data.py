@@ -334,7 +334,7 @@ def test_ingest_of_a_longer_stream_stores_the_rest(client: galileo.Client, datas
 def test_ingest_with_other_batch_sizes_is_a_conflict(client: galileo.Client, dataset: str) -> None:
     data = frame(500)
     client.ingest(dataset, data, producer="p", batch_rows=250)
-    with raises(BatchConflict, sequence=1):
+    with raises(BatchConflict, producer="p"):
         client.ingest(dataset, data, producer="p", batch_rows=240)
     assert set(notes(client.read(client.query(dataset)))) == set(data["note"])
 

@@ -356,7 +356,7 @@ def test_node_diagnostics_require_the_admin_role(guarded: Guarded) -> None:
 def test_node_methods_are_denied_to_an_admin(guarded: Guarded) -> None:
     keys = guarded.tokens.proof("root", tls=guarded.client).keys()
     with open_blocking_channel(guarded.cluster.addresses[0], keys) as channel:
-        mail = peers_pb2.GossipRequest(sender="node-2", epoch=1 << 60)
+        mail = peers_pb2.GossipRequest(sender="node-2")
         commit = peers_pb2.CommitRequest(dataset="rain")
         for call in (
             lambda: peers_pb2_grpc.PeerClusterStub(channel).Gossip(mail, timeout=60),
