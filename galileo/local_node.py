@@ -109,16 +109,22 @@ class LocalNode:
     def kill(self) -> None:
         """Kills the process by SIGKILL."""
         self._signal(signal.SIGKILL)
-        self._reap()
+        self.wait_stopped()
 
     def stop(self) -> None:
         """Stops the process by SIGTERM, after a timeout by SIGKILL."""
         self._signal(signal.SIGTERM)
-        self._reap()
+        self.wait_stopped()
 
     def wait_stopped(self) -> None:
-        """Waits until the process has ended by itself; after a timeout kills it."""
-        self._reap()
+        """Waits until the process has ended; after a timeout kills it."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
         """Pauses the process by SIGSTOP: its connections stay open, it answers nothing."""
@@ -137,15 +143,6 @@ class LocalNode:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
             self._process.send_signal(number)
-
-    def _reap(self) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_TIMEOUT_S)
 
     def _serves(self) -> bool:
         with open_blocking_channel(self.address, self._keys) as channel:

@@ -97,7 +97,7 @@ from galileo.ccq.model import Failure, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.record_lookup import BatchLookup, Found, RecordLookups, Request, refuse
 from galileo.ccq.schedule import Schedule
-from galileo.ccq.state import IDS_PER_MESSAGE, NodeState, end_reason
+from galileo.ccq.state import NodeState, end_reason
 from galileo.dht.membership import PeerDied, PeerRevived
 from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
 
@@ -282,11 +282,7 @@ class Continuous:
         for ccq_id in ccq_ids:
             for peer in self.state.sharers(self.state.record_table.records[ccq_id]):
                 ids_by_peer.setdefault(peer, []).append(ccq_id)
-        return [
-            Send(peer, RecordRequest(tuple(ids[start : start + IDS_PER_MESSAGE])))
-            for peer, ids in ids_by_peer.items()
-            for start in range(0, len(ids), IDS_PER_MESSAGE)
-        ]
+        return self.state.request_records(ids_by_peer)
 
     def _on_dropped(self, event: DatasetDropped, now: float) -> Effects:
         """End the CCQs of the dropped datasets in all records of this node."""

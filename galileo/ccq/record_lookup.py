@@ -23,12 +23,11 @@ from galileo.ccq.events import (
     RefuseFetch,
     RefuseFind,
     RefuseSubmit,
-    Send,
     SubmitRequested,
 )
-from galileo.ccq.messages import RecordNotFound, RecordRequest
+from galileo.ccq.messages import RecordNotFound
 from galileo.ccq.model import Failure, Record
-from galileo.ccq.state import IDS_PER_MESSAGE, NodeState
+from galileo.ccq.state import NodeState
 
 LOOKUPS_MAX = 100_000
 REQUESTS_PER_LOOKUP_MAX = 100
@@ -112,11 +111,7 @@ class RecordLookups:
                 for peer in self._silent(ccq_id, lookup):
                     ids_by_peer.setdefault(peer, []).append(ccq_id)
         self._unsent.clear()
-        return [
-            Send(peer, RecordRequest(tuple(ids[start : start + IDS_PER_MESSAGE])))
-            for peer, ids in ids_by_peer.items()
-            for start in range(0, len(ids), IDS_PER_MESSAGE)
-        ]
+        return self._state.request_records(ids_by_peer)
 
     def on_not_found(self, sender: str, message: RecordNotFound) -> None:
         for ccq_id in message.ccq_ids:

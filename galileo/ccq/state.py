@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from galileo.ccq.cache import CacheUsage
@@ -142,7 +142,7 @@ class NodeState:
         ccq_id = incoming.ccq.id
         if ccq_id in self.resuming and any(isinstance(one, SaveRecord) for one in effects):
             peers = self.sharers(self.record_table.records[ccq_id])
-            effects += [Send(peer, RecordRequest((ccq_id,))) for peer in peers]
+            effects += self.request_records(dict.fromkeys(peers, (ccq_id,)))
         return effects
 
     def apply_record(self, incoming: Record, now: float, *, is_offer: bool = True) -> Effects:
@@ -227,6 +227,14 @@ class NodeState:
                 messages[key] = pages
             effects += [Send(peer, page) for page in pages]
         return effects
+
+    def request_records(self, ids_by_peer: Mapping[str, Sequence[str]]) -> Effects:
+        """Ask peers for the records of some CCQs, in messages of bounded size."""
+        return [
+            Send(peer, RecordRequest(tuple(ids[start : start + IDS_PER_MESSAGE])))
+            for peer, ids in ids_by_peer.items()
+            for start in range(0, len(ids), IDS_PER_MESSAGE)
+        ]
 
     def live_replicas(self, ccq_id: str) -> list[str]:
         """The other nodes that keep the record of a CCQ and are not gone."""

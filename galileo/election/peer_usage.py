@@ -1,7 +1,8 @@
 """The usage statistics of other nodes, as elections of one node share them.
 
-A node measures its usage once a second, so a poll within that time tells little new. What a node
-has answered to a poll, or said when it accepted a CCQ, therefore serves all elections for `ttl_s`.
+A node measures its usage once a second, so a second poll within that time has nearly the same
+answer. What a node has answered to a poll, or sent when it accepted a CCQ, therefore serves all
+elections for `ttl_s`.
 CCQs that this node has offered to it and that it has not accepted yet are added. While an answer is
 awaited, no second poll is sent.
 """

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 from galileo.ccq.events import AnswerFind, ContinuousEvent, FindRequested, FindsRequested
 from galileo.ccq.model import Record
@@ -29,6 +30,8 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.server.driver import Driver
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 COUNTS_TTL_S = 2.0
 FIND_TIMEOUT_S = 30.0
@@ -214,21 +217,18 @@ class ClusterCcqs:
 
     async def _gather(self, dataset: str) -> tuple[list[list[CcqInfo]], list[str]]:
         """The lists of this node and of those that answer, and the other nodes."""
-
-        async def ask(node: str) -> list[CcqInfo]:
-            return await self._peers.ccqs(node, dataset=dataset)
-
-        lists, silent = await self._ask_all(ask)
+        lists, silent = await self._ask_all(partial(self._peers.ccqs, dataset=dataset))
         return [self.here(dataset), *lists], silent
 
-    async def _ask_all(self, ask: Any) -> tuple[list[Any], list[str]]:
+    async def _ask_all(self, ask: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
+        """The answers of the other nodes, and the nodes that do not answer."""
         names = [one.name for one in self._node.topology.nodes if one.name != self._node.name]
         answers = await asyncio.gather(*(_answer(ask(name)) for name in names))
         silent = [name for name, answer in zip(names, answers, strict=True) if answer is None]
         return [answer for answer in answers if answer is not None], silent
 
 
-async def _answer(call: Coroutine[Any, Any, Any]) -> Any:
+async def _answer(call: Awaitable[T]) -> T | None:
     """The result of a call; None if it fails."""
     try:
         return await call

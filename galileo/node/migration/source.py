@@ -24,7 +24,7 @@ from galileo.storage.retention import log_start_path
 from galileo.storage.store import Store
 
 PIECE_BYTES_MAX = 8 << 20
-"""After which writes go on unless the target renews the fence."""
+"""Bytes of a file that one call reads."""
 
 log = logging.getLogger(__name__)
 

@@ -599,7 +599,7 @@ class _AnswersWithoutDeltas(Membership):
 
 
 class _NoRelay(NodeStates):
-    """Tells others only of itself."""
+    """Sends its own state alone, and no relayed one."""
 
     def digest(self) -> Digest:
         digest = super().digest()
