@@ -1,4 +1,8 @@
-"""Reading a whole dataset through Spark, compared with Parquet files of the same rows."""
+"""Reading a whole dataset through Spark, compared with two ways to the same number of rows.
+
+Parquet files of the same rows are what people would use otherwise. A Python data source that makes
+its batches in memory shows what Spark's interface to Python data sources costs by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 import galileo
 import galileo.spark
@@ -25,6 +32,7 @@ FILES = 8
 WARM_UPS = 4
 """Rounds that do not count: Spark's JVM compiles what runs often only after a while."""
 ROWS_PER_BATCH = 65_536
+IN_MEMORY = "memory"
 DAY_US = 86_400_000_000
 
 
@@ -36,6 +44,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         clusters.create_dataset(running, client, RANDOM)
         client.ingest(RANDOM, _random_tables(bench.sizes.source_rows))
         session = galileo.spark.start_session("local[2]")
+        session.dataSource.register(MemorySource)
         try:
             for dataset, values in ((DATASET, "a forecast"), (RANDOM, "random values")):
                 yield from _beside_parquet(
@@ -72,6 +81,9 @@ def _beside_parquet(
     def parquet() -> DataFrame:
         return session.read.parquet(files)
 
+    def memory() -> DataFrame:
+        return session.read.format(IN_MEMORY).schema(ours().schema).option("rows", rows).load()
+
     bench.say("writing the same rows to Parquet files")
     ours().coalesce(FILES).write.mode("overwrite").parquet(files)
     found, expected = _sums(ours()), _sums(parquet())
@@ -79,12 +91,47 @@ def _beside_parquet(
         raise AssertionError(f"expected the same rows from both, got sums {found}, not {expected}")
     goal = Goal("at least", SHARE_OF_PARQUET, of_peer=True)
     for name, action in (("every row read", _all_rows), ("every column aggregated", _sums)):
-        subjects = _on(action, ours), _on(action, parquet)
+        subjects = [_on(action, load) for load in (ours, parquet, memory)]
         in_turn(*subjects, runs=WARM_UPS, warm_up=False)
-        mine, theirs = in_turn(*subjects, runs=bench.sizes.runs, warm_up=False)
-        peer = Peer("Parquet files", theirs.per_second(rows))
+        mine, theirs, made = in_turn(*subjects, runs=bench.sizes.runs, warm_up=False)
+        peers = (
+            Peer("Parquet files", theirs.per_second(rows)),
+            Peer("a Python data source that reads nothing", made.per_second(rows)),
+        )
         label = f"{rows:,} observations of {values}, {name}"
-        yield Figure(label, "rows/s", mine.per_second(rows), (peer,), (goal,))
+        yield Figure(label, "rows/s", mine.per_second(rows), peers, (goal,))
+
+
+class MemorySource(DataSource):  # type: ignore[misc]
+    """Rows of which each task makes one batch and repeats it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return IN_MEMORY
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _MemoryReader(to_arrow_schema(schema, timezone="UTC"), int(self.options["rows"]))
+
+
+class _MemoryReader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, schema: pa.Schema, rows: int) -> None:
+        self._schema = schema
+        self._rows = rows
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(FILES)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        values = pa.array(np.random.default_rng(partition.value).uniform(0, 100, ROWS_PER_BATCH))
+        columns = [
+            pa.array(np.arange(ROWS_PER_BATCH), pa.int64()).cast(field.type)
+            if pa.types.is_timestamp(field.type)
+            else values
+            for field in self._schema
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        for start in range(0, self._rows // FILES, ROWS_PER_BATCH):
+            yield batch.slice(0, self._rows // FILES - start)
 
 
 def _on(
