@@ -15,6 +15,7 @@ from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
 
 from galileo.cli.main import main
+from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
@@ -34,6 +35,10 @@ def command(cluster: LocalCluster, *words: str) -> str:
 def partitions(cluster: LocalCluster) -> dict[str, int]:
     topology = Topology.from_json(cluster.client().topology_json())
     return {name: len(own) for name, own in placement.partitions_by_node(topology).items()}
+
+
+def is_leaving(client: Client, node: str) -> bool:
+    return Topology.from_json(client.topology_json()).by_name[node].leaving
 
 
 @pytest.mark.timeout(600)
@@ -80,14 +85,21 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
 
 
 def test_remove_node_undone_keeps_the_node(tmp_path: Path) -> None:
-    with LocalCluster(2, 1, tmp_path, partitions_per_group=4) as cluster:
-        client = cluster.client()
-        for progress in client.remove_node("node-2"):
-            assert progress.stage in ("move", "drain", "done")
+    """The removal cannot end, since the node that takes the partitions is stopped."""
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+        client = Client(cluster.node("node-1").address, timeout="60s")
+        cluster.node("node-3").pause()
+        for progress in client.remove_node("node-2", to="node-3"):
+            assert progress.stage == "move"
             break
+        wait_until(lambda: is_leaving(client, "node-2"), what="the mark")
         client.keep_node("node-2")
+        assert not is_leaving(client, "node-2")
+        cluster.node("node-3").resume()
+        wait_until(lambda: client.status().complete, what="heartbeats", timeout_s=TIMEOUT_S)
         states = {one["node"]: one["state"] for one in json.loads(command(cluster, "node", "list"))}
-        assert states == {"node-1": "up", "node-2": "up"}
+        assert states == {"node-1": "up", "node-2": "up", "node-3": "up"}
+        client.close()
 
 
 def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
