@@ -8,8 +8,10 @@ new beat revives it. A beat may come through third nodes: what one node cannot r
 may, so a lost message or a cut between two nodes is no death. The work of a node does not depend on
 the number of nodes, but for sixteen bytes and the name of each in a digest.
 
-The timeout is `failure_timeout_s` where all nodes exchange directly. Else a beat takes about
-log2(nodes) exchanges to reach everybody, and the timeout is longer by the time of these.
+The timeout is `failure_timeout_s` where all nodes exchange directly. There a third node passes a
+beat on up to an interval later than it received it, so such a beat counts from an interval ago:
+relays do not prolong the life of a killed node. Else a beat takes about log2(nodes) exchanges to
+reach everybody, and the timeout is longer by the time of these.
 
 Only beats count: TCP notices a stopped process after a minute, if ever. A node checks itself first.
 If its own ticks are more than `lag_max_s` apart (it was stopped, swapped out, or its loop was
@@ -284,7 +286,7 @@ class Membership:
             self._failing_since.setdefault(event.node, now)
             return []
         self._failing_since.pop(event.node, None)
-        effects = self._take(event.gossip, now)
+        effects = self._take(event.gossip, event.node, now)
         if event.gossip.digest is not None:
             effects += self._reconcile(event, event.gossip.digest)
         elif isinstance(event, GossipArrived):
@@ -300,12 +302,12 @@ class Membership:
 
     # --- exchanges -------------------------------------------------------------------------------
 
-    def _take(self, gossip: Gossip, now: float) -> list[MembershipEffect]:
+    def _take(self, gossip: Gossip, sender: str, now: float) -> list[MembershipEffect]:
         effects: list[MembershipEffect] = []
         signs = np.zeros(len(self._is_alive), dtype=np.bool_)
         if gossip.digest is not None:
             signs = self.states.merge(gossip.digest)
-            self._deadlines[signs] = now + self.timeout_s
+            self._extend_deadlines(signs, sender, now)
             effects += [PeerRevived(node) for node in self._of(signs & ~self._is_alive)]
             self._is_alive |= signs
         for delta in gossip.deltas:
@@ -313,6 +315,16 @@ class Membership:
             if entries:
                 effects.append(StateChanged(delta.node, delta.run, entries))
         return [*effects, NodesHeard(self._of(signs))] if signs.any() else effects
+
+    def _extend_deadlines(self, signs: Mask, sender: str, now: float) -> None:
+        """A beat of the sender counts from now, a relayed one from when it was made at latest."""
+        is_direct = len(self.states.names) - 1 <= self.options.direct_max
+        relay_s = self.options.heartbeat_interval_s if is_direct else 0.0
+        deadlines = np.full(len(signs), now + self.timeout_s - relay_s)
+        row = self.states.index(sender)
+        assert row is not None, "gossip of unknown nodes is dropped"
+        deadlines[row] += relay_s
+        self._deadlines[signs] = np.maximum(self._deadlines, deadlines)[signs]
 
     def _reconcile(
         self, event: GossipArrived | ReplyArrived, digest: Digest
@@ -363,24 +375,23 @@ class Membership:
 
     def _targets(self) -> list[str]:
         """The peers of this round: the next of the ring, and one that is away."""
-        peers = self.peers
-        if len(peers) <= self.options.direct_max:
-            return list(peers)
-        present = set(self.alive) - self._failing_since.keys()
+        peers = len(self.states.names) - 1
+        if peers <= self.options.direct_max:
+            return list(self.peers)
+        away = sorted({*self.dead, *self._failing_since})
         targets: list[str] = []
-        while len(targets) < min(self.options.fanout, len(present)):
-            node = self._next_of_ring(peers)
-            if node in present and node not in targets:
+        while len(targets) < min(self.options.fanout, peers - len(away)):
+            node = self._next_of_ring()
+            if node not in away and node not in targets and self.states.index(node) is not None:
                 targets.append(node)
-        away = [node for node in peers if node not in present]
         self._retries += 1
         return targets + away[self._retries % len(away) :][:1] if away else targets
 
-    def _next_of_ring(self, peers: tuple[str, ...]) -> str:
+    def _next_of_ring(self) -> str:
         """The next peer in an order that a hash shuffles anew for each round of the ring."""
         if not self._ring:
             self._rounds += 1
-            self._ring = sorted(peers, key=lambda node: text64(self.me, self._rounds, node))
+            self._ring = sorted(self.peers, key=lambda node: text64(self.me, self._rounds, node))
         return self._ring.pop()
 
     def _deaths(self, now: float) -> list[MembershipEffect]:
@@ -389,4 +400,4 @@ class Membership:
         return [PeerDied(node) for node in self._of(late)]
 
     def _of(self, mask: Mask) -> tuple[str, ...]:
-        return tuple(self.states.names[row] for row in np.flatnonzero(mask))
+        return tuple(map(self.states.names.__getitem__, mask.nonzero()[0].tolist()))

@@ -120,6 +120,16 @@ def test_membership_beats_through_a_third_node_keep_a_peer_alive():
     assert not membership.is_unreachable("c", 9.0)
 
 
+def test_membership_relayed_beat_of_few_nodes_counts_from_an_interval_ago():
+    membership = started("b", "c")
+    tick(membership, since=0.0, until=1.0)
+    membership.step(heartbeat("b", beats=1), 1.0)
+    membership.step(heartbeat("b", beats=2, sender="c"), 1.25)
+    membership.step(heartbeat("c", beats=3), 1.25)
+    assert tick(membership, since=1.25, until=2.99) == []
+    assert tick(membership, since=2.99, until=3.0) == [PeerDied("b")]
+
+
 def test_membership_own_pause_extends_deadlines():
     membership = started("b", "c")
     assert tick(membership, since=0.0, until=1.75) == []
