@@ -431,10 +431,8 @@ class LocalCluster:
             sections[section] = {**sections.get(section, {}), **values}
         tables: list[tuple[str, dict[str, Any]]] = [*sections.items()]
         if name in self._groups_joined:
-            initial = [
-                one["address"] for group in self._topology["groups"] for one in group["nodes"]
-            ]
-            sections["node"] |= {"join": initial, "group": self._groups_joined[name]}
+            present = [node.address for node in self.nodes if node.name != name]
+            sections["node"] |= {"join": present, "group": self._groups_joined[name]}
             sections["node"].setdefault("listen", self._address_of[name])
             sections["node"]["address"] = self._address_of[name]
         else:

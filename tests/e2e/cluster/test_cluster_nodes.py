@@ -108,3 +108,15 @@ def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
         assert [*cluster.client().remove_node("node-2")][-1].stage == "done"
         with pytest.raises(Unavailable, match="was removed from its cluster"):
             node.restart()
+
+
+def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -> None:
+    with LocalCluster(1, 1, tmp_path, partitions_per_group=4) as cluster:
+        for _ in range(2):
+            node = cluster.join()
+            node.start()
+            node.wait()
+            wait_until(lambda: cluster.client().status().complete, what="heartbeats")
+            cluster.remove(cluster.nodes[0].name)
+        assert [node.name for node in cluster.nodes] == ["node-3"]
+        assert partitions(cluster) == {"node-3": 4}

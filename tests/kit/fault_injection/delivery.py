@@ -38,6 +38,12 @@ class Deliveries:
         with self._lock:
             return tuple(self._answers)
 
+    @property
+    def updated(self) -> Sequence[float]:
+        """When each update with labels came, by the monotonic clock."""
+        with self._lock:
+            return tuple(self._updated)
+
     def begin(self, labels: LabelSet) -> None:
         """Record the initial result; missing partitions are not claimed."""
         self._add(Answer(keys(labels), labels.frontier, labels.frontier))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -176,11 +177,13 @@ class Producer(threading.Thread):
 
     Attributes:
         failure: the error that ended it early; there must be none.
+        calls: beginning and end of each acknowledged batch, by the monotonic clock.
     """
 
     def __init__(self, ledger: Ledger, client: Client, *, pause_s: float = PAUSE_S) -> None:
         super().__init__(daemon=True)
         self.failure: BaseException | None = None
+        self.calls: list[tuple[float, float]] = []
         self._ledger = ledger
         self._client = client
         self._pause_s = pause_s
@@ -189,7 +192,9 @@ class Producer(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping.wait(self._pause_s):
+                began = time.monotonic()
                 self._ledger.send(self._client)
+                self.calls.append((began, time.monotonic()))
         except BaseException as error:
             self.failure = error
 

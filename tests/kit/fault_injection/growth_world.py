@@ -1,0 +1,376 @@
+"""A cluster of one node that grows under load: producers, readers, and many continuous queries.
+
+At the end the observations, in the nodes and on their disks, are compared with the producers'
+ledger, and the labels of each continuous query with an answer of the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.damage import observations, read_all
+from fault_injection.delivery import Deliveries
+from fault_injection.ledger import Ledger, Producer, numbered_schema
+from fault_injection.nodes import wait_until
+from fault_injection.trial import Trial
+from galileo.client import Client, Submission
+from galileo.cluster import LocalCluster
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import Topology
+from galileo.errors import TransientError
+from galileo.local_node import LocalNode
+
+DATASET = "numbered"
+PARTITIONS = 16
+PRODUCERS, PRODUCER_PAUSE_S = 3, 0.4
+QUERY_PAUSE_S = 0.5
+CCQS, CCQ_INTERVAL, WATCHED_INTERVAL = 100, "2s", "500ms"
+WATCHED = "temperature > 260"
+FETCH_WAIT = "2s"
+PATIENCE = "180s"
+EXPIRATION = "12h"
+FIRST_S, DRAIN_S, TIDY_S = 300.0, 300.0, 60.0
+
+Span = tuple[float, float]
+"""Beginning and end, by the monotonic clock."""
+
+
+def many_queries(count: int) -> list[str]:
+    """Queries that each match some percent: of temperature, and every other one of place too."""
+    lows = 250.0 + np.arange(count) * 60.0 / count
+    west = -180.0 + np.arange(count) * 300.0 / count
+    return [
+        f"temperature BETWEEN {low:.1f} AND {low + 3:.1f}"
+        if number % 2
+        else f"temperature > 270 AND S_INTERSECTS(geometry, BBOX({x:.1f}, -60, {x + 40:.1f}, 60))"
+        for number, (low, x) in enumerate(zip(lows, west, strict=True))
+    ]
+
+
+class QueryReader(threading.Thread):
+    """Queries everything again and again; a complete answer has all that was acknowledged before.
+
+    Attributes:
+        calls: each with its beginning and its end.
+        incomplete: answers that named missing partitions.
+        lacking: complete answers without acknowledged observations; there must be none.
+        failure: the error that ended it early; there must be none.
+    """
+
+    def __init__(self, client: Client, ledger: Ledger) -> None:
+        super().__init__(daemon=True)
+        self.calls: list[Span] = []
+        self.incomplete: list[Span] = []
+        self.lacking: list[str] = []
+        self.failure: BaseException | None = None
+        self._client, self._ledger = client, ledger
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(QUERY_PAUSE_S):
+                self._query()
+        except BaseException as error:
+            self.failure = error
+
+    def stop(self) -> None:
+        """Raises RuntimeError if it failed before."""
+        self._stopping.set()
+        self.join()
+        if self.failure is not None:
+            raise RuntimeError("a reader of queries failed") from self.failure
+
+    def _query(self) -> None:
+        due, began = self._ledger.acknowledged, time.monotonic()
+        labels = self._client.query(DATASET)
+        self.calls.append((began, time.monotonic()))
+        if not labels.complete:
+            self.incomplete.append(self.calls[-1])
+            return
+        found = int(labels.table.column("rows").to_numpy().sum())
+        if found < due:
+            self.lacking.append(f"{found} of {due} observations")
+
+
+class ManyReader(threading.Thread):
+    """Fetches the news of many continuous queries again and again.
+
+    Attributes:
+        queries: by id.
+        deliveries: the answers about each.
+        errors: that were answered, by kind; temporary ones are no failure.
+        failure: the error that ended it early; there must be none.
+    """
+
+    def __init__(self, client: Client, queries: Sequence[str]) -> None:
+        super().__init__(daemon=True)
+        submitted = client.submit_many(
+            [
+                Submission(DATASET, query, interval=CCQ_INTERVAL, expiration=EXPIRATION)
+                for query in queries
+            ]
+        )
+        refused = [one.error for one in submitted if one.error is not None]
+        if refused:
+            raise refused[0]
+        self.queries = {one.id: query for one, query in zip(submitted, queries, strict=True)}
+        self.deliveries = {ccq_id: Deliveries() for ccq_id in self.queries}
+        self.errors: Counter[str] = Counter()
+        self.failure: BaseException | None = None
+        self._client = client
+        self._tokens = {one.id: one.token for one in submitted}
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._fetch()
+        except BaseException as error:
+            self.failure = error
+
+    def stop(self) -> None:
+        """Raises RuntimeError if it failed before."""
+        self._stopping.set()
+        self.join()
+        if self.failure is not None:
+            raise RuntimeError("the reader of many queries failed") from self.failure
+
+    def count(self, ccq_id: str) -> int:
+        """Labels of a query so far. Raises RuntimeError if it failed."""
+        if self.failure is not None:
+            raise RuntimeError("the reader of many queries failed") from self.failure
+        return len(self.deliveries[ccq_id])
+
+    def _fetch(self) -> None:
+        try:
+            news = self._client.fetch_many(self._tokens, wait=FETCH_WAIT)
+        except TransientError as error:
+            self.errors[error.kind] += 1
+            return
+        for refusal in news.errors.values():
+            if not isinstance(refusal, TransientError):
+                raise refusal
+            self.errors[refusal.kind] += 1
+        for ccq_id in news:
+            self.deliveries[ccq_id].take(news[ccq_id])
+        self._tokens |= news.tokens
+
+
+class Command:
+    """A run of `galileo` in a process of its own, which is repeated until it succeeds."""
+
+    def __init__(self, trial: Trial, contact: LocalNode, *words: str) -> None:
+        self.name = " ".join(words)
+        self._trial = trial
+        self._words = [*("--node", contact.address, "--timeout", PATIENCE), *words, "--json"]
+        self._log = trial.directory / "command.log"
+        self._process = self._started()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def complete(self, *, is_done: str = "") -> None:
+        """Waits until it has succeeded; an error that says `is_done` is a success as well."""
+        while self._process.wait() != 0:
+            said = self._log.read_text(errors="replace")
+            if is_done and is_done in said:
+                return
+            self._trial.counts["commands repeated"] += 1
+            self._trial.say(
+                f"galileo {self.name} ended ({self._process.returncode}): {said[-300:]}"
+            )
+            time.sleep(1.0)
+            self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "galileo", *self._words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@dataclass(slots=True)
+class GrowthWorld:
+    """All running parts, and when each step took place."""
+
+    trial: Trial
+    cluster: LocalCluster
+    client: Client
+    ledger: Ledger
+    producers: Sequence[Producer]
+    queries: QueryReader
+    watcher: WatchReader
+    many: ManyReader
+    steps: list[tuple[str, Span]] = field(default_factory=list)
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.from_json(self.client.topology_json())
+
+    def voter(self) -> LocalNode:
+        return self._one_of(topology_changes.voters(self.topology))
+
+    def coordinator(self) -> LocalNode:
+        """The node that coordinates most of the continuous queries."""
+        counted = Counter(one.coordinator for one in self.client.list_ccqs())
+        return self.cluster.node(counted.most_common(1)[0][0])
+
+    def partitions(self) -> dict[str, int]:
+        """The number of partitions of each node."""
+        owned = placement.partitions_by_node(self.topology)
+        return {name: len(partitions) for name, partitions in owned.items()}
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Records when a step takes place, for the longest stalls within it."""
+        began = time.monotonic()
+        self.trial.say(name)
+        yield
+        self.steps.append((name, (began, time.monotonic())))
+        self.trial.note_longest(f"longest {name}, ms", time.monotonic() - began)
+        self.trial.counts[f"{name}s"] += 1
+
+    def check(self) -> None:
+        """Raises if a reader or a producer has ended."""
+        failures = [one.failure for one in self.producers]
+        failures += [self.queries.failure, self.watcher.failure, self.many.failure]
+        for failure in failures:
+            if failure is not None:
+                raise RuntimeError("a producer or a reader failed") from failure
+
+    def _one_of(self, names: Sequence[str]) -> LocalNode:
+        return self.cluster.node(self.trial.random.choice(names))
+
+
+@contextlib.contextmanager
+def growth_world(trial: Trial) -> Iterator[GrowthWorld]:
+    """A world of one node after its first updates; judged at the end of the block."""
+    place = trial.directory / "cluster"
+    cluster = LocalCluster(1, 1, place, partitions_per_group=PARTITIONS)
+    with cluster:
+        client = cluster.client(timeout=PATIENCE)
+        client.create_dataset(numbered_schema(DATASET))
+        ledger = Ledger(DATASET)
+        producers = [
+            Producer(ledger, cluster.client(timeout=PATIENCE), pause_s=PRODUCER_PAUSE_S)
+            for _ in range(PRODUCERS)
+        ]
+        ccq = client.submit(DATASET, WATCHED, interval=WATCHED_INTERVAL, expiration=EXPIRATION)
+        world = GrowthWorld(
+            trial,
+            cluster,
+            client,
+            ledger,
+            producers,
+            QueryReader(cluster.client(timeout=PATIENCE), ledger),
+            WatchReader(cluster.client(timeout=PATIENCE), ccq),
+            ManyReader(cluster.client(timeout=PATIENCE), many_queries(CCQS)),
+        )
+        for thread in (*producers, world.queries, world.watcher, world.many):
+            thread.start()
+        wait_until(lambda: world.watcher.count() > 0, what="an update", timeout_s=FIRST_S)
+        trial.say("the first update has come")
+        yield world
+        _judge(world)
+        directories = [place / node.name for node in cluster.nodes]
+    _judge_disks(trial, ledger, directories)
+
+
+def _judge(world: GrowthWorld) -> None:
+    trial = world.trial
+    for producer in world.producers:
+        producer.stop()
+    world.queries.stop()
+    _note_stalls(world)
+    trial.judge(world.ledger.audit(world.client), "the end")
+    trial.counts["queries"] += len(world.queries.calls)
+    trial.counts["queries incomplete"] += len(world.queries.incomplete)
+    trial.expect(not world.queries.lacking, f"complete answers had {world.queries.lacking[:3]}")
+    trial.say("all is stored; the labels of each continuous query are compared")
+    _judge_ccqs(world)
+    world.many.stop()
+    world.watcher.close()
+    for kind, count in world.many.errors.items():
+        trial.counts[f"fetches answered with {kind}"] += count
+    wait_until(lambda: not left_behind(world), what="old copies to go", timeout_s=TIDY_S)
+
+
+def _judge_ccqs(world: GrowthWorld) -> None:
+    """Waits until each query has as many labels as there are, then compares."""
+    trial, deadline = world.trial, time.monotonic() + DRAIN_S
+    readers = {world.watcher.ccq.id: (WATCHED, world.watcher.deliveries)}
+    readers |= {i: (query, world.many.deliveries[i]) for i, query in world.many.queries.items()}
+    for ccq_id, (query, deliveries) in readers.items():
+        wanted = world.client.query(DATASET, query)
+        trial.expect(wanted.complete, f"{query}: {wanted.missing} is missing at the end")
+        while len(deliveries) < len(wanted) and time.monotonic() < deadline:
+            world.check()
+            time.sleep(0.1)
+        audit = deliveries.audit(wanted)
+        trial.counts["continuous queries"] += 1
+        trial.counts["updates"] += audit.updates
+        trial.counts["labels"] += audit.labels
+        for name in ("missed", "repeated", "foreign", "lied", "disordered", "receded"):
+            trial.counts[f"labels {name}"] += getattr(audit, name)
+        trial.expect(not audit.wrong, f"{ccq_id} ({query}): {audit.wrong} of {audit}")
+
+
+def _judge_disks(trial: Trial, ledger: Ledger, directories: Sequence[Path]) -> None:
+    readings = [read_all(directory) for directory in directories]
+    refusals = [refusal for reading in readings for refusal in reading.refusals]
+    trial.expect(not refusals, f"reading was refused: {refusals[:3]}")
+    tables = [observations(reading) for reading in readings if reading.commits]
+    trial.judge(ledger.compare(pa.concat_tables(tables)), "the end, read from the disks")
+
+
+def left_behind(world: GrowthWorld) -> list[str]:
+    """Directories of partitions at nodes that do not have them."""
+    owners = placement.owners(world.topology)
+    return [
+        str(path)
+        for node in world.cluster.nodes
+        for path in (world.cluster.directory / node.name / "journals").glob("*/*")
+        if not path.name.isdecimal() or owners[int(path.name)] != node.name
+    ]
+
+
+def _note_stalls(world: GrowthWorld) -> None:
+    """The longest batch, query and time without an update, in each kind of step."""
+    batches = [call for producer in world.producers for call in producer.calls]
+    updated = world.watcher.deliveries.updated
+    gaps = list(itertools.pairwise(updated))
+    for name, span in world.steps:
+        for what, spans in (
+            ("batch", batches),
+            ("query", world.queries.calls),
+            ("time without an update", gaps),
+        ):
+            longest = max(
+                (end - began for began, end in spans if _overlap((began, end), span)), default=0.0
+            )
+            world.trial.note_longest(f"longest {what} amid a {name}, ms", longest)
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
