@@ -378,14 +378,14 @@ class Membership:
         peers = len(self.states.names) - 1
         if peers <= self.options.direct_max:
             return list(self.peers)
-        away = sorted({*self.dead, *self._failing_since})
+        away = {*self.dead, *self._failing_since}
         targets: list[str] = []
         while len(targets) < min(self.options.fanout, peers - len(away)):
             node = self._next_of_ring()
             if node not in away and node not in targets and self.states.index(node) is not None:
                 targets.append(node)
         self._retries += 1
-        return targets + away[self._retries % len(away) :][:1] if away else targets
+        return [*targets, sorted(away)[self._retries % len(away)]] if away else targets
 
     def _next_of_ring(self) -> str:
         """The next peer in an order that a hash shuffles anew for each round of the ring."""
