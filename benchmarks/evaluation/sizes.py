@@ -34,7 +34,7 @@ class Sizes:
     streamed: tuple[int, ...] = (1_000, 100_000, 1_000_000)
     stream_s: float = 30.0
     stream_intervals_s: tuple[float, ...] = (1.0, 5.0, 10.0)
-    nodes: tuple[int, ...] = (1, 2, 4, 8)
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16)
     scaling_rows: int = 800_000
     scaling_batch: int = 50_000
     scaling_news: int = 100_000

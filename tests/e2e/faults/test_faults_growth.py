@@ -24,7 +24,7 @@ HOLDS = (
 NODES_MAX, NODES_MIN = 8, 3
 STEP_S = 300.0
 STOP_S = 60.0
-DELAY_S = (0.0, 1.5)
+DELAY_S = (0.0, 2.5)
 """From the beginning of a step to the kill that befalls it."""
 DOWN_S = (2.0, 4.0)
 
@@ -174,12 +174,14 @@ def _others(world: GrowthWorld, contact: LocalNode) -> Victims:
 
 def _node(world: GrowthWorld, node: LocalNode) -> Kill:
     def kill() -> None:
+        began = time.monotonic()
         node.kill()
         time.sleep(world.trial.random.uniform(*DOWN_S))
         try:
             node.restart()
         except Unavailable as error:
             world.trial.expect("was removed" in str(error), f"{node.name} does not start: {error}")
+        world.outages.append((began, time.monotonic()))
 
     return kill
 

@@ -43,6 +43,8 @@ FETCH_WAIT = "2s"
 PATIENCE = "180s"
 EXPIRATION = "12h"
 FIRST_S, DRAIN_S, TIDY_S = 300.0, 300.0, 60.0
+RECOVERED_S = 15.0
+"""After a restart every answer is complete; a bound for a busy machine."""
 
 Span = tuple[float, float]
 """Beginning and end, by the monotonic clock."""
@@ -212,7 +214,12 @@ class Command:
 
 @dataclass(slots=True)
 class GrowthWorld:
-    """All running parts, and when each step took place."""
+    """All running parts.
+
+    Attributes:
+        steps: each with its name, and when it took place.
+        outages: each from the kill of a node until it serves again.
+    """
 
     trial: Trial
     cluster: LocalCluster
@@ -223,6 +230,7 @@ class GrowthWorld:
     watcher: WatchReader
     many: ManyReader
     steps: list[tuple[str, Span]] = field(default_factory=list)
+    outages: list[Span] = field(default_factory=list)
 
     @property
     def topology(self) -> Topology:
@@ -306,6 +314,7 @@ def _judge(world: GrowthWorld) -> None:
     trial.judge(world.ledger.audit(world.client), "the end")
     trial.counts["queries"] += len(world.queries.calls)
     trial.counts["queries incomplete"] += len(world.queries.incomplete)
+    _judge_incomplete(world)
     trial.expect(not world.queries.lacking, f"complete answers had {world.queries.lacking[:3]}")
     trial.say("all is stored; the labels of each continuous query are compared")
     _judge_ccqs(world)
@@ -314,6 +323,17 @@ def _judge(world: GrowthWorld) -> None:
     for kind, count in world.many.errors.items():
         trial.counts[f"fetches answered with {kind}"] += count
     wait_until(lambda: not left_behind(world), what="old copies to go", timeout_s=TIDY_S)
+
+
+def _judge_incomplete(world: GrowthWorld) -> None:
+    """An answer is incomplete only while a node is down, or has just come back."""
+    for began, ended in world.queries.incomplete:
+        back = max((end for since, end in world.outages if since < ended), default=0.0)
+        late_s = max(began - back, 0.0)
+        is_explained = late_s < RECOVERED_S
+        world.trial.expect(is_explained, f"an answer lacked partitions {late_s:.1f} s later")
+        if is_explained:
+            world.trial.note_longest("longest incomplete answers after a restart, ms", late_s)
 
 
 def _judge_ccqs(world: GrowthWorld) -> None:
