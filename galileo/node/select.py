@@ -22,7 +22,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, IncompleteAnswer, InputError
 from galileo.model.rows import TIME, FirstRows, RowOptions
@@ -154,7 +153,7 @@ class Selection:
         candidates = self._scans.candidates(query)
         if commits is not None:
             candidates &= commits.partitions
-        own = placement.partitions_by_node(self._topology.current)[self._name] & candidates
+        own = self._topology.partitions(self._name) & candidates
         return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:

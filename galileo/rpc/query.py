@@ -74,11 +74,13 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
         return scans.run(query, large=LargeAnswers.LEAVE if is_left else LargeAnswers.PASS_ON)
 
     def _tail(self, tail: ScanEnd) -> query_pb2.QueryTail:
-        nodes = self._node.topology.by_name
-        here = nodes[self._node.name]  # in place of a node that has left meanwhile
+        topology = self._node.topology
+        nodes = topology.by_name
+        # In place of a node that has left meanwhile; this one may have been removed itself.
+        other = nodes.get(self._node.name, topology.nodes[0])
         endpoints = (
             query_pb2.QueryEndpoint(
-                address=nodes.get(node, here).address, partitions=sorted(partitions)
+                address=nodes.get(node, other).address, partitions=sorted(partitions)
             )
             for node, partitions in tail.left
         )

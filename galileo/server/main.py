@@ -171,6 +171,7 @@ class NodeProcess:
         )
         self.node.ingest.on_committed = self.driver.wake
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
+        self._register.adopt_moves = self.node.moves.adopt
         self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
             self.node,

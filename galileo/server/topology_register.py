@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ from galileo.dht.register import (
     SaveState,
     SendTo,
 )
-from galileo.dht.topology import Topology
+from galileo.dht.topology import Move, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError
 from galileo.storage.store import Store
@@ -84,11 +84,13 @@ class TopologyRegister:
     Attributes:
         send: sends a message to a node; it may be lost.
         on_changed: called when `live` has changed.
+        adopt_moves: adopts moves of partitions to this node, whose copies it opens.
     """
 
     def __init__(self, name: str, live: TopologyState, *, store: Store, clock: Clock) -> None:
         self.send: Callable[[str, Any], None] = _drop
         self.on_changed: Callable[[], None] = _ignore
+        self.adopt_moves: Callable[[Iterable[Move]], Awaitable[None]] = _adopt_none
         self._live = live
         self._store = store
         self._clock = clock
@@ -191,7 +193,7 @@ class TopologyRegister:
                 elif isinstance(effect, SendTo):
                     self.send(effect.to, effect.message)
                 elif isinstance(effect, EntryChosen):
-                    self._adopt(effect.entry)
+                    await self._adopt(effect.entry)
                 else:
                     self._finish(effect)
 
@@ -202,12 +204,19 @@ class TopologyRegister:
             if not future.done():
                 future.set_exception(error)
 
-    def _adopt(self, entry: Entry) -> None:
-        """Follows a later topology, but for moves to this node, whose copies it has to open first.
+    async def _adopt(self, entry: Entry) -> None:
+        """Follows a later topology, once the copies of partitions that it moves here are open.
 
-        `node.migration.moves` adopts these, from the next heartbeat that reports them.
+        Without those moves, the partitions could be at a node that the topology does not have. A
+        copy that cannot be opened stays where it was; `node.migration.moves` tries again with the
+        next heartbeat that reports the move.
         """
-        topology, known = topology_of(entry), set(self._live.current.moved)
+        topology = topology_of(entry)
+        try:
+            await self.adopt_moves([move for move in topology.moved if move.node == self._name])
+        except GalileoError as error:
+            log.error("cannot adopt the moves of topology %d: %s", topology.version, error)
+        known = set(self._live.current.moved)
         moved = tuple(m for m in topology.moved if m.node != self._name or m in known)
         self._live.replace_nodes(replace(topology, moved=moved))
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
@@ -229,3 +238,7 @@ def _drop(node: str, message: Any) -> None:
 
 def _ignore() -> None:
     """Does nothing."""
+
+
+async def _adopt_none(moves: Iterable[Move]) -> None:
+    """Adopts no moves."""

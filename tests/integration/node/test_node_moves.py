@@ -24,9 +24,13 @@ from partition_moves import (
     tell_all,
 )
 
+from galileo.clock import SystemClock
+from galileo.dht import placement, topology_changes
+from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
 from galileo.errors import CorruptData, GalileoError, InputError, PartitionMoved, Unavailable
 from galileo.node.migration.protocol import Handoff, MigrationOptions
+from galileo.server.topology_register import STATE, TopologyRegister
 
 
 async def test_move_partition_keeps_commits_and_recognises_repeated_batches(
@@ -255,3 +259,33 @@ async def _sent(cluster: Any, table: pa.Table, batch: int) -> int:
                 answer = await cluster.ingest(table, batch=batch)
                 return int(max(answer.reached.values()))
             await asyncio.sleep(0.01)
+
+
+class _LosesHandOvers(Line):
+    """The line is cut with the answer to a hand-over."""
+
+    async def hand_over(self, node: str, asked: Handoff) -> Move:
+        self.cut_at = len(self.calls), True
+        return await super().hand_over(node, asked)
+
+
+async def test_move_of_a_removed_node_is_adopted_with_the_topology_without_it(
+    loaded: tuple[Any, list[pa.Table]],
+) -> None:
+    """The receiver learns that the giver was removed before the answer that gave the partition."""
+    cluster, _ = loaded
+    cluster.topology = topology_changes.pin(cluster.topology)
+    await cluster.reconfigure(migration=MigrationOptions(question_pause_s=0.0))
+    register = TopologyRegister(TO, cluster[TO].live, store=cluster[TO].store, clock=SystemClock())
+    register.adopt_moves = cluster[TO].moves.adopt
+    for partition in sorted(cluster[FROM].partitions):
+        with raises(Unavailable, node=FROM):
+            await take(cluster, partition, _LosesHandOvers(cluster))
+    assert not cluster[FROM].partitions
+    lacking = placement.partitions_by_node(cluster[TO].topology)[FROM]
+    assert lacking, "the answers to all hand-overs were lost"
+    without = topology_changes.remove_node(cluster[FROM].topology, FROM)
+    entry = Entry(8, ("b", TO), ("b", TO), without.to_json())
+    await register.learn("b", STATE.encode(Ballot(8, entry)))
+    assert lacking <= cluster[TO].partitions
+    assert set(placement.partitions_by_node(cluster[TO].topology)) == {"b", TO}
