@@ -153,7 +153,7 @@ class ClusterAnalytics:
         )
 
     async def _explain_node(self, query: Query, node: str, share: PartitionScope) -> NodeAnswer:
-        started = time.perf_counter()
+        started, topology = time.perf_counter(), self._node.topology
         explanation: Explanation | None = None
         failed: GalileoError | None = None
         try:
@@ -167,7 +167,7 @@ class ClusterAnalytics:
             failed = error
         return NodeAnswer(
             node=node,
-            group=self._node.topology.group_of(node).name,
+            group=topology.group_of(node).name,
             partitions=share.partitions,
             explanation=explanation,
             error=failed,

@@ -200,12 +200,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         return await self._mail.receive(request)
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
+        topology = self._node.topology  # The node may be removed meanwhile.
         if name == self._node.name:
             return await self._own_status()
         try:
             return (await self._peers.status(name)).nodes[0]
         except GalileoError:
-            topology = self._node.topology
             return cluster_pb2.NodeStatus(
                 name=name,
                 group=topology.group_of(name).name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from galileo.dht import placement
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import Move
 from galileo.errors import (
     DatasetExists,
     GalileoError,
@@ -297,6 +299,27 @@ async def test_status_names_unreachable_nodes(company: Any) -> None:
     }
     east = next(node for node in reply.nodes if node.name == "b")
     assert (east.group, east.address) == ("east", company.topology.by_name["b"].address)
+
+
+async def test_status_of_a_node_that_is_removed_meanwhile_is_unreachable(company: Any) -> None:
+    pinned = topology_changes.pin(company.topology)
+    moved = tuple(Move(p, 1, "a") for p in sorted(placement.partitions_by_node(pinned)["c"]))
+    without = topology_changes.remove_node(replace(pinned, moved=moved), "c")
+
+    class Removing(set[str]):
+        """Nodes that are dead; the first look removes one of them."""
+
+        def __contains__(self, name: object) -> bool:
+            company["a"].node.live.replace_nodes(without)
+            return super().__contains__(name)
+
+    company.dead = Removing({"c"})
+    reply = await company["a"].cluster.Status(cluster_pb2.StatusRequest())
+    assert {node.name: node.state for node in reply.nodes} == {
+        "a": "up",
+        "b": "up",
+        "c": "unreachable",
+    }
 
 
 async def test_topology_is_served_by_every_node(company: Any) -> None:
