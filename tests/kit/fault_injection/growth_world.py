@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from galileo.cluster import LocalCluster
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Topology
 from galileo.errors import TransientError
+from galileo.labels import LabelSet
 from galileo.local_node import LocalNode
 
 DATASET = "numbered"
@@ -38,7 +39,7 @@ PARTITIONS = 16
 PRODUCERS, PRODUCER_PAUSE_S = 3, 0.4
 QUERY_PAUSE_S = 0.5
 CCQS, CCQ_INTERVAL, WATCHED_INTERVAL = 100, "2s", "500ms"
-WATCHED = "temperature > 260"
+WATCHED, READ = "temperature > 260", "temperature > 308"
 FETCH_WAIT = "2s"
 PATIENCE = "180s"
 EXPIRATION = "12h"
@@ -63,18 +64,21 @@ def many_queries(count: int) -> list[str]:
 
 
 class QueryReader(threading.Thread):
-    """Queries everything again and again; a complete answer has all that was acknowledged before.
+    """Queries everything, and counts and reads a part of it, again and again.
+
+    A complete answer has all that was acknowledged before.
 
     Attributes:
-        calls: each with its beginning and its end.
-        incomplete: answers that named missing partitions.
+        calls: of each kind, with their beginnings and ends.
+        incomplete: answers that named missing partitions, and calls that were refused because
+            some were missing.
         lacking: complete answers without acknowledged observations; there must be none.
         failure: the error that ended it early; there must be none.
     """
 
     def __init__(self, client: Client, ledger: Ledger) -> None:
         super().__init__(daemon=True)
-        self.calls: list[Span] = []
+        self.calls = defaultdict[str, list[Span]](list)
         self.incomplete: list[Span] = []
         self.lacking: list[str] = []
         self.failure: BaseException | None = None
@@ -84,7 +88,16 @@ class QueryReader(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping.wait(QUERY_PAUSE_S):
-                self._query()
+                for name, call in (
+                    ("query", self._query),
+                    ("count", self._count),
+                    ("read", self._read),
+                ):
+                    began = time.monotonic()
+                    is_complete = call()
+                    self.calls[name].append((began, time.monotonic()))
+                    if not is_complete:
+                        self.incomplete.append(self.calls[name][-1])
         except BaseException as error:
             self.failure = error
 
@@ -95,14 +108,34 @@ class QueryReader(threading.Thread):
         if self.failure is not None:
             raise RuntimeError("a reader of queries failed") from self.failure
 
-    def _query(self) -> None:
-        due, began = self._ledger.acknowledged, time.monotonic()
+    def _query(self) -> bool:
+        due = self._ledger.acknowledged
         labels = self._client.query(DATASET)
-        self.calls.append((began, time.monotonic()))
-        if not labels.complete:
-            self.incomplete.append(self.calls[-1])
-            return
-        found = int(labels.table.column("rows").to_numpy().sum())
+        if labels.complete:
+            self._expect(_rows(labels), due)
+        return labels.complete
+
+    def _count(self) -> bool:
+        labels = self._client.query(DATASET, READ)
+        try:
+            count = self._client.count(DATASET, READ)
+        except TransientError:
+            return False
+        self._expect(count, _rows(labels))
+        return labels.complete
+
+    def _read(self) -> bool:
+        labels = self._client.query(DATASET, READ)
+        try:
+            table = self._client.read(labels, exact=False)
+        except TransientError:
+            return False
+        is_complete = labels.complete and b"galileo.missing" not in (table.schema.metadata or {})
+        if is_complete:
+            self._expect(table.num_rows, _rows(labels))
+        return is_complete
+
+    def _expect(self, found: int, due: int) -> None:
         if found < due:
             self.lacking.append(f"{found} of {due} observations")
 
@@ -312,7 +345,7 @@ def _judge(world: GrowthWorld) -> None:
     world.queries.stop()
     _note_stalls(world)
     trial.judge(world.ledger.audit(world.client), "the end")
-    trial.counts["queries"] += len(world.queries.calls)
+    trial.counts["queries"] += sum(map(len, world.queries.calls.values()))
     trial.counts["queries incomplete"] += len(world.queries.incomplete)
     _judge_incomplete(world)
     trial.expect(not world.queries.lacking, f"complete answers had {world.queries.lacking[:3]}")
@@ -383,13 +416,17 @@ def _note_stalls(world: GrowthWorld) -> None:
     for name, span in world.steps:
         for what, spans in (
             ("batch", batches),
-            ("query", world.queries.calls),
+            *world.queries.calls.items(),
             ("time without an update", gaps),
         ):
             longest = max(
                 (end - began for began, end in spans if _overlap((began, end), span)), default=0.0
             )
             world.trial.note_longest(f"longest {what} amid a {name}, ms", longest)
+
+
+def _rows(labels: LabelSet) -> int:
+    return int(labels.table.column("rows").to_numpy().sum())
 
 
 def _overlap(a: Span, b: Span) -> bool:
