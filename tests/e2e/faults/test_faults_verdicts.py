@@ -76,11 +76,14 @@ def test_update_page_without_marks_is_refused(tmp_path: Path) -> None:
 
 def test_add_of_another_seed_keeps_the_worst_verdict_and_sums_counts() -> None:
     total = outcome("kill", 1, rounds=2)
+    total.counts["longest stop, ms"] = 30
     total.figures = {"s": 3.0}
     other = outcome("kill", 2, verdict="broken", rounds=3)
     other.figures = {"s": 1.0}
+    other.counts["longest stop, ms"] = 20
     total.add(other)
     total.add(outcome("kill", 3, rounds=1))
     assert (total.verdict, total.seed) == ("broken", 2)
     assert (total.counts["rounds"], total.figures["s"]) == (6, 3.0)
+    assert total.counts["longest stop, ms"] == 30
     assert "| luck | kill | broken |" in table([total])

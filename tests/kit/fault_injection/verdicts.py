@@ -51,13 +51,15 @@ class Outcome:
     load: float = 0.0
 
     def add(self, other: Outcome) -> None:
-        """Adds the run of another seed: the worst verdict, sums of counts, largest figures."""
+        """Adds another seed: the worst verdict, sums of counts, longest times, largest figures."""
         if self.verdict != "broken":
             self.verdict, self.seed = other.verdict, other.seed
         self.took_s += other.took_s
         self.load = max(self.load, other.load)
         for name, count in other.counts.items():
-            self.counts[name] += count
+            is_longest = name.startswith("longest ")
+            known = self.counts[name]
+            self.counts[name] = max(known, count) if is_longest else known + count
         for name, value in other.figures.items():
             self.figures[name] = max(value, self.figures.get(name, value))
 
