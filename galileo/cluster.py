@@ -274,13 +274,18 @@ class LocalCluster:
         names = ", ".join(node.name for node in self.nodes)
         raise InputError(f"no node is named {name!r}; the nodes are {names}", node=name)
 
-    def join(self, group: int = 0) -> LocalNode:
+    def join(self, group: int | str = 0, *, new_group: bool = False) -> LocalNode:
         """Makes a node that joins the running cluster when it is started.
 
         It has no partitions at first; `Client.plan_rebalance` says which to move to it.
 
+        Args:
+            group: the number of one of the first groups, or a name.
+            new_group: whether a group of this name is made with this node, which has all its
+                partitions. `Client.set_ranges` gives it ranges.
+
         Raises:
-            InputError: there is no such group.
+            InputError: there is no such group, or the new one exists.
 
         Example:
             >>> cluster = galileo.LocalCluster(nodes=1, groups=1)
@@ -288,12 +293,17 @@ class LocalCluster:
             'node-2'
             >>> cluster.stop()
         """
-        groups = self._topology["groups"]
-        if not 0 <= group < len(groups):
-            raise InputError(f"expected a group from 0 to {len(groups) - 1}, got {group}")
+        if isinstance(group, int):
+            groups = self._topology["groups"]
+            if not 0 <= group < len(groups):
+                raise InputError(f"expected a group from 0 to {len(groups) - 1}, got {group}")
+            group = str(groups[group]["name"])
         name, (address,) = f"node-{len(self._address_of) + 1}", _free_addresses(1)
+        if new_group:
+            with Client(*self.addresses, proof=self._proof) as client:
+                client.add_node(name, address, group=group, new_group=True)
         self._address_of[name] = address
-        self._remember_joined(groups[group]["name"], name=name, address=address)
+        self._remember_joined(group, name=name, address=address)
         node = self._local_node(name, address)
         self.nodes = (*self.nodes, node)
         self._store_addresses()

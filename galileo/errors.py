@@ -230,6 +230,15 @@ class NotOwner(GalileoError):
     kind = "not_owner"
 
 
+class RangesChanged(NotOwner):
+    """Rows were split by other geohash ranges than the node's; `details` name its `range_epoch`.
+
+    Read the topology and send the whole batch again, split anew.
+    """
+
+    kind = "ranges_changed"
+
+
 # --- try again -------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 import numpy as np
@@ -26,7 +26,7 @@ from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import BOUNDED, NODES_MAX, NodeInfo, Topology, balanced_ranges
 from galileo.dht.topology import Group as NodeGroup
-from galileo.errors import InputError, TransientError
+from galileo.errors import InputError, TransientError, reason_of
 from galileo.geo import geohash
 from galileo.local_node import LocalNode
 from galileo.model.quotas import NO_RATE
@@ -322,6 +322,7 @@ def _show_topology(session: Session) -> None:
     if session.output.as_json:
         session.output.value(topology)
         return
+    pending = topology.get("pending_ranges")
     session.output.rows(
         [
             {
@@ -330,6 +331,7 @@ def _show_topology(session: Session) -> None:
                 "address": node["address"],
                 "geohashes": ranges_of_group(topology["ranges"], number),
             }
+            | ({} if pending is None else {"announced": ranges_of_group(pending, number)})
             for number, group in enumerate(topology["groups"])
             for node in group["nodes"]
         ]
@@ -348,16 +350,18 @@ def _show_topology(session: Session) -> None:
 @click.pass_obj
 @handle_errors
 def suggest(session: Session, *, dataset: str, groups: int | None, require_complete: bool) -> None:
-    """Suggest geohash ranges for a new cluster that will store such data.
+    """Suggest geohash ranges for data like that of a dataset.
 
     Counts the observations of each cell from metadata, and cuts the cells into one range for each
     group. Also prints how even the present and the suggested ranges are: the observations of the
-    busiest node by those of the mean node, where 1.00 is even. The ranges of a cluster with data
-    cannot be changed yet.
+    busiest node by those of the mean node, where 1.00 is even. galileo topology cut puts the ranges
+    into force.
 
     \b
     Example:
       galileo topology suggest --dataset nam --groups 4
+      galileo topology suggest --dataset nam --json > suggested.json
+      galileo topology cut suggested.json
     """
     with session.client() as client:
         now = Topology.from_json(client.topology_json())
@@ -382,6 +386,65 @@ def suggest(session: Session, *, dataset: str, groups: int | None, require_compl
         "complete": not missing,
     }
     session.output.value(facts, words=_suggestion(facts))
+
+
+@topology.command()
+@click.argument("file", type=click.File("r"), required=False)
+@click.option("--undo", is_flag=True, help="Take ranges back that are not in force yet.")
+@json_option
+@click.pass_obj
+@handle_errors
+def cut(session: Session, *, file: TextIO | None, undo: bool) -> None:
+    """Cut the geohash ranges of the groups anew, while the cluster works.
+
+    FILE has the ranges in JSON: pairs of the geohash where a range begins, and the name or number
+    of its group. A dash reads them from standard input. What galileo topology suggest --json prints
+    is accepted, too. New observations are stored by the new ranges; the others stay where they are.
+
+    The ranges come into force when every node knows them. Ctrl-C leaves them announced, which
+    changes nothing; the same command goes on.
+
+    \b
+    Example:
+      echo '[["", "west"], ["9x", "east"]]' | galileo topology cut -
+      galileo topology cut --undo
+    """
+    if undo == (file is not None):
+        raise click.UsageError("expected either FILE or --undo")
+    with session.client() as client:
+        if file is None:
+            client.keep_ranges()
+            session.output.value({"ranges": None}, words="no ranges are announced any more")
+            return
+        ranges = _named_ranges(file.read(), Topology.from_json(client.topology_json()))
+        with session.output.progress(unit="", passing=True) as bar:
+            task = bar.add_task("announcing the ranges")
+            for step in client.set_ranges(ranges):
+                waiting = f"waiting for {', '.join(step.waiting)}" if step.waiting else step.stage
+                bar.update(task, description=waiting)
+    words = "rows are stored by these ranges from now on"
+    session.output.value({"ranges": [list(pair) for pair in ranges]}, words=words)
+
+
+def _named_ranges(text: str, now: Topology) -> list[tuple[str, str]]:
+    """The ranges of a file, with the names of their groups."""
+    names = [group.name for group in now.groups]
+    try:
+        raw = json.loads(text)
+        pairs = raw["ranges"] if isinstance(raw, dict) else raw
+        return [
+            (str(start), names[group] if isinstance(group, int) else str(group))
+            for start, group in pairs
+        ]
+    except IndexError:
+        raise InputError(
+            f"expected numbers of groups from 0 to {len(names) - 1}, got another one; groups: "
+            f"{', '.join(names)}. Make a group with galileo node add --new-group"
+        ) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            'expected ranges in JSON, such as [["", "west"], ["9x", "east"]]: ' + reason_of(error)
+        ) from error
 
 
 def _rows_by_cell(
@@ -418,8 +481,7 @@ def _suggestion(facts: dict[str, Any]) -> str:
         "# busiest node by mean node:\n"
         f"#   present topology: {facts['present']:.2f}{idle}\n"
         f"#   suggested ranges: {facts['suggested']:.2f} with groups of equal size\n"
-        "# The ranges of a cluster with data cannot be changed yet: this is for the\n"
-        "# files of a new cluster.\n"
+        "# For the files of a new cluster; galileo topology cut changes this one.\n"
         "[cluster]\n"
         f'placement = "{BOUNDED}"\n'
         f"ranges = {_range_rows(facts['ranges'])}"

@@ -69,21 +69,27 @@ def list_nodes(session: Session) -> None:
     show_default=True,
     help="Its share of the partitions, relative to other nodes of the group.",
 )
+@click.option("--new-group", is_flag=True, help="Make the group, with this node as its first.")
 @json_option
 @click.pass_obj
 @handle_errors
-def add(session: Session, *, name: str, address: str, group: str, weight: float) -> None:
+def add(
+    session: Session, *, name: str, address: str, group: str, weight: float, new_group: bool
+) -> None:
     """Announce a node that will join with galileo serve --join.
 
-    A node that joins announces itself. Use this command where only administrators may add nodes.
+    A node that joins announces itself. Use this command for the first node of a new group, and
+    where only administrators may add nodes. A new group stores nothing before galileo topology cut.
 
     \b
     Example:
       galileo node add storm-4 10.0.0.14:7701 --group west
+      galileo node add storm-5 10.0.0.15:7701 --group east --new-group
     """
     with session.client() as client:
-        client.add_node(name, address, group=group, weight=weight)
-    words = f"start {name} with: galileo serve --join; then run galileo rebalance"
+        client.add_node(name, address, group=group, weight=weight, new_group=new_group)
+    then = "galileo topology cut" if new_group else "galileo rebalance"
+    words = f"start {name} with: galileo serve --join; then run {then}"
     session.output.value({"node": name, "address": address}, words=words)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from galileo.client import decode, node_removal
+from galileo.client import decode, node_removal, range_changes
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
@@ -13,6 +13,7 @@ from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
 from galileo.client.node_removal import RemovalProgress
 from galileo.client.profiles import Credentials
+from galileo.client.range_changes import RangesProgress
 from galileo.client.results import ClusterStatus, MoveProgress, PlannedMove
 from galileo.client.routing import Router
 from galileo.dht import placement
@@ -175,7 +176,13 @@ class AsyncClient(AsyncObservations):
         return self._caller.resume(rest, is_progress=is_progress)
 
     async def add_node(
-        self, name: str, address: str, *, group: str = "", weight: float = 1.0
+        self,
+        name: str,
+        address: str,
+        *,
+        group: str = "",
+        weight: float = 1.0,
+        new_group: bool = False,
     ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
 
@@ -186,9 +193,12 @@ class AsyncClient(AsyncObservations):
             address: "host:port" at which nodes and clients reach it.
             group: that it belongs to; the one with the fewest nodes when empty.
             weight: its share of the partitions, relative to that of other nodes of the group.
+            new_group: whether `group` is made with this node, which gets its partitions. The group
+                stores nothing before `set_ranges`.
 
         Raises:
-            InputError: the name or the address is taken, or the group does not exist.
+            InputError: the name or the address is taken, or the group does not exist, or exists
+                although it is to be made.
             Unavailable: too few nodes answered; repeat the call.
 
         Example:
@@ -196,7 +206,10 @@ class AsyncClient(AsyncObservations):
         """
         instance_of(str, name, "the name of a node")
         instance_of(str, address, "the address of a node")
-        request = cluster_pb2.AddNodeRequest(name=name, address=address, group=group, weight=weight)
+        instance_of(str, group, "the name of a group")
+        request = cluster_pb2.AddNodeRequest(
+            name=name, address=address, group=group, weight=weight, new_group=new_group
+        )
         await self._caller.unary(ClusterStub, "AddNode", request)
 
     def remove_node(self, node: str, *, to: str = "") -> AsyncIterator[RemovalProgress]:
@@ -224,6 +237,43 @@ class AsyncClient(AsyncObservations):
         instance_of(str, node, "the name of a node")
         instance_of(str, to, "the name of a node")
         return node_removal.remove_node(self._caller, node, to=to)
+
+    def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> AsyncIterator[RangesProgress]:
+        """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
+
+        Every node learns of the ranges first. While one is down, they do not come into force;
+        closing the iterator leaves them announced, which changes no answer. The same call goes on,
+        and `keep_ranges` takes them back.
+
+        Args:
+            ranges: the geohash at which each range begins, ascending from "", and the group that
+                stores its rows.
+
+        Returns:
+            Its progress; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such group, or other ranges are announced.
+            ConfigError: they are no ranges.
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> async for progress in client.set_ranges([("", "group-1")]):
+            ...     print(progress.stage)
+            done
+        """
+        return range_changes.set_ranges(self._caller, ranges)
+
+    async def keep_ranges(self) -> None:
+        """Takes announced ranges back that are not in force yet.
+
+        Raises:
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> await client.keep_ranges()
+        """
+        await range_changes.keep_ranges(self._caller)
 
     async def keep_node(self, node: str) -> None:
         """Ends the removal of a node; partitions that have moved stay where they are.

@@ -28,6 +28,7 @@ from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitt
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
+from galileo.client.range_changes import RangesProgress
 from galileo.client.results import (
     CallerIdentity,
     Ccq,
@@ -118,7 +119,15 @@ class BlockingCalls(BlockingBase):
         """
         return self._iterate(self._client.move(partition, to=to))
 
-    def add_node(self, name: str, address: str, *, group: str = "", weight: float = 1.0) -> None:
+    def add_node(
+        self,
+        name: str,
+        address: str,
+        *,
+        group: str = "",
+        weight: float = 1.0,
+        new_group: bool = False,
+    ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
 
         The node has no partitions; `rebalance` moves its share to it once it runs.
@@ -128,15 +137,20 @@ class BlockingCalls(BlockingBase):
             address: "host:port" at which nodes and clients reach it.
             group: that it belongs to; the one with the fewest nodes when empty.
             weight: its share of the partitions, relative to that of other nodes of the group.
+            new_group: whether `group` is made with this node, which gets its partitions. The group
+                stores nothing before `set_ranges`.
 
         Raises:
-            InputError: the name or the address is taken, or the group does not exist.
+            InputError: the name or the address is taken, or the group does not exist, or exists
+                although it is to be made.
             Unavailable: too few nodes answered; repeat the call.
 
         Example:
             >>> client.add_node("node-9", "10.0.0.19:7701")  # doctest: +SKIP
         """
-        self._run(self._client.add_node(name, address, group=group, weight=weight))
+        self._run(
+            self._client.add_node(name, address, group=group, weight=weight, new_group=new_group)
+        )
 
     def remove_node(self, node: str, *, to: str = "") -> Iterator[RemovalProgress]:
         """Removes a node: its partitions and continuous queries move to others, then it stops.
@@ -161,6 +175,43 @@ class BlockingCalls(BlockingBase):
             ...     print(progress.stage, progress.left)
         """
         return self._iterate(self._client.remove_node(node, to=to))
+
+    def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> Iterator[RangesProgress]:
+        """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
+
+        Every node learns of the ranges first. While one is down, they do not come into force;
+        closing the iterator leaves them announced, which changes no answer. The same call goes on,
+        and `keep_ranges` takes them back.
+
+        Args:
+            ranges: the geohash at which each range begins, ascending from "", and the group that
+                stores its rows.
+
+        Returns:
+            Its progress; at last with the stage "done".
+
+        Raises:
+            InputError: there is no such group, or other ranges are announced.
+            ConfigError: they are no ranges.
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> for progress in client.set_ranges([("", "group-1")]):
+            ...     print(progress.stage)
+            done
+        """
+        return self._iterate(self._client.set_ranges(ranges))
+
+    def keep_ranges(self) -> None:
+        """Takes announced ranges back that are not in force yet.
+
+        Raises:
+            Unavailable: too few nodes answered; repeat the call.
+
+        Example:
+            >>> client.keep_ranges()
+        """
+        self._run(self._client.keep_ranges())
 
     def keep_node(self, node: str) -> None:
         """Ends the removal of a node; partitions that have moved stay where they are.

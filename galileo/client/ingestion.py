@@ -61,7 +61,11 @@ async def send_all(
                 while _is_full(running, size):
                     batches += await _some(running, progress)
                 sent = router.ingest(
-                    sending.schema, batch.table, producer=batch.producer, batch=batch.number
+                    sending.schema,
+                    batch.table,
+                    producer=batch.producer,
+                    batch=batch.number,
+                    is_new=batch.producer == sending.fresh_name,
                 )
                 running[asyncio.create_task(sent)] = size
         while running:
@@ -114,6 +118,7 @@ class Sending:
 
     Attributes:
         name: the producer of the latest batch.
+        fresh_name: the producer that no other call has used; None if the caller named one.
         skipped: rows that were left out so far.
     """
 
@@ -123,6 +128,7 @@ class Sending:
     mapping: FileMapping = field(default_factory=FileMapping)
     format: str | None = None
     name: str = ""
+    fresh_name: str | None = None
     skipped: int = 0
 
     def __post_init__(self) -> None:
@@ -130,7 +136,8 @@ class Sending:
             raise InputError(
                 f"expected batch_rows, a whole number of at least 1, got {self.batch_rows!r}"
             )
-        self.name = self.producer or f"client-{uuid.uuid4().hex}"
+        self.fresh_name = None if self.producer else f"client-{uuid.uuid4().hex}"
+        self.name = self.producer or self.fresh_name or ""
 
     async def batches(self, data: Batches) -> AsyncGenerator[Batch, None]:
         """The batches of everything, in order."""

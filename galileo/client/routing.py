@@ -6,7 +6,9 @@ costs time and nothing else; the client then reads the topology again. If an own
 reached, another node receives its rows, and the owner is not called directly for `avoid_s`.
 
 All calls have the producer and number of the batch. Each partition recognises a repeated batch by
-them, whichever way it comes.
+them, whichever way it comes. They also name the range epoch: where the ranges were cut anew since
+the topology was read, a node refuses its part, and all parts are sent again, split anew, since a
+partition has to get all its rows of a batch at once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
 from galileo.dht import placement
 from galileo.dht.topology import Topology
+from galileo.errors import RangesChanged
 from galileo.model.schema import Schema
 from galileo.wire.caller import Caller, Connection
 from galileo.wire.v1 import storage_pb2
@@ -46,38 +49,73 @@ class Router:
         self._read_at = 0.0
 
     async def ingest(
-        self, schema: Schema, table: pa.Table, *, producer: str, batch: int
+        self, schema: Schema, table: pa.Table, *, producer: str, batch: int, is_new: bool = False
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
+
+        Args:
+            schema: of the dataset.
+            table: the rows.
+            producer: of the batch.
+            batch: its number.
+            is_new: whether it is certain that no other call has sent it.
 
         Raises:
             GalileoError: of a node; other nodes may have stored their rows.
         """
-        if self._topology is None:
-            await self._read_topology()
-        assert self._topology is not None
+        topology = self._topology or await self._read_topology()
         head = storage_pb2.IngestRequest(dataset=schema.key, producer=producer, batch=batch)
-        parts = placement.split_by_owner(self._topology, schema, table)
-        addresses = {node: self._topology.by_name[node].address for node in parts}
+        head.first_epoch = topology.range_epoch if is_new else 1
+        while True:
+            head.range_epoch = topology.range_epoch
+            try:
+                return await self._send_parts(topology, schema, table, head)
+            except RangesChanged as error:
+                topology = await self._learn_ranges(error)
+
+    async def _send_parts(
+        self,
+        topology: Topology,
+        schema: Schema,
+        table: pa.Table,
+        head: storage_pb2.IngestRequest,
+    ) -> list[storage_pb2.IngestReply]:
+        """Sends each owner its rows; an error about the ranges comes before others."""
+        parts = placement.split_by_owner(topology, schema, table)
+        addresses = {node: topology.by_name[node].address for node in parts}
         calls = (
             self._send(addresses[node], Bulk(head, stream_of(rows))) for node, rows in parts.items()
         )
         replies = []
         with request_id.serving(), spans.span("ingest", owners=len(parts)):
             answers = await asyncio.gather(*calls, return_exceptions=True)
-        for reply in answers:
+        changed = [reply for reply in answers if isinstance(reply, RangesChanged)]
+        for reply in [*changed, *answers]:
             if isinstance(reply, BaseException):
                 raise reply
             replies.append(reply)
-        if any(reply.forwarded_rows for reply in replies):
+        is_stale = any(reply.forwarded_rows for reply in replies)
+        if is_stale and self._monotonic() - self._read_at > TOPOLOGY_AGE_MIN_S:
             await self._read_topology()
         return replies
 
-    async def _read_topology(self) -> None:
-        age_s = self._monotonic() - self._read_at
-        if self._topology is None or age_s > TOPOLOGY_AGE_MIN_S:
-            self._read_at = self._monotonic()
-            self._topology = await self._caller.call(topology_of)
+    async def _learn_ranges(self, changed: RangesChanged) -> Topology:
+        """A topology with the ranges of the node that raised the error, or later ones.
+
+        Raises:
+            RangesChanged: the error, if no node knows these ranges in time.
+        """
+        topology = self._topology or await self._read_topology()
+        backoff = self._caller.backoff(self.options.ingest_patience_s)
+        while topology.range_epoch < changed.details["range_epoch"]:
+            await backoff.after(changed)
+            topology = await self._read_topology()
+        return topology
+
+    async def _read_topology(self) -> Topology:
+        self._read_at = self._monotonic()
+        topology = self._topology = await self._caller.call(topology_of)
+        return topology
 
     async def _send(
         self, owner: str, request: Bulk[storage_pb2.IngestRequest]

@@ -12,6 +12,9 @@ to the initial nodes of the group:
   tables", SPAA 2005), where each partition is drawn independently, and nodes get uneven numbers.
 
 A moved partition is on the node of its last move.
+
+Where ranges are cut anew, rows stay in the partitions where they are. A block has one partition in
+each *range epoch*; it differs by the group alone, because tier 2 is the same in all.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.dht.topology import BOUNDED, Move, NodeInfo, Topology
+from galileo.dht.topology import BOUNDED, Move, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -39,13 +42,30 @@ Ranges = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 def partitions_from_cells(
     topology: Topology, schema: Schema, cells: geohash.Cells, buckets: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32]:
-    """The partition of each block, given its cell and the start of its time bucket."""
-    groups = _groups_from_cells(topology, cells, schema.geohash_precision)
+    """The partition of new blocks, given the cell and the start of the time bucket of each."""
+    groups = _groups_from_cells(topology.ranges, cells, schema.geohash_precision)
     seed = np.uint64(text64("block", schema.name))
     hashes = mix64(mix64(cells ^ seed) ^ buckets.view(np.uint64))
     within = (hashes % np.uint64(topology.partitions_per_group)).astype(np.int32)
     placed: npt.NDArray[np.int32] = groups * np.int32(topology.partitions_per_group) + within
     return placed
+
+
+def earlier_partitions(
+    topology: Topology, schema: Schema, cells: geohash.Cells, *, partition: int, epoch: int
+) -> npt.NDArray[np.int32]:
+    """The partition that each block of a partition had in an earlier range epoch."""
+    count = topology.partitions_per_group
+    ranges = topology.former_ranges[epoch - 1]
+    groups = _groups_from_cells(ranges, cells, schema.geohash_precision)
+    former: npt.NDArray[np.int32] = groups * np.int32(count) + np.int32(partition % count)
+    return former
+
+
+def readable_partitions(topology: Topology) -> frozenset[int]:
+    """The partitions that can have rows: those of groups that have a range, or had one."""
+    groups = {group for ranges in topology.readable_ranges for _, group in ranges}
+    return frozenset(p for group in groups for p in _partitions_of(topology, group))
 
 
 def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[str, pa.Table]:
@@ -74,18 +94,14 @@ def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[
 def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> frozenset[int]:
     """The partitions that can hold a cell of `ranges` (sorted, half-open); None means all."""
     if ranges is None:
-        return frozenset(topology.partitions)
-    shift = np.uint64(5 * (geohash.PRECISION_MAX - schema.geohash_precision))
-    starts = topology.range_starts
-    first = np.searchsorted(starts, ranges[0] << shift, side="right") - 1
-    last = np.searchsorted(starts, (ranges[1] << shift) - np.uint64(1), side="right") - 1
-    touched = np.zeros(len(starts) + 1, dtype=np.int64)
-    np.add.at(touched, first, 1)
-    np.add.at(touched, last + 1, -1)
-    hit = np.flatnonzero(np.cumsum(touched)[:-1] > 0)
-    groups = {topology.ranges[position][1] for position in hit.tolist()}
-    count = topology.partitions_per_group
-    return frozenset(p for group in groups for p in range(group * count, (group + 1) * count))
+        return readable_partitions(topology)
+    precision = schema.geohash_precision
+    groups = {
+        group
+        for readable in topology.readable_ranges
+        for group in _groups_of_ranges(readable, ranges, precision)
+    }
+    return frozenset(p for group in groups for p in _partitions_of(topology, group))
 
 
 def owner(topology: Topology, partition: int) -> str:
@@ -183,7 +199,7 @@ def rows_by_group(
         rows: the number in each cell.
         precision: of the cells.
     """
-    groups = _groups_from_cells(topology, cells, precision)
+    groups = _groups_from_cells(topology.ranges, cells, precision)
     by_group: list[float] = np.bincount(
         groups, weights=rows, minlength=len(topology.groups)
     ).tolist()
@@ -200,12 +216,31 @@ def partitions_by_node(topology: Topology) -> Mapping[str, frozenset[int]]:
 
 
 def _groups_from_cells(
-    topology: Topology, cells: geohash.Cells, precision: int
+    ranges: RangeMap, cells: geohash.Cells, precision: int
 ) -> npt.NDArray[np.int32]:
     shift = np.uint64(5 * (geohash.PRECISION_MAX - precision))
-    position = np.searchsorted(topology.range_starts, cells << shift, side="right") - 1
-    group_of_range = np.array([group for _, group in topology.ranges], dtype=np.int32)
-    return group_of_range[position]
+    starts, groups = _columns(ranges)
+    return groups[np.searchsorted(starts, cells << shift, side="right") - 1]
+
+
+def _groups_of_ranges(readable: RangeMap, ranges: Ranges, precision: int) -> list[int]:
+    """The groups that have a cell of `ranges`."""
+    shift = np.uint64(5 * (geohash.PRECISION_MAX - precision))
+    starts, groups = _columns(readable)
+    first = np.searchsorted(starts, ranges[0] << shift, side="right") - 1
+    last = np.searchsorted(starts, (ranges[1] << shift) - np.uint64(1), side="right") - 1
+    touched = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.add.at(touched, first, 1)
+    np.add.at(touched, last + 1, -1)
+    hit = np.cumsum(touched)[:-1] > 0
+    touched_groups: list[int] = np.unique(groups[hit]).tolist()
+    return touched_groups
+
+
+@lru_cache(maxsize=64)
+def _columns(ranges: RangeMap) -> tuple[geohash.Cells, npt.NDArray[np.int32]]:
+    """The first cell and the group of each range."""
+    return first_cells(ranges), np.array([group for _, group in ranges], dtype=np.int32)
 
 
 def _partitions_of(topology: Topology, group: int) -> range:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ PARTITIONS_PER_NODE = 2
 RENDEZVOUS, BOUNDED = "rendezvous", "bounded"
 """Rules that map partitions to nodes; see `galileo.dht.placement`."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+RangeMap: TypeAlias = tuple[tuple[str, int], ...]
+"""(first geohash, group number), sorted; each range ends where the next begins, the first begins at
+""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +138,30 @@ class Founding:
 class Topology:
     """Attributes:
     cluster: name of the cluster.
-    groups: their order numbers them.
-    ranges: (first geohash, group number), sorted; each range ends where the next begins,
-        the first begins at "".
+    groups: their order numbers them; a new group is the last.
+    ranges: where new rows go. A group without a range gets none.
     partitions_per_group: group g owns the partitions g·n to g·n + n - 1.
     version: a higher one replaces a lower one.
     moved: the last move of each partition that was moved.
     placement: the rule that maps partitions to the initial nodes, `BOUNDED` or `RENDEZVOUS`;
         the second is that of files and topologies that name none.
     founding: of a cluster whose nodes were changed by command.
+    former_ranges: the ranges before, oldest first. Rows stay where they were stored, so queries
+        ask the partitions of all of them. Their number plus 1 is the *range epoch*.
+    pending_ranges: the ranges of the next epoch, while nodes learn of them. Queries ask their
+        partitions, too, but no row is stored by them yet.
     """
 
     cluster: str
     groups: tuple[Group, ...]
-    ranges: tuple[tuple[str, int], ...]
+    ranges: RangeMap
     partitions_per_group: int = PARTITIONS_PER_GROUP
     version: int = 1
     moved: tuple[Move, ...] = ()
     placement: str = RENDEZVOUS
     founding: Founding | None = None
+    former_ranges: tuple[RangeMap, ...] = ()
+    pending_ranges: RangeMap | None = None
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -188,7 +197,8 @@ class Topology:
             raise ConfigError(
                 f"expected node ordinals below {NODES_MAX}, got {', '.join(ordinals)}"
             )
-        self._check_ranges()
+        for ranges in self.readable_ranges:
+            self._check_ranges(ranges)
         self._check_moves()
         self._check_founders()
 
@@ -221,15 +231,15 @@ class Topology:
                     node=move.node,
                 )
 
-    def _check_ranges(self) -> None:
-        starts = [start for start, _ in self.ranges]
+    def _check_ranges(self, ranges: RangeMap) -> None:
+        starts = [start for start, _ in ranges]
         if not starts or starts[0] != "" or starts != sorted(set(starts)):
             raise ConfigError(
                 f"expected sorted geohash ranges that begin at '', got {starts}",
                 expected="sorted_ranges",
             )
         try:
-            cells = self.range_starts
+            cells = first_cells(ranges)
         except InputError as error:
             raise ConfigError(
                 f"expected ranges that start at geohashes: {error}", expected="geohash_ranges"
@@ -238,7 +248,7 @@ class Topology:
             raise ConfigError(
                 f"expected ranges of which none is empty, got {starts}", expected="distinct_ranges"
             )
-        wrong = [group for _, group in self.ranges if not 0 <= group < len(self.groups)]
+        wrong = [group for _, group in ranges if not 0 <= group < len(self.groups)]
         if wrong:
             raise ConfigError(
                 f"expected group numbers below {len(self.groups)}, got {wrong}",
@@ -271,11 +281,16 @@ class Topology:
     def by_name(self) -> Mapping[str, NodeInfo]:
         return {node.name: node for node in self.nodes}
 
-    @cached_property
-    def range_starts(self) -> geohash.Cells:
-        """First cell of each range, at the highest precision."""
-        starts = [geohash.prefix_range(start, geohash.PRECISION_MAX)[0] for start, _ in self.ranges]
-        return np.array(starts, dtype=np.uint64)
+    @property
+    def range_epoch(self) -> int:
+        """The number of the present ranges, from 1; each change increases it by one."""
+        return len(self.former_ranges) + 1
+
+    @property
+    def readable_ranges(self) -> tuple[RangeMap, ...]:
+        """All ranges by which rows may have been stored, oldest first."""
+        pending = () if self.pending_ranges is None else (self.pending_ranges,)
+        return (*self.former_ranges, self.ranges, *pending)
 
     @property
     def partitions(self) -> range:
@@ -334,6 +349,8 @@ class Topology:
             "partitions_per_group": self.partitions_per_group,
             "placement": self.placement,
             "ranges": [list(pair) for pair in self.ranges],
+            "former_ranges": [[list(pair) for pair in one] for one in self.former_ranges],
+            "pending_ranges": self.pending_ranges,
             "groups": [
                 {
                     "name": group.name,
@@ -372,24 +389,36 @@ class Topology:
                 Group(group["name"], tuple(NodeInfo(**node) for node in group["nodes"]))
                 for group in raw["groups"]
             )
-            ranges = raw.get("ranges")
+            ranges, pending = raw.get("ranges"), raw.get("pending_ranges")
             return Topology(
                 cluster=raw.get("cluster", "galileo"),
                 groups=groups,
                 ranges=even_ranges(len(groups) or 1)  # without groups it is refused all the same
                 if ranges is None
-                else tuple((str(start), int(group)) for start, group in ranges),
+                else _range_map(ranges),
                 partitions_per_group=int(raw.get("partitions_per_group", PARTITIONS_PER_GROUP)),
                 version=int(raw.get("version", 1)),
                 moved=tuple(Move(int(p), int(n), str(node)) for p, n, node in raw.get("moved", ())),
                 placement=str(raw.get("placement", RENDEZVOUS)),
                 founding=_founding(raw.get("founding")),
+                former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
+                pending_ranges=None if pending is None else _range_map(pending),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"expected a topology with groups and nodes: {reason_of(error)}",
                 expected="topology",
             ) from error
+
+
+def _range_map(raw: Iterable[tuple[Any, Any]]) -> RangeMap:
+    return tuple((str(start), int(group)) for start, group in raw)
+
+
+def first_cells(ranges: RangeMap) -> geohash.Cells:
+    """The first cell of each range, at the highest precision."""
+    starts = [geohash.prefix_range(start, geohash.PRECISION_MAX)[0] for start, _ in ranges]
+    return np.array(starts, dtype=np.uint64)
 
 
 def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
@@ -419,7 +448,7 @@ def is_address(text: object) -> bool:
     )
 
 
-def even_ranges(groups: int) -> tuple[tuple[str, int], ...]:
+def even_ranges(groups: int) -> RangeMap:
     """The 32 one-character ranges, dealt to the groups in turn; for use without a sample."""
     letters = geohash.ALPHABET.decode()
     return tuple(
@@ -443,7 +472,7 @@ def balanced_ranges(
     *,
     groups: int,
     counts: npt.NDArray[np.int64] | None = None,
-) -> tuple[tuple[str, int], ...]:
+) -> RangeMap:
     """One contiguous range for each group, cut so that a sample spreads evenly.
 
     Args:

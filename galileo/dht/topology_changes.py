@@ -4,6 +4,10 @@ A cluster begins with the topology of its configuration files. The first change 
 topology decided (`Founding`), so that nodes can be added and removed while every block stays where
 it is. Each function returns its argument where nothing is left to do, so a repeated command is
 harmless.
+
+Ranges are cut anew in two changes. The first proposes them: from then on, queries ask their
+partitions, too. The second activates them, when every node knows the proposal: from then on, rows
+are stored by them. So every node asks a partition before it can have a row.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import replace
 
 from galileo.dht import placement
 from galileo.dht.register import VOTERS_MAX
-from galileo.dht.topology import NODES_MAX, Founding, Group, NodeInfo, Topology
+from galileo.dht.topology import NODES_MAX, Founding, Group, NodeInfo, RangeMap, Topology
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.hashing import text64
 
@@ -40,17 +44,21 @@ def pin(topology: Topology) -> Topology:
     return replace(topology, groups=groups, founding=founding)
 
 
-def add_node(topology: Topology, node: NodeInfo, *, group: str = "") -> Topology:
-    """Adds a node without partitions.
+def add_node(
+    topology: Topology, node: NodeInfo, *, group: str = "", is_new_group: bool = False
+) -> Topology:
+    """Adds a node without partitions, or the first one of a new group with those of that group.
 
     Args:
         topology: as it is.
         node: with the random identity of its directory, or none if it is only announced and will
             join later; its ordinal is assigned here.
         group: that it joins; the one with the fewest nodes when empty.
+        is_new_group: whether the group is made, without ranges.
 
     Raises:
-        InputError: there is no such group, or the name or the address is taken.
+        InputError: there is no such group, or the name or the address is taken, or the new group
+            exists.
         ConfigError: the cluster had as many nodes as it can have.
     """
     known = topology.by_name.get(node.name)
@@ -81,14 +89,96 @@ def add_node(topology: Topology, node: NodeInfo, *, group: str = "") -> Topology
             f"expected at most {NODES_MAX} nodes in the life of a cluster, got one more; create a "
             "new cluster and copy the data"
         )
-    number = _group_number(pinned, group)
     joined = replace(node, ordinal=founding.ordinals, joined=True, leaving=False)
+    counted = replace(founding, ordinals=founding.ordinals + 1)
+    if is_new_group:
+        return _add_group(replace(pinned, founding=counted), Group(group, (joined,)))
+    number = _group_number(pinned, group)
     groups = [
         replace(one, nodes=(*one.nodes, joined)) if position == number else one
         for position, one in enumerate(pinned.groups)
     ]
-    counted = replace(founding, ordinals=founding.ordinals + 1)
     return replace(pinned, groups=tuple(groups), founding=counted)
+
+
+def _add_group(topology: Topology, group: Group) -> Topology:
+    """Adds a group of one node, which has all its partitions."""
+    names = [one.name for one in topology.groups]
+    if group.name in names:
+        raise InputError(
+            f"expected the name of a new group, got {group.name!r}; groups: {', '.join(names)}. "
+            "Choose another name, or add the node to this group",
+            group=group.name,
+        )
+    founding = topology.founding
+    assert founding is not None
+    owners = (*founding.owners, *[group.nodes[0].name] * topology.partitions_per_group)
+    return replace(
+        topology, groups=(*topology.groups, group), founding=replace(founding, owners=owners)
+    )
+
+
+def propose_ranges(topology: Topology, ranges: RangeMap) -> Topology:
+    """Announces the next ranges; queries ask their partitions from now on.
+
+    Raises:
+        InputError: others are announced already, or a group with a range has a node that has not
+            joined yet.
+        ConfigError: they are no ranges.
+    """
+    if topology.pending_ranges == ranges or is_current(topology, ranges):
+        return topology
+    if topology.pending_ranges is not None:
+        raise InputError(
+            "other ranges are announced already and wait for nodes that are down; take them back "
+            "first",
+            expected="no_pending_ranges",
+        )
+    proposed = replace(pin(topology), pending_ranges=ranges)
+    owned = placement.partitions_by_node(proposed)
+    groups = {group for _, group in ranges}
+    for group in sorted(groups):
+        for node in proposed.groups[group].nodes:
+            if is_expected(node) and owned[node.name]:
+                raise InputError(
+                    f"node {node.name!r} has partitions of group {proposed.groups[group].name!r}, "
+                    "and has not joined yet; start it first",
+                    node=node.name,
+                    group=proposed.groups[group].name,
+                )
+    return proposed
+
+
+def activate_ranges(topology: Topology, ranges: RangeMap, *, known_version: int) -> Topology:
+    """Makes announced ranges the present ones.
+
+    Args:
+        topology: as it is.
+        ranges: the announced ones.
+        known_version: of the topology that every node has.
+
+    Raises:
+        InputError: they were taken back.
+        Unavailable: the topology has changed since; a node may not know that.
+    """
+    if is_current(topology, ranges):
+        return topology
+    if topology.version != known_version:
+        raise Unavailable("the topology has changed meanwhile; try again", after_s=0.0)
+    if topology.pending_ranges != ranges:
+        raise InputError("these ranges were taken back meanwhile", expected="pending_ranges")
+    former = (*topology.former_ranges, topology.ranges)
+    return replace(topology, ranges=ranges, former_ranges=former, pending_ranges=None)
+
+
+def withdraw_ranges(topology: Topology) -> Topology:
+    """Takes announced ranges back; no row was stored by them."""
+    return topology if topology.pending_ranges is None else replace(topology, pending_ranges=None)
+
+
+def is_current(topology: Topology, ranges: RangeMap) -> bool:
+    """Whether these are the present ranges, and no others are announced."""
+    return topology.pending_ranges is None and topology.ranges == ranges
 
 
 def set_leaving(topology: Topology, name: str, *, is_leaving: bool) -> Topology:

@@ -279,7 +279,7 @@ class ClusterAnalytics:
         Every node describes its own partitions in one call. It looks through what its metadata
         graph has gathered since the last call, and reads no observation.
         """
-        shares = self._shares(PartitionScope(frozenset(self._node.topology.partitions)))
+        shares = self._shares(PartitionScope(placement.readable_partitions(self._node.topology)))
         answers, errors = await _scatter_gather(
             shares,
             lambda node, part: (
@@ -342,12 +342,15 @@ class ClusterAnalytics:
         topology, schema = self._node.topology, question.schema
         cell, bucket = drill_down.place(schema, question.prefix, question.order)
         if cell is None:
-            return frozenset(topology.partitions)
+            return placement.readable_partitions(topology)
         cells = np.array([cell], dtype=np.uint64)
+        candidates = placement.candidates(topology, schema, (cells, cells + np.uint64(1)))
         if bucket is None:
-            return placement.candidates(topology, schema, (cells, cells + np.uint64(1)))
+            return candidates
         buckets = np.array([bucket], dtype=np.int64)
-        return frozenset(placement.partitions_from_cells(topology, schema, cells, buckets).tolist())
+        [now] = placement.partitions_from_cells(topology, schema, cells, buckets).tolist()
+        count = topology.partitions_per_group  # The place within the group is that of all epochs.
+        return frozenset(p for p in candidates if p % count == now % count)
 
     def _groups_of(self, partitions: frozenset[int]) -> set[str]:
         topology = self._node.topology

@@ -3,42 +3,58 @@
 Clients know the topology and send each owner its rows. What another node receives, because a
 client's topology is stale, reaches the owner in one more call.
 
-The split is a pure function of the rows and the topology, so a repeated batch goes to the same
+The split is a pure function of the rows and the ranges, so a repeated batch goes to the same
 partitions, and each recognises it by producer and batch number. A batch is sorted, split and
-indexed in one step.
+indexed in one step. Who splits a batch names the epoch of the ranges; a node of another epoch
+refuses its part, and the whole batch is split anew, so that a partition always gets all its rows of
+a batch at once. `galileo.node.earlier_batches` says what a partition does with batches that were
+sent in an earlier epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 
-from galileo.cursor import Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
+from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged
 from galileo.model import paths
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
-from galileo.node.catalog import Catalog
+from galileo.node.catalog import Catalog, ranges_changed
+from galileo.node.earlier_batches import (
+    NOTHING_STORED,
+    UNKNOWN_EPOCH_AFTER_S,
+    BatchIdentity,
+    EarlierBatches,
+    Parts,
+    unknown_epoch,
+)
 from galileo.node.group_commit import Results
 from galileo.node.peers import CommitAnswer, CommitTask, Peers
 from galileo.storage.journal import Commit, Committed
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+RANGES_TIMEOUT_S = 5.0
+"""A whole batch waits so long for the node to learn of the ranges that another node knows."""
 
 
 class Ingest:
     """Routes batches to the owners of their partitions.
 
     Attributes:
+        earlier: the batches that were stored before the ranges were cut anew.
         on_committed: called in the event loop when partitions of this node have commits.
     """
 
@@ -49,13 +65,22 @@ class Ingest:
         self._topology = topology
         self._catalog = catalog
         self._peers = peers
+        self.earlier = EarlierBatches(name, topology, catalog=catalog, peers=peers)
         self._rows_max = rows_max
         self.on_committed: Callable[[], None] = lambda: None
 
     async def ingest(
-        self, dataset: str, table: pa.Table, *, producer: str, batch: int, principal: str = ""
+        self,
+        dataset: str,
+        table: pa.Table,
+        *,
+        producer: str,
+        batch: int,
+        principal: str = "",
+        range_epoch: int = 0,
+        first_epoch: int = 1,
     ) -> CommitAnswer:
-        """Stores one batch; durable at every owner when it returns.
+        """Stores one batch, or the parts of some partitions; durable when it returns.
 
         Args:
             dataset: its name.
@@ -63,9 +88,12 @@ class Ingest:
             producer: of the batch; different principals never share one.
             batch: its number.
             principal: of the caller; "" without authentication.
+            range_epoch: of the ranges by which the caller split the batch; 0 if this is all of it.
+            first_epoch: the earliest one in which the batch may have been sent.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
+            RangesChanged: the ranges were cut anew; split the batch again.
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
                 owner has already committed is not stored again.
         """
@@ -78,59 +106,138 @@ class Ingest:
                 bound=self._rows_max,
             )
         name = f"{principal}/{producer}" if principal else producer
-        own, others = await asyncio.to_thread(self._begin, schema, table, name, batch)
-        calls = [
-            self._peers.commit(owner, CommitTask(schema.key, name, batch, pa.concat_tables(rows)))
-            for owner, rows in others.items()
-        ]
-        answers = await asyncio.gather(self._committed(own), *calls, return_exceptions=True)
-        forwarded = sum(part.num_rows for rows in others.values() for part in rows)
-        return replace(_join(answers), forwarded_rows=forwarded)
+        deadline = time.monotonic() + RANGES_TIMEOUT_S
+        while True:
+            topology = self._topology_of(range_epoch)
+            identity = BatchIdentity(name, batch, topology.range_epoch, max(first_epoch, 1))
+            try:
+                return await self._ingest(schema, table, identity, topology)
+            except RangesChanged:
+                if range_epoch or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(UNKNOWN_EPOCH_AFTER_S)
 
     async def commit(self, task: CommitTask) -> CommitAnswer:
         """Commits rows of this node's own partitions.
 
         Raises:
             PartitionMoved: another node has one of the partitions, or is about to.
+            RangesChanged: the batch was split by earlier ranges.
+            Unavailable: it was split by ranges that this node does not know yet.
         """
-        schema = self._catalog.schema(task.dataset)
-        return await self._committed(await asyncio.to_thread(self._submit_own, schema, task))
+        schema, topology = self._catalog.schema(task.dataset), self._topology_of(task.range_epoch)
+        identity = BatchIdentity(task.producer, task.batch, task.range_epoch, task.first_epoch)
+        begun = await asyncio.to_thread(
+            self._begin, schema, task.observations, identity, topology, is_own=True
+        )
+        return await self._commit(schema, begun, identity, topology)
 
-    async def _committed(self, results: Future[Results]) -> CommitAnswer:
+    def _topology_of(self, range_epoch: int) -> Topology:
+        """The topology, if its ranges are those of an epoch; epoch 0 stands for any."""
+        topology = self._topology.current
+        if range_epoch > topology.range_epoch:
+            raise unknown_epoch(self._name)
+        if 0 < range_epoch < topology.range_epoch:
+            raise ranges_changed(topology.range_epoch)
+        return topology
+
+    async def _ingest(
+        self, schema: Schema, table: pa.Table, identity: BatchIdentity, topology: Topology
+    ) -> CommitAnswer:
+        begun = await asyncio.to_thread(self._begin, schema, table, identity, topology)
+        calls = [
+            self._peers.commit(
+                owner,
+                CommitTask(
+                    schema.key,
+                    identity.producer,
+                    identity.number,
+                    pa.concat_tables(rows),
+                    identity.range_epoch,
+                    identity.first_epoch,
+                ),
+            )
+            for owner, rows in begun.others.items()
+        ]
+        answers = await asyncio.gather(
+            self._commit(schema, begun, identity, topology), *calls, return_exceptions=True
+        )
+        forwarded = sum(part.num_rows for rows in begun.others.values() for part in rows)
+        return replace(_join(answers), forwarded_rows=forwarded)
+
+    async def _commit(
+        self, schema: Schema, begun: _Begun, identity: BatchIdentity, topology: Topology
+    ) -> CommitAnswer:
+        """Commits this node's own parts of a batch, if that has not begun yet."""
+        stored, results = NOTHING_STORED, begun.results
+        if results is None:
+            new = await self.earlier.drop_stored(schema, begun.parts, identity, topology)
+            stored = new.stored
+            results = await asyncio.to_thread(
+                self._submit, schema, new.parts, identity, known=new.refused
+            )
         by_partition = await asyncio.wrap_future(results)
         if by_partition:
             self.on_committed()
-        return _join([_answer(partition, result) for partition, result in by_partition.items()])
+        return _join([stored, *(_answer(p, result) for p, result in by_partition.items())])
 
     def _begin(
-        self, schema: Schema, table: pa.Table, producer: str, batch: int
-    ) -> tuple[Future[Results], Mapping[str, Sequence[pa.Table]]]:
-        """Submits this node's own parts of a batch; returns them, and the parts of each other."""
-        parts = self._index_parts(schema, normalise(schema, table))
+        self,
+        schema: Schema,
+        table: pa.Table,
+        identity: BatchIdentity,
+        topology: Topology,
+        *,
+        is_own: bool = False,
+    ) -> _Begun:
+        """Splits a batch, and submits this node's own parts unless they may be stored already."""
+        place = partial(placement.partitions_from_cells, topology, schema)
+        rows = table if is_own else normalise(schema, table)
+        parts = paths.index_parts(schema, rows, place=place)
         others = defaultdict[str, list[pa.Table]](list)
-        for partition in list(parts):
-            owner = placement.owner(self._topology.current, partition)
-            if owner != self._name:
-                others[owner].append(parts.pop(partition)[0])
-        return self._submit(schema, parts, producer, batch), others
-
-    def _submit_own(self, schema: Schema, task: CommitTask) -> Future[Results]:
-        parts = self._index_parts(schema, task.observations)
-        self._catalog.shard(schema.key).check_own(parts)
-        return self._submit(schema, parts, task.producer, task.batch)
-
-    def _index_parts(self, schema: Schema, rows: pa.Table) -> dict[int, paths.Indexed]:
-        place = partial(placement.partitions_from_cells, self._topology.current, schema)
-        return paths.index_parts(schema, rows, place=place)
+        if is_own:
+            self._catalog.shard(schema.key).check_own(parts)
+        else:
+            for partition in list(parts):
+                owner = placement.owner(self._topology.current, partition)
+                if owner != self._name:
+                    others[owner].append(parts.pop(partition)[0])
+        is_new = not identity.is_repeatable
+        results = self._submit(schema, parts, identity) if is_new else None
+        return _Begun(parts, results, others)
 
     def _submit(
-        self, schema: Schema, parts: Mapping[int, paths.Indexed], producer: str, batch: int
+        self,
+        schema: Schema,
+        parts: Parts,
+        identity: BatchIdentity,
+        *,
+        known: Results | None = None,
     ) -> Future[Results]:
         """The results by partition, when the parts are durable."""
+        producer = identity.stored_producer
         commits = {
-            p: Commit(producer, batch, rows, derived) for p, (rows, derived) in parts.items()
+            p: Commit(producer, identity.number, rows, derived)
+            for p, (rows, derived) in parts.items()
         }
-        return self._catalog.commit(schema.key, commits)
+        return self._catalog.commit(
+            schema.key, commits, range_epoch=identity.range_epoch, known=known
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A batch that was split.
+
+    Attributes:
+        parts: of this node's partitions.
+        results: of these parts, when they are durable; None if they were not submitted yet.
+        others: the rows of each other node.
+    """
+
+    parts: Parts
+    results: Future[Results] | None
+    others: Mapping[str, Sequence[pa.Table]]
 
 
 def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | GalileoError:
@@ -159,13 +266,24 @@ def _check_identity(producer: str, batch: int) -> None:
 
 def _join(answers: Iterable[CommitAnswer | BaseException]) -> CommitAnswer:
     done: list[CommitAnswer] = []
+    errors: list[BaseException] = []
     for answer in answers:
         if isinstance(answer, BaseException):
-            raise answer
-        done.append(answer)
+            errors.append(answer)
+        else:
+            done.append(answer)
+    if errors:  # A batch that has to be split anew is not repeated as it is.
+        raise next((error for error in errors if isinstance(error, RangesChanged)), errors[0])
     return CommitAnswer(
         rows=sum(answer.rows for answer in done),
         paths=sum(answer.paths for answer in done),
         duplicate_rows=sum(answer.duplicate_rows for answer in done),
-        reached=Cursor({p: s for answer in done for p, s in answer.reached.items()}),
+        reached=_join_cursors(answer.reached for answer in done),
     )
+
+
+def _join_cursors(cursors: Iterable[Cursor]) -> Cursor:
+    joined = EMPTY_CURSOR
+    for cursor in cursors:
+        joined = joined.join(cursor)
+    return joined

@@ -22,12 +22,43 @@ MOVED_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CommitTask:
-    """Normalised rows of one node's partitions, as a part of one producer's numbered batch."""
+    """Normalised rows of one node's partitions, as a part of one producer's numbered batch.
+
+    Attributes:
+        range_epoch: of the ranges by which the batch was split.
+        first_epoch: the earliest one in which it may have been sent.
+    """
 
     dataset: str
     producer: str
     batch: int
     observations: pa.Table
+    range_epoch: int = 1
+    first_epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLookup:
+    """A question for a batch of earlier range epochs.
+
+    Attributes:
+        range_epoch: of the asker; the asked node takes no commits of earlier ones any more.
+        places: earlier range epochs, each with a partition of the asked node.
+    """
+
+    dataset: str
+    producer: str
+    batch: int
+    range_epoch: int
+    places: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """The sequence of a batch, 0 if it is not there, and the producer's last number, -1 if none."""
+
+    sequence: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +186,8 @@ class Peers(Protocol):
     """
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer: ...
+
+    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]: ...
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -31,7 +31,7 @@ class PeerInbox(Protocol):
 class ClusterNodes(Protocol):
     """Implemented by `server.cluster_nodes.ClusterNodes`."""
 
-    async def add(self, node: NodeInfo, *, group: str) -> bytes: ...
+    async def add(self, node: NodeInfo, *, group: str, is_new_group: bool) -> bytes: ...
 
     async def remove_drained(self, name: str) -> None: ...
 
@@ -42,6 +42,16 @@ class ClusterNodes(Protocol):
     def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]: ...
 
 
+class RangeChanges(Protocol):
+    """Implemented by `server.range_changes.RangeChanges`."""
+
+    def change(
+        self, ranges: Sequence[tuple[str, str]]
+    ) -> AsyncGenerator[tuple[str, ...], None]: ...
+
+    async def undo(self) -> None: ...
+
+
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     def __init__(
         self,
@@ -50,6 +60,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         peers: GrpcPeers,
         mail: PeerInbox,
         nodes: ClusterNodes | None = None,
+        ranges: RangeChanges | None = None,
         own_status: Callable[[], Awaitable[cluster_pb2.NodeStatus]],
         drain: Callable[[bool], None],
         identify: Identify = anonymous,
@@ -61,6 +72,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self._peers = peers
         self._mail = mail
         self._nodes = nodes
+        self._ranges = ranges
         self._own_status = own_status
         self._drain = drain
         self._identify = identify
@@ -132,7 +144,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         node = NodeInfo(
             request.name, request.address, request.weight or 1.0, identity=request.identity
         )
-        return cluster_pb2.AddNodeReply(topology=await self._nodes.add(node, group=request.group))
+        topology = await self._nodes.add(node, group=request.group, is_new_group=request.new_group)
+        return cluster_pb2.AddNodeReply(topology=topology)
 
     @streaming
     async def RemoveNode(  # noqa: N802
@@ -152,6 +165,20 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             async with aclosing(self._nodes.progress()) as parts:
                 async for part in parts:
                     yield part
+
+    @streaming
+    async def SetRanges(  # noqa: N802
+        self, request: cluster_pb2.SetRangesRequest, context: Context
+    ) -> AsyncGenerator[cluster_pb2.SetRangesProgress, None]:
+        assert self._ranges is not None
+        if request.undo:
+            await self._ranges.undo()
+        else:
+            ranges = [(one.geohash, one.group) for one in request.ranges]
+            async with aclosing(self._ranges.change(ranges)) as steps:
+                async for waiting in steps:
+                    yield cluster_pb2.SetRangesProgress(stage="announce", waiting=waiting)
+        yield cluster_pb2.SetRangesProgress(stage="done")
 
     @unary
     async def Drain(  # noqa: N802

@@ -17,8 +17,10 @@ from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
 from galileo.node.peers import (
+    BatchLookup,
     CommitAnswer,
     CommitTask,
+    FoundBatch,
     ReadTask,
     ScanAnswer,
     ScanDone,
@@ -122,12 +124,32 @@ class GrpcPeers:
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         head = peers_pb2.CommitRequest(
-            dataset=task.dataset, producer=task.producer, batch=task.batch
+            dataset=task.dataset,
+            producer=task.producer,
+            batch=task.batch,
+            range_epoch=task.range_epoch,
+            first_epoch=task.first_epoch,
         )
         request = Bulk(head, stream_of(task.observations))
         reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)
         reached = cursor_from_pb(reply.reached)
         return CommitAnswer(reply.rows, reply.paths, reply.duplicate_rows, reached)
+
+    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
+        epochs, partitions = zip(*lookup.places, strict=True)
+        request = peers_pb2.FindBatchesRequest(
+            dataset=lookup.dataset,
+            producer=lookup.producer,
+            batch=lookup.batch,
+            range_epoch=lookup.range_epoch,
+            epochs=epochs,
+            partitions=partitions,
+        )
+        reply = await self._call(
+            node, PeerStorageStub, "FindBatches", request, self.options.commit_s
+        )
+        pairs = zip(reply.sequences, reply.last_batches, strict=True)
+        return [FoundBatch(sequence, last) for sequence, last in pairs]
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
         request, timeout_s = scan_task_to_pb(task), self.options.scan_s

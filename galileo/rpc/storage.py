@@ -16,6 +16,7 @@ from galileo.model.rows import RowOptions
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
+    BatchLookup,
     CommitTask,
     ReadTask,
     ScanAnswer,
@@ -78,6 +79,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             producer=head.producer,
             batch=head.batch,
             principal=caller.name if caller else "",
+            range_epoch=head.range_epoch,
+            first_epoch=head.first_epoch,
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,
@@ -98,6 +101,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             producer=head.producer,
             batch=head.batch,
             observations=from_ipc(request.observations, schema.observation_schema),
+            range_epoch=head.range_epoch,
+            first_epoch=head.first_epoch,
         )
         answer = await self._node.ingest.commit(task)
         return peers_pb2.CommitReply(
@@ -105,6 +110,23 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             paths=answer.paths,
             duplicate_rows=answer.duplicate_rows,
             reached=cursor_to_pb(answer.reached),
+        )
+
+    @unary
+    async def FindBatches(  # noqa: N802
+        self, request: peers_pb2.FindBatchesRequest, context: Context
+    ) -> peers_pb2.FindBatchesReply:
+        schema = await self._node.schema(request.dataset)
+        lookup = BatchLookup(
+            schema.key,
+            request.producer,
+            request.batch,
+            range_epoch=request.range_epoch,
+            places=list(zip(request.epochs, request.partitions, strict=True)),
+        )
+        found = await self._node.ingest.earlier.find(lookup)
+        return peers_pb2.FindBatchesReply(
+            sequences=[one.sequence for one in found], last_batches=[one.last for one in found]
         )
 
     @streaming

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import NodeInfo
@@ -73,15 +74,15 @@ class ClusterNodes:
         self._to = ""
         self._running: asyncio.Task[None] | None = None
 
-    async def add(self, node: NodeInfo, *, group: str) -> bytes:
+    async def add(self, node: NodeInfo, *, group: str, is_new_group: bool) -> bytes:
         """Adds another node to the topology, which is returned as tagged JSON.
 
         Raises:
-            InputError: its name or address is taken, or the group does not exist.
+            InputError: its name or address is taken, or the group does not exist, or is not new.
             Unavailable: too few voters of the register answer.
         """
         await self._register.change(
-            lambda topology: topology_changes.add_node(topology, node, group=group)
+            partial(topology_changes.add_node, node=node, group=group, is_new_group=is_new_group)
         )
         self._mail.broadcast_heartbeat()
         return self._register.encoded

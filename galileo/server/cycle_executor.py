@@ -134,6 +134,7 @@ class CycleExecutor:
         self._is_dead = is_dead
         self._failure_of = failure_of
         self._known: dict[tuple[str, str], _Known] = {}
+        self._ranges = node.topology.readable_ranges
         self._candidates: dict[Partitions, Partitions] = {}
         self._stood: set[tuple[str, str, bytes]] = set()
 
@@ -209,7 +210,10 @@ class CycleExecutor:
         return _Row(item.after, possible - set(pruned), certain.join(pruned))
 
     def _of_query(self, text: str, schema: Schema) -> _Known:
-        key = (schema.key, text)
+        key, ranges = (schema.key, text), self._node.topology.readable_ranges
+        if ranges != self._ranges:
+            self._known.clear()
+            self._ranges = ranges
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= QUERIES_KEPT:
@@ -223,7 +227,7 @@ class CycleExecutor:
     def _possible(self, text: str, schema: Schema) -> Partitions:
         """The partitions that can hold a match by placement; all, if there is one group."""
         if len(self._node.topology.groups) == 1:
-            return frozenset(self._node.topology.partitions)
+            return placement.readable_partitions(self._node.topology)
         return self._node.scans.candidates(parse(text, schema))
 
     def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:

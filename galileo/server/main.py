@@ -67,6 +67,7 @@ from galileo.server.joining import mark_removed, resolve_topology
 from galileo.server.malloc_tuning import trim_when_idle
 from galileo.server.metric_source import NodeView
 from galileo.server.peer_messaging import PeerMessenger
+from galileo.server.range_changes import RangeChanges
 from galileo.server.security import Security
 from galileo.server.spill_files import SpillFiles
 from galileo.server.topology_register import TopologyRegister
@@ -247,6 +248,9 @@ class NodeProcess:
             peers=self._peers,
             mail=self.mail,
             nodes=self._nodes,
+            ranges=RangeChanges(
+                self.node, register=self._register, peers=self._peers, mail=self.mail
+            ),
             own_status=self._status,
             drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             identify=identify,

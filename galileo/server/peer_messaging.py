@@ -64,9 +64,9 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (5,)
+PROTOCOLS_UNDERSTOOD = (6,)
 """Versions that are accepted from other nodes, for rolling upgrades."""
 
 _NOT_URGENT = (messages.Digest,)

@@ -224,6 +224,14 @@ class PartitionJournal:
         numbers = (self._producers.last_batch(producer), self._mark.batches.last_batch(producer))
         return max((number for number in numbers if number is not None), default=None)
 
+    def find_batch(self, producer: str, batch: int) -> int | None:
+        """The sequence of a producer's batch, None where it is not known."""
+        sequence = self._producers.sequence_of(producer, batch)
+        if sequence is not None:
+            return sequence
+        dropped = self._mark.batches.find(producer, batch)
+        return None if dropped is None else dropped.sequence
+
     def append(self, commits: Sequence[Commit]) -> list[Committed | GalileoError]:
         """Commits all of `commits` with one sync; returns when they are durable.
 

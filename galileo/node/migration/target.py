@@ -209,7 +209,8 @@ class PartitionTarget:
         await asyncio.to_thread(self._moves.open, move, listing.contents)
         await asyncio.to_thread(self._moves.expect, move, listing.contents)
         try:
-            await self._movers.hand_over(owner, Handoff(move, listing.contents))
+            epoch = self._live.current.range_epoch
+            await self._movers.hand_over(owner, Handoff(move, listing.contents, epoch))
         except TransientError as error:
             if not await self._was_handed_over(owner, move):
                 raise Unavailable(

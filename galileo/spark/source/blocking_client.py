@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from galileo.dht.topology import Topology
-from galileo.errors import InputError, PartitionMoved
+from galileo.errors import InputError, PartitionMoved, Unavailable
 from galileo.model.schema import Schema, unknown_dataset
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
@@ -17,6 +18,7 @@ from galileo.wire.v1.storage_pb2_grpc import StorageStub
 from galileo.wire.zero_copy import Bulk, BulkStub
 
 OPTIONS = CallOptions(patience_s=30.0)
+PAUSE_S = 0.05
 
 
 class BlockingClient(BlockingCaller):
@@ -36,10 +38,31 @@ class BlockingClient(BlockingCaller):
         keys: TlsFiles = NO_TLS_FILES,
     ) -> None:
         super().__init__(addresses, options=options, keys=keys)
+        self._topology: Topology | None = None
 
     def topology(self) -> Topology:
         reply = self.unary(ClusterStub, "Topology", cluster_pb2.TopologyRequest())
         return Topology.from_json(reply.topology_json)
+
+    def routing_topology(self, *, range_epoch: int = 1) -> Topology:
+        """The topology by which rows are sent, read again if its range epoch is lower.
+
+        Raises:
+            Unavailable: no node knows the range epoch in time.
+        """
+        deadline = time.monotonic() + self.options.patience_s
+        topology = self._topology or self.topology()
+        while topology.range_epoch < range_epoch:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"expected a topology of range epoch {range_epoch}, got one of "
+                    f"{topology.range_epoch}; try again",
+                    after_s=1.0,
+                )
+            time.sleep(PAUSE_S)
+            topology = self.topology()
+        self._topology = topology
+        return topology
 
     def schema(self, dataset: str) -> Schema:
         """The schema of a dataset.

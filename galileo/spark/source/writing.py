@@ -5,22 +5,22 @@ requires the same rows in the same batches, but after a shuffle Spark guarantees
 So rows are sorted first, unless the option `order` is `as_given`.
 
 A task reads the topology once and sends each owner its rows. A node forwards rows of others, so a
-topology that changes meanwhile costs time alone.
+partition that moves meanwhile costs time alone. Where the ranges are cut anew, the task sends the
+whole batch again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from galileo.dht import placement
-from galileo.dht.topology import Topology
-from galileo.errors import InputError
+from galileo.errors import InputError, RangesChanged
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
 from galileo.spark.source.blocking_client import BlockingClient
@@ -93,8 +93,7 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
     first = numbers.task % len(spec.addresses)
     addresses = [*spec.addresses[first:], *spec.addresses[:first]]
     replies: list[storage_pb2.IngestReply] = []
-    running: deque[list[Future[storage_pb2.IngestReply]]] = deque()
-    topology: Topology | None = None
+    running: deque[_SentBatch] = deque()
     with (
         BlockingClient(addresses, options=OPTIONS, keys=spec.keys) as client,
         ThreadPoolExecutor(CALLS_IN_FLIGHT_MAX) as pool,
@@ -105,22 +104,63 @@ def send(rows: Iterable[pa.RecordBatch], spec: WriteSpec, numbers: BatchNumbers)
                     f"expected at most {BATCHES_PER_EPOCH_MAX:,} batches from one task; "
                     "repartition, or raise the option batch_rows"
                 )
-            topology = topology or client.topology()
-            parts = placement.split_by_owner(topology, schema, normalise(schema, table))
-            head = storage_pb2.IngestRequest(
-                dataset=schema.key, producer=numbers.producer, batch=number
-            )
             if len(running) == BATCHES_IN_FLIGHT_MAX:
-                replies += [call.result() for call in running.popleft()]
-            calls = []
-            for node, part in parts.items():
-                owner, request = topology.by_name[node].address, Bulk(head, stream_of(part))
-                calls.append(pool.submit(client.ingest, request, first=owner))
-            running.append(calls)
-        replies += [call.result() for calls in running for call in calls]
+                replies += running.popleft().results()
+            sent = _SentBatch(client, pool, schema, normalise(schema, table))
+            sent.send(numbers.producer, number)
+            running.append(sent)
+        for sent in running:
+            replies += sent.results()
     return Written(
         sum(reply.rows for reply in replies), sum(reply.duplicate_rows for reply in replies)
     )
+
+
+class _SentBatch:
+    """A batch under way to the owners of its rows."""
+
+    def __init__(
+        self, client: BlockingClient, pool: Executor, schema: Schema, table: pa.Table
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._schema = schema
+        self._table = table
+        self._calls: list[Future[storage_pb2.IngestReply]] = []
+        self._head = storage_pb2.IngestRequest(dataset=schema.key)
+
+    def send(self, producer: str, number: int) -> None:
+        """Sends each owner its rows."""
+        topology = self._client.routing_topology()
+        self._head = storage_pb2.IngestRequest(
+            dataset=self._schema.key,
+            producer=producer,
+            batch=number,
+            range_epoch=topology.range_epoch,
+        )
+        parts = placement.split_by_owner(topology, self._schema, self._table)
+        self._calls = [
+            self._pool.submit(
+                self._client.ingest,
+                Bulk(self._head, stream_of(part)),
+                first=topology.by_name[node].address,
+            )
+            for node, part in parts.items()
+        ]
+
+    def results(self) -> list[storage_pb2.IngestReply]:
+        """The replies of all owners; sends the batch again if the ranges were cut anew meanwhile.
+
+        Raises:
+            GalileoError: of a node.
+        """
+        while True:
+            try:
+                return [call.result() for call in self._calls]
+            except RangesChanged as error:
+                wait(self._calls)
+                self._client.routing_topology(range_epoch=error.details["range_epoch"])
+                self.send(self._head.producer, self._head.batch)
 
 
 def _tables(

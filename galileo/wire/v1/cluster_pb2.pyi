@@ -29,6 +29,7 @@ class AddNodeRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    NEW_GROUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     """host:port at which other nodes and clients reach it"""
@@ -38,6 +39,8 @@ class AddNodeRequest(_message.Message):
     """its share of the partitions; 0: 1"""
     identity: _builtins.str
     """random name of its directory"""
+    new_group: _builtins.bool
+    """the group is made with it"""
     def __init__(
         self,
         *,
@@ -46,10 +49,11 @@ class AddNodeRequest(_message.Message):
         group: _builtins.str = ...,
         weight: _builtins.float = ...,
         identity: _builtins.str = ...,
+        new_group: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "new_group", b"new_group", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,6 +143,82 @@ class RemoveNodeProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveNodeProgress: _TypeAlias = RemoveNodeProgress  # noqa: Y015
+
+@_typing.final
+class SetRangesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    undo: _builtins.bool
+    """takes ranges back that were announced and are not in force yet"""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___RangeStart]:
+        """ascending; the first begins at "" """
+
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[Global___RangeStart] | None = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRangesRequest: _TypeAlias = SetRangesRequest  # noqa: Y015
+
+@_typing.final
+class RangeStart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GEOHASH_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    geohash: _builtins.str
+    """where the range begins; it ends where the next one does"""
+    group: _builtins.str
+    """that stores its rows"""
+    def __init__(
+        self,
+        *,
+        geohash: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["geohash", b"geohash", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangeStart: _TypeAlias = RangeStart  # noqa: Y015
+
+@_typing.final
+class SetRangesProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    """"announce", "done" """
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that do not know the ranges yet"""
+
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+        waiting: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRangesProgress: _TypeAlias = SetRangesProgress  # noqa: Y015
 
 @_typing.final
 class CreateDatasetRequest(_message.Message):

@@ -74,6 +74,11 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.FromString,
                 _registered_method=True)
+        self.SetRanges = channel.unary_stream(
+                '/galileo.v1.Cluster/SetRanges',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.FromString,
+                _registered_method=True)
         self.SetRetention = channel.unary_unary(
                 '/galileo.v1.Cluster/SetRetention',
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
@@ -146,6 +151,13 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRanges(self, request, context):
+        """Cuts the geohash ranges of the groups anew, when every node knows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRetention(self, request, context):
         """A dataset's retention policy: changes it, tells it, or does at once what it demands.
         """
@@ -207,6 +219,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.RemoveNode,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.SerializeToString,
+            ),
+            'SetRanges': grpc.unary_stream_rpc_method_handler(
+                    servicer.SetRanges,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.SerializeToString,
             ),
             'SetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRetention,
@@ -440,6 +457,33 @@ class Cluster:
             '/galileo.v1.Cluster/RemoveNode',
             galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_cluster__pb2.RemoveNodeProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Cluster/SetRanges',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/v1/storage.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"W\n\rIngestRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\"\x7f\n\x0bIngestReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12#\n\x07reached\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x16\n\x0e\x64uplicate_rows\x18\x04 \x01(\x04\x12\x16\n\x0e\x66orwarded_rows\x18\x05 \x01(\x04\"\xbf\x01\n\x0bReadRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\x0c\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x13\n\x05local\x18\x04 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x10\n\x08numbered\x18\x05 \x01(\x08\x12\x14\n\x06\x64igest\x18\x06 \x01(\x0c\x42\x04\x90\xb5\x18\x01\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\t\x12\x12\n\x05limit\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\t \x01(\tB\x08\n\x06_limit\" \n\x08ReadPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\"\xbf\x01\n\rSelectRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\x12\n\ncount_only\x18\x04 \x01(\x08\x12(\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x17.galileo.v1.SelectScope\x12\x12\n\x05limit\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12\x0f\n\x07partial\x18\x08 \x01(\x08\x42\x08\n\x06_limit\"g\n\x0bSelectScope\x12\x12\n\npartitions\x18\x01 \x03(\r\x12!\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12!\n\x05until\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\"O\n\nSelectPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07missing\x18\x04 \x03(\r\"\xd2\x01\n\x08ScanItem\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12!\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12!\n\x05until\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07\x62ounded\x18\x06 \x01(\x08\x12\x12\n\npartitions\x18\x07 \x03(\r\x12\x12\n\nlabels_max\x18\x08 \x01(\x04\x12\x14\n\x0csampler_json\x18\t \x01(\t\"2\n\x0bScanRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.galileo.v1.ScanItem\"\x9f\x01\n\x08ScanPart\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12%\n\x07reached\x18\x03 \x01(\x0b\x32\x12.galileo.v1.CursorH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.galileo.v1.ErrorH\x00\x12 \n\x04gone\x18\x05 \x01(\x0b\x32\x12.galileo.v1.CursorB\x06\n\x04part\"0\n\tScanReply\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.galileo.v1.ScanPart2\xad\x02\n\x07Storage\x12H\n\x06Ingest\x12\x19.galileo.v1.IngestRequest\x1a\x17.galileo.v1.IngestReply\"\n\x8a\xb5\x18\x06\x08\x02\x18\x02 \x01\x12G\n\x04Read\x12\x17.galileo.v1.ReadRequest\x1a\x14.galileo.v1.ReadPart\"\x0e\x8a\xb5\x18\n\x08\x01\x10\x01\x18\x02 \x01(\x02\x30\x01\x12I\n\x06Select\x12\x19.galileo.v1.SelectRequest\x1a\x16.galileo.v1.SelectPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01(\x02\x30\x01\x12\x44\n\x04Scan\x12\x17.galileo.v1.ScanRequest\x1a\x15.galileo.v1.ScanReply\"\n\x8a\xb5\x18\x06\x08\x01\x10\x01\x18\x02\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dgalileo/wire/v1/storage.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\x81\x01\n\rIngestRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x10\n\x08producer\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\x14\n\x0cobservations\x18\x04 \x01(\x0c\x12\x13\n\x0brange_epoch\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_epoch\x18\x06 \x01(\r\"\x7f\n\x0bIngestReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05paths\x18\x02 \x01(\x04\x12#\n\x07reached\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x16\n\x0e\x64uplicate_rows\x18\x04 \x01(\x04\x12\x16\n\x0e\x66orwarded_rows\x18\x05 \x01(\x04\"\xbf\x01\n\x0bReadRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05parts\x18\x02 \x01(\x0c\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12\x13\n\x05local\x18\x04 \x01(\x08\x42\x04\x90\xb5\x18\x01\x12\x10\n\x08numbered\x18\x05 \x01(\x08\x12\x14\n\x06\x64igest\x18\x06 \x01(\x0c\x42\x04\x90\xb5\x18\x01\x12\x0f\n\x07\x63olumns\x18\x07 \x03(\t\x12\x12\n\x05limit\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\t \x01(\tB\x08\n\x06_limit\" \n\x08ReadPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\"\xbf\x01\n\rSelectRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\x12\n\ncount_only\x18\x04 \x01(\x08\x12(\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x17.galileo.v1.SelectScope\x12\x12\n\x05limit\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12\x0f\n\x07partial\x18\x08 \x01(\x08\x42\x08\n\x06_limit\"g\n\x0bSelectScope\x12\x12\n\npartitions\x18\x01 \x03(\r\x12!\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12!\n\x05until\x18\x03 \x01(\x0b\x32\x12.galileo.v1.Cursor\"O\n\nSelectPart\x12\x14\n\x0cobservations\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07missing\x18\x04 \x03(\r\"\xd2\x01\n\x08ScanItem\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x12\n\nquery_json\x18\x03 \x01(\t\x12!\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12!\n\x05until\x18\x05 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07\x62ounded\x18\x06 \x01(\x08\x12\x12\n\npartitions\x18\x07 \x03(\r\x12\x12\n\nlabels_max\x18\x08 \x01(\x04\x12\x14\n\x0csampler_json\x18\t \x01(\t\"2\n\x0bScanRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.galileo.v1.ScanItem\"\x9f\x01\n\x08ScanPart\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x10\n\x06labels\x18\x02 \x01(\x0cH\x00\x12%\n\x07reached\x18\x03 \x01(\x0b\x32\x12.galileo.v1.CursorH\x00\x12\"\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x11.galileo.v1.ErrorH\x00\x12 \n\x04gone\x18\x05 \x01(\x0b\x32\x12.galileo.v1.CursorB\x06\n\x04part\"0\n\tScanReply\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.galileo.v1.ScanPart2\xad\x02\n\x07Storage\x12H\n\x06Ingest\x12\x19.galileo.v1.IngestRequest\x1a\x17.galileo.v1.IngestReply\"\n\x8a\xb5\x18\x06\x08\x02\x18\x02 \x01\x12G\n\x04Read\x12\x17.galileo.v1.ReadRequest\x1a\x14.galileo.v1.ReadPart\"\x0e\x8a\xb5\x18\n\x08\x01\x10\x01\x18\x02 \x01(\x02\x30\x01\x12I\n\x06Select\x12\x19.galileo.v1.SelectRequest\x1a\x16.galileo.v1.SelectPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01(\x02\x30\x01\x12\x44\n\x04Scan\x12\x17.galileo.v1.ScanRequest\x1a\x15.galileo.v1.ScanReply\"\n\x8a\xb5\x18\x06\x08\x01\x10\x01\x18\x02\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,28 +45,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORAGE'].methods_by_name['Select']._serialized_options = b'\212\265\030\006\010\001\030\001(\002'
   _globals['_STORAGE'].methods_by_name['Scan']._loaded_options = None
   _globals['_STORAGE'].methods_by_name['Scan']._serialized_options = b'\212\265\030\006\010\001\020\001\030\002'
-  _globals['_INGESTREQUEST']._serialized_start=105
-  _globals['_INGESTREQUEST']._serialized_end=192
-  _globals['_INGESTREPLY']._serialized_start=194
-  _globals['_INGESTREPLY']._serialized_end=321
-  _globals['_READREQUEST']._serialized_start=324
-  _globals['_READREQUEST']._serialized_end=515
-  _globals['_READPART']._serialized_start=517
-  _globals['_READPART']._serialized_end=549
-  _globals['_SELECTREQUEST']._serialized_start=552
-  _globals['_SELECTREQUEST']._serialized_end=743
-  _globals['_SELECTSCOPE']._serialized_start=745
-  _globals['_SELECTSCOPE']._serialized_end=848
-  _globals['_SELECTPART']._serialized_start=850
-  _globals['_SELECTPART']._serialized_end=929
-  _globals['_SCANITEM']._serialized_start=932
-  _globals['_SCANITEM']._serialized_end=1142
-  _globals['_SCANREQUEST']._serialized_start=1144
-  _globals['_SCANREQUEST']._serialized_end=1194
-  _globals['_SCANPART']._serialized_start=1197
-  _globals['_SCANPART']._serialized_end=1356
-  _globals['_SCANREPLY']._serialized_start=1358
-  _globals['_SCANREPLY']._serialized_end=1406
-  _globals['_STORAGE']._serialized_start=1409
-  _globals['_STORAGE']._serialized_end=1710
+  _globals['_INGESTREQUEST']._serialized_start=106
+  _globals['_INGESTREQUEST']._serialized_end=235
+  _globals['_INGESTREPLY']._serialized_start=237
+  _globals['_INGESTREPLY']._serialized_end=364
+  _globals['_READREQUEST']._serialized_start=367
+  _globals['_READREQUEST']._serialized_end=558
+  _globals['_READPART']._serialized_start=560
+  _globals['_READPART']._serialized_end=592
+  _globals['_SELECTREQUEST']._serialized_start=595
+  _globals['_SELECTREQUEST']._serialized_end=786
+  _globals['_SELECTSCOPE']._serialized_start=788
+  _globals['_SELECTSCOPE']._serialized_end=891
+  _globals['_SELECTPART']._serialized_start=893
+  _globals['_SELECTPART']._serialized_end=972
+  _globals['_SCANITEM']._serialized_start=975
+  _globals['_SCANITEM']._serialized_end=1185
+  _globals['_SCANREQUEST']._serialized_start=1187
+  _globals['_SCANREQUEST']._serialized_end=1237
+  _globals['_SCANPART']._serialized_start=1240
+  _globals['_SCANPART']._serialized_end=1399
+  _globals['_SCANREPLY']._serialized_start=1401
+  _globals['_SCANREPLY']._serialized_end=1449
+  _globals['_STORAGE']._serialized_start=1452
+  _globals['_STORAGE']._serialized_end=1753
 # @@protoc_insertion_point(module_scope)

@@ -27,12 +27,18 @@ class IngestRequest(_message.Message):
     PRODUCER_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    RANGE_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     """names one source of batches; retried batches are recognised by it"""
     batch: _builtins.int
     observations: _builtins.bytes
     """Arrow IPC stream"""
+    range_epoch: _builtins.int
+    """of the ranges by which the sender split the batch; 0: this is all of it"""
+    first_epoch: _builtins.int
+    """the earliest range epoch in which the batch may have been sent; 0: the first"""
     def __init__(
         self,
         *,
@@ -40,10 +46,12 @@ class IngestRequest(_message.Message):
         producer: _builtins.str = ...,
         batch: _builtins.int = ...,
         observations: _builtins.bytes = ...,
+        range_epoch: _builtins.int = ...,
+        first_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "observations", b"observations", "producer", b"producer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

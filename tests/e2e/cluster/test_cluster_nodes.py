@@ -120,3 +120,72 @@ def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -
             cluster.remove(cluster.nodes[0].name)
         assert [node.name for node in cluster.nodes] == ["node-3"]
         assert partitions(cluster) == {"node-3": 4}
+
+
+@pytest.mark.timeout(600)
+def test_cluster_ranges_are_cut_under_load_without_loss(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
+    with LocalCluster(2, 1, tmp_path, settings=settings, partitions_per_group=4) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = FetchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        node = cluster.join("east", new_group=True)
+        node.start()
+        node.wait()
+        wait_until(lambda: client.status().complete, what="heartbeats", timeout_s=TIMEOUT_S)
+        for ranges in ([("", "group-1"), ("8", "east")], [("", "east")]):
+            assert [*client.set_ranges(ranges)][-1].stage == "done"
+            more = reader.count()
+            wait_until(lambda n=more: reader.count() > n, what="an update", timeout_s=TIMEOUT_S)
+        stream.finish()
+        wanted = client.query("numbered", QUERY)
+        assert wanted.complete
+        assert set(wanted.frontier) > {0, 1, 2, 3}
+        wait_until(lambda: reader.count() >= len(wanted), what="all labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit
+        assert client.count("numbered") == stream.sent
+    with LocalCluster(2, 1, tmp_path, settings=settings) as again:
+        assert Topology.from_json(again.client().topology_json()).range_epoch == 3
+        assert again.client().count("numbered") == stream.sent
+
+
+def test_ranges_wait_for_a_node_that_is_down_and_can_be_taken_back(tmp_path: Path) -> None:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+        client = cluster.client()
+        ranges = [("", "group-1"), ("s", "group-1")]
+        node = cluster.node("node-3")
+        node.kill()
+        steps = client.set_ranges(ranges)
+        assert next(steps).waiting == ("node-3",)
+        steps.close()
+        pending = Topology.from_json(client.topology_json())
+        assert (pending.pending_ranges, pending.range_epoch) == ((("", 0), ("s", 0)), 1)
+        with raises(InputError, expected="no_pending_ranges"):
+            list(client.set_ranges([("", "group-1")]))
+        command(cluster, "topology", "cut", "--undo")
+        assert Topology.from_json(client.topology_json()).pending_ranges is None
+        node.start()
+        file = tmp_path / "ranges.json"
+        file.write_text(json.dumps([["", 0], ["s", "group-1"]]))
+        command(cluster, "topology", "cut", str(file))
+        assert Topology.from_json(client.topology_json()).range_epoch == 2
+
+
+def test_topology_cut_invalid_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ranges.json"
+    with LocalCluster(1, 1, tmp_path / "cluster") as cluster:
+        for text in ("{}", "[1]", '[["", 7]]', '[["", "north"]]', '[["9", 0]]', "no JSON"):
+            file.write_text(text)
+            words = ["--node", cluster.addresses[0], "topology", "cut", str(file)]
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code == 2, (text, done.output)
+        assert Topology.from_json(cluster.client().topology_json()).agreed_version == 0

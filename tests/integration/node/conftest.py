@@ -19,8 +19,10 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import (
+    BatchLookup,
     CommitAnswer,
     CommitTask,
+    FoundBatch,
     ReadTask,
     Removed,
     RetentionReport,
@@ -94,6 +96,9 @@ class Network:
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         return await self._reach(node, "commit").ingest.commit(task)
+
+    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
+        return await self._reach(node, "find_batches").ingest.earlier.find(lookup)
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
         self.scanned.append(task)

@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 
 from galileo.client.routing import TOPOLOGY_AGE_MIN_S, Router
-from galileo.dht import placement
+from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Group, Move, NodeInfo, Topology, even_ranges
 from galileo.errors import InvalidObservations, Overloaded, TransientError, Unavailable
 from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.wire.caller import AvoidedAddresses, Caller, CallOptions, Connection
+from galileo.node.catalog import ranges_changed
+from galileo.wire.caller import AvoidedAddresses, BackoffClock, Caller, CallOptions, Connection
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 
 SCHEMA = Schema("nam", [Feature("temperature")], geohash_precision=3, time_bucket="1d")
@@ -32,6 +33,10 @@ def observations(rows: int, seed: int = 0) -> pa.Table:
     columns = [rng.uniform(-90, 90, rows), rng.uniform(-180, 180, rows)]
     arrays = [*map(pa.array, columns), times, pa.array(np.arange(rows, dtype=np.float64))]
     return pa.table(arrays, schema=SCHEMA.observation_schema)
+
+
+async def _no_pause(delay_s: float) -> None:
+    pass
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Nodes:
     overloaded: set[str] = field(default_factory=set)
     taken: list[tuple[str, pa.Table]] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
+    heads: list[storage_pb2.IngestRequest] = field(default_factory=list)
     topologies_read: int = 0
     refuses: str = ""
     now: float = 10.0
@@ -63,6 +69,8 @@ class Nodes:
         self.avoided = AvoidedAddresses(self.options.avoid_s, lambda: self.now)
 
     call_owner = Caller.call_owner
+    backoff = Caller.backoff
+    clock = BackoffClock(sleep=_no_pause)
 
     async def call(
         self,
@@ -87,6 +95,9 @@ class Nodes:
             raise Unavailable("no answer", address=address)
         if address in self.overloaded:
             raise Overloaded("too many commits wait")
+        self.heads.append(request.head)
+        if 0 < request.head.range_epoch < self.topology.range_epoch:
+            raise ranges_changed(self.topology.range_epoch)
         rows = from_ipc(request.observations, SCHEMA.observation_schema)
         self.taken.append((address, rows))
         owned = placement.split_by_owner(self.topology, SCHEMA, rows)
@@ -127,6 +138,27 @@ async def test_router_batch_is_sent_to_each_owner_once(seed: int) -> None:
     assert len(nodes.taken) == len(expected) > 1
     assert sum(reply.rows for reply in replies) == 500
     assert nodes.topologies_read == 1
+
+
+@pytest.mark.parametrize(("is_new", "first_epoch"), [(True, 1), (False, 1)])
+async def test_router_ranges_changed_sends_the_whole_batch_again(
+    is_new: bool, first_epoch: int
+) -> None:
+    nodes, table = Nodes(), observations(500)
+    router = Router(nodes)  # type: ignore[arg-type]
+    await router.ingest(SCHEMA, observations(10), producer="p", batch=0, is_new=is_new)
+    proposed = topology_changes.propose_ranges(TOPOLOGY, (("", 1),))
+    nodes.topology = topology_changes.activate_ranges(
+        proposed, (("", 1),), known_version=proposed.version
+    )
+    nodes.taken.clear()
+    replies = await router.ingest(SCHEMA, table, producer="p", batch=1, is_new=is_new)
+    assert {address for address, _ in nodes.taken} <= {node.address for node in NODES[2:]}
+    assert sum(reply.rows for reply in replies) == 500
+    last = nodes.heads[-1]
+    assert (last.range_epoch, last.first_epoch) == (2, first_epoch)
+    await router.ingest(SCHEMA, table, producer="p", batch=2, is_new=is_new)
+    assert nodes.heads[-1].first_epoch == (2 if is_new else 1)
 
 
 async def test_split_by_owner_one_owner_is_same_table() -> None:

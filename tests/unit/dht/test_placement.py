@@ -185,6 +185,40 @@ def test_candidates_random_blocks_include_their_partitions(
     assert set(placed.tolist()) <= placement.candidates(topology, schema(precision), asked)
 
 
+@given(st.lists(topologies(), min_size=2, max_size=4), st.integers(1, 6), st.data())
+def test_earlier_partitions_random_maps_are_those_of_the_topology_then(
+    drawn: list[Topology], precision: int, data: st.DataObject
+) -> None:
+    groups = max((one.groups for one in drawn), key=len)
+    count = drawn[0].partitions_per_group
+    then = [
+        replace(drawn[0], groups=groups, moved=(), partitions_per_group=count, ranges=one.ranges)
+        for one in drawn
+    ]
+    maps = [one.ranges for one in drawn]
+    now = replace(then[-2], former_ranges=tuple(maps[:-2]), pending_ranges=maps[-1])
+    cells = np.array(
+        data.draw(st.lists(st.integers(0, 32**precision - 1), min_size=1, max_size=20)),
+        dtype=np.uint64,
+    )
+    buckets = np.arange(len(cells), dtype=np.int64)
+    at = [placement.partitions_from_cells(one, schema(precision), cells, buckets) for one in then]
+    for position, cell in enumerate(cells.tolist()):
+        asked = ranges.normalise([cell], [cell + 1])
+        candidates = placement.candidates(now, schema(precision), asked)
+        assert {int(placed[position]) for placed in at} <= candidates
+        assert candidates <= placement.readable_partitions(now)
+        for epoch in range(1, now.range_epoch):
+            [earlier] = placement.earlier_partitions(
+                now,
+                schema(precision),
+                cells[position : position + 1],
+                partition=int(at[-2][position]),
+                epoch=epoch,
+            )
+            assert earlier == at[epoch - 1][position]
+
+
 def test_candidates_no_ranges_is_empty_and_none_is_all() -> None:
     assert placement.candidates(GOLDEN, schema(), ranges.none()) == frozenset()
     assert placement.candidates(GOLDEN, schema(), None) == frozenset(range(8))

@@ -70,6 +70,66 @@ def test_remove_node_last_of_its_group_raises_input_error() -> None:
         topology_changes.set_leaving(alone, "b", is_leaving=True)
 
 
+NEW_MAP = (("", 1), ("9", 0))
+
+
+def changed(topology: Topology, **kwargs: object) -> Topology:
+    """The topology, one version later."""
+    return replace(topology, version=topology.version + 1, **kwargs)  # type: ignore[arg-type]
+
+
+def test_add_node_new_group_has_partitions_and_no_ranges() -> None:
+    grown = topology_changes.add_node(FIRST, NEW, group="north", is_new_group=True)
+    assert [group.name for group in grown.groups] == ["west", "east", "north"]
+    assert placement.partitions_by_node(grown)["n"] == frozenset(range(16, 24))
+    assert placement.readable_partitions(grown) == frozenset(range(16))
+    before = placement.owners(FIRST)
+    assert {p: placement.owner(grown, p) for p in before} == before
+    assert grown.fingerprint == FIRST.fingerprint
+    with raises(InputError, group="west"):
+        topology_changes.add_node(FIRST, NEW, group="west", is_new_group=True)
+
+
+def test_ranges_proposed_and_activated_begin_an_epoch() -> None:
+    proposed = changed(topology_changes.propose_ranges(FIRST, NEW_MAP))
+    assert (proposed.ranges, proposed.range_epoch) == (FIRST.ranges, 1)
+    assert topology_changes.propose_ranges(proposed, NEW_MAP) is proposed
+    version = proposed.version
+    active = topology_changes.activate_ranges(proposed, NEW_MAP, known_version=version)
+    assert (active.ranges, active.range_epoch) == (NEW_MAP, 2)
+    assert active.readable_ranges == (FIRST.ranges, NEW_MAP)
+    assert topology_changes.activate_ranges(active, NEW_MAP, known_version=0) is active
+    assert topology_changes.propose_ranges(active, NEW_MAP) is active
+    assert Topology.from_json(active.to_json()) == active
+    assert active.fingerprint == FIRST.fingerprint
+
+
+def test_ranges_activated_with_an_older_known_version_is_unavailable() -> None:
+    proposed = changed(topology_changes.propose_ranges(FIRST, NEW_MAP))
+    later = changed(topology_changes.add_node(proposed, NEW, group="west"))
+    with raises(Unavailable):
+        topology_changes.activate_ranges(later, NEW_MAP, known_version=proposed.version)
+
+
+def test_ranges_withdrawn_are_not_activated() -> None:
+    proposed = changed(topology_changes.propose_ranges(FIRST, NEW_MAP))
+    with raises(InputError, expected="no_pending_ranges"):
+        topology_changes.propose_ranges(proposed, (("", 0),))
+    withdrawn = changed(topology_changes.withdraw_ranges(proposed))
+    assert withdrawn.readable_ranges == FIRST.readable_ranges
+    with raises(InputError, expected="pending_ranges"):
+        topology_changes.activate_ranges(withdrawn, NEW_MAP, known_version=withdrawn.version)
+
+
+def test_ranges_of_a_group_whose_first_node_has_not_joined_raise_input_error() -> None:
+    announced = replace(NEW, identity="")
+    grown = topology_changes.add_node(FIRST, announced, group="north", is_new_group=True)
+    with raises(InputError, node="n"):
+        topology_changes.propose_ranges(grown, (("", 0), ("9", 2)))
+    joined = topology_changes.add_node(grown, NEW, group="north")
+    topology_changes.propose_ranges(joined, (("", 0), ("9", 2)))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_topology_random_history_keeps_blocks_homes_and_ordinals(seed: int) -> None:
     """Each partition has one owner of its group, shares are even, and no ordinal comes again."""

@@ -673,10 +673,16 @@ class CommitRequest(_message.Message):
     PRODUCER_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    RANGE_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     batch: _builtins.int
     observations: _builtins.bytes
+    range_epoch: _builtins.int
+    """of the ranges by which the batch was split"""
+    first_epoch: _builtins.int
+    """the earliest one in which it may have been sent"""
     def __init__(
         self,
         *,
@@ -684,14 +690,85 @@ class CommitRequest(_message.Message):
         producer: _builtins.str = ...,
         batch: _builtins.int = ...,
         observations: _builtins.bytes = ...,
+        range_epoch: _builtins.int = ...,
+        first_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "observations", b"observations", "producer", b"producer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class FindBatchesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    RANGE_EPOCH_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    producer: _builtins.str
+    batch: _builtins.int
+    range_epoch: _builtins.int
+    """of the sender"""
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """earlier range epochs,"""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """each with a partition of the receiver"""
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        producer: _builtins.str = ...,
+        batch: _builtins.int = ...,
+        range_epoch: _builtins.int = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "epochs", b"epochs", "partitions", b"partitions", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindBatchesRequest: _TypeAlias = FindBatchesRequest  # noqa: Y015
+
+@_typing.final
+class FindBatchesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    LAST_BATCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the batch in each place; 0: it is not there"""
+
+    @_builtins.property
+    def last_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the producer's highest number there; -1: none"""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        last_batches: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_batches", b"last_batches", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindBatchesReply: _TypeAlias = FindBatchesReply  # noqa: Y015
 
 @_typing.final
 class CommitReply(_message.Message):

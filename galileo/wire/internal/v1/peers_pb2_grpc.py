@@ -40,6 +40,11 @@ class PeerStorageStub:
                 request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.FromString,
                 _registered_method=True)
+        self.FindBatches = channel.unary_unary(
+                '/galileo.internal.v1.PeerStorage/FindBatches',
+                request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesReply.FromString,
+                _registered_method=True)
         self.ScanSmall = channel.unary_unary(
                 '/galileo.internal.v1.PeerStorage/ScanSmall',
                 request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.SerializeToString,
@@ -62,6 +67,14 @@ class PeerStorageServicer:
 
     def Commit(self, request, context):
         """Between nodes: commits rows that belong to partitions of the receiver.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindBatches(self, request, context):
+        """Between nodes: whether partitions of the receiver have a batch of an earlier range epoch. The
+        receiver takes no commits of earlier epochs any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +108,11 @@ def add_PeerStorageServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.SerializeToString,
+            ),
+            'FindBatches': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindBatches,
+                    request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesReply.SerializeToString,
             ),
             'ScanSmall': grpc.unary_unary_rpc_method_handler(
                     servicer.ScanSmall,
@@ -139,6 +157,33 @@ class PeerStorage:
             '/galileo.internal.v1.PeerStorage/Commit',
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitRequest.SerializeToString,
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindBatches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.internal.v1.PeerStorage/FindBatches',
+            galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesRequest.SerializeToString,
+            galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.FindBatchesReply.FromString,
             options,
             channel_credentials,
             insecure,
