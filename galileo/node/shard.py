@@ -103,7 +103,8 @@ class Shard:
         """Indexes commits that the journal already has; at start, before `attach`."""
         sequences = np.arange(replayed.first_sequence, replayed.last_sequence + 1)
         self.graph.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
-        self._note(partition, replayed)
+        buckets = column_micros(replayed.paths.column("bucket"))
+        self._note(partition, replayed, newest_us=int(buckets.max()))
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
         """Begins to serve a partition; `moves` is the number of its last move."""
@@ -297,35 +298,42 @@ class Shard:
             self.graph.insert_many(paths, Commits(places, np.array(sequences)), counts)
             first = np.flatnonzero(differs(places))  # The commits of a partition are together.
             starts = np.concatenate([[0], np.cumsum(counts)])
-            for start, stop in zip(first, [*first[1:], len(places)], strict=True):
+            # No commit is without paths, so no partition has an empty stretch of them.
+            newest = np.maximum.reduceat(column_micros(paths.column("bucket")), starts[first])
+            stops = [*first[1:].tolist(), len(places)]
+            for start, stop, newest_us in zip(first.tolist(), stops, newest.tolist(), strict=True):
                 of_partition = paths.slice(starts[start], starts[stop] - starts[start])
                 replayed = Replayed(sequences[start], counts[start:stop], of_partition)
-                self._note(partitions[start], replayed)
+                self._note(partitions[start], replayed, newest_us=newest_us)
         except BaseException as error:
             for partition in set(partitions):
                 reason = f"a commit that was stored could not be indexed: {error!r}"
                 self.journals[partition].stop(reason)
             raise
 
-    def _note(self, partition: int, commits: Replayed) -> None:
-        """Keeps commits for the synopsis, and publishes them."""
+    def _note(self, partition: int, commits: Replayed, *, newest_us: int) -> None:
+        """Keeps commits for the synopsis, and publishes them.
+
+        Args:
+            partition: of the commits.
+            commits: behind those that are published.
+            newest_us: the start of their newest time bucket.
+        """
         with self._summarising:
             self._unsummarised.setdefault(partition, []).append(commits)
             waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
             self._unsummarised_paths[partition] = waiting
             if waiting >= self._unsummarised_paths_max:
                 self._summarise(partition)
-        self._wind(partition, commits)
+        self._wind(ClockStep(partition, commits.last_sequence, newest_us))
         self._published[partition] = commits.last_sequence
         self._change = object()
 
-    def _wind(self, partition: int, commits: Replayed) -> None:
+    def _wind(self, step: ClockStep) -> None:
         """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
-        if commits.paths.num_rows:
-            newest_us = int(column_micros(commits.paths.column("bucket")).max())
-            before = self._newest.get(partition)
-            if before is None or newest_us > before.bucket_us:
-                self._newest[partition] = ClockStep(partition, commits.last_sequence, newest_us)
+        before = self._newest.get(step.partition)
+        if before is None or step.bucket_us > before.bucket_us:
+            self._newest[step.partition] = step
 
     def _summarise(self, partition: int) -> None:
         """Gives the synopsis the commits that wait, as one that ends with the last of them.

@@ -23,6 +23,8 @@ from galileo.storage.frame import Buffer, FrameHeader, encode_header
 
 COMMIT_BYTES_MAX = 1 << 30
 """Bytes of the observations of one commit, as an Arrow message."""
+JOINED_BYTES_MAX = 64 << 10
+"""Frames up to this size become one buffer: a copy costs less than the handling of each part."""
 
 RowRanges: TypeAlias = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
 """First rows and row counts, as in the columns `row` and `rows` of labels."""
@@ -50,25 +52,33 @@ class Committed:
 
 @dataclass(slots=True)
 class FrameGroup:
-    """Frames that are written and synced together."""
+    """Frames that are written and synced together.
+
+    Attributes:
+        first: sequence of the first frame.
+        size: bytes of all frames.
+        batches: header and observations of each new commit, by producer and batch.
+        newest_us: the end of the newest time bucket.
+    """
 
     first: int
+    size: int = 0
     headers: list[FrameHeader] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    batches: dict[tuple[str, int], tuple[FrameHeader, pa.Table]] = field(default_factory=dict)
+    batches: dict[tuple[str, int], tuple[FrameHeader, pa.RecordBatch]] = field(default_factory=dict)
     newest_us: int = TIME_MIN_US
 
     @property
     def next_sequence(self) -> int:
         return self.first + len(self.headers)
 
-    @property
-    def size(self) -> int:
-        return sum(header.frame_bytes for header in self.headers)
-
-    def add(self, header: FrameHeader, bodies: Sequence[Buffer], observations: pa.Table) -> None:
+    def add(
+        self, header: FrameHeader, bodies: Sequence[Buffer], observations: pa.RecordBatch
+    ) -> None:
+        frame, size = [encode_header(header), *bodies], header.frame_bytes
         self.headers.append(header)
-        self.buffers += [encode_header(header), *bodies]
+        self.buffers += [b"".join(frame)] if size <= JOINED_BYTES_MAX else frame
+        self.size += size
         self.batches[header.producer, header.batch] = header, observations
 
 

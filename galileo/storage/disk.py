@@ -79,7 +79,7 @@ REAL_DISK = RealDisk()
 
 def write_all(disk: Disk, descriptor: int, buffers: Sequence[Buffer], *, offset: int) -> None:
     """Writes all buffers one behind the other, however short the single writes are."""
-    waiting = [memoryview(buffer) for buffer in buffers if len(memoryview(buffer))]
+    waiting = [view for buffer in buffers if len(view := memoryview(buffer))]
     first = 0
     while first < len(waiting):
         written = disk.write(descriptor, waiting[first : first + IOV_MAX], offset)

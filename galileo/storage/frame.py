@@ -139,15 +139,15 @@ def producer_name(producer: str) -> str:
 
 def encode_header(header: FrameHeader) -> bytes:
     """The header's bytes; its checksum is their last four."""
-    name = header.producer.encode()
+    name, size = header.producer.encode(), header.header_bytes
     fields = _FIELDS.pack(
-        *(MAGIC, FORMAT_VERSION, header.header_bytes, header.partition),
+        *(MAGIC, FORMAT_VERSION, size, header.partition),
         *(header.sequence, header.group, header.batch),
         *(header.rows, header.paths, header.committed_at_us),
         *(header.paths_bytes, header.observations_bytes),
         *(header.paths_crc, header.observations_crc, len(name)),
     )
-    covered = (fields + name).ljust(header.header_bytes - _CRC.size, b"\0")
+    covered = (fields + name).ljust(size - _CRC.size, b"\0")
     return covered + _CRC.pack(checksum([covered]))
 
 

@@ -549,7 +549,8 @@ class PartitionJournal:
         sequence = self._producers.sequence_of(producer, commit.batch)
         if sequence is not None:
             return self.header(sequence), self.read(sequence)
-        return group.batches.get((producer, commit.batch))
+        first = group.batches.get((producer, commit.batch))
+        return None if first is None else (first[0], pa.Table.from_batches([first[1]]))
 
     def _encode(self, commit: Commit, group: FrameGroup) -> FrameHeader:
         observations = to_record_batch(
@@ -573,7 +574,7 @@ class PartitionJournal:
         )
         group.newest_us = max(group.newest_us, retention.newest_us(self._schema, paths))
         bodies = [*paths_body.buffers, *observations_body.buffers]
-        group.add(header, bodies, pa.Table.from_batches([observations]))
+        group.add(header, bodies, observations)
         return header
 
     def _publish(self, group: FrameGroup) -> None:

@@ -119,7 +119,9 @@ class TruncatedProducers:
         return None if place is None else self._result(place)
 
     def _place(self, producer: str, batch: int) -> int | None:
-        start, stop = self._places.get(producer, (0, 0))
+        if producer not in self._places:
+            return None
+        start, stop = self._places[producer]
         place = start + int(np.searchsorted(self._numbers[start:stop], np.uint64(batch)))
         return place if place < stop and int(self._numbers[place]) == batch else None
 

@@ -20,6 +20,7 @@ from galileo.graph.synopsis import Synopsis
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
+from galileo.model.windows import ClockStep
 from galileo.node.shard import PublishedCommits, Shard
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
@@ -199,13 +200,34 @@ def test_event_clock_advances_before_a_commit_is_published(
     ahead: list[bool] = []
 
     class Watched(Shard):
-        def _wind(self, partition: int, commits: Any) -> None:
-            ahead.append(self.published()[partition] >= commits.last_sequence)
-            super()._wind(partition, commits)
+        def _wind(self, step: ClockStep) -> None:
+            ahead.append(self.published()[step.partition] >= step.sequence)
+            super()._wind(step)
 
     with opened(tmp_path, schema, PARTITION, cls=Watched) as shard:
         assert write(shard, commits_of(shard, make_observations, 1))
     assert ahead[-1:] == [False]
+
+
+def test_event_clock_group_to_several_partitions_has_the_newest_bucket_of_each(
+    tmp_path: Path, schema: Schema, make_observations: Make
+) -> None:
+    """One write has all of them, with commits and paths of different numbers."""
+    partitions = (3, 5, 9)
+    with opened(tmp_path, schema, *partitions) as shard:
+        made = commits_of(shard, make_observations, 6)
+        groups = dict(zip(partitions, (made[:1], made[1:3], made[3:]), strict=True))
+        assert not any(isinstance(r, GalileoError) for g in shard.write(groups).values() for r in g)
+        expected = {
+            ClockStep(p, len(group), max(newest_bucket(commit) for commit in group))
+            for p, group in groups.items()
+        }
+        assert len({step.bucket_us for step in expected}) > 1, "the partitions differ"
+        assert set(shard.event_clock()) == expected
+
+
+def newest_bucket(commit: Commit) -> int:
+    return max(column_micros(commit.paths.column("bucket")).tolist())
 
 
 def test_own_published_is_one_object_until_it_changes(
