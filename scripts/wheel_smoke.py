@@ -47,6 +47,7 @@ COMMANDS = {
     "dataset create": "made --feature temperature:K",
     "ingest": "csv reports.csv --create",
     "topology suggest": "--dataset csv --groups 1",
+    "topology cut": "--undo",
     "dataset list": "",
     "dataset show": "csv",
     "query": f"reports '{WARM}' --output labels.parquet",

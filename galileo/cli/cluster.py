@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 import numpy as np
@@ -360,8 +360,6 @@ def suggest(session: Session, *, dataset: str, groups: int | None, require_compl
     \b
     Example:
       galileo topology suggest --dataset nam --groups 4
-      galileo topology suggest --dataset nam --json > suggested.json
-      galileo topology cut suggested.json
     """
     with session.client() as client:
         now = Topology.from_json(client.topology_json())
@@ -389,12 +387,14 @@ def suggest(session: Session, *, dataset: str, groups: int | None, require_compl
 
 
 @topology.command()
-@click.argument("file", type=click.File("r"), required=False)
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), required=False
+)
 @click.option("--undo", is_flag=True, help="Take ranges back that are not in force yet.")
 @json_option
 @click.pass_obj
 @handle_errors
-def cut(session: Session, *, file: TextIO | None, undo: bool) -> None:
+def cut(session: Session, *, file: str | None, undo: bool) -> None:
     """Cut the geohash ranges of the groups anew, while the cluster works.
 
     FILE has the ranges in JSON: pairs of the geohash where a range begins, and the name or number
@@ -406,7 +406,7 @@ def cut(session: Session, *, file: TextIO | None, undo: bool) -> None:
 
     \b
     Example:
-      echo '[["", "west"], ["9x", "east"]]' | galileo topology cut -
+      galileo topology cut ranges.json
       galileo topology cut --undo
     """
     if undo == (file is not None):
@@ -416,7 +416,8 @@ def cut(session: Session, *, file: TextIO | None, undo: bool) -> None:
             client.keep_ranges()
             session.output.value({"ranges": None}, words="no ranges are announced any more")
             return
-        ranges = _named_ranges(file.read(), Topology.from_json(client.topology_json()))
+        with click.open_file(file) as stream:
+            ranges = _named_ranges(stream.read(), Topology.from_json(client.topology_json()))
         with session.output.progress(unit="", passing=True) as bar:
             task = bar.add_task("announcing the ranges")
             for step in client.set_ranges(ranges):

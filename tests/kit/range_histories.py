@@ -87,7 +87,7 @@ class History:
         if twice or lost:
             raise Violation(f"{len(twice)} rows stored twice, {len(lost)} lost")
         if stored.keys() - self.sent:
-            raise Violation("rows that nobody sent")
+            raise Violation("rows that no producer has sent")
 
     def _stored_stations(self) -> Iterator[str]:
         for node in self.cluster.nodes:
