@@ -11,7 +11,14 @@ import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.model.schema import COORDINATES, Feature, Schema, nearest_name
-from galileo.model.times import TIME_MAX_US, TIME_MIN_US, TIME_TYPE, iso, time_column
+from galileo.model.times import (
+    TIME_MAX_US,
+    TIME_MIN_US,
+    TIME_TYPE,
+    column_micros,
+    iso,
+    time_column,
+)
 from galileo.optional_imports import is_frame
 
 if TYPE_CHECKING:
@@ -181,8 +188,10 @@ def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
     _refuse_long(times, "time")
     # The first bucket that begins in year 1; an earlier one has a start that no calendar has.
     low = -(-TIME_MIN_US // schema.time_bucket_us) * schema.time_bucket_us
-    if times.type == TIME_TYPE and _all_within(times.cast(pa.int64()), low, TIME_MAX_US):
-        return times
+    if times.type == TIME_TYPE and not times.null_count and len(times):
+        times_us = column_micros(times)
+        if times_us.min() >= low and times_us.max() <= TIME_MAX_US:
+            return times
     try:
         values = time_column(times)
     except InputError as error:

@@ -43,7 +43,10 @@ def cells_from_table(schema: Schema, table: pa.Table) -> geohash.Cells:
 
 def buckets_from_table(schema: Schema, table: pa.Table) -> Ints:
     """The start of every observation's time bucket, microseconds; floors before 1970 too."""
-    times = column_micros(table.column("time"))
+    return _buckets(schema, column_micros(table.column("time")))
+
+
+def _buckets(schema: Schema, times: Ints) -> Ints:
     return times - times % schema.time_bucket_us
 
 
@@ -109,9 +112,7 @@ class _Rows:
         keys = zip(features, schema.indexed, strict=True)
         levels = [key for column, feature in keys for key in _order_keys(column, feature)]
         times = column_micros(table.column("time"))
-        return cls(
-            cells_from_table(schema, table), buckets_from_table(schema, table), levels, times
-        )
+        return cls(cells_from_table(schema, table), _buckets(schema, times), levels, times)
 
     def __len__(self) -> int:
         return len(self.times)

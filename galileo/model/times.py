@@ -250,7 +250,9 @@ def _text(fields: pa.StructArray, name: str) -> pa.Array:
 
 
 def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
-    """Microseconds of a `TIME_TYPE` column without nulls."""
+    """Microseconds of a `TIME_TYPE` column without nulls; of one chunk, they share its memory."""
+    if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1:
+        values = values.chunk(0)
     is_view = isinstance(values, pa.Array) and values.type == TIME_TYPE  # A tenth of a cast's time.
     numbers: Any = values.view(pa.int64()) if is_view else pc.cast(values, pa.int64())
     return np.asarray(numbers.to_numpy(), dtype=np.int64)
@@ -258,7 +260,7 @@ def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
 
 def times_from_micros(values: npt.NDArray[np.int64]) -> pa.Array:
     """A `TIME_TYPE` array of microseconds."""
-    return pa.array(values, type=pa.int64()).cast(TIME_TYPE)
+    return pa.array(values, type=pa.int64()).view(TIME_TYPE)
 
 
 def iso(value_us: int) -> str:
