@@ -24,6 +24,7 @@ from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
+from galileo.dht.topology import RangeMap
 from galileo.errors import GalileoError
 from galileo.hashing import digest
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
@@ -134,7 +135,7 @@ class CycleExecutor:
         self._is_dead = is_dead
         self._failure_of = failure_of
         self._known: dict[tuple[str, str], _Known] = {}
-        self._ranges = node.topology.readable_ranges
+        self._ranges: tuple[RangeMap, ...] = ()
         self._candidates: dict[Partitions, Partitions] = {}
         self._stood: set[tuple[str, str, bytes]] = set()
 
