@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ HOLDS = (
     "complete answer has all that was acknowledged before, and every label is delivered once"
 )
 NODES_MAX, NODES_MIN = 8, 3
+SECOND, SECOND_FROM = "east", 7
+"""The second group, and the number of nodes from which on nodes join it."""
 STEP_S = 300.0
 STOP_S = 60.0
 DELAY_S = (0.0, 2.5)
@@ -38,13 +41,14 @@ Victims = dict[str, Callable[[], Kill]]
     "cluster-growth",
     ROW,
     rounds=1,
-    holds="a cluster grows from one node to eight, is rebalanced after each, and shrinks to three "
-    f"by its commands: {HOLDS}",
+    holds="a cluster grows from one node to eight, is rebalanced after each, the last ones are of "
+    f"a second group, ranges are cut anew, and it shrinks to three, by its commands: {HOLDS}",
 )
 def test_cluster_growth(trial: Trial) -> None:
     with growth_world(trial) as world:
         for _ in trial.each_round():
             _grow(world, lambda kind, victims: contextlib.nullcontext())
+            _cut(world, lambda kind, victims: contextlib.nullcontext())
             _shrink(world, lambda kind, victims: contextlib.nullcontext())
     trial.expect(not trial.counts["queries incomplete"], "answers were incomplete")
     trial.expect(not trial.counts["commands repeated"], "commands failed")
@@ -65,6 +69,7 @@ def test_cluster_growth_kills(trial: Trial) -> None:
         deck = Deck(trial)
         for _ in trial.each_round():
             _grow(world, deck.killing)
+            _cut(world, deck.killing)
             _shrink(world, deck.killing)
 
 
@@ -110,7 +115,9 @@ Hurt = Callable[[str, Victims], contextlib.AbstractContextManager[None]]
 def _grow(world: GrowthWorld, hurt: Hurt) -> None:
     for number in range(len(world.cluster.nodes) + 1, NODES_MAX + 1):
         contact = world.cluster.nodes[0]
-        new = world.cluster.join()
+        groups = [group.name for group in world.topology.groups]
+        group = SECOND if number >= SECOND_FROM else groups[0]
+        new = world.cluster.join(group, new_group=group not in groups)
         victims = {"joining node": lambda new=new: _node(world, new), **_others(world, contact)}
         with world.step("join"), hurt("join", victims):
             new.start()
@@ -139,9 +146,30 @@ def _rebalance(world: GrowthWorld, hurt: Hurt) -> None:
     wait_until(lambda: not world.client.plan_rebalance(), what="the shares", timeout_s=STEP_S)
 
 
+def _cut(world: GrowthWorld, hurt: Hurt) -> None:
+    """Gives the second group a part of the world, at another place in each round."""
+    first = world.topology.groups[0].name
+    border = world.trial.random.choice("456789bcdefg")
+    ranges = world.trial.directory / "ranges.json"
+    ranges.write_text(json.dumps([["", first], [border, SECOND]]))
+    contact, other = world.trial.random.sample(world.cluster.nodes, 2)
+    with world.step("cut"):
+        command = Command(world.trial, contact, "topology", "cut", str(ranges))
+        victims = {
+            "command": lambda: command.kill,
+            "other node": lambda: _node(world, other),
+            **_others(world, contact),
+        }
+        with hurt("cut", victims):
+            command.complete()
+    world.check()
+
+
 def _shrink(world: GrowthWorld, hurt: Hurt) -> None:
     while len(world.cluster.nodes) > NODES_MIN:
-        leaving, contact = world.trial.random.sample(world.cluster.nodes, 2)
+        groups = [group.nodes for group in world.topology.groups if len(group.nodes) > 1]
+        leaving = world.cluster.node(world.trial.random.choice(sum(groups, ())).name)
+        contact = world.trial.random.choice([n for n in world.cluster.nodes if n is not leaving])
         staying = [one for one in world.cluster.nodes if one not in (leaving, contact)]
         taker = world.trial.random.choice(staying)
         with world.step("removal"):
