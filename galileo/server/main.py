@@ -359,7 +359,9 @@ class NodeProcess:
             asyncio.get_running_loop().call_later(REMOVED_STOP_S, self._stop.set)
 
     def _is_dead(self, node: str) -> bool:
-        return self._members.is_unreachable(node, self._clock.monotonic())
+        """Whether a node counts as dead; a removed node gets no beats, and calls all others."""
+        now = self._clock.monotonic()
+        return not self._is_removed and self._members.is_unreachable(node, now)
 
     async def _samplers_in_use(self, caller: Principal) -> dict[str, list[str]]:
         """The CCQs of a caller that use each uploaded sampler, by its digest."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
 from fault_injection.ccq_readers import FetchReader
-from fault_injection.ledger import numbered_schema
+from fault_injection.ledger import numbered, numbered_schema
 from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
 
@@ -20,6 +22,7 @@ from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError, Unavailable
+from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 QUERY = "temperature > 260"
 TIMEOUT_S = 300.0
@@ -108,6 +111,25 @@ def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
         assert [*cluster.client().remove_node("node-2")][-1].stage == "done"
         with pytest.raises(Unavailable, match="was removed from its cluster"):
             node.restart()
+
+
+def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
+    settings = {"membership": {"heartbeat_interval_s": 0.2, "failure_timeout_s": 0.6}}
+    with LocalCluster(2, 1, tmp_path, settings=settings, partitions_per_group=4) as cluster:
+        node = cluster.node("node-2")
+        client = cluster.client()
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 100))
+        with grpc.insecure_channel(node.address) as channel:
+            stub = query_pb2_grpc.QueryStub(channel)
+            assert [*client.remove_node("node-2")][-1].stage == "done"
+            answers = []
+            while node.running:
+                with contextlib.suppress(grpc.RpcError):
+                    *_, last = stub.Run(query_pb2.QueryRequest(dataset="numbered"))
+                    answers.append(last.tail)
+        assert len(answers) > 10
+        assert not any(tail.missing for tail in answers)
 
 
 def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -> None:
