@@ -107,6 +107,8 @@ class Fetcher:
                 while True:
                     token = update.token
                     yield update
+                    # A watch can outlive all nodes that were there when it began.
+                    await self._caller.learn_addresses(stream.address)
                     following = ask(token, wait_s=options.watch_wait_s)
                     update = await _next_update(stream, following, options)
 

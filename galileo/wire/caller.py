@@ -164,12 +164,16 @@ class Stream:
 
     Args:
         call: of `grpc.aio`.
+        address: of the callee.
         asked: the callee, for messages about the connection.
         name: the callee, for other messages.
         part_s: time to the next part; None: the deadline of the whole call.
     """
 
-    def __init__(self, call: Any, *, asked: str, name: str, part_s: float | None) -> None:
+    def __init__(
+        self, call: Any, *, address: str, asked: str, name: str, part_s: float | None
+    ) -> None:
+        self.address = address
         self._call = call
         self._asked, self._name = asked, name
         self._part_s = part_s
@@ -275,7 +279,8 @@ class Connection:
         requests = () if request is None else (request,)
         method_of = getattr(self.channel.stub(stub), method)
         call = method_of(*requests, timeout=timeout_s or self.options.stream_s)
-        return Stream(call, asked=self.asked or self.address, name=self.name, part_s=part_s)
+        asked = self.asked or self.address
+        return Stream(call, address=self.address, asked=asked, name=self.name, part_s=part_s)
 
 
 class AvoidedAddresses:
@@ -474,7 +479,7 @@ class Caller:
     async def ask(self, address: str, attempt: Callable[[Connection], Awaitable[Result]]) -> Result:
         """The result of one `attempt` at one address, without a retry; errors as `call`."""
         result = await attempt(self.connection(address))
-        await self._learn_addresses(address)
+        await self.learn_addresses(address)
         return result
 
     async def _try_addresses(
@@ -506,7 +511,7 @@ class Caller:
             addresses=self.addresses,
         )
 
-    async def _learn_addresses(self, address: str) -> None:
+    async def learn_addresses(self, address: str) -> None:
         """Reads the addresses of all nodes from one, where they may have changed."""
         now, before = self.clock.monotonic(), self._discovered_at
         if self._discover is None or now < before + self.options.discover_s:

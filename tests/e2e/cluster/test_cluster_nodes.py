@@ -11,7 +11,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from expected_errors import raises
-from fault_injection.ccq_readers import FetchReader
+from fault_injection.ccq_readers import FetchReader, WatchReader
 from fault_injection.ledger import numbered, numbered_schema
 from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
@@ -53,7 +53,7 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
         client = cluster.client(timeout="60s")
         client.create_dataset(numbered_schema("numbered"))
         ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
-        reader = FetchReader(cluster.client(timeout="60s"), ccq)
+        reader = WatchReader(cluster.client(timeout="60s"), ccq)
         stream = Stream(cluster.client(timeout="500ms"), "numbered")
         reader.start()
         stream.start()
