@@ -68,7 +68,7 @@ async def test_client_cancelled_while_learning_learns_later(
 ) -> None:
     async with galileo.AsyncClient(cluster.addresses[0]) as one:
         caller = one._caller
-        learning = asyncio.create_task(caller._learn_addresses(cluster.addresses[0]))
+        learning = asyncio.create_task(caller.learn_addresses(cluster.addresses[0]))
         await asyncio.sleep(0)
         assert learning.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -119,7 +119,7 @@ def expected() -> LabelSet:
 
 async def next_update(call: Any) -> Any:
     """The next update of an answer, as the client decodes it."""
-    stream = Stream(call, asked="a", name="the node", part_s=None)
+    stream = Stream(call, address="a", asked="a", name="the node", part_s=None)
     parts = await decode.update_parts(stream, begins_within_s=None, part_s=60.0)
     return await decode.update_of(parts)
 
