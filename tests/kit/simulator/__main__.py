@@ -8,11 +8,15 @@ import time
 from collections import Counter
 
 from simulator import ALWAYS, FAULTS, VARIANTS, run, shrunk
+from simulator.replica_mutants import REPLICA_MUTANTS
+from simulator.replica_world import run_replicas
 
 
 def main() -> int:
     options = _parse()
     first, last = (int(part) for part in options.seeds.split(":"))
+    if options.world == "replicas":
+        return _play_replicas(options, first, last)
     if options.mutants:
         all_wrong = sorted(set(VARIANTS) - {"production"})
         wrong = all_wrong if options.variant == "production" else [options.variant]
@@ -37,6 +41,34 @@ def main() -> int:
     for name, count in sorted(counters.items()):
         print(f"{count:8} {name}")
     return 0
+
+
+def _play_replicas(options: argparse.Namespace, first: int, last: int) -> int:
+    """Play worlds of replicated partitions, of production or of each mutant."""
+    started, counters = time.process_time(), Counter[str]()
+    survivors = 0
+    for name in REPLICA_MUTANTS if options.mutants else (None,):
+        for seed in range(first, last):
+            variant = REPLICA_MUTANTS[name] if name else ()
+            try:
+                counters += run_replicas(seed, *variant, trace=print if options.trace else None)
+            except AssertionError as violation:
+                if name is None:
+                    print(f"seed {seed}: {violation}")
+                    print(f"repeat with: scripts/sim --world replicas --seeds {seed}:{seed + 1}")
+                    return 1
+                print(f"{seed - first + 1:6} seeds to kill {name}: {violation}"[:160], flush=True)
+                break
+        else:
+            survivors += name is not None
+            if name:
+                print(f"       {name} survived {last - first} seeds", flush=True)
+    if not options.mutants:
+        seconds = time.process_time() - started
+        print(f"{last - first} seeds of replicas in {seconds:.1f} s, no violation")
+        for counter, count in sorted(counters.items()):
+            print(f"{count:8} {counter}")
+    return 1 if survivors else 0
 
 
 def _tell(seed: int, variant: str, violation: Exception, *, is_shrunk: bool) -> None:
@@ -69,6 +101,7 @@ def _kill(variants: list[str], first: int, last: int) -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/sim", description="Plays seeded worlds.")
     parser.add_argument("--seeds", default="0:300", metavar="A:B", help="from A up to B, without B")
+    parser.add_argument("--world", default="queries", choices=("queries", "replicas"))
     parser.add_argument("--variant", default="production", choices=sorted(VARIANTS))
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument(

@@ -1,0 +1,912 @@
+"""One replica of a partition: elections, replication of its logs, and changes of its members.
+
+Theory of operation. A partition has a replica set and one log for each dataset. One election
+serves all logs (Liskov & Cowling, "Viewstamped Replication Revisited", 2012). A candidate asks
+whether it would be voted for (pre-vote), then for votes. A vote promises the term and tells what
+the voter has. From a majority of votes the candidate takes each log from the member that joined
+the latest term and has most of it (`galileo.replication.election`), makes it durable, and leads.
+It tells its members the epochs of its logs (`StartTerm`). They remove what the leader does not
+have, get what they lack, and *join* the term once they durably have all that the leader began
+with. The rest is as in Raft (Ongaro 2014): frames are named by (sequence, epoch), each message
+names the frame before it, and a frame is committed when a majority of the voters that joined the
+term has it durably. Because a member joins only with all that the leader began with, frames of
+earlier terms are committed by counting too, and a term needs no empty frame at its start.
+
+The machine knows positions, never bytes. Its driver appends frames, syncs, saves, sends, and
+reports. It does the effects of a step in their order, and those of one log or of the state in the
+order of the steps. It may join messages for many partitions to one node, and their saves.
+
+Roles: *follower* (also learners, and members out of the set), *candidate* (pre-vote, vote, taking
+over logs), *leader*; a leader is *open* when all that it began with is committed.
+
+Invariants:
+
+- A term has one leader. (sequence, epoch) names one frame; logs equal at one frame are equal
+  before.
+- `joined <= promised`; neither falls on a disk. Both are sent only when they are durable.
+- Who has joined a term holds what its leader began with, and nothing that the leader lacks.
+- A member truncates nothing up to `committed`, so what was published stays.
+- A leader acknowledges what is committed in its term, and takes frames only when it is open.
+- Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
+  and has what was committed before it. A member never returns to an earlier set.
+- A voter that supports a leader votes for no other member within `dead_after_s`, unless that leader
+  resigned. Therefore a leader that a majority has supported within `lease_s` has no successor, and
+  its answers contain all acknowledged frames. Only this invariant depends on clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from galileo.replication.election import choose_logs
+from galileo.replication.messages import (
+    Acknowledged,
+    Append,
+    Beat,
+    Fetch,
+    Fetched,
+    FrameAppended,
+    HandOverRequested,
+    LogSynced,
+    MembersWanted,
+    Message,
+    MessageArrived,
+    NewerSet,
+    NotFollowing,
+    PreVote,
+    PublishFrames,
+    Refused,
+    ReplicaEffect,
+    ReplicaEvent,
+    RequestPreVote,
+    RequestVote,
+    Resigned,
+    SaveReplicaState,
+    SendMessage,
+    StartTerm,
+    StateSaved,
+    Support,
+    TruncateLog,
+    Vote,
+    WriteFrames,
+)
+from galileo.replication.reconfiguration import next_set
+from galileo.replication.values import (
+    ORDINALS,
+    Epochs,
+    Log,
+    Member,
+    ReplicaSet,
+    ReplicaState,
+    ReplicationOptions,
+)
+
+
+@dataclass(slots=True)
+class _Campaign:
+    """A candidate's election. `sources` is set once the logs are chosen."""
+
+    term: int
+    voters: ReplicaSet
+    until: float
+    resigned: int
+    pre_votes: set[Member]
+    votes: dict[Member, Vote] = field(default_factory=dict)
+    sources: dict[str, Member] | None = None
+    fetched_at: dict[str, float] = field(default_factory=dict)
+    has_requested: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A member as its leader sees it.
+
+    Attributes:
+        installed: the version of its replica set.
+        matches: what it has acknowledged, None before it answered `StartTerm`.
+        sent, sent_at: up to where frames are under way, and since when.
+        announced, sent_commits: how far it knows, and was sent, that logs are committed.
+        supported_at: when the newest beat was sent that it has answered.
+    """
+
+    has_joined: bool = False
+    installed: tuple[int, int] = (-1, 0)
+    matches: dict[str, int] | None = None
+    sent: dict[str, int] = field(default_factory=dict)
+    sent_at: dict[str, float] = field(default_factory=dict)
+    sent_commits: dict[str, int] = field(default_factory=dict)
+    announced: dict[str, int] = field(default_factory=dict)
+    started_at: float = -inf
+    heard_at: float = -inf
+    supported_at: float = -inf
+
+
+@dataclass(slots=True)
+class _Leadership:
+    """The term of a leader.
+
+    Attributes:
+        starts: the end of each log when the term began.
+        floor: what was committed when the set was changed last.
+        successor: who is to lead next; no frames are taken meanwhile.
+    """
+
+    term: int
+    starts: dict[str, int]
+    began_at: float
+    peers: dict[Member, _Peer] = field(default_factory=dict)
+    floor: dict[str, int] = field(default_factory=dict)
+    beat_at: float = -inf
+    is_open: bool = False
+    successor: Member | None = None
+    hand_over_until: float = inf
+
+
+@dataclass(slots=True)
+class _Following:
+    """The term that a follower takes part in.
+
+    Attributes:
+        starts: the end of each log when the term began.
+        matches: how far each log is known to be the leader's.
+        acknowledged: the match and the commit that were sent to the leader last.
+        is_asked: whether `StartTerm` has to be answered.
+    """
+
+    term: int
+    leader: Member
+    starts: dict[str, int]
+    matches: dict[str, int]
+    acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    is_asked: bool = True
+    has_told_joined: bool = False
+
+
+class Replica:
+    """The machine of one member of one partition.
+
+    Args:
+        me: the node and disk.
+        ordinal: of the node, below `ORDINALS`, unique among all nodes that may be members.
+        state: as read from the disk; logs shorter than they were must be `suspect` in it.
+        logs: the epochs of each log as found, all durable, and how far it is known to be committed.
+        now: monotonic seconds of this node, as in `step`.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        ordinal: int,
+        *,
+        state: ReplicaState,
+        logs: Mapping[str, tuple[Epochs, int]],
+        now: float,
+        options: ReplicationOptions | None = None,
+    ) -> None:
+        if not 0 <= ordinal < ORDINALS:
+            raise ValueError(f"expected an ordinal from 0 to {ORDINALS - 1}, got {ordinal}")
+        self.me = me
+        self.options = options or ReplicationOptions()
+        self.state = state
+        self.saved = state
+        self.logs = {
+            name: Log(epochs, epochs.end, min(committed, epochs.end))
+            for name, (epochs, committed) in logs.items()
+        }
+        self.wanted: frozenset[Member] | None = None
+        self.leadership: _Leadership | None = None
+        self.leader: Member | None = None
+        self._ordinal = ordinal
+        self._round = 0
+        self._campaign: _Campaign | None = None
+        self._following: _Following | None = None
+        self._vote_for: tuple[Member, int] | None = None
+        self._heard_at = now
+        self._heard_term = state.promised
+        self._yields_until = -inf
+        self._effects: list[ReplicaEffect] = []
+
+    # --- what the driver asks ------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it leads and takes frames, with epoch `state.promised`."""
+        lead = self.leadership
+        return lead is not None and lead.is_open and lead.successor is None
+
+    def has_lease(self, now: float) -> bool:
+        """Whether it leads and no other member can have committed anything since."""
+        lead, current = self.leadership, self.state.set
+        if lead is None or current is None or not lead.is_open:
+            return False
+        recent = {member for member, peer in lead.peers.items() if now < self._support_until(peer)}
+        return current.is_majority(recent | {self.me})
+
+    def step(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
+        """Take in an event; `now` does not fall."""
+        if isinstance(event, MessageArrived):
+            self._on_message(event.sender, event.message, now)
+        elif isinstance(event, FrameAppended):
+            self._extend(
+                event.log, Epochs(((self._log(event.log).end + 1, self._term()),), event.end), now
+            )
+        elif isinstance(event, LogSynced):
+            self._on_synced(event, now)
+        elif isinstance(event, StateSaved):
+            self.saved = event.state
+        elif isinstance(event, MembersWanted):
+            self.wanted = event.members
+        elif isinstance(event, HandOverRequested):
+            self._on_hand_over(event.successor, now)
+        else:
+            self._on_tick(now)
+        self._advance(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def check(self) -> None:
+        state = self.state
+        assert state.joined <= state.promised, "joined a term that was not promised"
+        assert self.saved.promised <= state.promised
+        assert self.saved.joined <= state.joined
+        for log in self.logs.values():
+            assert log.committed <= log.end, "committed more than there is"
+            assert log.durable <= log.end, "synced more than there is"
+        lead = self.leadership
+        if lead is not None:
+            assert lead.term == state.promised == state.joined == self.saved.joined
+            assert self._following is None
+            assert self._campaign is None
+
+    # --- events --------------------------------------------------------------------------------
+
+    def _on_message(self, sender: Member, message: Message, now: float) -> None:
+        handlers: dict[type, Callable[..., None]] = {
+            RequestPreVote: self._on_request_pre_vote,
+            PreVote: self._on_pre_vote,
+            RequestVote: self._on_request_vote,
+            Vote: self._on_vote,
+            Refused: self._on_refused,
+            NewerSet: self._on_newer_set,
+            Fetch: self._on_fetch,
+            Fetched: self._on_fetched,
+            StartTerm: self._on_start_term,
+            Append: self._on_append,
+            Acknowledged: self._on_acknowledged,
+            NotFollowing: self._on_not_following,
+            Beat: self._on_beat,
+            Support: self._on_support,
+            Resigned: self._on_resigned,
+        }
+        handlers[type(message)](sender, message, now)
+
+    def _on_synced(self, event: LogSynced, now: float) -> None:
+        log = self._log(event.log)
+        log.durable = max(log.durable, min(event.end, log.end))
+        log.is_cut_durable = True
+        log.unsynced_since = None if log.is_synced else now
+
+    def _on_tick(self, now: float) -> None:
+        if self.leadership is not None:
+            self._tick_leader(self.leadership, now)
+        elif self._campaign is not None:
+            if now >= self._campaign.until:
+                self._campaign = None
+                self._heard_at = now - self.options.dead_after_s
+        elif self._is_voter() and now >= self._campaign_at():
+            self._campaign_for(now, resigned=0)
+
+    def _tick_leader(self, lead: _Leadership, now: float) -> None:
+        current = self._set()
+        stalled = min((log.unsynced_since or inf for log in self.logs.values()), default=inf)
+        alive = self._alive(lead, now, within_s=self.options.dead_after_s)
+        if now - stalled > self.options.stall_s or not current.is_majority(alive):
+            self._resign(lead, None, now)
+            return
+        if now >= lead.hand_over_until:
+            lead.successor = None
+        if now >= lead.beat_at + self.options.beat_s:
+            lead.beat_at = now
+            for member in sorted(current.members - {self.me}):
+                self._send(member, Beat(lead.term, now))
+
+    def _on_hand_over(self, successor: Member, now: float) -> None:
+        lead = self.leadership
+        if lead is not None and successor in self._set().voters - {self.me}:
+            lead.successor = successor
+            lead.hand_over_until = now + self.options.campaign_s
+
+    # --- elections -----------------------------------------------------------------------------
+
+    def _campaign_at(self) -> float:
+        """When this voter campaigns: in its turn, and after a candidate it voted for had time."""
+        voters = sorted(self._set().voters)
+        if len(voters) == 1:
+            return self._heard_at
+        turn = (voters.index(self.me) + self.state.promised // ORDINALS) % len(voters)
+        begin = max(self._heard_at + self.options.dead_after_s, self._yields_until)
+        return begin + turn * self.options.stagger_s
+
+    def _campaign_for(self, now: float, *, resigned: int) -> None:
+        self._round = max(self._round, self.state.promised // ORDINALS) + 1
+        term = self._round * ORDINALS + self._ordinal
+        current = self._set()
+        until = now + self.options.campaign_s
+        self._campaign = _Campaign(term, current, until, resigned, {self.me})
+        for member in sorted(current.voters - {self.me}):
+            self._send(member, RequestPreVote(term, current, resigned))
+
+    def _on_request_pre_vote(self, sender: Member, message: RequestPreVote, now: float) -> None:
+        if self._may_vote(sender, message, now):
+            self._send(sender, PreVote(message.term))
+
+    def _may_vote(self, sender: Member, message: RequestPreVote | RequestVote, now: float) -> bool:
+        """Whether a vote can be given; otherwise the candidate gets the reason."""
+        if self._has_newer_set(message.set):
+            self._send(sender, NewerSet(self._set()))
+            return False
+        if not self._is_above(message.term) or not self._is_free(message.resigned, now):
+            self._send(sender, Refused(self.state.promised))
+            return False
+        return self.me in message.set.voters
+
+    def _is_above(self, term: int) -> bool:
+        return term > self.state.promised
+
+    def _is_free(self, resigned: int, now: float) -> bool:
+        """Whether this voter supports no leader, except one that has resigned."""
+        if self.leadership is not None:
+            return False
+        is_silent = now >= self._heard_at + self.options.dead_after_s
+        return is_silent or self._heard_term <= resigned
+
+    def _on_pre_vote(self, sender: Member, message: PreVote, now: float) -> None:
+        campaign = self._campaign
+        if campaign is not None and campaign.term == message.term:
+            campaign.pre_votes.add(sender)
+
+    def _on_request_vote(self, sender: Member, message: RequestVote, now: float) -> None:
+        if self._may_vote(sender, message, now):
+            self._leave_term()
+            self._save(set=message.set, promised=message.term)
+            self._vote_for = (sender, message.term)
+            self._yields_until = now + self.options.campaign_s
+
+    def _on_vote(self, sender: Member, message: Vote, now: float) -> None:
+        campaign = self._campaign
+        if campaign is not None and campaign.term == message.term and campaign.has_requested:
+            campaign.votes[sender] = message
+
+    def _on_refused(self, sender: Member, message: Refused, now: float) -> None:
+        self._round = max(self._round, message.promised // ORDINALS)
+        if self.leadership is not None and message.promised > self.leadership.term:
+            self._resign(self.leadership, None, now)
+
+    def _on_newer_set(self, sender: Member, message: NewerSet, now: float) -> None:
+        if self._is_newer(message.set):
+            self._leave_term()
+            self._save(set=message.set)
+
+    def _on_resigned(self, sender: Member, message: Resigned, now: float) -> None:
+        if self.leadership is not None or self._heard_term > message.term:
+            return
+        self._heard_at = min(self._heard_at, now - self.options.dead_after_s)
+        self.leader = None
+        if message.successor == self.me and self._is_voter() and self._campaign is None:
+            self._campaign_for(now, resigned=message.term)
+
+    def _advance_vote(self) -> None:
+        """Send the vote when the promise and all frames are durable."""
+        if self._vote_for is None:
+            return
+        candidate, term = self._vote_for
+        if self.state.promised != term:
+            self._vote_for = None
+        elif self.saved.promised == term and self._is_drained():
+            self._vote_for = None
+            self._send(candidate, self._own_vote(term))
+
+    def _is_drained(self) -> bool:
+        """Whether nothing is being written: what a vote tells stays true."""
+        return all(log.is_synced for log in self.logs.values())
+
+    def _own_vote(self, term: int) -> Vote:
+        logs = {name: log.epochs.cut(log.durable) for name, log in self.logs.items()}
+        return Vote(term, self.saved.joined, logs, dict(self.saved.suspect))
+
+    def _advance_campaign(self, now: float) -> None:
+        campaign = self._campaign
+        if campaign is None:
+            return
+        if not campaign.has_requested:
+            self._request_votes(campaign)
+        if not campaign.has_requested or self.saved.promised != campaign.term:
+            return
+        if self.me not in campaign.votes and self._is_drained():
+            campaign.votes[self.me] = self._own_vote(campaign.term)
+            for member in sorted(campaign.voters.voters - {self.me}):
+                self._send(member, RequestVote(campaign.term, campaign.voters, campaign.resigned))
+        if campaign.sources is None and self.me in campaign.votes:
+            campaign.sources = self._choose_logs(campaign)
+        if campaign.sources is not None:
+            self._take_over_logs(campaign, campaign.sources, now)
+
+    def _request_votes(self, campaign: _Campaign) -> None:
+        if campaign.term <= self.state.promised or campaign.voters != self.state.set:
+            self._campaign = None
+        elif campaign.voters.is_majority(campaign.pre_votes):
+            campaign.has_requested = True
+            self._following = None
+            self._vote_for = None
+            self._save(promised=campaign.term)
+
+    def _choose_logs(self, campaign: _Campaign) -> dict[str, Member] | None:
+        return choose_logs(campaign.votes, campaign.voters, me=self.me)
+
+    def _take_over_logs(
+        self, campaign: _Campaign, sources: Mapping[str, Member], now: float
+    ) -> None:
+        """Fetch what is missing; lead when all logs and the joined term are durable."""
+        is_complete = True
+        for name, source in sources.items():
+            best = campaign.votes[source].logs.get(name, Epochs())
+            log = self._log(name)
+            if log.epochs != best:
+                is_complete = False
+                self._fetch(campaign, name, best, now)
+        if not is_complete or not self._is_drained():
+            return
+        if self.state.joined != campaign.term:
+            new = replace(campaign.voters, term=campaign.term)
+            self._save(set=new, joined=campaign.term, suspect={})
+        if self.saved.joined == campaign.term:
+            self._campaign = None
+            self._lead(campaign.term, now)
+
+    def _fetch(self, campaign: _Campaign, name: str, best: Epochs, now: float) -> None:
+        log = self._log(name)
+        self._truncate(name, log.epochs.common(best))
+        asked_at = campaign.fetched_at.get(name, -inf)
+        if log.end < best.end and now >= asked_at + self.options.resend_s:
+            campaign.fetched_at[name] = now
+            assert campaign.sources is not None
+            source = campaign.sources[name]
+            self._send(source, Fetch(campaign.term, name, log.end, best.end))
+
+    def _on_fetch(self, sender: Member, message: Fetch, now: float) -> None:
+        log = self._log(message.log)
+        if message.term == self.state.promised and log.durable >= message.until:
+            part = log.epochs.range(message.after, message.until)
+            self._send(sender, Fetched(message.term, message.log, message.after, part))
+
+    def _on_fetched(self, sender: Member, message: Fetched, now: float) -> None:
+        campaign = self._campaign
+        if campaign is None or campaign.term != message.term or campaign.sources is None:
+            return
+        if sender == campaign.sources[message.log] and message.after <= self._log(message.log).end:
+            self._extend(message.log, message.epochs, now)
+
+    # --- the leader ----------------------------------------------------------------------------
+
+    def _lead(self, term: int, now: float) -> None:
+        starts = {name: log.end for name, log in self.logs.items()}
+        self.leadership = _Leadership(term, starts, now)
+        self.leader = self.me
+
+    def _advance_leader(self, now: float) -> None:
+        lead = self.leadership
+        if lead is None:
+            return
+        current = self._set()
+        for member in sorted(current.members - {self.me}):
+            peer = lead.peers.setdefault(member, _Peer(heard_at=now))
+            self._start_term(lead, member, peer, now)
+        self._commit(lead)
+        for member in sorted(current.members - {self.me}):
+            self._replicate(lead, member, lead.peers[member], now)
+        self._change_set(lead, now)
+        self._hand_over(lead, now)
+
+    def _start_term(self, lead: _Leadership, member: Member, peer: _Peer, now: float) -> None:
+        """Tell a member of the term and the set until it has installed them."""
+        is_told = peer.has_joined and peer.installed == self._set().version
+        if is_told or self.saved.set != self.state.set:
+            return
+        if now >= peer.started_at + self.options.resend_s:
+            peer.started_at = now
+            logs = {name: log.epochs for name, log in self.logs.items()}
+            self._send(member, StartTerm(lead.term, self._set(), dict(lead.starts), logs))
+
+    def _on_acknowledged(self, sender: Member, message: Acknowledged, now: float) -> None:
+        peer = self._peer(sender, message.term, now)
+        if peer is None:
+            return
+        peer.installed = max(peer.installed, message.set_version)
+        if peer.matches is None:
+            if not message.is_complete:
+                return
+            peer.matches = {}
+        peer.has_joined = peer.has_joined or message.has_joined
+        for name, match in message.matches.items():
+            if match > peer.matches.get(name, 0):
+                peer.matches[name] = match
+                peer.sent_at[name] = now
+            peer.sent[name] = max(peer.sent.get(name, 0), match)
+            peer.sent_commits[name] = max(peer.sent_commits.get(name, 0), message.committed[name])
+
+    def _on_not_following(self, sender: Member, message: NotFollowing, now: float) -> None:
+        """The member has restarted: forget what it had, and tell it of the term."""
+        peer = self._peer(sender, message.term, now)
+        if peer is not None and peer.matches is not None and self.leadership is not None:
+            self.leadership.peers[sender] = _Peer(heard_at=now, supported_at=peer.supported_at)
+
+    def _on_support(self, sender: Member, message: Support, now: float) -> None:
+        peer = self._peer(sender, message.term, now)
+        if peer is not None:
+            peer.supported_at = max(peer.supported_at, message.sent_at)
+
+    def _support_until(self, peer: _Peer) -> float:
+        """Until when a member votes for no other member, by the leader's clock."""
+        return peer.supported_at + self.options.lease_s
+
+    def _peer(self, member: Member, term: int, now: float) -> _Peer | None:
+        """The member that answers the leader of this term."""
+        lead = self.leadership
+        if lead is None or lead.term != term or member not in lead.peers:
+            return None
+        peer = lead.peers[member]
+        peer.heard_at = now
+        return peer
+
+    def _commit(self, lead: _Leadership) -> None:
+        """Advance what is committed to what a majority of voters has durably."""
+        for name in self.logs:
+            self._set_committed(name, self._majority_match(lead, name))
+        if not lead.is_open and self.saved.set == self.state.set:
+            counted = self._counted(lead)
+            lead.is_open = self._set().is_majority(counted) and all(
+                log.committed >= lead.starts.get(name, 0) for name, log in self.logs.items()
+            )
+
+    def _counted(self, lead: _Leadership) -> set[Member]:
+        """The voters whose frames count: those that joined the term."""
+        joined = {member for member, peer in lead.peers.items() if peer.has_joined}
+        return (joined | {self.me}) & self._set().voters
+
+    def _majority_match(self, lead: _Leadership, name: str) -> int:
+        counted = self._counted(lead)
+        if len(counted) < self._majority():
+            return 0
+        matches = sorted((self._match(lead, member, name) for member in counted), reverse=True)
+        return matches[self._majority() - 1]
+
+    def _majority(self) -> int:
+        return self._set().majority
+
+    def _match(self, lead: _Leadership, member: Member, name: str) -> int:
+        if member == self.me:
+            return self._log(name).durable
+        return (lead.peers[member].matches or {}).get(name, 0)
+
+    def _replicate(self, lead: _Leadership, member: Member, peer: _Peer, now: float) -> None:
+        """Send a member what it lacks, and how far the logs are committed."""
+        if peer.matches is None:
+            return
+        for name, log in self.logs.items():
+            match, sent = peer.matches.get(name, 0), peer.sent.get(name, 0)
+            is_late = now >= peer.sent_at.get(name, -inf) + self.options.resend_s
+            if is_late:
+                sent = match
+            has_frames = sent < min(log.end, match + self.options.frames_max)
+            is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
+            is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
+            if not (has_frames or is_committed_late or is_committed_news):
+                continue
+            until = max(sent, min(log.end, match + self.options.frames_max))
+            message = Append(
+                lead.term,
+                name,
+                after=sent,
+                after_epoch=log.epochs.at(sent),
+                epochs=log.epochs.range(sent, until),
+                match=match,
+                committed=self._announceable(log),
+            )
+            self._send(member, message)
+            peer.sent[name], peer.sent_at[name] = until, now
+            peer.announced[name] = message.committed
+
+    def _announceable(self, log: Log) -> int:
+        """What members learn to be committed."""
+        return log.committed
+
+    def _alive(self, lead: _Leadership, now: float, *, within_s: float) -> set[Member]:
+        """The members that were heard, or had no time yet to be heard."""
+        recent = {m for m, peer in lead.peers.items() if now < peer.heard_at + within_s}
+        return recent | {self.me}
+
+    def _resign(self, lead: _Leadership, successor: Member | None, now: float) -> None:
+        self._leave_term()
+        self._heard_at = now
+        for member in sorted(self._set().voters - {self.me}):
+            self._send(member, Resigned(lead.term, successor))
+
+    def _hand_over(self, lead: _Leadership, now: float) -> None:
+        """Resign for a successor that has everything."""
+        successor = lead.successor
+        if successor is None or successor not in lead.peers:
+            return
+        peer = lead.peers[successor]
+        has_all = all(
+            self._match(lead, successor, name) >= log.end for name, log in self.logs.items()
+        )
+        if peer.has_joined and has_all:
+            self._resign(lead, successor, now)
+
+    # --- changes of the set --------------------------------------------------------------------
+
+    def _change_set(self, lead: _Leadership, now: float) -> None:
+        """Install the next set on the way to the wanted members."""
+        if not lead.is_open or self.wanted is None or not self._is_settled(lead):
+            return
+        current = self._set()
+        alive = self._alive(lead, now, within_s=self.options.dead_after_s)
+        new = self._next_set(lead, current, alive)
+        if new is None:
+            self._leave(lead, self.wanted, now)
+            return
+        new = replace(new, term=lead.term)
+        if new.voters != current.voters and not new.is_majority(alive):
+            return
+        lead.floor = {name: log.committed for name, log in self.logs.items()}
+        self._save(set=new)
+
+    def _next_set(
+        self, lead: _Leadership, current: ReplicaSet, alive: set[Member]
+    ) -> ReplicaSet | None:
+        caught_up = {member for member in current.learners if self._has_caught_up(lead, member)}
+        assert self.wanted is not None
+        return next_set(current, self.wanted, leader=self.me, alive=alive, caught_up=caught_up)
+
+    def _has_caught_up(self, lead: _Leadership, member: Member) -> bool:
+        peer = lead.peers.get(member)
+        return (
+            peer is not None
+            and peer.has_joined
+            and all(
+                self._match(lead, member, name) + self.options.lag_max >= log.end
+                for name, log in self.logs.items()
+            )
+        )
+
+    def _is_settled(self, lead: _Leadership) -> bool:
+        """Whether a majority of the set has it, and what was committed before it."""
+        current = self._set()
+        if self.saved.set != current:
+            return False
+        ready = {
+            member
+            for member in self._counted(lead)
+            if all(self._match(lead, member, log) >= end for log, end in lead.floor.items())
+        }
+        installed = {m for m, peer in lead.peers.items() if peer.installed >= current.version}
+        return current.is_majority(ready) and current.is_majority(installed | {self.me})
+
+    def _leave(self, lead: _Leadership, wanted: frozenset[Member], now: float) -> None:
+        """Hand over when nothing but the leader itself is to go."""
+        is_last = self.me not in wanted and self._set().voters - {self.me} == wanted
+        ready = wanted & self._alive(lead, now, within_s=self.options.dead_after_s)
+        if is_last and ready and lead.successor is None:
+            self._on_hand_over(min(ready), now)
+
+    # --- the follower --------------------------------------------------------------------------
+
+    def _on_start_term(self, sender: Member, message: StartTerm, now: float) -> None:
+        if not self._is_current(sender, message.term) or self.leadership is not None:
+            return
+        if self._has_newer_set(message.set) or self.me not in message.set.members:
+            return
+        self._hear(sender, message.term, now)
+        self._save(set=message.set, promised=message.term)
+        following = self._following
+        if following is not None and following.term == message.term:
+            following.is_asked = True
+            return
+        self._campaign = None
+        names = sorted(self.logs.keys() | message.logs.keys())
+        matches = {name: self._follow(name, message) for name in names}
+        self._following = _Following(message.term, sender, dict(message.starts), matches)
+
+    def _follow(self, name: str, message: StartTerm) -> int:
+        """Cut what the leader does not have; return how far the log agrees with the leader's.
+
+        A member that has joined the term holds nothing but the leader's frames, and so do those of
+        the leader's own epoch: the message may be older than they are.
+        """
+        log = self._log(name)
+        match = self._agreement(log.epochs, message.logs.get(name, Epochs()), message.term)
+        self._truncate(name, match)
+        return match
+
+    def _agreement(self, own: Epochs, leaders: Epochs, term: int) -> int:
+        if self.state.joined == term:
+            return own.end
+        match = own.common(leaders)
+        if match == leaders.end and own.at(match + 1) == term:
+            return own.end
+        return match
+
+    def _on_append(self, sender: Member, message: Append, now: float) -> None:
+        if not self._is_current(sender, message.term):
+            return
+        following = self._following
+        if following is None or following.term != message.term:
+            self._send(sender, NotFollowing(message.term))
+            return
+        self._hear(sender, message.term, now)
+        log = self._log(message.log)
+        if message.match > min(following.matches.get(message.log, 0), log.end):
+            self._send(sender, NotFollowing(message.term))
+        if not self._agrees(log, message):
+            return
+        self._extend(message.log, message.epochs, now)
+        match = max(following.matches.get(message.log, 0), message.epochs.end)
+        following.matches[message.log] = match
+        following.acknowledged.pop(message.log, None)
+        self._set_committed(message.log, self._known_committed(message, match))
+
+    def _agrees(self, log: Log, message: Append) -> bool:
+        """Whether the log has the frame before those of the message."""
+        return message.after <= log.end and log.epochs.at(message.after) == message.after_epoch
+
+    def _known_committed(self, message: Append, match: int) -> int:
+        """How far this log, which may lack frames, is committed."""
+        return min(message.committed, match)
+
+    def _on_beat(self, sender: Member, message: Beat, now: float) -> None:
+        if not self._is_current(sender, message.term) or self.leadership is not None:
+            return
+        if self._following is None or self._following.term != message.term:
+            self._send(sender, NotFollowing(message.term))
+            return
+        self._hear(sender, message.term, now)
+        self._send(sender, Support(message.term, message.sent_at))
+
+    def _hear(self, leader: Member, term: int, now: float) -> None:
+        self.leader = leader
+        self._heard_at = max(self._heard_at, now)
+        self._heard_term = term
+
+    def _is_current(self, sender: Member, term: int) -> bool:
+        """Whether a term is not below what was promised; if it is, the sender learns that."""
+        if term >= self.state.promised:
+            return True
+        self._send(sender, Refused(self.state.promised))
+        return False
+
+    def _advance_follower(self) -> None:
+        """Join the term, and acknowledge, as soon as what has to be durable is."""
+        following = self._following
+        if following is None or self.saved.promised < following.term:
+            return
+        if self._may_join(following):
+            self._save(joined=following.term, suspect={})
+        has_joined = self._has_joined(following)
+        is_complete = following.is_asked or (has_joined and not following.has_told_joined)
+        if self.saved.set != self.state.set or not all(
+            log.is_cut_durable for log in self.logs.values()
+        ):
+            return
+        reached = {
+            name: (self._durable_match(following, name), self._log(name).committed)
+            for name in following.matches
+        }
+        if not is_complete:
+            sent = following.acknowledged
+            reached = {name: now for name, now in reached.items() if sent.get(name) != now}
+        if not is_complete and not reached:
+            return
+        following.acknowledged.update(reached)
+        following.is_asked, following.has_told_joined = False, has_joined
+        message = Acknowledged(
+            following.term,
+            self._set().version,
+            has_joined,
+            is_complete,
+            matches={name: match for name, (match, _) in reached.items()},
+            committed={name: committed for name, (_, committed) in reached.items()},
+        )
+        self._send(following.leader, message)
+
+    def _may_join(self, following: _Following) -> bool:
+        """Whether all that the leader began with is durable, and nothing else is there."""
+        if self.state.joined == following.term and not self.state.suspect:
+            return False
+        needs = dict(following.starts)
+        if self.state.joined == following.term:
+            for name, end in self.state.suspect.items():
+                needs[name] = max(needs.get(name, 0), end)
+        is_all_there = all(
+            self._durable_match(following, name) >= end for name, end in needs.items()
+        )
+        return is_all_there and all(log.is_cut_durable for log in self.logs.values())
+
+    def _has_joined(self, following: _Following) -> bool:
+        return self.saved.joined == following.term
+
+    def _durable_match(self, following: _Following, name: str) -> int:
+        """What is acknowledged of a log."""
+        return min(following.matches.get(name, 0), self._log(name).durable)
+
+    # --- state and logs ------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        self._advance_vote()
+        self._advance_campaign(now)
+        self._advance_leader(now)
+        self._advance_follower()
+
+    def _leave_term(self) -> None:
+        """Lead, follow and campaign no more."""
+        if self.leadership is not None:
+            self.leader = None
+        self.leadership = None
+        self._campaign = None
+        self._following = None
+
+    def _term(self) -> int:
+        assert self.leadership is not None, "frames are appended by leaders alone"
+        return self.leadership.term
+
+    def _set(self) -> ReplicaSet:
+        assert self.state.set is not None
+        return self.state.set
+
+    def _is_voter(self) -> bool:
+        return self.state.set is not None and self.me in self.state.set.voters
+
+    def _has_newer_set(self, other: ReplicaSet) -> bool:
+        return self.state.set is not None and self.state.set.version > other.version
+
+    def _is_newer(self, other: ReplicaSet) -> bool:
+        return self.state.set is None or other.version > self.state.set.version
+
+    def _save(self, **changes: object) -> None:
+        new = replace(self.state, **changes)  # type: ignore[arg-type]
+        if new != self.state:
+            self.state = new
+            self._effects.append(SaveReplicaState(new))
+
+    def _send(self, to: Member, message: Message) -> None:
+        self._effects.append(SendMessage(to, message))
+
+    def _log(self, name: str) -> Log:
+        return self.logs.setdefault(name, Log())
+
+    def _truncate(self, name: str, end: int) -> None:
+        log = self._log(name)
+        if end >= log.end:
+            return
+        assert end >= log.committed, f"truncates {name} to {end}, committed is {log.committed}"
+        log.epochs = log.epochs.cut(end)
+        log.durable = min(log.durable, end)
+        log.is_cut_durable = False
+        self._effects.append(TruncateLog(name, end))
+
+    def _extend(self, name: str, part: Epochs, now: float) -> None:
+        log = self._log(name)
+        after = log.end
+        log.epochs = log.epochs.append(part)
+        if log.end > after:
+            if log.unsynced_since is None:
+                log.unsynced_since = now
+            if self.leadership is None:
+                self._effects.append(WriteFrames(name, after))
+
+    def _set_committed(self, name: str, committed: int) -> None:
+        log = self._log(name)
+        if committed > log.committed:
+            log.committed = committed
+            self._effects.append(PublishFrames(name, committed))

@@ -1,0 +1,180 @@
+"""Values of replication: members, replica sets, epochs of a log, the durable state, options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import NamedTuple
+
+ORDINALS = 4096
+"""A term is `round * ORDINALS + ordinal of its candidate`, so no two candidates share one."""
+
+
+class Member(NamedTuple):
+    """One disk of one node; a node with an empty directory gets another `disk`."""
+
+    node: str
+    disk: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """The members of a partition; only voters count for elections and commits.
+
+    Attributes:
+        term: of the leader that made the set.
+        number: counts the sets of the partition.
+    """
+
+    term: int
+    number: int
+    voters: frozenset[Member]
+    learners: frozenset[Member] = frozenset()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.term, self.number
+
+    @property
+    def majority(self) -> int:
+        return len(self.voters) // 2 + 1
+
+    @property
+    def members(self) -> frozenset[Member]:
+        return self.voters | self.learners
+
+    def is_majority(self, members: Iterable[Member]) -> bool:
+        return len(self.voters & set(members)) >= self.majority
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The epoch of each frame of a log, in runs of equal epochs.
+
+    The epoch of a frame is the term of the leader that made it. Sequences count from 1; epochs do
+    not fall.
+
+    Attributes:
+        runs: (first sequence, epoch) of each run.
+        end: the last sequence, 0 for an empty log.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
+    end: int = 0
+
+    def at(self, sequence: int) -> int:
+        """The epoch of a frame; 0 before the first."""
+        return next((epoch for first, epoch in reversed(self.runs) if first <= sequence), 0)
+
+    def cut(self, end: int) -> Epochs:
+        """The same without the frames after `end`."""
+        if end >= self.end:
+            return self
+        return Epochs(tuple(run for run in self.runs if run[0] <= end), end)
+
+    def extend(self, epoch: int, end: int) -> Epochs:
+        """The same with frames of one epoch up to `end`."""
+        if end <= self.end:
+            return self
+        is_new = not self.runs or self.runs[-1][1] != epoch
+        return Epochs((*self.runs, (self.end + 1, epoch)) if is_new else self.runs, end)
+
+    def range(self, after: int, until: int) -> Epochs:
+        """The runs of the frames in (after, until]."""
+        part = self.cut(until)
+        runs = tuple(
+            (max(first, after + 1), epoch)
+            for index, (first, epoch) in enumerate(part.runs)
+            if (part.runs[index + 1][0] if index + 1 < len(part.runs) else part.end + 1) > after + 1
+        )
+        return Epochs(runs if part.end > after else (), part.end)
+
+    def append(self, part: Epochs) -> Epochs:
+        """The same followed by those frames of `part` (a range) that come after its end."""
+        joined = self
+        for index, (_, epoch) in enumerate(part.runs):
+            is_last = index + 1 == len(part.runs)
+            joined = joined.extend(epoch, part.end if is_last else part.runs[index + 1][0] - 1)
+        return joined
+
+    def common(self, other: Epochs) -> int:
+        """The last sequence up to which both logs are equal (Kafka's KIP-101)."""
+        end = min(self.end, other.end)
+        for mine, theirs in zip_longest(self.runs, other.runs, fillvalue=(end + 1, 0)):
+            if mine != theirs:
+                return min(end, mine[0] - 1, theirs[0] - 1)
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """What a member has durable beside its logs.
+
+    Attributes:
+        set: the newest replica set that it knows, None for one that has none.
+        promised: the highest term that it has promised; messages of lower terms are refused.
+        joined: the highest term whose leader's logs it has taken over.
+        suspect: per log, the last sequence that it may have had before damage.
+    """
+
+    set: ReplicaSet | None = None
+    promised: int = 0
+    joined: int = 0
+    suspect: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(slots=True)
+class Log:
+    """What the machine knows of one log at its own member.
+
+    Attributes:
+        epochs: of all frames, those included that are being written.
+        durable: the last sequence that is synced.
+        committed: the last sequence known to be committed.
+        is_cut_durable: whether the last truncation is synced.
+        unsynced_since: since when writes wait and no sync has ended, None if all is synced.
+    """
+
+    epochs: Epochs = field(default_factory=Epochs)
+    durable: int = 0
+    committed: int = 0
+    is_cut_durable: bool = True
+    unsynced_since: float | None = None
+
+    @property
+    def end(self) -> int:
+        return self.epochs.end
+
+    @property
+    def is_synced(self) -> bool:
+        return self.durable == self.end and self.is_cut_durable
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationOptions:
+    """Times and limits of replication.
+
+    Attributes:
+        dead_after_s: a leader that was not heard for so long has failed.
+        lease_s: how long a reply to a beat supports the leader, from the sending of the beat. It is
+            below `dead_after_s` by more than clocks of two nodes may differ in rate.
+        stagger_s: between the campaigns of the voters of a set.
+        campaign_s: a campaign that takes longer is given up.
+        beat_s: between the beats of a leader.
+        resend_s: what is not acknowledged is sent again.
+        stall_s: a leader whose write takes longer steps down.
+        frames_max: most frames of one message.
+        lag_max: a learner within so many frames of the end is promoted.
+    """
+
+    dead_after_s: float = 2.0
+    lease_s: float = 1.5
+    stagger_s: float = 0.25
+    campaign_s: float = 1.5
+    beat_s: float = 0.5
+    resend_s: float = 0.5
+    stall_s: float = 2.0
+    frames_max: int = 64
+    lag_max: int = 8

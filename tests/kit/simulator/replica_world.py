@@ -1,0 +1,751 @@
+"""Seeded worlds of replicated partitions: nodes, disks, clients, faults and the judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from galileo.replication.machine import Replica
+from galileo.replication.messages import (
+    Append,
+    Fetched,
+    FrameAppended,
+    HandOverRequested,
+    LogSynced,
+    MembersWanted,
+    Message,
+    MessageArrived,
+    PublishFrames,
+    ReplicaEvent,
+    ReplicaTicked,
+    SaveReplicaState,
+    SendMessage,
+    StateSaved,
+    TruncateLog,
+    WriteFrames,
+)
+from galileo.replication.values import (
+    Epochs,
+    Member,
+    ReplicaSet,
+    ReplicaState,
+    ReplicationOptions,
+)
+from simulator.loop import Loop, demand
+
+FAULTS_UNTIL_S = 14.0
+CALM_S = 11.0
+TICK_S = 0.08
+LOGS = ("a", "b")
+FAULTS = (
+    "crash",
+    "crash_leader",
+    "crash_all",
+    "pause",
+    "cut",
+    "isolate",
+    "isolate_leader",
+    "bridge",
+    "relay",
+    "storm",
+    "slow_link",
+    "slow_sync",
+    "loss",
+    "disk_lost",
+    "rot",
+    "move",
+    "hand_over",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConduct:
+    """Mistakes of a driver; production has none."""
+
+    acknowledges_appended: bool = False
+    acknowledges_known: bool = False
+    stores_batches_again: bool = False
+    reports_sync_early: bool = False
+    reports_save_early: bool = False
+    keeps_identity: bool = False
+    takes_rot_for_torn: bool = False
+    forgets_support: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One commit: its epoch, its batch, and what its leader knew to be committed."""
+
+    epoch: int
+    batch: tuple[int, int]
+    committed: int
+
+
+def epochs_of(frames: list[Frame]) -> Epochs:
+    epochs = Epochs()
+    for sequence, frame in enumerate(frames, 1):
+        epochs = epochs.extend(frame.epoch, sequence)
+    return epochs
+
+
+class DiskLog:
+    """The frames of a log; `durable` is what a crash leaves at least."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.durable: list[Frame] = []
+        self.cuts = 0
+        self.is_syncing = False
+
+    def crash(self, loop: Loop) -> None:
+        """Keep the synced frames and some of those after them; a truncation may be undone."""
+        kept = 0
+        for mine, synced in zip(self.frames, self.durable, strict=False):
+            if mine != synced:
+                break
+            kept += 1
+        if kept < len(self.durable) and loop.chance(0.5):
+            self.frames = list(self.durable)
+        else:
+            self.frames = self.frames[: loop.random.randint(kept, len(self.frames))]
+            if kept < len(self.durable):
+                loop.counters["truncations kept"] += 1
+        self.durable = list(self.frames)
+        self.is_syncing = False
+
+
+class PartitionDisk:
+    """What one node has on its disk of one partition."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self.state = state
+        self.pending: list[ReplicaState] = []
+        self.logs = {name: DiskLog() for name in LOGS}
+
+
+class ReplicaNode:
+    """A node: a production machine for each partition, its driver, its disk."""
+
+    def __init__(self, name: str, ordinal: int, world: ReplicaWorld) -> None:
+        self.name, self.ordinal, self.world = name, ordinal, world
+        self.disk_number = 0
+        self.life = 0
+        self.is_up = self.is_paused = False
+        self.rate = world.loop.random.uniform(0.9, 1.1)
+        self.disks: dict[int, PartitionDisk] = {}
+        self.replicas: dict[int, Replica] = {}
+        self.published: dict[tuple[int, str], int] = {}
+        self.waiting: dict[tuple[int, str], list[tuple[tuple[int, int], int, Callable[..., None]]]]
+        self.waiting = {}
+        self.inbox: list[Callable[[], None]] = []
+        self.rot_next = False
+        self.slow_syncs_until = 0.0
+
+    @property
+    def me(self) -> Member:
+        return Member(self.name, f"{self.name}-{self.disk_number}")
+
+    @property
+    def now(self) -> float:
+        """The clock of the node, which runs faster or slower than others."""
+        return self.world.loop.now * self.rate
+
+    def boot(self) -> None:
+        if self.is_up:
+            return
+        self.life += 1
+        self.is_up, self.is_paused, self.inbox = True, False, []
+        self.replicas, self.published, self.waiting = {}, {}, {}
+        for partition, disk in self.disks.items():
+            if self.rot_next:
+                self._rot(disk)
+            logs = {
+                name: (
+                    epochs_of(log.frames),
+                    max([0, *(f.committed for f in log.frames)]),
+                )
+                for name, log in disk.logs.items()
+                if log.frames
+            }
+            self.replicas[partition] = self.world.machine(
+                self.me,
+                self.ordinal,
+                state=disk.state,
+                logs=logs,
+                now=-99.0 if self.world.conduct.forgets_support else self.now,
+                options=self.world.options,
+            )
+            for name in logs:
+                self._publish(partition, name, self.replicas[partition].logs[name].committed)
+            self.step(partition, self.world.wanted_members(partition))
+        self.rot_next = False
+        self.later(self.world.loop.random.uniform(0, TICK_S), self._tick)
+
+    def crash(self) -> None:
+        if not self.is_up:
+            return
+        loop = self.world.loop
+        self.is_up = False
+        for disk in self.disks.values():
+            for state in disk.pending[: loop.random.randint(0, len(disk.pending))]:
+                disk.state = state
+            disk.pending = []
+            for log in disk.logs.values():
+                log.crash(loop)
+
+    def lose_disk(self) -> None:
+        self.crash()
+        conduct = self.world.conduct
+        self.disk_number += not conduct.keeps_identity
+        for partition, disk in self.disks.items():
+            state = replace(ReplicaState(), set=disk.state.set if conduct.keeps_identity else None)
+            self.disks[partition] = PartitionDisk(state)
+
+    def _rot(self, disk: PartitionDisk) -> None:
+        """The last frames of logs are found damaged."""
+        for name, log in disk.logs.items():
+            if log.frames and self.world.loop.chance(0.7):
+                self.world.loop.counters["logs damaged"] += 1
+                end = len(log.frames)
+                cut = self.world.loop.random.randint(max(0, end - 2), end - 1)
+                log.frames = log.frames[:cut]
+                log.durable = list(log.frames)
+                if not self.world.conduct.takes_rot_for_torn:
+                    suspect = dict(disk.state.suspect)
+                    suspect[name] = max(end, suspect.get(name, 0))
+                    disk.state = replace(disk.state, suspect=suspect)
+
+    def wake(self) -> None:
+        if self.is_up and self.is_paused:
+            self.is_paused = False
+            inbox, self.inbox = self.inbox, []
+            for action in inbox:
+                self.receive(action)
+
+    def receive(self, action: Callable[[], None]) -> None:
+        if self.is_up and self.is_paused:
+            self.inbox.append(action)
+        elif self.is_up:
+            action()
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something in this life of the process."""
+        life = self.life
+
+        def act() -> None:
+            if self.life == life:
+                action()
+
+        self.world.loop.after(delay_s, lambda: self.receive(act))
+
+    def _tick(self) -> None:
+        self.later(TICK_S, self._tick)
+        for partition in self.replicas:
+            self.step(partition, ReplicaTicked())
+
+    # --- the driver ----------------------------------------------------------------------------
+
+    def step(self, partition: int, event: ReplicaEvent, frames: tuple[Frame, ...] = ()) -> None:
+        replica = self.replicas[partition]
+        led = replica.leadership
+        effects = replica.step(event, self.now)
+        replica.check()
+        for effect in effects:
+            if isinstance(effect, SaveReplicaState):
+                self._save(partition, effect.state)
+            elif isinstance(effect, SendMessage):
+                self._send(partition, effect.to, effect.message)
+            elif isinstance(effect, TruncateLog):
+                self._truncate(partition, effect.log, effect.end)
+            elif isinstance(effect, WriteFrames):
+                assert isinstance(event, MessageArrived)
+                assert isinstance(event.message, Append | Fetched)
+                self._append(partition, effect.log, frames[effect.after - event.message.after :])
+            elif isinstance(effect, PublishFrames):
+                self._publish(partition, effect.log, effect.until)
+        if replica.leadership is not led:
+            for name in LOGS:
+                self.waiting.pop((partition, name), None)
+            if replica.leadership is not None:
+                self.world.note_leader(partition, replica.leadership.term, self)
+        if not isinstance(event, ReplicaTicked):
+            for name, log in replica.logs.items():
+                frames_there = self._log(partition, name).frames
+                last = frames_there[-1].epoch if frames_there else 0
+                is_same = log.end == len(frames_there) and log.epochs.at(log.end) == last
+                demand(is_same, "the machine and the disk differ")
+
+    def _log(self, partition: int, name: str) -> DiskLog:
+        return self.disks[partition].logs[name]
+
+    def _save(self, partition: int, state: ReplicaState) -> None:
+        disk = self.disks[partition]
+        disk.pending.append(state)
+
+        def saved() -> None:
+            if state in disk.pending:
+                disk.state = state
+                del disk.pending[: disk.pending.index(state) + 1]
+            self.step(partition, StateSaved(state))
+
+        if self.world.conduct.reports_save_early:
+            disk.pending.remove(state)
+            self.later(0.0, lambda: self.step(partition, StateSaved(state)))
+            if self.world.loop.chance(0.5):
+                self.later(0.5, lambda: setattr(disk, "state", state))
+            return
+        last = getattr(disk, "busy_until", 0.0)
+        end = max(last, self.world.loop.now + self.world.loop.delay(0.004))
+        disk.busy_until = end  # type: ignore[attr-defined]
+        self.later(end - self.world.loop.now, saved)
+
+    def _send(self, partition: int, to: Member, message: Message) -> None:
+        frames: tuple[Frame, ...] = ()
+        if isinstance(message, Append | Fetched):
+            log = self._log(partition, message.log).frames
+            frames = tuple(log[message.after : message.epochs.end])
+        me = self.me
+        target = self.world.nodes[to.node]
+
+        def arrive() -> None:
+            if target.me == to and partition in target.replicas:
+                target.step(partition, MessageArrived(me, message), frames)
+
+        self.world.send(self, target, arrive)
+
+    def _truncate(self, partition: int, name: str, end: int) -> None:
+        log = self._log(partition, name)
+        self.world.loop.counters["frames truncated"] += len(log.frames) - end
+        demand(end >= self.published.get((partition, name), 0), "truncates what was published")
+        log.frames = log.frames[:end]
+        log.cuts += 1
+        self._sync(partition, name)
+
+    def _append(self, partition: int, name: str, frames: tuple[Frame, ...]) -> None:
+        self._log(partition, name).frames.extend(frames)
+        self._sync(partition, name)
+
+    def _sync(self, partition: int, name: str) -> None:
+        log = self._log(partition, name)
+        if self.world.conduct.reports_sync_early:
+            end = len(log.frames)
+            self.later(0.0, lambda: self.step(partition, LogSynced(name, end)))
+        if log.is_syncing:
+            return
+        log.is_syncing = True
+        snapshot, cuts = list(log.frames), log.cuts
+
+        def synced() -> None:
+            log.is_syncing = False
+            if log.cuts == cuts:
+                log.durable = snapshot
+                self.step(partition, LogSynced(name, len(snapshot)))
+            if log.cuts != cuts or log.durable != log.frames:
+                self._sync(partition, name)
+
+        loop = self.world.loop
+        is_slow = loop.now < self.slow_syncs_until
+        self.later(loop.random.uniform(1.0, 3.5) if is_slow else loop.delay(0.006), synced)
+
+    def _publish(self, partition: int, name: str, until: int) -> None:
+        key = (partition, name)
+        first = self.published.get(key, 0)
+        self.published[key] = max(first, until)
+        frames = self._log(partition, name).frames
+        self.world.judge_published(key, frames, first=first, until=until, node=self)
+        waiting, self.waiting[key] = self.waiting.get(key, []), []
+        for batch, sequence, answer in waiting:
+            if sequence <= until:
+                demand(frames[sequence - 1].batch == batch, "the frame of a waiting batch changed")
+                answer(sequence)
+            else:
+                self.waiting[key].append((batch, sequence, answer))
+
+    def ingest(
+        self, key: tuple[int, str], batch: tuple[int, int], answer: Callable[[int], None]
+    ) -> None:
+        """Write a batch if this node leads; answer when it is committed."""
+        partition, name = key
+        replica = self.replicas[partition]
+        if not replica.is_open:
+            return
+        frames, conduct = self._log(partition, name).frames, self.world.conduct
+        for sequence, frame in enumerate(frames, 1):
+            if frame.batch == batch and not conduct.stores_batches_again:
+                self.world.loop.counters["batches repeated"] += 1
+                if sequence <= self.published.get(key, 0) or conduct.acknowledges_known:
+                    answer(sequence)
+                else:
+                    self.waiting.setdefault(key, []).append((batch, sequence, answer))
+                return
+        committed = replica.logs[name].committed if name in replica.logs else 0
+        frames.append(Frame(replica.state.promised, batch, committed))
+        if conduct.acknowledges_appended:
+            answer(len(frames))
+        self.waiting.setdefault(key, []).append((batch, len(frames), answer))
+        self.step(partition, FrameAppended(name, len(frames)))
+        self._sync(partition, name)
+
+
+class Producer:
+    """Sends one batch after the other to a log, and repeats each until it is acknowledged."""
+
+    def __init__(self, world: ReplicaWorld, key: tuple[int, str], number: int) -> None:
+        self.world, self.key, self.number, self.batch = world, key, number, 0
+
+    def begin(self) -> None:
+        self.batch += 1
+        self._send(self.batch)
+
+    def _send(self, number: int) -> None:
+        world = self.world
+        if self.batch != number or world.is_over:
+            return
+        node = world.loop.random.choice(list(world.nodes.values()))
+        if node.is_up and world.loop.chance(0.9):
+            leader = node.replicas[self.key[0]].leader
+            node = world.nodes[leader.node] if leader else node
+        batch = (self.number, number)
+
+        def acknowledged(sequence: int) -> None:
+            world.judge_acknowledged(self.key, batch, sequence)
+            if self.batch == number:
+                self.batch = -number
+                world.loop.after(world.loop.random.uniform(0.0, 0.3), lambda: self._next(number))
+
+        target = node
+        world.loop.after(
+            world.loop.delay(0.005),
+            lambda: target.receive(lambda: target.ingest(self.key, batch, acknowledged)),
+        )
+        world.loop.after(world.loop.random.uniform(0.3, 1.0), lambda: self._send(number))
+
+    def _next(self, number: int) -> None:
+        self.batch = number
+        self.begin()
+
+
+class ReplicaWorld:
+    """A seeded run. All random choices come from the seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        machine: type[Replica] = Replica,
+        conduct: ReplicaConduct | None = None,
+        *,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.loop = loop = Loop(seed, trace=trace)
+        self.machine, self.conduct = machine, conduct or ReplicaConduct()
+        self.size = loop.random.choice((1, 2, 3, 3, 3, 3, 3, 5))
+        count = loop.random.randint(max(3, self.size), 5)
+        dead_after = loop.random.choice((0.3, 0.5, 1.0, 2.0))
+        self.options = ReplicationOptions(
+            dead_after_s=dead_after,
+            lease_s=dead_after * 0.75,
+            beat_s=dead_after / 4,
+            stagger_s=0.15,
+            campaign_s=dead_after,
+            resend_s=0.2,
+            stall_s=max(0.5, dead_after),
+            frames_max=8,
+            lag_max=4,
+        )
+        self.nodes = {f"n{i}": ReplicaNode(f"n{i}", i, self) for i in range(count)}
+        self.partitions = range(loop.random.choice((1, 1, 2, 3)))
+        self.truth: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self.acknowledged: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
+        self.leaders: dict[tuple[int, int], Member] = {}
+        self.wanted: dict[int, set[str]] = {}
+        self.cuts: set[tuple[str, str]] = set()
+        self.slow: dict[tuple[str, str], float] = {}
+        self.loss = 0.0
+        self.is_calm = self.is_over = False
+        for partition in self.partitions:
+            names = loop.random.sample(sorted(self.nodes), self.size)
+            self.wanted[partition] = set(names)
+            first = ReplicaSet(0, 1, frozenset(self.nodes[name].me for name in names))
+            for node in self.nodes.values():
+                state = ReplicaState(set=first if node.name in names else None)
+                node.disks[partition] = PartitionDisk(state)
+            for name in LOGS:
+                self.truth[partition, name] = []
+                self.acknowledged[partition, name] = {}
+
+    def run(self) -> Counter[str]:
+        for node in self.nodes.values():
+            node.boot()
+        for index, key in enumerate(sorted(self.truth)):
+            for number in range(2):
+                Producer(self, key, 10 * index + number).begin()
+        self.loop.after(0.8, self._break)
+        self.loop.after(0.1, self._read)
+        self.loop.run_until(FAULTS_UNTIL_S)
+        self._heal()
+        self.loop.run_until(FAULTS_UNTIL_S + CALM_S)
+        self.is_over = True
+        self.loop.run_until(FAULTS_UNTIL_S + CALM_S + 3.0)
+        self._judge_end()
+        return self.loop.counters
+
+    def send(self, sender: ReplicaNode, target: ReplicaNode, arrive: Callable[[], None]) -> None:
+        way = (sender.name, target.name)
+        if way in self.cuts or self.loop.chance(self.loss):
+            return
+        delay = self.loop.delay(0.008) + self.slow.get(way, 0.0)
+        self.loop.after(delay, lambda: target.receive(arrive))
+        if self.loop.chance(self.loss):
+            self.loop.after(self.loop.random.uniform(0, 1.5), lambda: target.receive(arrive))
+
+    def wanted_members(self, partition: int) -> MembersWanted:
+        names = sorted(self.wanted[partition])
+        return MembersWanted(frozenset(self.nodes[name].me for name in names))
+
+    # --- the judge -----------------------------------------------------------------------------
+
+    def note_leader(self, partition: int, term: int, node: ReplicaNode) -> None:
+        self.loop.counters["terms led"] += 1
+        other = self.leaders.setdefault((partition, term), node.me)
+        demand(other == node.me, f"two leaders of term {term}: {other} and {node.me}")
+
+    def judge_published(
+        self,
+        key: tuple[int, str],
+        frames: list[Frame],
+        *,
+        first: int,
+        until: int,
+        node: ReplicaNode,
+    ) -> None:
+        truth = self.truth[key]
+        for sequence in range(first, until):
+            batch = frames[sequence].batch
+            if sequence < len(truth):
+                demand(truth[sequence] == batch, f"{node.name} published {batch} at {sequence + 1}")
+            else:
+                demand(batch not in truth, f"{batch} is twice in {key}")
+                truth.append(batch)
+                self.loop.counters["commits"] += 1
+
+    def judge_acknowledged(
+        self, key: tuple[int, str], batch: tuple[int, int], sequence: int
+    ) -> None:
+        before = self.acknowledged[key].setdefault(batch, sequence)
+        demand(before == sequence, f"{batch} was acknowledged at {before} and {sequence}")
+
+    def _read(self) -> None:
+        """One-shot reads at every leader that believes to have a lease."""
+        if self.is_over:
+            return
+        self.loop.after(self.loop.random.uniform(0.02, 0.2), self._read)
+        for (partition, name), sent in self.acknowledged.items():
+            for node in self.nodes.values():
+                if not node.is_up or node.is_paused:
+                    continue
+                if not node.replicas[partition].has_lease(node.now):
+                    continue
+                self.loop.counters["reads under a lease"] += 1
+                answer = node.published.get((partition, name), 0)
+                demand(answer >= max(sent.values(), default=0), f"{node.name} read a stale log")
+
+    def _judge_end(self) -> None:
+        for key, sent in self.acknowledged.items():
+            truth = self.truth[key]
+            for batch, sequence in sent.items():
+                is_there = sequence <= len(truth) and truth[sequence - 1] == batch
+                demand(is_there, f"{batch}, acknowledged at {sequence} of {key}, is lost")
+        demand(sum(map(len, self.truth.values())) > 0, "nothing was committed")
+        for partition in self.partitions:
+            wanted = self.wanted_members(partition).members
+            replicas = {node.me: node.replicas[partition] for node in self.nodes.values()}
+            leaders = [one for one in replicas.values() if one.leadership is not None]
+            about = {me: (r.state, r.wanted) for me, r in replicas.items()}
+            demand(len(leaders) == 1 and leaders[0].is_open, f"{len(leaders)} leaders: {about}")
+            assert leaders[0].state.set is not None
+            demand(leaders[0].state.set.voters == wanted, f"set is not {wanted}: {about}")
+            demand(leaders[0].has_lease(self.nodes[leaders[0].me.node].now), "no lease when calm")
+            for member in wanted:
+                for name in LOGS:
+                    published = self.nodes[member.node].published.get((partition, name), 0)
+                    every = len(self.truth[partition, name])
+                    demand(published == every, f"{member} published {published} of {every}")
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def _leader(self) -> ReplicaNode:
+        leading = [
+            node
+            for node in self.nodes.values()
+            if node.is_up and any(one.leadership for one in node.replicas.values())
+        ]
+        return self.loop.random.choice(leading or list(self.nodes.values()))
+
+    def _break(self) -> None:
+        if self.is_calm:
+            return
+        self.loop.after(self.loop.random.expovariate(1 / 0.45), self._break)
+        kind = self.loop.random.choice(FAULTS)
+        node = self.loop.random.choice(list(self.nodes.values()))
+        self.loop.note(f"{kind} {node.name}")
+        self.loop.counters[kind] += 1
+        getattr(self, f"_{kind}")(node)
+
+    def _again(self, action: Callable[[], None], low: float, high: float) -> None:
+        self.loop.after(self.loop.random.uniform(low, high), action)
+
+    def _crash(self, node: ReplicaNode) -> None:
+        node.crash()
+        self._again(node.boot, 0.2, 4.0)
+
+    def _crash_leader(self, _: ReplicaNode) -> None:
+        self._crash(self._leader())
+
+    def _crash_all(self, _: ReplicaNode) -> None:
+        for node in self.nodes.values():
+            node.crash()
+            self._again(node.boot, 0.2, 2.0)
+
+    def _pause(self, node: ReplicaNode) -> None:
+        node.is_paused = True
+        self._again(node.wake, 0.2, 4.0)
+
+    def _cut(self, node: ReplicaNode) -> None:
+        other = self.loop.random.choice(sorted(self.nodes.keys() - {node.name}))
+        self._separate({(node.name, other)}, 4.0)
+
+    def _separate(self, ways: set[tuple[str, str]], longest_s: float) -> None:
+        self.cuts |= ways
+        self._again(lambda: self.cuts.difference_update(ways), 0.3, longest_s)
+
+    def _isolate(self, node: ReplicaNode, *, friend: str = "") -> None:
+        others = self.nodes.keys() - {node.name, friend}
+        ways = {(node.name, other) for other in others} | {(other, node.name) for other in others}
+        self._separate(ways, 4.0)
+
+    def _isolate_leader(self, _: ReplicaNode) -> None:
+        self._isolate(self._leader())
+
+    def _bridge(self, node: ReplicaNode) -> None:
+        self._isolate(self._leader(), friend=node.name)
+
+    def _relay(self, _: ReplicaNode) -> None:
+        """Leaders that are not heard go on for a while and die, one after the other."""
+
+        def leg() -> None:
+            leader = self._leader()
+            ways = {(leader.name, other) for other in self.nodes}
+            self.cuts |= ways
+
+            def die() -> None:
+                self.cuts -= ways
+                if not self.is_calm:
+                    leader.crash()
+                    self._again(leader.boot, 0.3, 1.0)
+
+            self._again(die, 0.05, 0.5)
+
+        for index in range(self.loop.random.randint(2, 5)):
+            self.loop.after(0.8 * index, lambda: None if self.is_calm else leg())
+
+    def _storm(self, _: ReplicaNode) -> None:
+        """Leaders hand over again and again, or resign and are cut off."""
+        for index in range(self.loop.random.randint(3, 8)):
+            self.loop.after(0.1 * index, lambda: self._hand_over(self._leader()))
+
+    def _hand_over(self, node: ReplicaNode) -> None:
+        for partition, replica in node.replicas.items():
+            if node.is_up and not node.is_paused and replica.leadership and replica.state.set:
+                others = sorted(replica.state.set.voters - {node.me})
+                if others:
+                    successor = self.loop.random.choice(others)
+                    node.step(partition, HandOverRequested(successor))
+
+    def _slow_link(self, node: ReplicaNode) -> None:
+        for _ in range(2):
+            first, second = self.loop.random.sample(sorted(self.nodes), 2)
+            self.slow[first, second] = self.loop.random.uniform(0.1, 0.8)
+        self._again(self.slow.clear, 0.5, 4.0)
+
+    def _slow_sync(self, node: ReplicaNode) -> None:
+        node.slow_syncs_until = self.loop.now + self.loop.random.uniform(0.1, 2.0)
+
+    def _loss(self, _: ReplicaNode) -> None:
+        self.loss = self.loop.random.choice((0.05, 0.2))
+        self._again(lambda: setattr(self, "loss", 0.0), 0.5, 3.0)
+
+    def _move(self, _: ReplicaNode) -> None:
+        """The operator replaces a member of a partition."""
+        partition = self.loop.random.choice(self.partitions)
+        outside = sorted(self.nodes.keys() - self.wanted[partition])
+        if outside:
+            self.wanted[partition].remove(self.loop.random.choice(sorted(self.wanted[partition])))
+            self.wanted[partition].add(self.loop.random.choice(outside))
+            self._tell_wanted()
+
+    def _tell_wanted(self) -> None:
+        for node in self.nodes.values():
+            for partition in self.partitions:
+                node.receive(
+                    lambda n=node, p=partition: n.step(p, self.wanted_members(p))  # type: ignore[misc]
+                )
+
+    def _disk_lost(self, node: ReplicaNode) -> None:
+        if self._may_lose(node):
+            self.loop.counters["disks lost"] += 1
+            node.lose_disk()
+            self._again(node.boot, 0.5, 3.0)
+            self.loop.after(3.1, self._tell_wanted)
+
+    def _rot(self, node: ReplicaNode) -> None:
+        if self._may_lose(node):
+            node.rot_next = True
+            self._crash(node)
+
+    def _may_lose(self, node: ReplicaNode) -> bool:
+        """Whether all partitions survive that this node loses what it has."""
+        for partition in self.partitions:
+            states = {n.me: n.disks[partition].state for n in self.nodes.values()}
+            sets = [state.set for state in states.values() if state.set is not None]
+            newest = max(sets, key=lambda one: one.version)
+            if node.me not in newest.members:
+                continue
+            if len(newest.voters) < 3 or not newest.voters <= states.keys():
+                return False
+            top = max(state.promised for state in states.values())
+            for member in newest.voters:
+                state = states[member]
+                if state.set != newest or state.joined != top or state.suspect:
+                    return False
+                if self.nodes[member.node].rot_next:
+                    return False
+        return True
+
+    def _heal(self) -> None:
+        self.is_calm = True
+        self.loop.stragglers = 0.0
+        self.cuts.clear()
+        self.slow.clear()
+        self.loss = 0.0
+        for node in self.nodes.values():
+            node.slow_syncs_until = 0.0
+            node.wake()
+            node.boot()
+        self.loop.after(0.5, self._finish_healing)
+
+    def _finish_healing(self) -> None:
+        self.cuts.clear()
+        self.loss = 0.0
+        self._tell_wanted()
+
+
+def run_replicas(
+    seed: int,
+    machine: type[Replica] = Replica,
+    conduct: ReplicaConduct | None = None,
+    *,
+    trace: Callable[[str], None] | None = None,
+) -> Counter[str]:
+    """Play a world; raises AssertionError where it breaks a promise."""
+    return ReplicaWorld(seed, machine, conduct, trace=trace).run()

@@ -1,0 +1,60 @@
+"""Seeded worlds of replicated partitions, and the mutants that must not survive them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from simulator.replica_mutants import REPLICA_MUTANTS
+from simulator.replica_world import run_replicas
+
+SEEDS = 1_000
+SEEDS_QUICK = 40
+MUTANT_SEEDS = 20
+CONVICTED_FROM = {
+    "acknowledges_unsynced": 110,
+    "counts_one_less": 0,
+    "elects_with_one_less": 0,
+    "takes_own_log": 0,
+    "ignores_promises": 20,
+    "ignores_predecessor": 0,
+    "publishes_appended": 0,
+    "acknowledges_appended": 0,
+    "acknowledges_known": 0,
+    "stores_batches_again": 0,
+    "reports_save_early": 0,
+}
+"""The first seed to try with each mutant."""
+EXPECTED = (
+    "batches repeated",
+    "commits",
+    "disks lost",
+    "frames truncated",
+    "logs damaged",
+    "reads under a lease",
+    "terms led",
+)
+
+
+def play(seed: int) -> Counter[str]:
+    try:
+        return run_replicas(seed)
+    except AssertionError as violation:
+        raise AssertionError(f"seed {seed}: {violation}") from violation
+
+
+@pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
+def test_replicas_random_worlds_keep_all_promises(seeds: int) -> None:
+    counters = sum(map(play, range(seeds)), Counter[str]())
+    never = [name for name in EXPECTED if not counters[name]]
+    assert not never
+
+
+@pytest.mark.parametrize(("mutant", "first"), CONVICTED_FROM.items())
+def test_replicas_mutant_is_convicted(mutant: str, first: int) -> None:
+    for seed in range(first, first + MUTANT_SEEDS):
+        try:
+            run_replicas(seed, *REPLICA_MUTANTS[mutant])
+        except AssertionError:
+            return
+    pytest.fail(f"{mutant} survived {MUTANT_SEEDS} worlds")
