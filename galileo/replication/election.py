@@ -8,7 +8,9 @@ made for each log: no member needs to be the best in all of them.
 Damage breaks that argument: a member may have acknowledged frames that it does not have any more.
 It says so (`suspect`), and its vote is no proof that they were not committed. Frames count as
 uncommitted only after so many members deny them that no majority can have had them (Alagappan et
-al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018).
+al., "Protocol-Aware Recovery for Consensus-Based Storage", 2018). Where all that joined the latest
+term are damaged, their frames may include some of earlier terms, which members of those terms have:
+they are passed over as if they had not voted.
 """
 
 from __future__ import annotations
@@ -33,11 +35,28 @@ def choose_logs(
         return None
     chosen = {}
     for log in sorted({name for vote in votes.values() for name in (*vote.logs, *vote.suspect)}):
-        best = max(votes, key=lambda member: (*rank(votes[member], log), member == me, member))
-        if not _is_certain(votes, voters, log=log, best=votes[best]):
+        source = _choose_log(votes, voters, log=log, me=me)
+        if source is None:
             return None
-        chosen[log] = best
+        chosen[log] = source
     return chosen
+
+
+def _choose_log(
+    votes: Mapping[Member, Vote], voters: ReplicaSet, *, log: str, me: Member
+) -> Member | None:
+    if not voters.is_majority(votes):
+        return None
+    best = max(votes, key=lambda member: (*rank(votes[member], log), member == me, member))
+    joined, _ = rank(votes[best], log)
+    if all(_is_damaged(vote, log) for vote in votes.values() if vote.joined == joined):
+        others = {member: vote for member, vote in votes.items() if vote.joined < joined}
+        return _choose_log(others, voters, log=log, me=me)
+    return best if _is_certain(votes, voters, log=log, best=votes[best]) else None
+
+
+def _is_damaged(vote: Vote, log: str) -> bool:
+    return vote.suspect.get(log, 0) > vote.logs.get(log, _EMPTY).end
 
 
 def rank(vote: Vote, log: str) -> tuple[int, int]:

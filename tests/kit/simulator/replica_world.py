@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from galileo.replication.machine import Replica
@@ -121,13 +121,14 @@ class PartitionDisk:
     def __init__(self, state: ReplicaState) -> None:
         self.state = state
         self.pending: list[ReplicaState] = []
+        self.busy_until = 0.0
         self.logs = {name: DiskLog() for name in LOGS}
 
 
 class ReplicaNode:
     """A node: a production machine for each partition, its driver, its disk."""
 
-    def __init__(self, name: str, ordinal: int, world: ReplicaWorld) -> None:
+    def __init__(self, name: str, ordinal: int, world: ReplicaCluster) -> None:
         self.name, self.ordinal, self.world = name, ordinal, world
         self.disk_number = 0
         self.life = 0
@@ -206,15 +207,20 @@ class ReplicaNode:
         """The last frames of logs are found damaged."""
         for name, log in disk.logs.items():
             if log.frames and self.world.loop.chance(0.7):
-                self.world.loop.counters["logs damaged"] += 1
                 end = len(log.frames)
-                cut = self.world.loop.random.randint(max(0, end - 2), end - 1)
-                log.frames = log.frames[:cut]
-                log.durable = list(log.frames)
-                if not self.world.conduct.takes_rot_for_torn:
-                    suspect = dict(disk.state.suspect)
-                    suspect[name] = max(end, suspect.get(name, 0))
-                    disk.state = replace(disk.state, suspect=suspect)
+                self.damage(disk, name, self.world.loop.random.randint(max(0, end - 2), end - 1))
+
+    def damage(self, disk: PartitionDisk, name: str, sound: int) -> None:
+        """Find no more than `sound` frames of a log at the start."""
+        self.world.loop.counters["logs damaged"] += 1
+        log = disk.logs[name]
+        end = len(log.frames)
+        log.frames = log.frames[:sound]
+        log.durable = list(log.frames)
+        if not self.world.conduct.takes_rot_for_torn:
+            suspect = dict(disk.state.suspect)
+            suspect[name] = max(end, suspect.get(name, 0))
+            disk.state = replace(disk.state, suspect=suspect)
 
     def wake(self) -> None:
         if self.is_up and self.is_paused:
@@ -295,10 +301,13 @@ class ReplicaNode:
             if self.world.loop.chance(0.5):
                 self.later(0.5, lambda: setattr(disk, "state", state))
             return
-        last = getattr(disk, "busy_until", 0.0)
-        end = max(last, self.world.loop.now + self.world.loop.delay(0.004))
-        disk.busy_until = end  # type: ignore[attr-defined]
-        self.later(end - self.world.loop.now, saved)
+        self.when_saved(disk, saved)
+
+    def when_saved(self, disk: PartitionDisk, saved: Callable[[], None]) -> None:
+        """Have a save end, after those before it."""
+        loop = self.world.loop
+        disk.busy_until = max(disk.busy_until, loop.now + loop.delay(0.004))
+        self.later(disk.busy_until - loop.now, saved)
 
     def _send(self, partition: int, to: Member, message: Message) -> None:
         frames: tuple[Frame, ...] = ()
@@ -312,7 +321,7 @@ class ReplicaNode:
             if target.me == to and partition in target.replicas:
                 target.step(partition, MessageArrived(me, message), frames)
 
-        self.world.send(self, target, arrive)
+        self.world.send(self, target, message, arrive)
 
     def _truncate(self, partition: int, name: str, end: int) -> None:
         log = self._log(partition, name)
@@ -344,6 +353,9 @@ class ReplicaNode:
             if log.cuts != cuts or log.durable != log.frames:
                 self._sync(partition, name)
 
+        self.when_synced(synced)
+
+    def when_synced(self, synced: Callable[[], None]) -> None:
         loop = self.world.loop
         is_slow = loop.now < self.slow_syncs_until
         self.later(loop.random.uniform(1.0, 3.5) if is_slow else loop.delay(0.006), synced)
@@ -388,6 +400,140 @@ class ReplicaNode:
         self._sync(partition, name)
 
 
+class Stalled(AssertionError):
+    """No promise about data was broken, but no progress was made."""
+
+
+def expect_progress(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Stalled(otherwise)
+
+
+class ReplicaCluster:
+    """Nodes that replicate partitions, and the judge of what they publish and answer.
+
+    Args:
+        count: of the nodes.
+    """
+
+    node_type: type[ReplicaNode] = ReplicaNode
+
+    def __init__(
+        self,
+        loop: Loop,
+        machine: type[Replica],
+        conduct: ReplicaConduct | None,
+        *,
+        options: ReplicationOptions,
+        count: int,
+    ) -> None:
+        self.loop, self.options = loop, options
+        self.machine, self.conduct = machine, conduct or ReplicaConduct()
+        self.nodes = {f"n{i}": self.node_type(f"n{i}", i, self) for i in range(count)}
+        self.truth: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self.acknowledged: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
+        self.leaders: dict[tuple[int, int], Member] = {}
+        self.wanted: dict[int, set[str]] = {}
+        self.cuts: set[tuple[str, str]] = set()
+
+    def found(self, partition: int, names: Collection[str]) -> None:
+        """Give a partition its first voters."""
+        self.wanted[partition] = set(names)
+        first = ReplicaSet(0, 1, frozenset(self.nodes[name].me for name in names))
+        for node in self.nodes.values():
+            state = ReplicaState(set=first if node.name in names else None)
+            node.disks[partition] = PartitionDisk(state)
+        for name in LOGS:
+            self.truth[partition, name] = []
+            self.acknowledged[partition, name] = {}
+
+    def send(
+        self, sender: ReplicaNode, target: ReplicaNode, message: Message, arrive: Callable[[], None]
+    ) -> None:
+        raise NotImplementedError
+
+    def wanted_members(self, partition: int) -> MembersWanted:
+        names = sorted(self.wanted[partition])
+        return MembersWanted(frozenset(self.nodes[name].me for name in names))
+
+    # --- the judge -----------------------------------------------------------------------------
+
+    def note_leader(self, partition: int, term: int, node: ReplicaNode) -> None:
+        self.loop.counters["terms led"] += 1
+        other = self.leaders.setdefault((partition, term), node.me)
+        demand(other == node.me, f"two leaders of term {term}: {other} and {node.me}")
+
+    def judge_published(
+        self,
+        key: tuple[int, str],
+        frames: list[Frame],
+        *,
+        first: int,
+        until: int,
+        node: ReplicaNode,
+    ) -> None:
+        truth = self.truth[key]
+        for sequence in range(first, until):
+            batch = frames[sequence].batch
+            if sequence < len(truth):
+                demand(truth[sequence] == batch, f"{node.name} published {batch} at {sequence + 1}")
+            else:
+                demand(batch not in truth, f"{batch} is twice in {key}")
+                truth.append(batch)
+                self.loop.counters["commits"] += 1
+
+    def judge_acknowledged(
+        self, key: tuple[int, str], batch: tuple[int, int], sequence: int
+    ) -> None:
+        before = self.acknowledged[key].setdefault(batch, sequence)
+        demand(before == sequence, f"{batch} was acknowledged at {before} and {sequence}")
+
+    def judge_reads(self) -> None:
+        """One-shot reads at every leader that believes to have a lease."""
+        for (partition, name), sent in self.acknowledged.items():
+            for node in self.nodes.values():
+                if not node.is_up or node.is_paused:
+                    continue
+                if not node.replicas[partition].has_lease(node.now):
+                    continue
+                self.loop.counters["reads under a lease"] += 1
+                answer = node.published.get((partition, name), 0)
+                demand(answer >= max(sent.values(), default=0), f"{node.name} read a stale log")
+
+    def judge_end(self) -> None:
+        """Everything acknowledged is there, at all members, when all is calm again."""
+        for key, sent in self.acknowledged.items():
+            truth = self.truth[key]
+            for batch, sequence in sent.items():
+                is_there = sequence <= len(truth) and truth[sequence - 1] == batch
+                demand(is_there, f"{batch}, acknowledged at {sequence} of {key}, is lost")
+        expect_progress(sum(map(len, self.truth.values())) > 0, "nothing was committed")
+        for partition in self.wanted:
+            self._judge_leader(partition)
+            for member in self.wanted_members(partition).members:
+                for name in LOGS:
+                    published = self.nodes[member.node].published.get((partition, name), 0)
+                    every = len(self.truth[partition, name])
+                    expect_progress(published == every, f"{member} shows {published} of {every}")
+
+    def _judge_leader(self, partition: int) -> None:
+        wanted = self.wanted_members(partition).members
+        replicas = {node.me: node.replicas[partition] for node in self.nodes.values()}
+        leaders = [one for one in replicas.values() if one.leadership is not None]
+        about = {me: (r.state, r.wanted) for me, r in replicas.items()}
+        is_led = len(leaders) == 1 and leaders[0].is_open
+        expect_progress(is_led, f"{len(leaders)} leaders: {about}")
+        (leader,) = leaders
+        for name in LOGS:
+            end = leader.logs[name].end if name in leader.logs else 0
+            every = len(self.truth[partition, name])
+            demand(end >= every, f"the leader has {end} of {every} frames of {name}")
+        assert leader.state.set is not None
+        expect_progress(leader.state.set.voters == wanted, f"set is not {wanted}: {about}")
+        has_lease = leader.has_lease(self.nodes[leader.me.node].now)
+        expect_progress(has_lease, "no lease when calm")
+
+
 class Producer:
     """Sends one batch after the other to a log, and repeats each until it is acknowledged."""
 
@@ -426,7 +572,7 @@ class Producer:
         self.begin()
 
 
-class ReplicaWorld:
+class ReplicaWorld(ReplicaCluster):
     """A seeded run. All random choices come from the seed."""
 
     def __init__(
@@ -437,12 +583,11 @@ class ReplicaWorld:
         *,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        self.loop = loop = Loop(seed, trace=trace)
-        self.machine, self.conduct = machine, conduct or ReplicaConduct()
+        loop = Loop(seed, trace=trace)
         self.size = loop.random.choice((1, 2, 3, 3, 3, 3, 3, 5))
         count = loop.random.randint(max(3, self.size), 5)
         dead_after = loop.random.choice((0.3, 0.5, 1.0, 2.0))
-        self.options = ReplicationOptions(
+        options = ReplicationOptions(
             dead_after_s=dead_after,
             lease_s=dead_after * 0.75,
             beat_s=dead_after / 4,
@@ -453,26 +598,13 @@ class ReplicaWorld:
             frames_max=8,
             lag_max=4,
         )
-        self.nodes = {f"n{i}": ReplicaNode(f"n{i}", i, self) for i in range(count)}
+        super().__init__(loop, machine, conduct, options=options, count=count)
         self.partitions = range(loop.random.choice((1, 1, 2, 3)))
-        self.truth: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        self.acknowledged: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
-        self.leaders: dict[tuple[int, int], Member] = {}
-        self.wanted: dict[int, set[str]] = {}
-        self.cuts: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}
         self.loss = 0.0
         self.is_calm = self.is_over = False
         for partition in self.partitions:
-            names = loop.random.sample(sorted(self.nodes), self.size)
-            self.wanted[partition] = set(names)
-            first = ReplicaSet(0, 1, frozenset(self.nodes[name].me for name in names))
-            for node in self.nodes.values():
-                state = ReplicaState(set=first if node.name in names else None)
-                node.disks[partition] = PartitionDisk(state)
-            for name in LOGS:
-                self.truth[partition, name] = []
-                self.acknowledged[partition, name] = {}
+            self.found(partition, loop.random.sample(sorted(self.nodes), self.size))
 
     def run(self) -> Counter[str]:
         for node in self.nodes.values():
@@ -487,10 +619,12 @@ class ReplicaWorld:
         self.loop.run_until(FAULTS_UNTIL_S + CALM_S)
         self.is_over = True
         self.loop.run_until(FAULTS_UNTIL_S + CALM_S + 3.0)
-        self._judge_end()
+        self.judge_end()
         return self.loop.counters
 
-    def send(self, sender: ReplicaNode, target: ReplicaNode, arrive: Callable[[], None]) -> None:
+    def send(
+        self, sender: ReplicaNode, target: ReplicaNode, message: Message, arrive: Callable[[], None]
+    ) -> None:
         way = (sender.name, target.name)
         if way in self.cuts or self.loop.chance(self.loss):
             return
@@ -499,78 +633,10 @@ class ReplicaWorld:
         if self.loop.chance(self.loss):
             self.loop.after(self.loop.random.uniform(0, 1.5), lambda: target.receive(arrive))
 
-    def wanted_members(self, partition: int) -> MembersWanted:
-        names = sorted(self.wanted[partition])
-        return MembersWanted(frozenset(self.nodes[name].me for name in names))
-
-    # --- the judge -----------------------------------------------------------------------------
-
-    def note_leader(self, partition: int, term: int, node: ReplicaNode) -> None:
-        self.loop.counters["terms led"] += 1
-        other = self.leaders.setdefault((partition, term), node.me)
-        demand(other == node.me, f"two leaders of term {term}: {other} and {node.me}")
-
-    def judge_published(
-        self,
-        key: tuple[int, str],
-        frames: list[Frame],
-        *,
-        first: int,
-        until: int,
-        node: ReplicaNode,
-    ) -> None:
-        truth = self.truth[key]
-        for sequence in range(first, until):
-            batch = frames[sequence].batch
-            if sequence < len(truth):
-                demand(truth[sequence] == batch, f"{node.name} published {batch} at {sequence + 1}")
-            else:
-                demand(batch not in truth, f"{batch} is twice in {key}")
-                truth.append(batch)
-                self.loop.counters["commits"] += 1
-
-    def judge_acknowledged(
-        self, key: tuple[int, str], batch: tuple[int, int], sequence: int
-    ) -> None:
-        before = self.acknowledged[key].setdefault(batch, sequence)
-        demand(before == sequence, f"{batch} was acknowledged at {before} and {sequence}")
-
     def _read(self) -> None:
-        """One-shot reads at every leader that believes to have a lease."""
-        if self.is_over:
-            return
-        self.loop.after(self.loop.random.uniform(0.02, 0.2), self._read)
-        for (partition, name), sent in self.acknowledged.items():
-            for node in self.nodes.values():
-                if not node.is_up or node.is_paused:
-                    continue
-                if not node.replicas[partition].has_lease(node.now):
-                    continue
-                self.loop.counters["reads under a lease"] += 1
-                answer = node.published.get((partition, name), 0)
-                demand(answer >= max(sent.values(), default=0), f"{node.name} read a stale log")
-
-    def _judge_end(self) -> None:
-        for key, sent in self.acknowledged.items():
-            truth = self.truth[key]
-            for batch, sequence in sent.items():
-                is_there = sequence <= len(truth) and truth[sequence - 1] == batch
-                demand(is_there, f"{batch}, acknowledged at {sequence} of {key}, is lost")
-        demand(sum(map(len, self.truth.values())) > 0, "nothing was committed")
-        for partition in self.partitions:
-            wanted = self.wanted_members(partition).members
-            replicas = {node.me: node.replicas[partition] for node in self.nodes.values()}
-            leaders = [one for one in replicas.values() if one.leadership is not None]
-            about = {me: (r.state, r.wanted) for me, r in replicas.items()}
-            demand(len(leaders) == 1 and leaders[0].is_open, f"{len(leaders)} leaders: {about}")
-            assert leaders[0].state.set is not None
-            demand(leaders[0].state.set.voters == wanted, f"set is not {wanted}: {about}")
-            demand(leaders[0].has_lease(self.nodes[leaders[0].me.node].now), "no lease when calm")
-            for member in wanted:
-                for name in LOGS:
-                    published = self.nodes[member.node].published.get((partition, name), 0)
-                    every = len(self.truth[partition, name])
-                    demand(published == every, f"{member} published {published} of {every}")
+        if not self.is_over:
+            self.loop.after(self.loop.random.uniform(0.02, 0.2), self._read)
+            self.judge_reads()
 
     # --- faults --------------------------------------------------------------------------------
 

@@ -64,6 +64,13 @@ def test_choose_logs_suspect_beyond_the_best_waits_for_one_more_denial() -> None
     assert choose_logs({**DAMAGED, C: vote(3, 1, 3, 3)}, ABC, me=A) == {"log": C}
 
 
+def test_choose_logs_latest_term_damaged_takes_the_log_of_a_majority_before_it() -> None:
+    damaged = {A: vote(2, suspect=1), B: vote(1, 1)}
+    assert choose_logs(damaged, ABC, me=B) is None
+    assert choose_logs({**damaged, C: vote(1, 1)}, ABC, me=C) == {"log": C}
+    assert choose_logs({**damaged, C: vote(2)}, ABC, me=C) == {"log": C}
+
+
 @pytest.mark.parametrize(
     ("mutant", "votes", "right"),
     [
