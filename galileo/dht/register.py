@@ -12,12 +12,23 @@ entry which it does not know to be chosen has it chosen first, so two changes of
 overlap. A node that asks a majority of the voters of a chosen entry learns whether a later one
 exists.
 
+A voter that lost its directory has forgotten what it promised and accepted, so it is another voter.
+Entries therefore name each voter by its *seat*, `node@directory` with the random name of its
+directory, and an answer counts for the seat of its sender alone. A node with another directory than
+the chosen entry names has its seat changed as any change of the voters (`reseat`). A first entry
+cannot name directories, and a voter that is asked cannot tell whether it had another one before.
+Its seats may be open, `node@`: then all of them must answer the first change, which names the
+directories that have answered, so that each one of them knows the names. Seats may also be bare
+names, as in entries of earlier versions: any directory counts for them, until a change names those
+that answer it. The only voter of an entry is counted with any directory, because no other node has
+what it lost.
+
 A change must be idempotent, because a proposer that got no answer cannot know whether its entry
 will be chosen.
 
 Invariants: a version has one content; versions of chosen entries increase with their ballots; a
-ballot has one proposer and at most one entry. What a node promises, accepts, or uses as a ballot is
-durable before another node hears of it.
+ballot has one proposer and at most one entry, over all directories of a node. What a node promises,
+accepts, or uses as a ballot is durable before another node hears of it.
 """
 
 from __future__ import annotations
@@ -32,6 +43,7 @@ from galileo.hashing import text64
 NODES_MAX = 4096
 """Ballots are `round * NODES_MAX + ordinal`."""
 VOTERS_MAX = 5
+_AT = "@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,7 @@ class Entry:
 
     Attributes:
         version: of the value, from 1; a change increases it by one.
-        voters: nodes that store the register.
+        voters: the seats of the nodes that store the register.
         former: the voters of the version before.
         data: the value itself.
     """
@@ -103,6 +115,7 @@ class Prepare:
 class Promise:
     ballot: int
     accepted: Ballot
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,7 @@ class Accept:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     ballot: int
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,7 @@ class Learned:
     """The sender has stored a chosen entry of this ballot, or a later one."""
 
     ballot: int
+    directory: str = ""
 
 
 RegisterMessage: TypeAlias = Prepare | Promise | Accept | Accepted | Reject | Learn | Learned
@@ -208,7 +223,7 @@ class _Proposal:
     """A running change.
 
     Attributes:
-        answered: the nodes that have answered in this phase.
+        answered: the seats that have answered in this phase.
         best: the entry with the highest ballot among the promises.
         proposed: what the voters are asked to accept; None while they are asked to promise.
         spreading: what was chosen, while it is sent to the voters.
@@ -234,6 +249,7 @@ class Register:
         me: name of this node.
         ordinal: its number, which no other node ever has.
         state: as stored, or `first_state`.
+        directory: random name of the directory with the state.
     """
 
     def __init__(
@@ -242,9 +258,11 @@ class Register:
         ordinal: int,
         state: RegisterState,
         *,
+        directory: str = "",
         options: RegisterOptions | None = None,
     ) -> None:
         self.me = me
+        self.directory = directory
         self.options = options or RegisterOptions()
         self.state = state
         self._ordinal = ordinal
@@ -289,18 +307,21 @@ class Register:
         if message.ballot < self.state.promised:
             return [SendTo(sender, Reject(message.ballot, self.state.promised))]
         effects = self._save(promised=message.ballot)
-        return [*effects, SendTo(sender, Promise(message.ballot, self.state.accepted))]
+        return [*effects, SendTo(sender, self._promise(message.ballot))]
+
+    def _promise(self, ballot: int) -> Promise:
+        return Promise(ballot, self.state.accepted, self.directory)
 
     def _on_accept(self, sender: str, message: Accept) -> Effects:
         if message.ballot < self.state.promised:
             return [SendTo(sender, Reject(message.ballot, self.state.promised))]
         accepted = Ballot(message.ballot, message.entry)
         effects = self._save(promised=message.ballot, accepted=accepted)
-        return [*effects, SendTo(sender, Accepted(message.ballot))]
+        return [*effects, SendTo(sender, Accepted(message.ballot, self.directory))]
 
     def _on_learn(self, sender: str, message: Learn) -> Effects:
         effects = self._learn(message.chosen)
-        return [*effects, SendTo(sender, Learned(self.state.chosen.number))]
+        return [*effects, SendTo(sender, Learned(self.state.chosen.number, self.directory))]
 
     def _learn(self, chosen: Ballot) -> Effects:
         """Store a chosen entry; it counts as accepted, too."""
@@ -353,7 +374,7 @@ class Register:
             return self._back_off(proposal, message.promised, now)
         if isinstance(message, Promise) is not (proposal.proposed is None):
             return []
-        proposal.answered.add(sender)
+        proposal.answered.add(seat_of(sender, message.directory))
         if isinstance(message, Promise):
             return self._on_promise(proposal, message, now)
         assert proposal.proposed is not None
@@ -377,7 +398,8 @@ class Register:
             return self._finish(proposal, error, now)
         if entry == base:
             return self._spread(proposal, self.state.chosen, now)
-        entry = replace(entry, version=base.version + 1, former=base.voters)
+        voters = self._named(entry.voters, proposal.answered)
+        entry = replace(entry, version=base.version + 1, voters=voters, former=base.voters)
         return self._propose(proposal, entry, now)
 
     def _propose(self, proposal: _Proposal, entry: Entry, now: float) -> Effects:
@@ -405,7 +427,7 @@ class Register:
         spreading = proposal.spreading
         if spreading is None or message.ballot < spreading.number:
             return []
-        proposal.answered.add(sender)
+        proposal.answered.add(seat_of(sender, message.directory))
         if not self._is_quorum(proposal.answered, spreading.entry.voters):
             return []
         return self._finish(proposal, spreading.entry, now)
@@ -435,11 +457,12 @@ class Register:
 
     def _unanswered(self, proposal: _Proposal) -> Unavailable:
         voters = self.chosen.voters
-        silent = sorted(set(voters) - proposal.answered)
+        silent = sorted(node_of(one) for one in voters if not _answers(one, proposal.answered))
+        needed = "each" if any(map(_is_open, voters)) else "a majority"
         return Unavailable(
-            f"the topology could not be changed: a majority of {', '.join(voters)} must answer, "
-            f"and {', '.join(silent)} did not; start them, and repeat the command, which goes on "
-            "where it stopped",
+            f"the topology could not be changed: {needed} of {', '.join(map(node_of, voters))} "
+            f"must answer, and {', '.join(silent)} did not; start them, and repeat the command, "
+            "which goes on where it stopped",
             after_s=5.0,
             nodes=silent,
         )
@@ -455,13 +478,11 @@ class Register:
             message, entry = Accept(proposal.ballot, proposal.proposed), proposal.proposed
         else:
             message, entry = Prepare(proposal.ballot), proposal.best.entry
-        asked = dict.fromkeys(node for quorum in self._quorums(entry) for node in quorum)
-        effects: Effects = [
-            SendTo(node, message)
-            for node in asked
-            if node != self.me and node not in proposal.answered
-        ]
-        if self.me in asked and self.me not in proposal.answered:
+        answered = set(map(node_of, proposal.answered))
+        seats = (seat for quorum in self._quorums(entry) for seat in quorum)
+        asked = [node for node in dict.fromkeys(map(node_of, seats)) if node not in answered]
+        effects: Effects = [SendTo(node, message) for node in asked if node != self.me]
+        if self.me in asked:
             effects = [*self._ask_self(message, now), *effects]
         return effects
 
@@ -480,13 +501,70 @@ class Register:
 
     @staticmethod
     def _is_quorum(answered: Collection[str], *quorums: Iterable[str]) -> bool:
-        """Whether a majority of each set has answered."""
-        sets = [set(quorum) for quorum in quorums]
-        return all(2 * len(nodes & set(answered)) > len(nodes) for nodes in sets)
+        """Whether a majority of each set has answered, or all of one with open seats."""
+        return all(_is_majority(set(quorum), answered) for quorum in quorums)
+
+    @staticmethod
+    def _named(voters: Iterable[str], answered: Collection[str]) -> tuple[str, ...]:
+        """The voters, with the directories of those that have none and have answered."""
+        known = {node_of(seat): seat for seat in sorted(answered) if not _is_open(seat)}
+        return tuple(
+            seat if directory_of(seat) else known.get(node_of(seat), seat) for seat in voters
+        )
 
 
-def first_state(voters: Iterable[str], data: str, *, version: int = 1) -> RegisterState:
-    """The state before any change: all nodes begin with the same entry, which counts as chosen."""
-    names = tuple(voters)
-    entry = Ballot(0, Entry(version, names, names, data))
-    return RegisterState(promised=0, used=0, accepted=entry, chosen=entry)
+def seat_of(node: str, directory: str) -> str:
+    """The seat of a node with a directory; an open one if the directory is ""."""
+    return f"{node}{_AT}{directory}"
+
+
+def node_of(seat: str) -> str:
+    return seat.partition(_AT)[0]
+
+
+def directory_of(seat: str) -> str:
+    """The directory that a seat names; "" if it names none."""
+    return seat.partition(_AT)[2]
+
+
+def reseat(entry: Entry, node: str, directory: str) -> Entry:
+    """The entry, with the directory of a voter of which it names another."""
+    voters = tuple(
+        seat_of(node, directory) if node_of(seat) == node and directory_of(seat) else seat
+        for seat in entry.voters
+    )
+    return replace(entry, voters=voters)
+
+
+def _is_open(seat: str) -> bool:
+    return seat.endswith(_AT)
+
+
+def _answers(seat: str, answered: Collection[str]) -> bool:
+    """Whether a seat has answered; any directory counts for one that names none."""
+    return seat in answered or (not directory_of(seat) and node_of(seat) in map(node_of, answered))
+
+
+def _is_majority(seats: Collection[str], answered: Collection[str]) -> bool:
+    if len(seats) == 1:
+        return any(node_of(seat) in map(node_of, answered) for seat in seats)
+    count = sum(_answers(seat, answered) for seat in seats)
+    return count == len(seats) if any(map(_is_open, seats)) else 2 * count > len(seats)
+
+
+def first_state(
+    voters: Iterable[str], data: str, *, version: int = 1, directory: str = ""
+) -> RegisterState:
+    """The state before any change: all nodes begin with the same entry, which counts as chosen.
+
+    Args:
+        voters: their seats.
+        data: the value.
+        version: of the value.
+        directory: random name of the node's directory. Ballots begin at a round that is drawn from
+            it, because an earlier directory of the node may have used others.
+    """
+    seats = tuple(voters)
+    entry = Ballot(0, Entry(version, seats, seats, data))
+    used = text64("ballots", directory) >> 20 if directory else 0
+    return RegisterState(promised=0, used=used, accepted=entry, chosen=entry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from dataclasses import replace
 
 from galileo.config import Config
@@ -22,7 +21,7 @@ from galileo.wire.caller import Caller
 from galileo.wire.v1 import cluster_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
-PLACEMENT, IDENTITY, REMOVED = "placement", "identity", "removed"
+PLACEMENT, REMOVED = "placement", "removed"
 RETRY_S = 1.0
 CALL_S = 30.0
 
@@ -78,7 +77,7 @@ async def _join(config: Config, store: Store) -> None:
         address=config.topology.by_name[config.node.name].address,
         group=config.node.group,
         weight=config.node.weight,
-        identity=_identity(store),
+        identity=store.identity,
     )
     caller = Caller(keys=config.keys)
     try:
@@ -97,15 +96,6 @@ async def _join(config: Config, store: Store) -> None:
             await asyncio.sleep(RETRY_S)
     finally:
         await caller.close()
-
-
-def _identity(store: Store) -> str:
-    """The random name of the directory, made at its first use."""
-    data = store.load_record(TOPOLOGY_KIND, IDENTITY)
-    if data is None:
-        data = secrets.token_hex(16).encode()
-        store.save_record(TOPOLOGY_KIND, IDENTITY, data)
-    return data.decode()
 
 
 def _keep_placement(store: Store, topology: Topology) -> None:

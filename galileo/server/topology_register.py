@@ -3,6 +3,9 @@
 The topology of a cluster without changes is that of the nodes' files. Each change is agreed on by
 the voters (`galileo.dht.register`), and reaches the other nodes with the next message of a node
 that knows it; a node processes no message of a node with a later topology before it has that.
+
+A voter that comes with another directory than the register names has its seat changed, and is no
+voter until then.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from galileo.dht.register import (
     SaveState,
     SendTo,
 )
-from galileo.dht.topology import Move, Topology
+from galileo.dht.topology import Move, NodeInfo, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError
 from galileo.storage.store import Store
@@ -44,6 +47,7 @@ MESSAGES = (
 )
 STATE = TaggedJson([RegisterState, Ballot, Entry])
 TICK_S = 0.05
+RESEAT_RETRY_S = 1.0
 
 TopologyChange: TypeAlias = Callable[[Topology], Topology]
 """One of `galileo.dht.topology_changes`; it returns its argument where nothing is left to do."""
@@ -95,15 +99,21 @@ class TopologyRegister:
         self._store = store
         self._clock = clock
         topology = live.current
-        state = load_state(store) or register.first_state(
-            topology_changes.first_voters(topology), topology.to_json(), version=topology.version
-        )
         self._name, self._ordinal = name, topology.ordinals[name]
-        self._machine = Register(name, self._ordinal, state)
+        self._directory = store.identity
+        state = load_state(store) or register.first_state(
+            topology_changes.first_voters(topology),
+            topology.to_json(),
+            version=topology.version,
+            directory=self._directory,
+        )
+        self._machine = Register(name, self._ordinal, state, directory=self._directory)
         self._requests = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Entry]] = {}
         self._stepping = asyncio.Lock()
         self._has_begun = asyncio.Event()
+        self._seat_lost = asyncio.Event()
+        self._check_seat()
 
     @property
     def version(self) -> int:
@@ -116,12 +126,31 @@ class TopologyRegister:
         """The last chosen topology, for a node that may not have it."""
         return STATE.encode(self._machine.state.chosen)
 
-    @property
-    def voters(self) -> tuple[str, ...]:
-        return self._machine.chosen.voters
-
     async def run(self) -> None:
-        """Repeats messages of changes that are under way, until it is cancelled."""
+        """Repeats messages of changes and keeps this node's seat, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat())
+            group.create_task(self._keep_seat())
+
+    async def _keep_seat(self) -> None:
+        while True:
+            await self._seat_lost.wait()
+            try:
+                await self.change(lambda topology: topology)
+                log.info("this node votes on the topology again, with another directory")
+            except GalileoError as error:
+                log.warning("this node cannot vote on the topology yet: %s", error)
+                await asyncio.sleep(RESEAT_RETRY_S)
+            self._check_seat()
+
+    def _check_seat(self) -> None:
+        chosen = self._machine.chosen
+        if register.reseat(chosen, self._name, self._directory) == chosen:
+            self._seat_lost.clear()
+        else:
+            self._seat_lost.set()
+
+    async def _repeat(self) -> None:
         while True:
             await self._has_begun.wait()
             await asyncio.sleep(TICK_S)
@@ -161,11 +190,14 @@ class TopologyRegister:
             del self._waiting[number]
 
     def _next(self, entry: Entry, change: TopologyChange) -> Entry:
+        entry = register.reseat(entry, self._name, self._directory)
         topology = self._with_moves(topology_of(entry))
         changed = change(topology)
         if changed is topology:
             return entry
-        voters = topology_changes.voters(changed, entry.voters)
+        seats = {register.node_of(seat): seat for seat in entry.voters}
+        voters = topology_changes.voters(changed, seats.keys())
+        voters = tuple(seats.get(name) or _new_seat(changed.by_name[name]) for name in voters)
         return replace(entry, data=changed.to_json(), voters=voters)
 
     def _with_moves(self, topology: Topology) -> Topology:
@@ -199,7 +231,7 @@ class TopologyRegister:
 
     def _restart(self, state: RegisterState, error: GalileoError) -> None:
         """Begin again with what is durable, as after a crash."""
-        self._machine = Register(self._name, self._ordinal, state)
+        self._machine = Register(self._name, self._ordinal, state, directory=self._directory)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
@@ -220,6 +252,7 @@ class TopologyRegister:
         moved = tuple(m for m in topology.moved if m.node != self._name or m in known)
         self._live.replace_nodes(replace(topology, moved=moved))
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
+        self._check_seat()
         self.on_changed()
 
     def _finish(self, effect: ChangeFinished) -> None:
@@ -230,6 +263,11 @@ class TopologyRegister:
             future.set_exception(effect.outcome)
         else:
             future.set_result(effect.outcome)
+
+
+def _new_seat(node: NodeInfo) -> str:
+    """The seat of a node that becomes a voter; any directory counts if its own is not known."""
+    return register.seat_of(node.name, node.identity) if node.identity else node.name
 
 
 def _drop(node: str, message: Any) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ PARTITION_MAX = 2**31 - 1
 _REMOVED = ".removed"
 GENERATIONS_KIND = "generations"
 EPOCH = "epoch"
+IDENTITY_KIND, IDENTITY = "topology", "identity"
 
 StoreReplay: TypeAlias = Callable[[str, int, Replayed], None]
 """Called with (dataset, partition, commits)."""
@@ -372,6 +374,16 @@ class Store:
         """Deletes a value; nothing happens where there is none."""
         with self._changing:
             self._records_of(kind).delete(name)
+
+    @property
+    def identity(self) -> str:
+        """The random name of the directory, made at its first use."""
+        with self._changing:
+            data = self.load_record(IDENTITY_KIND, IDENTITY)
+            if data is None:
+                data = secrets.token_hex(16).encode()
+                self.save_record(IDENTITY_KIND, IDENTITY, data)
+            return data.decode()
 
     # --- very many small records -------------------------------------------------------------
 

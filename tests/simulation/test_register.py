@@ -35,9 +35,11 @@ def play(seed: int) -> Counter[str]:
 @pytest.mark.parametrize("seeds", [SEEDS_QUICK, pytest.param(SEEDS, marks=pytest.mark.slow)])
 def test_register_random_worlds_keep_all_invariants(seeds: int) -> None:
     counters = sum(map(play, range(seeds)), Counter[str]())
-    never = [
-        name for name in ("changes finished", "changes given up", "isolate") if not counters[name]
-    ]
+    expected = (
+        *("changes finished", "changes given up", "isolate"),
+        *("directories lost", "seats changed"),
+    )
+    never = [name for name in expected if not counters[name]]
     assert not never
 
 
@@ -62,6 +64,16 @@ def test_register_restart_mid_proposal_uses_a_higher_ballot() -> None:
     asked = first.step(ChangeRequested(1, _add), 0.0)
     again = Register("c", 2, first.state)
     assert _ballots(again.step(ChangeRequested(2, _add), 1.0)) > _ballots(asked)
+
+
+def test_register_of_another_directory_uses_other_ballots() -> None:
+    """Late messages of the lost directory would count for the other's entry."""
+    directories = [first_state(["a", "b"], "", directory=one) for one in ("x", "y")]
+    ballots = [
+        _ballots(Register("c", 2, state).step(ChangeRequested(1, _add), 0.0))
+        for state in directories
+    ]
+    assert not set(ballots[0]) & set(ballots[1])
 
 
 def _add(entry: Entry) -> Entry:

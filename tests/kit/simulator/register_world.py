@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from galileo.dht.register import (
@@ -26,8 +26,13 @@ from galileo.dht.register import (
     RegisterTicked,
     SaveState,
     SendTo,
+    _answers,
     _Proposal,
+    directory_of,
     first_state,
+    node_of,
+    reseat,
+    seat_of,
 )
 from galileo.errors import GalileoError
 from simulator.loop import Loop, demand
@@ -55,7 +60,8 @@ class RegisterNode:
         self.name = name
         self.world = world
         self._ordinal = ordinal
-        self.disk = first_state(world.first_voters, "[]")
+        self._directories = 0
+        self.disk = self._first_state()
         self.life = 0
         self.register: Register | None = None
         self.waiting: dict[int, str] = {}
@@ -66,9 +72,27 @@ class RegisterNode:
             return
         self.life += 1
         self.register = self.world.register_type(
-            self.name, self._ordinal, self.disk, options=OPTIONS
+            self.name, self._ordinal, self.disk, directory=self.directory, options=OPTIONS
         )
         self._tick(self.life)
+
+    @property
+    def directory(self) -> str:
+        return f"d{self._directories}"
+
+    def lose_directory(self) -> None:
+        """Crash, and begin with an empty directory at the next boot."""
+        self.crash()
+        self._directories += 1
+        self.disk = self._first_state()
+
+    def _first_state(self) -> RegisterState:
+        return first_state(self.world.first_voters, "[]", directory=self.directory)
+
+    def has_lost(self, seat: str) -> bool:
+        """Whether the directory of a seat is lost; one that names none may have been another."""
+        directory = directory_of(seat)
+        return directory != self.directory if directory else self._directories > 0
 
     def crash(self) -> None:
         self.life += 1
@@ -107,6 +131,7 @@ class RegisterNode:
     def _send(self, effect: SendTo) -> None:
         world, message = self.world, effect.message
         receiver = world.nodes[effect.to]
+        world.note_proposal(message)
         world.loop.note(f"{self.name} -> {effect.to} {type(message).__name__}")
 
         def deliver() -> None:
@@ -117,11 +142,25 @@ class RegisterNode:
     def _tick(self, life: int) -> None:
         if self.life == life and self.register is not None:
             self.feed(RegisterTicked())
+            self._keep_seat()
             self.world.loop.after(TICK_S, lambda: self._tick(life))
+
+    def _keep_seat(self) -> None:
+        """Have the directory named, if the node votes with another."""
+        register = self.register
+        if register is None or register.is_busy:
+            return
+        if reseat(register.chosen, self.name, self.directory) != register.chosen:
+            self.world.loop.counters["seats changed"] += 1
+            self.feed(self.world.change(self, ""))
 
 
 class RegisterWorld:
-    """Five to seven nodes, of which one to five vote; changes add items or replace the voters."""
+    """Five to seven nodes, of which one to five vote; changes add items or replace the voters.
+
+    In half of the worlds the first seats are open, three or five nodes vote, and directories are
+    lost at any time, as long as each entry that may be chosen names at most one that is lost.
+    """
 
     def __init__(
         self,
@@ -136,12 +175,16 @@ class RegisterWorld:
         self.register_type = register_type
         self.stored = stored or (lambda before, after: after)
         names = [f"n{number}" for number in range(loop.random.randint(5, 7))]
-        self.first_voters = tuple(names[: loop.random.choice((1, 2, 3, 3, 5))])
+        self.loses = loop.chance(0.5)
+        self._counts = (3, 3, 5) if self.loses else (1, 2, 3, 3, 5)
+        voters = names[: loop.random.choice(self._counts)]
+        self.first_voters = tuple(seat_of(one, "") if self.loses else one for one in voters)
         self.crashes = 0.0
         self.nodes = {name: RegisterNode(name, n, self) for n, name in enumerate(names)}
         self._requests = 0
         self._chosen: dict[int, Entry] = {1: Entry(1, self.first_voters, self.first_voters, "[]")}
         self._promised: dict[str, int] = {}
+        self._proposed: set[Entry] = set()
 
     def play(self) -> RegisterOutcome:
         loop = self.loop
@@ -150,6 +193,8 @@ class RegisterWorld:
         loop.stragglers = loop.random.choice((0.03, 0.1, 0.3))
         self.crashes = loop.random.choice((0.0, 0.005, 0.02))
         loop.after(0.1, self._fault)
+        if self.loses:
+            loop.after(loop.random.expovariate(2.0), self._lose_directory)
         loop.after(0.0, self._request)
         if loop.chance(0.2):
             loop.after(0.0, self._restart_proposer)
@@ -157,7 +202,7 @@ class RegisterWorld:
         self._heal()
         loop.run_until(loop.now + CALM_S / 2)
         asked = next(iter(self.nodes.values()))
-        asked.feed(self._change(asked, "last"))
+        asked.feed(self.change(asked, "last"))
         loop.run_until(loop.now + CALM_S / 2)
         demand("last" in self._promised, "a change was not finished though all was well")
         self._judge_all()
@@ -189,16 +234,69 @@ class RegisterWorld:
 
     def _request_at(self, node: RegisterNode) -> None:
         self._requests += 1
-        node.feed(self._change(node, f"item {self._requests}"))
+        node.feed(self.change(node, f"item {self._requests}"))
 
-    def _change(self, node: RegisterNode, item: str) -> ChangeRequested:
+    def _lose_directory(self) -> None:
+        loop = self.loop
+        if loop.now > FAULTS_UNTIL_S:
+            return
+        node = loop.random.choice(list(self.nodes.values()))
+        if self._knows_seats(node) and all(
+            self._survives(entry, node) for entry in self._open_entries()
+        ):
+            loop.counters["directories lost"] += 1
+            loop.note(f"{node.name} loses its directory")
+            node.lose_directory()
+            loop.after(loop.random.choice((0.0, 0.1, 1.0, 3.0)), node.boot)
+        loop.after(loop.random.expovariate(2.0), self._lose_directory)
+
+    def _open_entries(self) -> list[Entry]:
+        """The last chosen entry, and those that may be chosen after it."""
+        last = max(self._chosen)
+        return [self._chosen[last], *(one for one in self._proposed if one.version >= last)]
+
+    def _knows_seats(self, node: RegisterNode) -> bool:
+        """Whether one of the first voters knows that others were named, without a node."""
+        voters = [self.nodes[node_of(one)] for one in self.first_voters]
+        return len(self._chosen) == 1 or any(
+            one.disk.accepted.entry.version > 1 for one in voters if one is not node
+        )
+
+    def _survives(self, entry: Entry, node: RegisterNode) -> bool:
+        """Whether the directories of all voters but one are there without that of a node."""
+        return all(
+            sum(
+                node_of(one) == node.name or self.nodes[node_of(one)].has_lost(one) for one in seats
+            )
+            <= 1
+            for seats in (entry.voters, entry.former)
+        )
+
+    def change(self, node: RegisterNode, item: str) -> ChangeRequested:
+        """A change by a node: adds an item, if any, perhaps changes the voters, keeps its seat."""
         loop, number = self.loop, len(self._promised) + 1000 * (node.life + 1) + self._requests
         voters: tuple[str, ...] = ()
-        if item != "last" and loop.chance(0.4):
-            count = loop.random.choice((1, 2, 3, 3, 5))
+        if item not in ("", "last") and loop.chance(0.4):
+            count = loop.random.choice(self._counts)
             voters = tuple(sorted(loop.random.sample(list(self.nodes), count)))
+        directory = node.directory
         node.waiting[number] = item
-        return ChangeRequested(number, lambda entry: _with(entry, item, voters))
+
+        def change(entry: Entry) -> Entry:
+            kept = reseat(entry, node.name, directory)
+            return _with(kept, item, [self._seat(kept, voter) for voter in voters])
+
+        return ChangeRequested(number, change)
+
+    def _seat(self, entry: Entry, name: str) -> str:
+        """The seat of a voter; a new one of a world with losses has its present directory."""
+        known = [seat for seat in entry.voters if node_of(seat) == name]
+        directory = self.nodes[name].directory
+        return known[0] if known else seat_of(name, directory) if self.loses else name
+
+    def note_proposal(self, message: object) -> None:
+        if isinstance(message, Accept):
+            self._proposed.add(message.entry)
 
     def _fault(self) -> None:
         loop, names = self.loop, list(self.nodes)
@@ -249,10 +347,14 @@ class RegisterWorld:
             return
         self.loop.counters["changes finished"] += 1
         self.loop.note(f"{node.name} finished {item} in version {outcome.version}")
-        demand(item in json.loads(outcome.data), f"{item} is not in what its change is said to be")
-        self._promised[item] = min(outcome.version, self._promised.get(item, outcome.version))
+        if item:
+            demand(
+                item in json.loads(outcome.data), f"{item} is not in what its change is said to be"
+            )
+            self._promised[item] = min(outcome.version, self._promised.get(item, outcome.version))
         stored = [
-            self.nodes[voter].disk.chosen.entry.version >= outcome.version
+            self.nodes[node_of(voter)].disk.chosen.entry.version >= outcome.version
+            or self.nodes[node_of(voter)].has_lost(voter)
             for voter in outcome.voters
         ]
         demand(2 * sum(stored) > len(stored), f"{item} is finished, few voters have stored it")
@@ -270,7 +372,7 @@ class RegisterWorld:
 
 def _with(entry: Entry, item: str, voters: Iterable[str]) -> Entry:
     items = json.loads(entry.data)
-    if item in items:
+    if not item or item in items:
         return entry
     voters = tuple(voters) or entry.voters
     return replace(entry, data=json.dumps([*items, item]), voters=voters)
@@ -323,9 +425,11 @@ class _CountsHalf(Register):
     """Takes half of the voters for a majority."""
 
     @staticmethod
-    def _is_quorum(answered: object, *quorums: Iterable[str]) -> bool:
+    def _is_quorum(answered: Collection[str], *quorums: Iterable[str]) -> bool:
         sets = [set(quorum) for quorum in quorums]
-        return all(2 * len(nodes & set(answered)) >= len(nodes) for nodes in sets)  # type: ignore[call-overload]
+        return all(
+            2 * sum(_answers(one, answered) for one in seats) >= len(seats) for seats in sets
+        )
 
 
 class _ForgetsFormer(Register):
@@ -369,9 +473,43 @@ class _SharesBallots(Register):
     """Draws ballots that another node uses, too."""
 
     def __init__(
-        self, me: str, ordinal: int, state: RegisterState, *, options: RegisterOptions | None = None
+        self,
+        me: str,
+        ordinal: int,
+        state: RegisterState,
+        *,
+        directory: str = "",
+        options: RegisterOptions | None = None,
     ) -> None:
-        super().__init__(me, ordinal // 2, state, options=options)
+        super().__init__(me, ordinal // 2, state, directory=directory, options=options)
+
+
+class _CountsAnyDirectory(Register):
+    """Counts a voter with any directory."""
+
+    @staticmethod
+    def _is_quorum(answered: Collection[str], *quorums: Iterable[str]) -> bool:
+        bare = [
+            {node_of(one) if directory_of(one) else one for one in quorum} for quorum in quorums
+        ]
+        return Register._is_quorum(answered, *bare)
+
+
+class _OpensByMajority(Register):
+    """Takes a majority of open seats for enough."""
+
+    @staticmethod
+    def _is_quorum(answered: Collection[str], *quorums: Iterable[str]) -> bool:
+        bare = [{one.removesuffix("@") for one in quorum} for quorum in quorums]
+        return Register._is_quorum(answered, *bare)
+
+
+class _LeavesSeatsOpen(Register):
+    """Names no directories in the first change."""
+
+    @staticmethod
+    def _named(voters: Iterable[str], answered: Collection[str]) -> tuple[str, ...]:
+        return tuple(one.removesuffix("@") for one in voters)
 
 
 def _without_promise(before: RegisterState, after: RegisterState) -> RegisterState:
@@ -395,6 +533,9 @@ REGISTER_MUTANTS: dict[
     "changes_unchosen": (_ChangesUnchosen, None),
     "finishes_early": (_FinishesEarly, None),
     "shares_ballots": (_SharesBallots, None),
+    "counts_any_directory": (_CountsAnyDirectory, None),
+    "opens_by_majority": (_OpensByMajority, None),
+    "leaves_seats_open": (_LeavesSeatsOpen, None),
     "promise_not_saved": (Register, _without_promise),
     "accepted_not_saved": (Register, _without_accepted),
 }

@@ -1,0 +1,148 @@
+"""The register of the topology at real directories, one of which is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galileo.clock import SystemClock
+from galileo.dht import topology_changes
+from galileo.dht.register import node_of, seat_of
+from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology_state import TopologyState
+from galileo.server.topology_register import STATE, TopologyRegister, load_state
+from galileo.storage.store import Store
+
+NODES = tuple(NodeInfo(name, f"h:{port}") for port, name in enumerate("abc", start=1))
+FIRST = Topology("t", (Group("west", NODES),), even_ranges(1), 4)
+TIMEOUT_S = 30.0
+
+
+class _Registers:
+    """Three nodes, whose messages arrive at those that run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.stores: dict[str, Store] = {}
+        self.running: dict[str, tuple[TopologyRegister, asyncio.Task[None]]] = {}
+        self._directories = 0
+        self._sending: set[asyncio.Task[None]] = set()
+        self._open = ExitStack()
+
+    def start(self, name: str) -> None:
+        if name not in self.stores:
+            self._directories += 1
+            path = self.directory / str(self._directories)
+            self.stores[name] = self._open.enter_context(Store.open(path, wall=lambda: 0.0))
+        register = TopologyRegister(
+            name, TopologyState(FIRST), store=self.stores[name], clock=SystemClock()
+        )
+        register.send = partial(self._send, name)
+        self.running[name] = register, asyncio.create_task(register.run())
+
+    async def stop(self, name: str) -> None:
+        _, running = self.running.pop(name)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def close(self) -> None:
+        for name in list(self.running):
+            await self.stop(name)
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        self._open.close()
+
+    def lose_directory(self, name: str) -> None:
+        del self.stores[name]
+
+    def _send(self, sender: str, to: str, message: Any) -> None:
+        task = asyncio.create_task(self._deliver(sender, to, message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _deliver(self, sender: str, to: str, message: Any) -> None:
+        if to in self.running:
+            await self.running[to][0].receive(sender, message)
+
+    async def add(self, at: str, name: str) -> Topology:
+        node = NodeInfo(name, f"h:{name}1")  # Announced: it does not vote.
+        return await self.running[at][0].change(partial(topology_changes.add_node, node=node))
+
+    def voters(self, name: str) -> set[str]:
+        state = load_state(self.stores[name])
+        return set() if state is None else set(state.chosen.entry.voters)
+
+    def seats(self) -> set[str]:
+        return {seat_of(name, store.identity) for name, store in self.stores.items()}
+
+
+@pytest.fixture
+async def registers(tmp_path: Path) -> AsyncIterator[_Registers]:
+    opened = _Registers(tmp_path)
+    for node in NODES:
+        opened.start(node.name)
+    yield opened
+    await opened.close()
+
+
+async def until_seated(registers: _Registers, name: str) -> None:
+    """Returns when a node knows the directories of all nodes as those of voters."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while registers.voters(name) != registers.seats():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_register_first_changes_name_the_directories_that_answered(
+    registers: _Registers,
+) -> None:
+    await registers.add("a", "4")
+    assert {node_of(seat) for seat in registers.voters("a")} == {"a", "b", "c"}
+    assert len(registers.voters("a") & registers.seats()) >= 2
+    await registers.add("b", "6")
+    await registers.add("c", "8")
+    assert registers.running["c"][0].version == 4
+
+
+async def test_register_of_a_lost_directory_votes_again_once_it_is_named(
+    registers: _Registers,
+) -> None:
+    await registers.stop("c")
+    await registers.add("a", "4")
+    assert len(registers.voters("a") & registers.seats()) == 2
+    registers.start("c")
+    await registers.stop("b")
+    registers.lose_directory("b")
+    await registers.add("c", "6")
+    registers.start("b")
+    await registers.running["b"][0].learn("c", registers.running["c"][0].encoded)
+    await until_seated(registers, "b")
+    await registers.stop("a")
+    changed = await registers.add("b", "8")
+    assert {"4", "6", "8"} <= changed.by_name.keys()
+
+
+async def test_register_of_a_lost_directory_does_not_count_before_it_is_named(
+    registers: _Registers,
+) -> None:
+    """It has forgotten what it accepted, which another voter may not know."""
+    await registers.stop("c")
+    await registers.add("a", "4")
+    await registers.stop("a")
+    await registers.stop("b")
+    registers.lose_directory("b")
+    registers.start("c")
+    registers.start("b")
+    state = load_state(registers.stores["a"])
+    assert state is not None
+    await registers.running["c"][0].learn("a", STATE.encode(state.chosen))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await registers.add("c", "6")
+    registers.start("a")
+    changed = await registers.add("c", "8")
+    assert {"4", "8"} <= changed.by_name.keys()
