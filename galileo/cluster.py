@@ -59,6 +59,8 @@ class LocalCluster:
         port: of the first node, the others follow; free ports by default.
         partitions_per_group: by default twice the nodes of the largest group, at least 4; an
             existing directory keeps its number. See docs/sizing.md.
+        replicas: the copies of each partition, on different nodes of its group: by default 1; an
+            existing directory keeps its number. See docs/replication.md.
         settings: further configuration, {"section": {"key": value}}.
         proof: the credentials of its clients, if `settings` require authentication.
 
@@ -78,6 +80,7 @@ class LocalCluster:
         *,
         port: int | None = None,
         partitions_per_group: int | None = None,
+        replicas: int | None = None,
         settings: dict[str, dict[str, Any]] | None = None,
         proof: Credentials | None = None,
     ) -> None:
@@ -100,6 +103,12 @@ class LocalCluster:
                 if stored is None
                 else stored.get("partitions_per_group", PARTITIONS_PER_GROUP)
             )
+        known = 1 if stored is None else stored.get("replicas", 1)
+        if stored is not None and replicas not in (None, known):
+            raise ConfigError(
+                f"expected replicas={known}, as the data in {self.directory} has, got {replicas}",
+                expected={"replicas": known},
+            )
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -109,6 +118,7 @@ class LocalCluster:
         self._topology: dict[str, Any] = {
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
+            "replicas": known if replicas is None else replicas,
             "placement": BOUNDED if stored is None else stored.get("placement", RENDEZVOUS),
             "ranges": [list(pair) for pair in even_ranges(groups)],
             "groups": [

@@ -258,6 +258,7 @@ _CLUSTER_KEYS = (
     "ranges",
     "partitions_per_group",
     "placement",
+    "replicas",
     "version",
 )
 

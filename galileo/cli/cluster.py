@@ -24,7 +24,14 @@ from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, ClusterStatus, NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
-from galileo.dht.topology import BOUNDED, NODES_MAX, NodeInfo, Topology, balanced_ranges
+from galileo.dht.topology import (
+    BOUNDED,
+    NODES_MAX,
+    REPLICAS_MAX,
+    NodeInfo,
+    Topology,
+    balanced_ranges,
+)
 from galileo.dht.topology import Group as NodeGroup
 from galileo.errors import InputError, TransientError, reason_of
 from galileo.geo import geohash
@@ -43,6 +50,11 @@ RESTARTS_MAX = 3
 @click.command()
 @click.option("--nodes", "count", default=3, show_default=True, help="How many node processes.")
 @click.option("--groups", default=2, show_default=True, help="How many groups.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="Copies of each partition.  [default: 1, or as the directory has]",
+)
 @click.option("--port", default=PORT, show_default=True, help="Port of the first node.")
 @click.option(
     "--directory",
@@ -64,6 +76,7 @@ def up(
     *,
     count: int,
     groups: int,
+    replicas: int | None,
     port: int,
     directory: Path | None,
     overrides: tuple[str, ...],
@@ -75,6 +88,7 @@ def up(
     \b
     Example:
       galileo up --nodes 3 --directory ~/galileo-data
+      galileo up --nodes 3 --groups 1 --replicas 3
       galileo up --set samplers.uploads=sandboxed
     """
     settings = _settings(overrides)
@@ -84,6 +98,7 @@ def up(
     with LocalCluster(
         nodes=count,
         groups=groups,
+        replicas=replicas,
         directory=directory,
         port=port,
         settings=settings,
@@ -190,6 +205,9 @@ def remarks(status: ClusterStatus) -> str:
         lines += [f"{node.name}: stopped: {reason}" for reason in node.stopped]
         if node.evaluator_problem:
             lines.append(f"{node.name}: evaluates no queries: {node.evaluator_problem}")
+        if node.under_replicated:
+            partitions = ", ".join(map(str, node.under_replicated))
+            lines.append(f"{node.name}: too few copies of partitions {partitions}")
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
     # Each node reports what it knows, which is most often the same.

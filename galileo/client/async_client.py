@@ -291,12 +291,16 @@ class AsyncClient(AsyncObservations):
     async def plan_rebalance(self) -> tuple[PlannedMove, ...]:
         """The moves that give every node its share of its group's partitions, as few as possible.
 
+        None if partitions are replicated: nodes place the copies by themselves.
+
         Example:
             >>> for planned in await client.plan_rebalance():
             ...     async for progress in client.move(planned.partition, to=planned.to):
             ...         print(progress.stage)
         """
         topology = Topology.from_json(await self.topology_json())
+        if topology.is_replicated:
+            return ()
         owners = placement.owners(topology)
         return tuple(
             PlannedMove(move.partition, owners[move.partition], move.node)

@@ -228,6 +228,8 @@ class BlockingCalls(BlockingBase):
     def plan_rebalance(self) -> tuple[PlannedMove, ...]:
         """The moves that give every node its share of its group's partitions, as few as possible.
 
+        None if partitions are replicated: nodes place the copies by themselves.
+
         Example:
             >>> for planned in client.plan_rebalance():
             ...     for progress in client.move(planned.partition, to=planned.to):

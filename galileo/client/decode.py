@@ -223,6 +223,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         spilled_bytes=value.spilled_bytes,
         stopped=tuple(value.stopped),
         lost=tuple(value.lost),
+        under_replicated=tuple(value.under_replicated),
         evaluator_problem=value.evaluator_problem,
         calls=dict(value.calls),
         datasets=tuple(

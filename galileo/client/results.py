@@ -408,8 +408,10 @@ class NodeStatus:
     other nodes coordinate by now. `spilled_bytes` are files. `ccqs_overloaded` of those that it
     coordinates have cycles that take longer than their update interval. `calls` are those that the
     node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
-    commits that a node had reported and has no more, as this node knows. `evaluator_problem` is why
-    the queries that it coordinates are not evaluated at present; empty if they are.
+    commits that a node had reported and has no more, as this node knows. `under_replicated` are
+    partitions that it leads and that have fewer copies than `replicas` asks for.
+    `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
+    if they are.
     """
 
     name: str
@@ -429,6 +431,7 @@ class NodeStatus:
     spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    under_replicated: tuple[int, ...] = ()
     evaluator_problem: str = ""
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)

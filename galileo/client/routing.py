@@ -6,16 +6,22 @@ costs time and nothing else; the client then reads the topology again. If an own
 reached, another node receives its rows, and the owner is not called directly for `avoid_s`.
 
 All calls have the producer and number of the batch. Each partition recognises a repeated batch by
-them, whichever way it comes. They also name the range epoch: where the ranges were cut anew since
-the topology was read, a node refuses its part, and all parts are sent again, split anew, since a
-partition has to get all its rows of a batch at once.
+them, whichever way it comes. If partitions are replicated, and an owner is silent for `hedge_s`,
+another node gets the rows, too, which forwards them to who leads the partitions by then: a hedged
+request (Dean and Barroso, "The Tail at Scale", 2013).
+
+The calls also name the range epoch: where the ranges were cut anew since the topology was read, a
+node refuses its part, and all parts are sent again, split anew, since a partition has to get all
+its rows of a batch at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,11 +29,13 @@ from galileo import request_id, spans
 from galileo.client.cluster_caller import topology_of
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.errors import RangesChanged
+from galileo.errors import RangesChanged, TransientError
 from galileo.model.schema import Schema
 from galileo.wire.caller import Caller, Connection
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
+
+Reply = TypeVar("Reply")
 
 TOPOLOGY_AGE_MIN_S = 1.0
 """A topology that is younger is not read again."""
@@ -84,7 +92,8 @@ class Router:
         parts = placement.split_by_owner(topology, schema, table)
         addresses = {node: topology.by_name[node].address for node in parts}
         calls = (
-            self._send(addresses[node], Bulk(head, stream_of(rows))) for node, rows in parts.items()
+            self._send(topology, addresses[node], Bulk(head, stream_of(rows)))
+            for node, rows in parts.items()
         )
         replies = []
         with request_id.serving(), spans.span("ingest", owners=len(parts)):
@@ -118,11 +127,42 @@ class Router:
         return topology
 
     async def _send(
-        self, owner: str, request: Bulk[storage_pb2.IngestRequest]
+        self, topology: Topology, owner: str, request: Bulk[storage_pb2.IngestRequest]
     ) -> storage_pb2.IngestReply:
         async def attempt(node: Connection) -> storage_pb2.IngestReply:
             reply: storage_pb2.IngestReply = await node.unary(BulkStub, "Ingest", request)
             return reply
 
         patience_s = self.options.ingest_patience_s
-        return await self._caller.call_owner(owner, attempt, patience_s=patience_s)
+        direct = self._caller.call_owner(owner, attempt, patience_s=patience_s)
+        if not topology.is_replicated:
+            return await direct
+        others = [node.address for node in topology.nodes if node.address != owner]
+        calls = [asyncio.create_task(direct)]
+        try:
+            done, _ = await asyncio.wait(calls, timeout=self.options.hedge_s)
+            if not done:
+                hedge = self._caller.call(
+                    attempt, patience_s=patience_s, first=random.choice(others)
+                )
+                calls.append(asyncio.create_task(hedge))
+                self._caller.avoided.add(owner)
+            return await _first_result(calls)
+        finally:
+            for call in calls:
+                call.cancel()
+
+
+async def _first_result(calls: Sequence[asyncio.Task[Reply]]) -> Reply:
+    """The first result of calls that do the same.
+
+    Raises:
+        GalileoError: all have failed, or one has with no `TransientError`.
+    """
+    waiting = set(calls)
+    while True:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for call in done:
+            error = call.exception()
+            if error is None or not waiting or not isinstance(error, TransientError):
+                return call.result()

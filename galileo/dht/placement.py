@@ -124,6 +124,46 @@ def owners(topology: Topology) -> Mapping[int, str]:
     return drawn | moved
 
 
+@lru_cache(maxsize=16)
+def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
+    """The nodes of each partition's group, in the order in which they should have its replicas.
+
+    The first one should lead. Each rank is drawn as "bounded" draws owners, without the nodes of
+    earlier ranks, so that every node gets its share of each rank, and few change when a node comes
+    or goes. Leaving nodes, and those that have not joined yet, are left out.
+    """
+    ranked: dict[int, tuple[str, ...]] = {}
+    for number, group in enumerate(topology.groups):
+        nodes = [one for one in group.nodes if not one.leaving and (one.identity or not one.joined)]
+        partitions = _partitions_of(topology, number)
+        names = sorted(node.name for node in nodes)
+        scores = _scores(names, partitions)
+        ranks = {p: list[str]() for p in partitions}
+        for rank in range(len(nodes)):
+            columns = _draw_rank(nodes, scores) if rank < topology.replicas else scores.argmax(1)
+            for row, (p, column) in enumerate(zip(partitions, columns.tolist(), strict=True)):
+                ranks[p].append(names[column])
+                scores[row, column] = 0
+        ranked |= {p: tuple(names) for p, names in ranks.items()}
+    return ranked
+
+
+def _draw_rank(nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The column of one node for each row: by descending score while the node is below its quota.
+
+    A score of zero excludes a node. Where quotas leave none, the best one that is not excluded.
+    """
+    by_name = _quotas(nodes, len(scores))
+    left = np.array([by_name[name] for name in sorted(by_name)])
+    drawn = np.full(len(scores), -1, dtype=np.int64)
+    order = np.argsort(~scores, axis=None, kind="stable")
+    for row, column in zip(*np.unravel_index(order, scores.shape), strict=True):
+        if drawn[row] < 0 and left[column] > 0 and scores[row, column]:
+            drawn[row] = column
+            left[column] -= 1
+    return np.where(drawn < 0, scores.argmax(axis=1), drawn)
+
+
 def share(topology: Topology, node: str) -> tuple[int, ...]:
     """The partitions that a node lacks to have its quota of its group's partitions.
 

@@ -28,6 +28,8 @@ PARTITIONS_PER_GROUP_MAX = 1024
 PARTITIONS_PER_GROUP = 4
 """The default of a configuration file, and the least of `derive_partitions`."""
 PARTITIONS_PER_NODE = 2
+REPLICAS_MAX = 5
+NO_DISK = "-"
 RENDEZVOUS, BOUNDED = "rendezvous", "bounded"
 """Rules that map partitions to nodes; see `galileo.dht.placement`."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -49,7 +51,8 @@ class NodeInfo:
 
     `leaving`: it is being removed; no partition is moved to it.
 
-    `identity`: random name of its directory, if it joined by command.
+    `identity`: random name of its first directory, if it joined by command or partitions are
+    replicated.
     """
 
     name: str
@@ -126,12 +129,15 @@ class Founding:
         owners: the first node of each partition.
         homes: for each initial node, the node that creates its datasets now.
         ordinals: how many were assigned; the next node gets this one.
+        disks: for each partition of a cluster with replicas, the directory with which it begins,
+            by its random name. "": not known yet; `NO_DISK`: it has begun, and is at other nodes.
     """
 
     fingerprint: int
     owners: tuple[str, ...]
     homes: tuple[tuple[str, str], ...]
     ordinals: int
+    disks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ class Topology:
         ask the partitions of all of them. Their number plus 1 is the *range epoch*.
     pending_ranges: the ranges of the next epoch, while nodes learn of them. Queries ask their
         partitions, too, but no row is stored by them yet.
+    replicas: the copies of each partition, on different nodes of its group. Above 1, a move tells
+        who leads a partition, and its number is the leader's term.
     """
 
     cluster: str
@@ -162,6 +170,7 @@ class Topology:
     founding: Founding | None = None
     former_ranges: tuple[RangeMap, ...] = ()
     pending_ranges: RangeMap | None = None
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         _check_name("cluster", self.cluster)
@@ -185,6 +194,12 @@ class Topology:
                 f"got {self.partitions_per_group}",
                 expected="partitions_per_group",
                 bound=PARTITIONS_PER_GROUP_MAX,
+            )
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ConfigError(
+                f"expected 1 to {REPLICAS_MAX} replicas, got {self.replicas}",
+                expected="replicas",
+                bound=REPLICAS_MAX,
             )
         if self.placement not in (BOUNDED, RENDEZVOUS):
             raise ConfigError(
@@ -254,6 +269,10 @@ class Topology:
                 f"expected group numbers below {len(self.groups)}, got {wrong}",
                 expected="group_number",
             )
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.replicas > 1
 
     @property
     def agreed_version(self) -> int:
@@ -348,6 +367,7 @@ class Topology:
             "version": self.version,
             "partitions_per_group": self.partitions_per_group,
             "placement": self.placement,
+            "replicas": self.replicas,
             "ranges": [list(pair) for pair in self.ranges],
             "former_ranges": [[list(pair) for pair in one] for one in self.former_ranges],
             "pending_ranges": self.pending_ranges,
@@ -403,6 +423,7 @@ class Topology:
                 founding=_founding(raw.get("founding")),
                 former_ranges=tuple(map(_range_map, raw.get("former_ranges", ()))),
                 pending_ranges=None if pending is None else _range_map(pending),
+                replicas=int(raw.get("replicas", 1)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -426,7 +447,8 @@ def _founding(raw: Mapping[str, Any] | None) -> Founding | None:
         return None
     homes = tuple((str(slot), str(node)) for slot, node in raw["homes"])
     owners = tuple(map(str, raw["owners"]))
-    return Founding(int(raw["fingerprint"]), owners, homes, int(raw["ordinals"]))
+    disks = tuple(map(str, raw.get("disks", ())))
+    return Founding(int(raw["fingerprint"]), owners, homes, int(raw["ordinals"]), disks)
 
 
 def with_port(address: str) -> str:

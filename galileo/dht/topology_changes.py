@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from galileo.dht import placement
 from galileo.dht.register import VOTERS_MAX
-from galileo.dht.topology import NODES_MAX, Founding, Group, NodeInfo, RangeMap, Topology
+from galileo.dht.topology import NO_DISK, NODES_MAX, Founding, Group, NodeInfo, RangeMap, Topology
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.hashing import text64
 
@@ -40,8 +40,34 @@ def pin(topology: Topology) -> Topology:
         owners=tuple(unmoved[partition] for partition in topology.partitions),
         homes=tuple((node.name, node.name) for node in topology.founders),
         ordinals=max(ordinals.values()) + 1,
+        disks=("",) * len(topology.partitions) if topology.is_replicated else (),
     )
     return replace(topology, groups=groups, founding=founding)
+
+
+def identify(topology: Topology, name: str, identity: str) -> Topology:
+    """Records the directory with which a node began, unless one is recorded.
+
+    It alone founds replicated partitions: another directory of the node may replace a lost one,
+    whose partitions other nodes have.
+    """
+    if known_node(topology, name).identity:
+        return topology
+    pinned = pin(topology)
+    node = replace(pinned.by_name[name], identity=identity)
+    return _set_founder(_replace_node(pinned, name, node), node)
+
+
+def _set_founder(topology: Topology, node: NodeInfo) -> Topology:
+    """Has the replicated partitions that a node owns at first begin in its directory."""
+    founding = topology.founding
+    if founding is None or not topology.is_replicated:
+        return topology
+    disks = tuple(
+        disk or (node.identity if owner == node.name else "")
+        for owner, disk in zip(founding.owners, founding.disks, strict=True)
+    )
+    return replace(topology, founding=replace(founding, disks=disks))
 
 
 def add_node(
@@ -66,7 +92,8 @@ def add_node(
         if known.identity == node.identity:
             return topology
         if is_expected(known) and known.address == node.address:
-            return _replace_node(topology, node.name, replace(known, identity=node.identity))
+            known = replace(known, identity=node.identity)
+            return _set_founder(_replace_node(topology, node.name, known), known)
         raise InputError(
             f"expected a name that no node of cluster {topology.cluster!r} has, got "
             f"{node.name!r}, a node at {known.address}; choose another name, or remove that node "
@@ -92,7 +119,8 @@ def add_node(
     joined = replace(node, ordinal=founding.ordinals, joined=True, leaving=False)
     counted = replace(founding, ordinals=founding.ordinals + 1)
     if is_new_group:
-        return _add_group(replace(pinned, founding=counted), Group(group, (joined,)))
+        new = _add_group(replace(pinned, founding=counted), Group(group, (joined,)))
+        return _set_founder(new, joined)
     number = _group_number(pinned, group)
     groups = [
         replace(one, nodes=(*one.nodes, joined)) if position == number else one
@@ -112,9 +140,13 @@ def _add_group(topology: Topology, group: Group) -> Topology:
         )
     founding = topology.founding
     assert founding is not None
-    owners = (*founding.owners, *[group.nodes[0].name] * topology.partitions_per_group)
+    count = topology.partitions_per_group
+    owners = (*founding.owners, *[group.nodes[0].name] * count)
+    disks = (*founding.disks, *[""] * count) if topology.is_replicated else ()
     return replace(
-        topology, groups=(*topology.groups, group), founding=replace(founding, owners=owners)
+        topology,
+        groups=(*topology.groups, group),
+        founding=replace(founding, owners=owners, disks=disks),
     )
 
 
@@ -211,6 +243,7 @@ def remove_node(topology: Topology, name: str) -> Topology:
     if name not in topology.by_name:
         return topology
     set_leaving(topology, name, is_leaving=True)
+    topology = _without_founder(topology, name) if topology.is_replicated else topology
     owned = placement.partitions_by_node(topology)[name]
     if owned:
         raise Unavailable(
@@ -229,6 +262,20 @@ def remove_node(topology: Topology, name: str) -> Topology:
         for group in pinned.groups
     )
     return replace(pinned, groups=groups, founding=replace(founding, homes=homes))
+
+
+def _without_founder(topology: Topology, name: str) -> Topology:
+    """Has no partition begin at a node any more; who leads them is known to nodes alone."""
+    pinned = pin(topology)
+    founding, group = pinned.founding, pinned.group_of(name)
+    assert founding is not None
+    heir = next(node.name for node in group.nodes if node.name != name and not node.leaving)
+    owners = tuple(heir if owner == name else owner for owner in founding.owners)
+    disks = tuple(
+        NO_DISK if owner == name else disk
+        for owner, disk in zip(founding.owners, founding.disks, strict=True)
+    )
+    return replace(pinned, founding=replace(founding, owners=owners, disks=disks))
 
 
 def check_receiver(topology: Topology, name: str, *, of: str) -> None:

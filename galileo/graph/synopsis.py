@@ -7,7 +7,7 @@ version (`SynopsisState.apply`), and acknowledges that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -180,6 +180,11 @@ class Synopsis:
     def version(self) -> Version:
         """The present version; a receiver that has acknowledged it needs no delta."""
         return self._state.version
+
+    def restart(self, epoch: int) -> None:
+        """Begins another epoch, in which receivers get a full copy."""
+        version = Version(epoch, self._state.version.sequence)
+        self._state = replace(self._state, version=version)
 
     def add(self, batch: pa.RecordBatch, sequence: int) -> None:
         """Add the paths of a commit, in the order of sequences, before it is published.

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from galileo.dht.topology import Topology
@@ -36,7 +37,8 @@ from galileo.model.schema import (
     unknown_dataset,
 )
 from galileo.node.group_commit import GroupCommit, Results
-from galileo.node.shard import ALL_PARTITIONS, Shard
+from galileo.node.replication.log_writer import LogOwner, LogWriter
+from galileo.node.shard import ALL_PARTITIONS, Shard, partition_moved
 from galileo.storage.commits import Commit
 from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed
@@ -85,7 +87,9 @@ class Catalog:
         options: CatalogOptions,
         moves_of: Callable[[int], int] = lambda _: 0,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
+        machines: LogOwner | None = None,
     ) -> None:
+        self._machines = machines
         self._store = store
         self._moves_of = moves_of
         self._owned = owned
@@ -96,7 +100,7 @@ class Catalog:
         self._options = options
         self._shards: dict[str, Shard] = {}
         self._keys: dict[str, str] = {}
-        self._writers: dict[str, GroupCommit] = {}
+        self._writers: dict[str, GroupCommit | LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
         self._opening = threading.Lock()
         self._making = threading.Lock()
@@ -110,7 +114,12 @@ class Catalog:
         for schema in store.schemas().values():
             self._shards[schema.key] = self._new_shard(schema)
             self._keys[schema.name] = schema.key
-        store.recover(self._replay, wanted=lambda partition: partition in owned())
+        is_replicated = machines is not None
+        store.recover(
+            self._replay,
+            wanted=lambda partition: is_replicated or partition in owned(),
+            is_replicated=is_replicated,
+        )
         for (dataset, partition), journal in store.journals().items():
             self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
 
@@ -121,7 +130,12 @@ class Catalog:
             owned=self._owned,
             unsummarised_paths_max=self._options.unsummarised_paths_max,
             log=self._store.log,
+            is_replicated=self._machines is not None,
+            may_serve=self._may_serve,
         )
+
+    def _may_serve(self, partition: int) -> bool:
+        return self._machines is None or self._machines.holds_lease(partition)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)
@@ -240,7 +254,9 @@ class Catalog:
             await writer.drained()
         return await asyncio.to_thread(self._delete, shards)
 
-    def _drop(self, name: str, generations: int) -> tuple[list[Shard], list[GroupCommit]]:
+    def _drop(
+        self, name: str, generations: int
+    ) -> tuple[list[Shard], list[GroupCommit | LogWriter]]:
         """Removes the datasets and their writers; from now on none gets a writer."""
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
@@ -329,7 +345,10 @@ class Catalog:
             RangesChanged: `seal` was called with a later epoch.
         """
         refused: Results = dict(known or {})
-        for partition in commits.keys() - self.shard(dataset).journals.keys():
+        if self._machines is not None:
+            others = commits.keys() - self._machines.terms.keys()
+            refused |= {partition: partition_moved([partition]) for partition in others}
+        for partition in commits.keys() - refused.keys() - self.shard(dataset).journals.keys():
             try:
                 self._make_journal(dataset, partition)
             except GalileoError as error:
@@ -351,16 +370,36 @@ class Catalog:
             self._range_epoch = max(self._range_epoch, range_epoch)
             return self._writer(dataset).flush()
 
-    def _writer(self, dataset: str) -> GroupCommit:
+    def log_writer(self, dataset: str) -> LogWriter | None:
+        """The writer of a dataset's replicated logs; None if there is no such dataset here."""
+        if dataset not in self._shards:
+            return None
+        with self._opening:
+            writer = self._writer(dataset)
+        assert isinstance(writer, LogWriter), "partitions are not replicated"
+        return writer
+
+    def _writer(self, dataset: str) -> GroupCommit | LogWriter:
         writer = self._writers.get(dataset)
         if writer is None:
-            writer = self._writers[dataset] = GroupCommit(
-                self.shard(dataset),
+            writer = self._writers[dataset] = self._new_writer(dataset)
+        return writer
+
+    def _new_writer(self, dataset: str) -> GroupCommit | LogWriter:
+        shard, waiting_max = self.shard(dataset), self._options.commit_queue_max
+        if self._machines is not None:
+            return LogWriter(
+                shard,
+                machines=self._machines,
+                open_journal=lambda partition: self._make_journal(dataset, partition),
+                restart_journal=partial(self.restart_journal, dataset),
                 executor=self._executor,
                 syncing=self._syncing,
-                waiting_max=self._options.commit_queue_max,
+                waiting_max=waiting_max,
             )
-        return writer
+        return GroupCommit(
+            shard, executor=self._executor, syncing=self._syncing, waiting_max=waiting_max
+        )
 
     def _make_journal(self, dataset: str, partition: int) -> None:
         """Creates a journal without holding `_opening`, which the event loop takes."""
@@ -371,6 +410,18 @@ class Catalog:
             if partition not in shard.journals:
                 journal = self._store.journal(dataset, partition)
                 shard.attach(partition, journal, moves=self._moves_of(partition))
+
+    def restart_journal(self, dataset: str, partition: int, log_start: bytes) -> None:
+        """Begins a replica of a log anew behind what its leader has dropped, in a thread.
+
+        Raises:
+            CorruptData, PartitionReadOnly: as `Store.restart_journal`.
+        """
+        shard = self.shard(dataset)
+        with self._changing_partitions:
+            shard.detach(partition)
+            journal = self._store.restart_journal(dataset, partition, log_start)
+            shard.attach(partition, journal, moves=self._moves_of(partition))
 
     def _wait_for_journal(self) -> None:
         """Waits for the journal that is being created."""

@@ -10,10 +10,10 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from galileo.node.analytics_protocol import (
 )
 from galileo.node.cluster_scan import UNREACHABLE_ERRORS
 from galileo.node.local_analytics import LocalAnalytics
+from galileo.node.peers import as_moved, while_owned
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query
 from galileo.query.nearest import NearestTo, Neighbours, first
@@ -46,7 +47,6 @@ THREADS = 2
 CHILDREN_MAX = 100_000
 """Children of one page."""
 
-Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
 
@@ -142,7 +142,9 @@ class ClusterAnalytics:
         pruned = self._node.view.pruned_until(query, candidates)
         shares = self._shares(PartitionScope(candidates, after=pruned))
         planned = time.perf_counter()
-        answers, _ = await _scatter_gather(shares, functools.partial(self._explain_node, query))
+        answers, _ = await self._scatter_gather(
+            shares, functools.partial(self._explain_node, query)
+        )
         return ClusterExplanation(
             groups=tuple(sorted(self._groups_of(candidates))),
             partitions=candidates,
@@ -204,7 +206,7 @@ class ClusterAnalytics:
         self, question: SummaryRequest, share: PartitionScope
     ) -> ClusterResult[Summary]:
         shares = self._shares(share)
-        answers, errors = await _scatter_gather(
+        answers, errors = await self._scatter_gather(
             shares,
             lambda node, part: (
                 self.local.summarise(question, part)
@@ -235,7 +237,7 @@ class ClusterAnalytics:
                 bound=CHILDREN_MAX,
             )
         shares = self._shares(PartitionScope(self._holders(question)))
-        answers, errors = await _scatter_gather(
+        answers, errors = await self._scatter_gather(
             shares,
             lambda node, part: (
                 self.local.children(_about(question, part))
@@ -255,7 +257,7 @@ class ClusterAnalytics:
         candidates = self._node.scans.candidates(query)
         share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
         shares = self._shares(share)
-        answers, errors = await _scatter_gather(
+        answers, errors = await self._scatter_gather(
             shares,
             lambda node, part: (
                 self.local.nearest(sought, part)
@@ -280,7 +282,7 @@ class ClusterAnalytics:
         graph has gathered since the last call, and reads no observation.
         """
         shares = self._shares(PartitionScope(placement.readable_partitions(self._node.topology)))
-        answers, errors = await _scatter_gather(
+        answers, errors = await self._scatter_gather(
             shares,
             lambda node, part: (
                 self.local.describe(schema.key, part)
@@ -337,6 +339,39 @@ class ClusterAnalytics:
             if mine
         }
 
+    async def _scatter_gather(
+        self,
+        shares: Mapping[str, PartitionScope],
+        call: Callable[[str, PartitionScope], Coroutine[Any, Any, Answer]],
+    ) -> tuple[dict[str, Answer], dict[str, GalileoError]]:
+        """The answers of the nodes, and the errors of unreachable ones; raises other errors.
+
+        Raises:
+            PartitionMoved: another node has a partition now; the caller repeats the request.
+        """
+        live = self._node.live
+
+        async def call_node(node: str) -> Answer | GalileoError:
+            share = shares[node]
+            try:
+                return await while_owned(call(node, share), live, node, share.partitions)
+            except UNREACHABLE_ERRORS as error:
+                moved = as_moved(error, live)
+                if moved is not None:
+                    raise moved from error
+                return error
+
+        tasks = {node: asyncio.create_task(call_node(node)) for node in shares}
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        results = {node: task.result() for node, task in tasks.items()}
+        answers = {n: r for n, r in results.items() if not isinstance(r, GalileoError)}
+        return answers, {n: r for n, r in results.items() if isinstance(r, GalileoError)}
+
     def _holders(self, question: ChildrenRequest) -> frozenset[int]:
         """The partitions that can hold paths below a vertex."""
         topology, schema = self._node.topology, question.schema
@@ -355,35 +390,6 @@ class ClusterAnalytics:
     def _groups_of(self, partitions: frozenset[int]) -> set[str]:
         topology = self._node.topology
         return {topology.groups[p // topology.partitions_per_group].name for p in partitions}
-
-
-async def _scatter_gather(
-    shares: Mapping[str, Part], call: Callable[[str, Part], Awaitable[Answer]]
-) -> tuple[dict[str, Answer], dict[str, GalileoError]]:
-    """The answers of the nodes, and the errors of unreachable ones; raises other errors.
-
-    Raises:
-        PartitionMoved: a partition has moved; the caller repeats the request.
-    """
-
-    async def call_node(node: str) -> Answer | GalileoError:
-        try:
-            return await call(node, shares[node])
-        except PartitionMoved:
-            raise
-        except UNREACHABLE_ERRORS as error:
-            return error
-
-    tasks = {node: asyncio.create_task(call_node(node)) for node in shares}
-    try:
-        await asyncio.gather(*tasks.values())
-    finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-    results = {node: task.result() for node, task in tasks.items()}
-    answers = {n: r for n, r in results.items() if not isinstance(r, GalileoError)}
-    return answers, {n: r for n, r in results.items() if isinstance(r, GalileoError)}
 
 
 def _about(question: ChildrenRequest, share: PartitionScope) -> ChildrenRequest:

@@ -28,6 +28,8 @@ from galileo.node.peers import (
     ScanDone,
     ScanLabels,
     ScanTask,
+    as_moved,
+    while_owned,
 )
 from galileo.node.query_options import QueryOptions
 from galileo.node.sampler_store import SamplerStore
@@ -262,12 +264,21 @@ class ClusterScans:
         """The labels and the end of one scan at one node.
 
         Raises:
-            PartitionMoved: the node does not have all partitions, and has sent no labels.
+            PartitionMoved: the node does not have all partitions, or another one takes over, and it
+                has sent no labels.
         """
         end, is_begun = ScanEnd(EMPTY_CURSOR, task.partitions), False
         try:
             async with aclosing(self._scan_answers(node, task, large)) as answers:
-                async for answer in answers:
+                while True:
+                    following = anext(answers, None)
+                    answer = await (
+                        following
+                        if is_begun or node == self._name
+                        else while_owned(following, self._topology, node, task.partitions)
+                    )
+                    if answer is None:
+                        break
                     if isinstance(answer, ScanLabels):
                         is_begun = True
                         yield answer.table
@@ -279,8 +290,9 @@ class ClusterScans:
                     else:
                         raise answer.error
         except UNREACHABLE_ERRORS as error:
-            if isinstance(error, PartitionMoved) and not is_begun:
-                raise
+            moved = None if is_begun else as_moved(error, self._topology)
+            if moved is not None:
+                raise moved from error
             log.warning("node %s did not answer a scan: %s", node, error)
         yield end
 

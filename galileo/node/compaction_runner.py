@@ -68,7 +68,7 @@ class CompactionRunner:
         while not self._stopping.wait(self._options.interval_s):
             for dataset, shard in self._catalog.shards.items():
                 merge = self._merge_options(dataset)
-                for partition, journal in sorted(shard.own.items()):
+                for partition, journal in sorted(shard.maintained.items()):
                     self._merge((dataset, partition), journal, merge)
 
     def _merge_options(self, dataset: str) -> CompactionOptions:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, PartitionMoved
+from galileo.dht import placement
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import DeadlineExceeded, GalileoError, PartitionMoved, Unavailable
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
 from galileo.samplers import LABEL
 
 MOVED_PAUSE_S = 0.05
+OWNER_CHECK_S = 0.1
+"""Pause between two looks at who owns the partitions of a call that is not answered."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +224,43 @@ class Peers(Protocol):
     async def revoke_sampler(self, node: str, digest: str) -> None: ...
 
 
+def as_moved(error: GalileoError, live: TopologyState) -> PartitionMoved | None:
+    """The error by which a call of an owner is repeated at the next one; None if it is not.
+
+    If a node of replicated partitions cannot be reached, others elect a leader in its place.
+    """
+    if isinstance(error, PartitionMoved):
+        return error
+    if live.current.is_replicated and isinstance(error, Unavailable | DeadlineExceeded):
+        return PartitionMoved(f"another replica takes over: {error.message}", **error.details)
+    return None
+
+
+async def while_owned(
+    call: Coroutine[Any, Any, T], live: TopologyState, node: str, partitions: Iterable[int]
+) -> T:
+    """The result of a call of the owner of partitions; ends it if another node leads one of them.
+
+    Raises:
+        PartitionMoved: another node does.
+        GalileoError: of the call.
+    """
+    if not live.current.is_replicated:
+        return await call
+    task, asked = asyncio.create_task(call), tuple(partitions)
+    try:
+        while not (await asyncio.wait([task], timeout=OWNER_CHECK_S))[0]:
+            owners = placement.owners(live.current)
+            if any(owners[partition] != node for partition in asked):
+                raise PartitionMoved("another replica has taken over", after_s=0.0)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class RetryWhileMoving:
-    """Retries one call while a partition move propagates to all nodes."""
+    """Retries one call while a partition move, or another leader, propagates to all nodes."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, InputError, PartitionMoved, Unavailable
+from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema
@@ -27,6 +27,8 @@ from galileo.node.peers import (
     Peers,
     ReadTask,
     RetryWhileMoving,
+    as_moved,
+    while_owned,
 )
 from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.node.shard import Shard
@@ -85,17 +87,27 @@ class RowReader:
         shares = await loop.run_in_executor(self._executor, self._shares, task)
         while shares:
             node, share = shares.pop(0)
+            named = set(share.parts.column("partition").unique().to_pylist())
             here, is_begun = node == self._name, False
             stream = self.read_local(share) if here else self._peers.read(node, share, schema)
             try:
                 async with aclosing(stream) as tables:
-                    async for table in tables:
+                    while True:
+                        following = anext(tables, None)
+                        table = await (
+                            following
+                            if here or is_begun
+                            else while_owned(following, self._topology, node, named)
+                        )
+                        if table is None:
+                            break
                         is_begun = True
                         yield table
-            except PartitionMoved as error:
-                if is_begun:
+            except GalileoError as error:
+                moved = None if is_begun else as_moved(error, self._topology)
+                if moved is None:
                     raise
-                await patience.after(error)
+                await patience.after(moved)
                 again = await loop.run_in_executor(self._executor, self._shares, share)
                 shares = [*again, *shares]
             else:

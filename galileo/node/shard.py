@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError, InternalError, PartitionMoved
+from galileo.errors import GalileoError, InternalError, PartitionMoved, PartitionReadOnly
 from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
@@ -29,7 +29,17 @@ from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
 from galileo.query import parse
 from galileo.storage.commit_log import CommitLog, write_directly
-from galileo.storage.journal import Appending, Commit, Committed, PartitionJournal
+from galileo.storage.commits import FrameGroup
+from galileo.storage.frame import Buffer
+from galileo.storage.journal import (
+    Appending,
+    Commit,
+    Committed,
+    Epochs,
+    FollowedFrame,
+    PartitionJournal,
+    decode_frames,
+)
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
@@ -39,6 +49,8 @@ _REMADE = 1 << 40
 """What making a synopsis anew adds to its epoch; far above all epochs of a store."""
 _MOVED = 1 << 52
 """What a move of the partition adds: another node's epochs begin elsewhere."""
+_REMADE_IN_TERM = 1 << 16
+"""Synopses that a leader can make anew in one term."""
 ALL_PARTITIONS = range(1 << 31)
 
 
@@ -77,10 +89,14 @@ class Shard:
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
         unsummarised_paths_max: int = 65_536,
         log: CommitLog | None = None,
+        is_replicated: bool = False,
+        may_serve: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.schema = schema
         self._unsummarised_paths_max = unsummarised_paths_max
         self._owned = owned
+        self._is_replicated = is_replicated
+        self._may_serve = may_serve
         self._log = log
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
@@ -94,6 +110,7 @@ class Shard:
         self._unsummarised_paths: dict[int, int] = {}
         self._remade: dict[int, int] = {}
         self._moves: dict[int, int] = {}
+        self._terms: dict[int, int] = {}
         self._summarising = threading.Lock()
         self._attaching = threading.Lock()
         self._runs_maintained = 0
@@ -127,6 +144,16 @@ class Shard:
         self._change = object()
         self.graph.remove(partition)
 
+    def lead(self, partition: int, term: int) -> None:
+        """Makes this node the leader of a replicated partition; its synopses get another epoch."""
+        with self._summarising:
+            self._terms[partition] = term
+            self._remade.pop(partition, None)
+            synopsis = self._synopses.get(partition)
+            if synopsis is not None:
+                synopsis.restart(self._synopsis_epoch(partition))
+        self._change = object()
+
     def owns(self, partition: int) -> bool:
         """Whether a partition is this node's own."""
         return partition in self._owned()
@@ -137,14 +164,19 @@ class Shard:
         return {p: journal for p, journal in self.journals.items() if self.owns(p)}
 
     @property
+    def maintained(self) -> dict[int, PartitionJournal]:
+        """The journals whose files this node merges: its own, or all replicas."""
+        return self.journals if self._is_replicated else self.own
+
+    @property
     def own_partitions(self) -> frozenset[int] | None:
         """This node's own partitions; None if all partitions here are."""
         own = frozenset(self.own)
         return None if len(own) == len(self.journals) else own
 
     def check_own(self, partitions: Iterable[int]) -> None:
-        """Raises PartitionMoved where some are not this node's own."""
-        others = [partition for partition in partitions if not self.owns(partition)]
+        """Raises PartitionMoved where some are not this node's own, as far as it knows for sure."""
+        others = [p for p in partitions if not (self.owns(p) and self._may_serve(p))]
         if others:
             raise partition_moved(others)
 
@@ -231,11 +263,133 @@ class Shard:
             self._write_durably([a for a in appendings.values() if a.group.headers], executor)
             self.durable_s += time.monotonic() - begun
         results = {partition: appending.results for partition, appending in appendings.items()}
-        self._index(commits, results)
+        self._index(
+            [
+                (partition, result.sequence, commit.paths)
+                for partition, of_partition in results.items()
+                for commit, result in zip(commits[partition], of_partition, strict=True)
+                if isinstance(result, Committed) and not result.duplicate
+            ]
+        )
         for partition in commits.keys() - known:
             error = self._not_here(partition)
             results[partition] = [error for _ in commits[partition]]
         return results
+
+    # --- replicated partitions ---------------------------------------------------------------
+
+    def append(
+        self,
+        commits: Mapping[int, Sequence[Commit]],
+        *,
+        terms: Mapping[int, int],
+        begin: Callable[[Mapping[int, FrameGroup]], Container[int]],
+        executor: Executor | None = None,
+    ) -> dict[int, Appending]:
+        """Makes commits of a leader durable; readers do not see them before `publish`.
+
+        Blocks on the disk, so it runs in a thread.
+
+        Args:
+            commits: by partition, all of which are here.
+            terms: of each of these partitions.
+            begin: called with the new frames, which are not written yet; returns the partitions
+                that this node does not lead any more, whose frames are not written.
+            executor: whose threads write to several partitions at the same time.
+
+        Returns:
+            What was done in each partition. The results of a partition that is not led are errors.
+        """
+        with ExitStack() as stack:
+            appendings = {
+                partition: stack.enter_context(
+                    self.journals[partition].appending(
+                        of_partition, epoch=terms[partition], is_replicated=True
+                    )
+                )
+                for partition, of_partition in commits.items()
+            }
+            groups = {p: one.group for p, one in appendings.items() if one.group.headers}
+            refused = begin(groups) if groups else ()
+            for partition in [p for p in groups if p in refused]:
+                del groups[partition]
+                appendings[partition].refuse(partition_moved([partition]))
+            begun = time.monotonic()
+            self._write_durably([appendings[partition] for partition in groups], executor)
+            self.durable_s += time.monotonic() - begun
+        return appendings
+
+    def append_frames(
+        self,
+        parts: Mapping[int, Sequence[tuple[Epochs, Buffer]]],
+        *,
+        executor: Executor | None = None,
+    ) -> dict[int, GalileoError | None]:
+        """Makes frames of leaders durable; readers do not see them before `publish`.
+
+        Blocks on the disk, so it runs in a thread.
+
+        Args:
+            parts: by partition; frames that follow those that are there, with their epochs. Frames
+                that are there already are left out.
+            executor: whose threads write to several partitions at the same time.
+
+        Returns:
+            Why the frames of a partition are not durable, None where they are.
+        """
+        errors: dict[int, GalileoError | None] = dict.fromkeys(parts)
+        with ExitStack() as stack:
+            appendings = {}
+            for partition, of_partition in parts.items():
+                journal = self.journals[partition]
+                try:
+                    after, frames = journal.end_sequence, list[FollowedFrame]()
+                    for epochs, data in of_partition:
+                        frames += decode_frames(
+                            data,
+                            schema=self.schema,
+                            partition=partition,
+                            after=after + len(frames),
+                            epochs=epochs,
+                        )
+                    if frames:
+                        appending = journal.appending_frames(after, frames)
+                        appendings[partition] = stack.enter_context(appending)
+                except GalileoError as error:
+                    errors[partition] = error
+            begun = time.monotonic()
+            self._write_durably(list(appendings.values()), executor)
+            self.durable_s += time.monotonic() - begun
+        return errors | {partition: one.error for partition, one in appendings.items()}
+
+    def publish(self, until: Mapping[int, int]) -> None:
+        """Lets readers see what is durable: up to a sequence of each partition; in a thread."""
+        new = [
+            (partition, frame.header.sequence, frame.paths)
+            for partition, last in until.items()
+            for frame in self.journals[partition].publish(last)
+        ]
+        self._index(new)
+
+    def published_sequence(self, partition: int) -> int:
+        """The last commit of a partition that a scan sees."""
+        return self._published.get(partition, 0)
+
+    def truncate(self, partition: int, after: int) -> None:
+        """Removes frames that were not published, durably; in a thread.
+
+        Raises:
+            PartitionReadOnly: the disk refuses.
+        """
+        if self._log is not None and not self._log.checkpoint():
+            raise PartitionReadOnly(
+                f"frames of partition {partition} cannot be removed: the commit log still has some "
+                "of them. Check the disk, then restart the node",
+                after_s=1.0,
+            )
+        self.journals[partition].truncate(after)
+
+    # --- all partitions ----------------------------------------------------------------------
 
     def drop(self, partition: int, until: int) -> Truncation:
         """Drops the oldest files of a partition and forgets what they held, in a thread.
@@ -276,18 +430,12 @@ class Shard:
         is_full = self._log is not None and self._log.is_full
         return is_full or self.graph.runs != self._runs_maintained
 
-    def _index(
-        self,
-        commits: Mapping[int, Sequence[Commit]],
-        results: Mapping[int, Sequence[Committed | GalileoError]],
-    ) -> None:
-        """Makes new commits visible: adds them to the graph, all at once, and publishes them."""
-        new = [
-            (partition, result.sequence, commit.paths)
-            for partition, of_partition in results.items()
-            for commit, result in zip(commits[partition], of_partition, strict=True)
-            if isinstance(result, Committed) and not result.duplicate
-        ]
+    def _index(self, new: Sequence[tuple[int, int, pa.RecordBatch]]) -> None:
+        """Makes new commits visible: adds them to the graph, all at once, and publishes them.
+
+        Args:
+            new: partition, sequence and paths of each; those of one partition are together.
+        """
         if not new:
             return
         partitions, sequences, batches = zip(*new, strict=True)
@@ -357,9 +505,14 @@ class Shard:
         self._unsummarised_paths.pop(partition, None)
 
     def _synopsis(self, partition: int, since: int) -> Synopsis:
-        epoch = self._epoch + _REMADE * self._remade.get(partition, 0)
-        epoch += _MOVED * self._moves.get(partition, 0)
+        epoch = self._synopsis_epoch(partition)
         return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
+
+    def _synopsis_epoch(self, partition: int) -> int:
+        remade = self._remade.get(partition, 0)
+        if partition in self._terms:  # A leader that restarts gets another term.
+            return self._terms[partition] * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
+        return self._epoch + _REMADE * remade + _MOVED * self._moves.get(partition, 0)
 
     def _narrow(self, partition: int) -> None:
         """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,8 @@ from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
 from galileo.node.peers import Peers
 from galileo.node.query_options import QueryOptions
+from galileo.node.replication.protocol import ReplicaLink
+from galileo.node.replication.replicas import Replicas, ReplicasOptions
 from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader
@@ -60,6 +62,7 @@ class NodeOptions:
     sending: UploadOptions = field(default_factory=UploadOptions)
     queries: QueryOptions = field(default_factory=QueryOptions)
     migration: MigrationOptions = field(default_factory=MigrationOptions)
+    replication: ReplicasOptions = field(default_factory=ReplicasOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class StorageNode:
 
     Attributes:
         on_dropped: called when datasets have just been dropped here.
+        replicas: the machines of its replicated partitions; None if there is one copy.
         is_home: whether this node creates and drops datasets; not any more if it is being removed.
     """
 
@@ -109,19 +113,27 @@ class StorageNode:
         self.options = options
         self.is_home = True
         self.live = topology = TopologyState.of(topology)
-        topology.restore(stored_moves(store))
+        is_replicated = topology.current.is_replicated
+        if not is_replicated:
+            topology.restore(stored_moves(store))
         self.store = store
         self._peers = peers
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
         self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
         self.view = ClusterView()
+        self.replicas = (
+            Replicas(name, topology, store=store, options=options.replication)
+            if is_replicated
+            else None
+        )
         self.catalog = Catalog(
             store,
             executor=self._executor,
             syncing=self._syncing,
             options=options.catalog,
             moves_of=self._moves_of,
-            owned=partial(topology.partitions, name),
+            owned=partial(topology.partitions, name) if self.replicas is None else self._led,
+            machines=self.replicas,
         )
         self.moves = Moves(
             name, topology, store=store, catalog=self.catalog, options=options.migration
@@ -186,12 +198,36 @@ class StorageNode:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this node has."""
+        """The partitions that this node has, or leads for sure if they are replicated."""
+        if self.replicas is not None:
+            return frozenset(filter(self.replicas.holds_lease, self.replicas.led))
         return self.live.partitions(self.name)
 
     def _moves_of(self, partition: int) -> int:
         last = self.live.move_of(partition)
         return 0 if last is None else last.number
+
+    def _led(self) -> frozenset[int]:
+        return frozenset() if self.replicas is None else self.replicas.led
+
+    def connect_replicas(
+        self,
+        link: ReplicaLink,
+        *,
+        identity_of: Callable[[str], str],
+        is_alive: Callable[[str], bool],
+    ) -> Replicas | None:
+        """Starts the replicas of a cluster with more than one; see `Replicas.connect`."""
+        if self.replicas is not None:
+            self.replicas.connect(
+                self.catalog,
+                link,
+                identity_of=identity_of,
+                is_alive=is_alive,
+                lead=self.moves.lead,
+                learn=lambda node, dataset: self.sync_datasets(node, [dataset]),
+            )
+        return self.replicas
 
     def taking(self, movers: MigrationPeer) -> PartitionTarget:
         """What takes partitions over from other nodes."""
@@ -289,6 +325,8 @@ class StorageNode:
 
     def _forget(self, name: str, generations: int, keys: Sequence[str]) -> None:
         """Removes all other state of datasets that were dropped."""
+        if self.replicas is not None:
+            self.replicas.forget(keys)
         for dataset in keys:
             self.view.forget(dataset)
             self.matching.forget(dataset)
@@ -419,7 +457,7 @@ class StorageNode:
                 dataset=dataset,
                 rows=sum(journal.rows_total for journal in shard.own.values()),
                 paths=sum(journal.paths_total for journal in shard.own.values()),
-                bytes_on_disk=sum(j.bytes_on_disk for j in shard.own.values()),
+                bytes_on_disk=sum(j.bytes_on_disk for j in shard.maintained.values()),
                 graph_bytes=shard.graph.memory_bytes(),
                 sequences=shard.own_published().sequences,
                 retention=self.catalog.retention(dataset).retention,

@@ -29,7 +29,7 @@ Invariants:
 - A leader acknowledges what is committed in its term, and takes frames only when it is open.
 - Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
   and has what was committed before it. A member never returns to an earlier set.
-- A voter that supports a leader votes for nobody else, nor campaigns, within `dead_after_s`, unless
+- A voter that supports a leader votes for no other, nor campaigns, within `dead_after_s`, unless
   that leader resigned. Therefore a leader that a majority has supported within `lease_s` has no
   successor, and its answers contain all acknowledged frames. Only this depends on clocks.
 """
@@ -39,16 +39,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from galileo.replication.election import choose_logs
 from galileo.replication.messages import (
     Acknowledged,
     Append,
     Beat,
+    DropFrames,
     Fetch,
     Fetched,
     FrameAppended,
     HandOverRequested,
+    LogDropped,
+    LogForgotten,
     LogSynced,
     MembersWanted,
     Message,
@@ -62,6 +66,7 @@ from galileo.replication.messages import (
     ReplicaEvent,
     RequestPreVote,
     RequestVote,
+    ResetLog,
     Resigned,
     SaveReplicaState,
     SendMessage,
@@ -152,6 +157,7 @@ class _Following:
         starts: the end of each log when the term began.
         matches: how far each log is known to be the leader's.
         acknowledged: the match and the commit that were sent to the leader last.
+        dropped: up to where the leader has dropped each log, as far as that was done here.
         is_asked: whether `StartTerm` has to be answered.
     """
 
@@ -160,6 +166,7 @@ class _Following:
     starts: dict[str, int]
     matches: dict[str, int]
     acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
     is_asked: bool = True
     has_told_joined: bool = False
 
@@ -174,6 +181,7 @@ class Replica:
         state: as read from the disk; logs shorter than they were must be `suspect` in it.
         logs: the epochs of each log as found, all durable, and how far it is known to be committed.
         now: monotonic seconds of this node, as in `step`.
+        is_forgotten: whether a log is no more; see `LogForgotten`.
     """
 
     def __init__(
@@ -185,6 +193,7 @@ class Replica:
         logs: Mapping[str, tuple[Epochs, int]],
         now: float,
         options: ReplicationOptions | None = None,
+        is_forgotten: Callable[[str], bool] = lambda _: False,
     ) -> None:
         if not 0 <= ordinal < ORDINALS:
             raise ValueError(f"expected an ordinal from 0 to {ORDINALS - 1}, got {ordinal}")
@@ -200,6 +209,7 @@ class Replica:
         self.leadership: _Leadership | None = None
         self.leader: Member | None = None
         self._ordinal = ordinal
+        self._is_forgotten = is_forgotten
         self._round = 0
         self._campaign: _Campaign | None = None
         self._following: _Following | None = None
@@ -217,13 +227,40 @@ class Replica:
         lead = self.leadership
         return lead is not None and lead.is_open and lead.successor is None
 
-    def has_lease(self, now: float) -> bool:
-        """Whether it leads and no other member can have committed anything since."""
+    @property
+    def lease_until(self) -> float:
+        """Until when no other member can have committed anything; -inf if it does not lead."""
         lead, current = self.leadership, self.state.set
         if lead is None or current is None or not lead.is_open:
-            return False
-        recent = {member for member, peer in lead.peers.items() if now < self._support_until(peer)}
-        return current.is_majority(recent | {self.me})
+            return -inf
+        until = {member: self._support_until(peer) for member, peer in lead.peers.items()}
+        until[self.me] = inf
+        ends = sorted((until.get(voter, -inf) for voter in current.voters), reverse=True)
+        return ends[current.majority - 1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it leads, and a majority of its set knows the set and has what was before it."""
+        return self.leadership is not None and self._is_settled(self.leadership)
+
+    def heard_at(self, member: Member) -> float:
+        """When this leader heard a member last, or began to listen to it."""
+        lead = self.leadership
+        if lead is None or member not in lead.peers:
+            return inf if member == self.me else -inf
+        return lead.peers[member].heard_at
+
+    def successor_at(self, node: str) -> Member | None:
+        """The voter of a node, if it could lead at once; None if this leader is not open."""
+        lead, current = self.leadership, self.state.set
+        if lead is None or current is None or not self.is_open:
+            return None
+        ready = (m for m in current.voters if m.node == node and self._has_caught_up(lead, m))
+        return next(ready, None)
+
+    def has_lease(self, now: float) -> bool:
+        """Whether it leads and no other member can have committed anything since."""
+        return now < self.lease_until
 
     def step(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
         """Take in an event; `now` does not fall."""
@@ -235,6 +272,11 @@ class Replica:
             )
         elif isinstance(event, LogSynced):
             self._on_synced(event, now)
+        elif isinstance(event, LogDropped):
+            log = self._log(event.log)
+            log.epochs = log.epochs.drop(min(event.until, log.committed))
+        elif isinstance(event, LogForgotten):
+            self._forget(event.log)
         elif isinstance(event, StateSaved):
             self.saved = event.state
         elif isinstance(event, MembersWanted):
@@ -281,6 +323,8 @@ class Replica:
             Support: self._on_support,
             Resigned: self._on_resigned,
         }
+        if isinstance(message, Append | Fetch | Fetched) and self._is_forgotten(message.log):
+            return
         handlers[type(message)](sender, message, now)
 
     def _on_synced(self, event: LogSynced, now: float) -> None:
@@ -288,6 +332,19 @@ class Replica:
         log.durable = max(log.durable, min(event.end, log.end))
         log.is_cut_durable = True
         log.unsynced_since = None if log.is_synced else now
+
+    def _forget(self, name: str) -> None:
+        self.logs.pop(name, None)
+        tables: list[dict[str, Any]] = []
+        if self._following is not None:
+            one = self._following
+            tables += [one.starts, one.matches, one.acknowledged, one.dropped]
+        if self.leadership is not None:
+            tables += [self.leadership.starts, self.leadership.floor]
+        if self._campaign is not None and self._campaign.sources is not None:
+            tables.append(self._campaign.sources)
+        for table in tables:
+            table.pop(name, None)
 
     def _on_tick(self, now: float) -> None:
         if self.leadership is not None:
@@ -444,7 +501,10 @@ class Replica:
             self._save(promised=campaign.term)
 
     def _choose_logs(self, campaign: _Campaign) -> dict[str, Member] | None:
-        return choose_logs(campaign.votes, campaign.voters, me=self.me)
+        sources = choose_logs(campaign.votes, campaign.voters, me=self.me)
+        if sources is None:
+            return None
+        return {name: one for name, one in sources.items() if not self._is_forgotten(name)}
 
     def _take_over_logs(
         self, campaign: _Campaign, sources: Mapping[str, Member], now: float
@@ -454,7 +514,7 @@ class Replica:
         for name, source in sources.items():
             best = campaign.votes[source].logs.get(name, Epochs())
             log = self._log(name)
-            if log.epochs != best:
+            if not log.epochs.equals(best):
                 is_complete = False
                 self._fetch(campaign, name, best, now)
         if not is_complete or not self._is_drained():
@@ -479,14 +539,20 @@ class Replica:
     def _on_fetch(self, sender: Member, message: Fetch, now: float) -> None:
         log = self._log(message.log)
         if message.term == self.state.promised and log.durable >= message.until:
-            part = log.epochs.range(message.after, message.until)
-            self._send(sender, Fetched(message.term, message.log, message.after, part))
+            after, start = max(message.after, log.start), log.start
+            part = log.epochs.range(after, message.until)
+            self._send(sender, Fetched(message.term, message.log, after, part, start))
 
     def _on_fetched(self, sender: Member, message: Fetched, now: float) -> None:
         campaign = self._campaign
         if campaign is None or campaign.term != message.term or campaign.sources is None:
             return
-        if sender == campaign.sources[message.log] and message.after <= self._log(message.log).end:
+        if sender != campaign.sources.get(message.log):
+            return
+        log = self._log(message.log)
+        if message.after == message.start > log.end:
+            self._reset(message.log, message.start, now)
+        if message.after <= log.end:
             self._extend(message.log, message.epochs, now)
 
     # --- the leader ----------------------------------------------------------------------------
@@ -501,6 +567,8 @@ class Replica:
         if lead is None:
             return
         current = self._set()
+        for member in lead.peers.keys() - current.members:
+            del lead.peers[member]  # It may delete its files, and come back.
         for member in sorted(current.members - {self.me}):
             peer = lead.peers.setdefault(member, _Peer(heard_at=now))
             self._start_term(lead, member, peer, now)
@@ -600,12 +668,17 @@ class Replica:
             is_late = now >= peer.sent_at.get(name, -inf) + self.options.resend_s
             if is_late:
                 sent = match
-            has_frames = sent < min(log.end, match + self.options.frames_max)
+            is_reset, until = (
+                sent < log.start,
+                min(log.end, max(match, log.start) + self.options.frames_max),
+            )
+            sent = max(sent, log.start)
+            has_frames = is_reset or sent < until
             is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
             is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
             if not (has_frames or is_committed_late or is_committed_news):
                 continue
-            until = max(sent, min(log.end, match + self.options.frames_max))
+            until = max(sent, until)
             message = Append(
                 lead.term,
                 name,
@@ -614,6 +687,7 @@ class Replica:
                 epochs=log.epochs.range(sent, until),
                 match=match,
                 committed=self._announceable(log),
+                start=log.start,
             )
             self._send(member, message)
             peer.sent[name], peer.sent_at[name] = until, now
@@ -715,9 +789,11 @@ class Replica:
         if following is not None and following.term == message.term:
             following.is_asked = True
             return
-        names = sorted(self.logs.keys() | message.logs.keys())
+        known = {name for name in message.logs if not self._is_forgotten(name)}
+        names = sorted(self.logs.keys() | known)
         matches = {name: self._follow(name, message) for name in names}
-        self._following = _Following(message.term, sender, dict(message.starts), matches)
+        starts = {name: end for name, end in message.starts.items() if name in matches}
+        self._following = _Following(message.term, sender, starts, matches)
 
     def _follow(self, name: str, message: StartTerm) -> int:
         """Cut what the leader does not have; return how far the log agrees with the leader's.
@@ -747,6 +823,10 @@ class Replica:
             return
         self._hear(sender, message.term, now)
         log = self._log(message.log)
+        is_behind = following.matches.get(message.log, 0) < message.start
+        if is_behind and message.after == message.start and log.end < message.start:
+            self._reset(message.log, message.start, now)
+            following.matches[message.log] = message.start
         if message.match > min(following.matches.get(message.log, 0), log.end):
             self._send(sender, NotFollowing(message.term))
         if not self._agrees(log, message):
@@ -756,9 +836,19 @@ class Replica:
         following.matches[message.log] = match
         following.acknowledged.pop(message.log, None)
         self._set_committed(message.log, self._known_committed(message, match))
+        self._drop(following, log, message)
+
+    def _drop(self, following: _Following, log: Log, message: Append) -> None:
+        """Drop what the leader has dropped; a member may be able to drop less."""
+        until = min(message.start, log.committed)
+        if until > max(log.start, following.dropped.get(message.log, 0)):
+            following.dropped[message.log] = until
+            self._effects.append(DropFrames(message.log, until))
 
     def _agrees(self, log: Log, message: Append) -> bool:
-        """Whether the log has the frame before those of the message."""
+        """Whether the log has the frame before those of the message: a committed one surely."""
+        if message.after <= log.committed:
+            return True
         return message.after <= log.end and log.epochs.at(message.after) == message.after_epoch
 
     def _known_committed(self, message: Append, match: int) -> int:
@@ -901,6 +991,15 @@ class Replica:
         log.durable = min(log.durable, end)
         log.is_cut_durable = False
         self._effects.append(TruncateLog(name, end))
+
+    def _reset(self, name: str, start: int, now: float) -> None:
+        """Begin a log anew behind what its leader has dropped; all that it has is dropped, too."""
+        log = self._log(name)
+        log.epochs = Epochs((), start, start)
+        log.durable = log.committed = start
+        log.is_cut_durable = False
+        log.unsynced_since = now
+        self._effects.append(ResetLog(name, start))
 
     def _extend(self, name: str, part: Epochs, now: float) -> None:
         log = self._log(name)

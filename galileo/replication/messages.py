@@ -82,12 +82,17 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Frames (after, epochs.end] for a candidate; the driver attaches them."""
+    """Frames (after, epochs.end] for a candidate; the driver attaches them.
+
+    Attributes:
+        start: up to where the sender has dropped the log.
+    """
 
     term: int
     log: str
     after: int
     epochs: Epochs
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class Append:
         after_epoch: epoch of the frame `after`, which the receiver must have.
         match: how far the leader believes the receiver's log to be acknowledged.
         committed: as the leader knows it.
+        start: up to where the leader has dropped the log. A member that has less begins there.
     """
 
     term: int
@@ -122,6 +128,7 @@ class Append:
     epochs: Epochs
     match: int
     committed: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +235,21 @@ class LogSynced:
 
 
 @dataclass(frozen=True, slots=True)
+class LogDropped:
+    """The driver has dropped the frames up to `until`, which are committed."""
+
+    log: str
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogForgotten:
+    """A log is no more, as its dataset was dropped; no log ever has its name again."""
+
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateSaved:
     """This state is durable; states are saved in order."""
 
@@ -257,6 +279,8 @@ ReplicaEvent = (
     MessageArrived
     | FrameAppended
     | LogSynced
+    | LogDropped
+    | LogForgotten
     | StateSaved
     | MembersWanted
     | HandOverRequested
@@ -296,6 +320,22 @@ class WriteFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetLog:
+    """Begin the log anew behind `start`, then sync: all that it has was dropped by the leader."""
+
+    log: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFrames:
+    """Drop what can be dropped of the frames up to `until`, as the leader has."""
+
+    log: str
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
 class PublishFrames:
     """Let readers see the frames up to `until`, and answer their producers."""
 
@@ -303,4 +343,12 @@ class PublishFrames:
     until: int
 
 
-ReplicaEffect = SaveReplicaState | SendMessage | TruncateLog | WriteFrames | PublishFrames
+ReplicaEffect = (
+    SaveReplicaState
+    | SendMessage
+    | TruncateLog
+    | WriteFrames
+    | ResetLog
+    | DropFrames
+    | PublishFrames
+)

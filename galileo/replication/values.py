@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -59,10 +58,12 @@ class Epochs:
     Attributes:
         runs: (first sequence, epoch) of each run.
         end: the last sequence, 0 for an empty log.
+        start: frames up to it were dropped, all of which were committed.
     """
 
     runs: tuple[tuple[int, int], ...] = ()
     end: int = 0
+    start: int = 0
 
     def at(self, sequence: int) -> int:
         """The epoch of a frame; 0 before the first."""
@@ -72,14 +73,14 @@ class Epochs:
         """The same without the frames after `end`."""
         if end >= self.end:
             return self
-        return Epochs(tuple(run for run in self.runs if run[0] <= end), end)
+        return Epochs(tuple(run for run in self.runs if run[0] <= end), end, self.start)
 
     def extend(self, epoch: int, end: int) -> Epochs:
         """The same with frames of one epoch up to `end`."""
         if end <= self.end:
             return self
         is_new = not self.runs or self.runs[-1][1] != epoch
-        return Epochs((*self.runs, (self.end + 1, epoch)) if is_new else self.runs, end)
+        return Epochs((*self.runs, (self.end + 1, epoch)) if is_new else self.runs, end, self.start)
 
     def range(self, after: int, until: int) -> Epochs:
         """The runs of the frames in (after, until]."""
@@ -99,13 +100,29 @@ class Epochs:
             joined = joined.extend(epoch, part.end if is_last else part.runs[index + 1][0] - 1)
         return joined
 
+    def drop(self, start: int) -> Epochs:
+        """The same without the frames up to `start`."""
+        if start <= self.start:
+            return self
+        return replace(self.range(start, self.end), end=max(self.end, start), start=start)
+
     def common(self, other: Epochs) -> int:
-        """The last sequence up to which both logs are equal (Kafka's KIP-101)."""
-        end = min(self.end, other.end)
-        for mine, theirs in zip_longest(self.runs, other.runs, fillvalue=(end + 1, 0)):
-            if mine != theirs:
-                return min(end, mine[0] - 1, theirs[0] - 1)
+        """The last sequence up to which both logs are equal (Kafka's KIP-101).
+
+        What one of them has dropped was committed, so the other has the same, as far as it goes.
+        """
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        if end <= start:
+            return end
+        firsts = {first for first, _ in (*self.runs, *other.runs) if start < first <= end}
+        for first in sorted({start + 1, *firsts}):
+            if self.at(first) != other.at(first):
+                return first - 1
         return end
+
+    def equals(self, other: Epochs) -> bool:
+        """Whether both are of the same frames, apart from those that one of them has dropped."""
+        return self.end == other.end and self.common(other) == self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +165,10 @@ class Log:
         return self.epochs.end
 
     @property
+    def start(self) -> int:
+        return self.epochs.start
+
+    @property
     def is_synced(self) -> bool:
         return self.durable == self.end and self.is_cut_durable
 
@@ -177,4 +198,4 @@ class ReplicationOptions:
     resend_s: float = 0.5
     stall_s: float = 2.0
     frames_max: int = 64
-    lag_max: int = 8
+    lag_max: int = 64

@@ -43,6 +43,7 @@ from galileo.wire.internal.v1.peers_pb2_grpc import (
     PeerSamplersStub,
     PeerStorageStub,
 )
+from galileo.wire.internal.v1.replication_pb2_grpc import ReplicationStub
 from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import (
@@ -74,6 +75,7 @@ class PeerOptions:
         scan_s: of a call that reads or deletes data; for a stream, of its next part, without the
             time of a slow local reader.
         retention_s: of the retention of a dataset.
+        frames_s: of messages of replicas with frames.
         move_s: of one call of a move, such as the checksum of a large file.
         move_part_s: of the next progress message of a move.
     """
@@ -84,6 +86,7 @@ class PeerOptions:
     commit_s: float = 30.0
     scan_s: float = 60.0
     retention_s: float = 300.0
+    frames_s: float = 10.0
     move_s: float = 120.0
     move_part_s: float = 1_800.0
 
@@ -281,6 +284,12 @@ class GrpcPeers:
     async def moving(self, node: str, method: str, request: Any) -> Any:
         """Calls a node about one of its partitions."""
         return await self._call(node, MigrationStub, method, request, self.options.move_s)
+
+    async def replicating(self, node: str, method: str, request: Any) -> None:
+        """Sends messages of replicas, also to dead nodes."""
+        is_small = method == "Replicate"
+        timeout_s = self.options.gossip_s if is_small else self.options.frames_s
+        await self._connection(node).unary(ReplicationStub, method, request, timeout_s=timeout_s)
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""

@@ -24,6 +24,7 @@ from functools import partial
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import NodeInfo
 from galileo.errors import GalileoError, TransientError, Unavailable
+from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
 from galileo.server.peer_messaging import PeerMessenger
@@ -188,8 +189,11 @@ class ClusterNodes:
         )
         self._mail.broadcast_heartbeat()
         self._drain(True)
-        while self._node.partitions:
-            await self._move_out(to)
+        if self._node.replicas is None:
+            while self._node.partitions:
+                await self._move_out(to)
+        else:
+            await self._leave_sets(self._node.replicas)
         await self._hand_off()
         self._node.is_home = False
         await self._save(to, is_resigned=True)
@@ -197,6 +201,12 @@ class ClusterNodes:
         await self._mail.hand_over_datasets(successor)
         await self._peers.remove_node(successor, name)
         self._on_removed()
+
+    async def _leave_sets(self, replicas: Replicas) -> None:
+        """Waits until leaders have replaced this node in all replica sets."""
+        while left := replicas.member_of:
+            self._progress = _progress("move", partition=left[0], left=len(left))
+            await asyncio.sleep(PROGRESS_S)
 
     async def _move_out(self, to: str) -> None:
         """Has other nodes take the partitions of this one, one after the other."""

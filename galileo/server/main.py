@@ -23,14 +23,14 @@ from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.clock import Clock, SystemClock
 from galileo.config import Config, LimitsSection, StorageSection
-from galileo.dht import membership
+from galileo.dht import membership, topology_changes
 from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, GalileoError
 from galileo.histogram import LOOP_BOUNDS_S, DurationHistogram
 from galileo.node.catalog import CatalogOptions
 from galileo.node.cluster_analytics import ClusterAnalytics
@@ -52,6 +52,7 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.policy import service_names
 from galileo.rpc.query import QueryServicer
 from galileo.rpc.rate_limit import Callers
+from galileo.rpc.replication import GrpcReplicaLink, ReplicationServicer
 from galileo.rpc.samplers import SamplersServicer
 from galileo.rpc.storage import StorageServicer, add_storage
 from galileo.sampler_runtime import SandboxLimits
@@ -77,7 +78,7 @@ from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.version import VERSION
 from galileo.wire.channel import server_options
-from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2_grpc
+from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2_grpc, replication_pb2_grpc
 from galileo.wire.v1 import (
     analytics_pb2_grpc,
     cluster_pb2,
@@ -97,6 +98,7 @@ GRACE_S = 2.0
 REMOVED_STOP_S = 6.0
 """Seconds that a removed node goes on answering; clients read the addresses every five."""
 PARENT_CHECK_S = 1.0
+IDENTIFY_RETRY_S = 0.2
 GARBAGE_THRESHOLDS = (10_000, 20, 50)
 """Of Python's collector. Cycles and fetches of very many CCQs make objects by the hundred
 thousand, none of which is garbage that it would find: it would look through all that lives, some
@@ -173,6 +175,11 @@ class NodeProcess:
         self.node.ingest.on_committed = self.driver.wake
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._register.adopt_moves = self.node.moves.adopt
+        self._replicas = self.node.connect_replicas(
+            GrpcReplicaLink(self._peers),
+            identity_of=self.mail.identity_of,
+            is_alive=lambda other: other not in self._members.dead,
+        )
         self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
             self.node,
@@ -206,6 +213,9 @@ class NodeProcess:
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
         ]
+        identifying = asyncio.create_task(self._identify())
+        if self._replicas is not None:
+            running.append(asyncio.create_task(self._replicas.run()))
         self._stop = stop
         self._nodes.resume()
         stopped = asyncio.create_task(stop.wait())
@@ -219,9 +229,10 @@ class NodeProcess:
                 await asyncio.to_thread(monitoring.close)
             await server.stop(GRACE_S)
             await self._nodes.close()
-            for task in [*running, stopped]:
+            ended = [*running, stopped, identifying]
+            for task in ended:
                 task.cancel()
-            await asyncio.gather(*running, stopped, return_exceptions=True)
+            await asyncio.gather(*ended, return_exceptions=True)
             await self._peers.close()
             await self._evaluation.close()
             await self._exploration.close()
@@ -264,6 +275,9 @@ class NodeProcess:
         moves = MovesServicer(self.node, target, peers=self._peers)
         partitions_pb2_grpc.add_PartitionsServicer_to_server(moves, server)
         migration_pb2_grpc.add_MigrationServicer_to_server(moves, server)
+        replication_pb2_grpc.add_ReplicationServicer_to_server(
+            ReplicationServicer(self.node), server
+        )
         samplers = SamplersServicer(
             self.node.samplers, in_use=self._samplers_in_use, identify=identify
         )
@@ -296,6 +310,21 @@ class NodeProcess:
     def _owner_of(self, ccq_id: str) -> str | None:
         record = self.machine.state.record_table.get(ccq_id)
         return None if record is None else record.ccq.owner
+
+    async def _identify(self) -> None:
+        """Records in the register with which directory this node has begun."""
+        name, identity = self.node.name, self._store.identity
+        while self._replicas is not None:
+            node = self.node.topology.by_name.get(name)
+            if node is None or node.identity:
+                return
+            try:
+                await self._register.change(
+                    lambda topology: topology_changes.identify(topology, name, identity)
+                )
+            except GalileoError as error:
+                log.info("cannot record the identity of this node yet: %s", error)
+                await asyncio.sleep(IDENTIFY_RETRY_S)
 
     def _make_machine(self) -> Continuous:
         topology, limits = self._config.topology, self._config.limits

@@ -64,14 +64,14 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (6,)
+PROTOCOLS_UNDERSTOOD = (7,)
 """Versions that are accepted from other nodes, for rolling upgrades."""
 
 _NOT_URGENT = (messages.Digest,)
 """Messages that wait for the next heartbeat; a later one of the class replaces an earlier one."""
-_ADDRESS, _GIVEN, _COMMITS = "address", "given", "commits/"
+_ADDRESS, _DISK, _GIVEN, _COMMITS = "address", "disk", "given", "commits/"
 """Keys of entries of a node's state; `_COMMITS` is followed by the key of a dataset."""
 
 log = logging.getLogger(__name__)
@@ -172,11 +172,13 @@ class _Report:
 
     Attributes:
         run: that run.
+        identity: of its directory.
         given: partitions that belong to other nodes, as the node knows.
         sequences: its last commits, by dataset.
     """
 
     run: int = 0
+    identity: str = ""
     given: frozenset[int] = frozenset()
     sequences: dict[str, Cursor] = field(default_factory=dict)
 
@@ -309,6 +311,13 @@ class PeerMessenger:
         box = self._boxes.get(node)
         return box is not None and box.run != 0
 
+    def identity_of(self, node: str) -> str:
+        """The identity of a node's directory; "" while it is not known."""
+        if node == self._node.name:
+            return self._node.store.identity
+        report = self._reports.get(node)
+        return "" if report is None else report.identity
+
     async def run(self) -> None:
         """Sends until it is cancelled."""
         self._is_running = True
@@ -437,6 +446,7 @@ class PeerMessenger:
         """Brings the entries of this node up to date; encodes what has changed."""
         states, node = self._members.states, self._node
         states.write(_ADDRESS, node.topology.by_name[node.name].address.encode())
+        states.write(_DISK, node.store.identity.encode())
         moves = node.moves.known
         if moves is not self._given:
             self._given = moves
@@ -625,6 +635,8 @@ class PeerMessenger:
         for entry in effect.entries:
             if entry.key == _ADDRESS:
                 self._relocate(effect.node, entry.value.decode(), run=effect.run)
+            elif entry.key == _DISK:
+                report.identity = entry.value.decode()
             elif entry.key == _GIVEN:
                 report.given = decode_given(entry.value)
         self._take_commits(commits, report)
@@ -655,12 +667,13 @@ class PeerMessenger:
         Partitions that it has given away may be its own still in the topology here.
         """
         view, report = self._node.view, self._reports[node]
-        view.losses.check_report(
-            node,
-            self._node.live.partitions(node) - report.given,
-            reported=report.sequences,
-            expected=view.all_sequences,
-        )
+        if not self._node.topology.is_replicated:  # A leader that was replaced reports less.
+            view.losses.check_report(
+                node,
+                self._node.live.partitions(node) - report.given,
+                reported=report.sequences,
+                expected=view.all_sequences,
+            )
         view.record_report(node)
 
     def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:

@@ -201,7 +201,12 @@ class TopologyRegister:
         return replace(entry, data=changed.to_json(), voters=voters)
 
     def _with_moves(self, topology: Topology) -> Topology:
-        """The topology with the moves that this node knows, which owners make without it."""
+        """The topology with the moves that this node knows, which owners make without it.
+
+        The leaders of replicated partitions are known to nodes alone.
+        """
+        if topology.is_replicated:
+            return topology
         last = {move.partition: move for move in topology.moved}
         for move in self._live.current.moved:
             known = last.get(move.partition)

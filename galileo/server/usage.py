@@ -82,4 +82,5 @@ class Usage:
             partitions=sorted(node.partitions),
             lost=[str(one) for one in node.view.losses.known[:LOSSES_MAX]],
             topology_version=node.topology.agreed_version,
+            under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
         )

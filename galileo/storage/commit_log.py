@@ -119,6 +119,8 @@ class CommitLog:
         self._length = 0
         self._number = 0
         self._files: list[Path] = []
+        self._undeleted: list[Path] = []
+        self._is_needed = False
         self._unsynced: dict[int, Unsynced] = {}
         self._is_stopped = options.durability == "none"
 
@@ -169,10 +171,13 @@ class CommitLog:
         else:
             _each(writes, lambda write: write.finish(), executor)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self) -> bool:
         """Syncs the segments whose commits only the log has, and deletes it.
 
         Appends go on, in a new file. Where a segment cannot be synced, the files stay.
+
+        Returns:
+            Whether nothing is left of what the log had; else the next start writes it again.
         """
         with self._checkpointing:
             with self._appending:
@@ -182,8 +187,13 @@ class CommitLog:
             # Each waits for writes that are under way: what they have logged is in the segments.
             are_durable = [journal.sync() for journal in unsynced.values()]
             if all(are_durable):
+                self._undeleted += files
                 with contextlib.suppress(OSError):  # The next start writes the same bytes again.
-                    self._delete(files)
+                    self._delete(self._undeleted)
+                    self._undeleted = []
+            else:
+                self._is_needed |= bool(files)
+            return not (self._undeleted or self._is_needed)
 
     def close(self) -> None:
         """Empties the log, before the journals are closed."""
@@ -242,7 +252,8 @@ class CommitLog:
 
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            self._disk.unlink(path)
+            with contextlib.suppress(FileNotFoundError):  # An earlier attempt has deleted it.
+                self._disk.unlink(path)
         if paths:
             self._disk.sync_directory(self._directory)
 

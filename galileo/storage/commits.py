@@ -59,6 +59,7 @@ class FrameGroup:
         size: bytes of all frames.
         batches: header and observations of each new commit, by producer and batch.
         newest_us: the end of the newest time bucket.
+        paths: of each frame that stays pending, by sequence.
     """
 
     first: int
@@ -67,6 +68,7 @@ class FrameGroup:
     buffers: list[Buffer] = field(default_factory=list)
     batches: dict[tuple[str, int], tuple[FrameHeader, pa.RecordBatch]] = field(default_factory=dict)
     newest_us: int = TIME_MIN_US
+    paths: dict[int, pa.RecordBatch] = field(default_factory=dict)
 
     @property
     def next_sequence(self) -> int:

@@ -26,7 +26,8 @@ from galileo.storage.disk import read_at
 from galileo.storage.frame import Body, FrameHeader, checksum, padded
 
 MAGIC = b"\x89GLM\x0d\x0a\x1a\xa7"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FORMAT_VERSIONS = (1, 2)
 TRAILER_BYTES = 64
 COMPRESSION = "zstd"
 
@@ -47,8 +48,11 @@ _COMMITS = pa.schema(
         ("observations_bytes", pa.uint64()),
         ("paths_crc", pa.uint32()),
         ("observations_crc", pa.uint32()),
+        ("epoch", pa.uint64()),
     ]
 )
+_COMMITS_1 = pa.schema(list(_COMMITS)[:-1])
+"""The first format: of commits without an epoch."""
 _BLOCKS = pa.schema(
     [
         ("commits", pa.int64()),
@@ -122,7 +126,8 @@ class Index:
     def header(self, number: int) -> FrameHeader:
         """What the original frame of one commit said about itself."""
         row = {name: self.commits.column(name)[number].as_py() for name in _COMMITS.names}
-        return FrameHeader(partition=self.partition, sequence=self.first_sequence + number, **row)
+        sequence = self.first_sequence + number
+        return FrameHeader(partition=self.partition, sequence=sequence, committed=sequence, **row)
 
 
 def encode_batch(batch: pa.RecordBatch) -> Body:
@@ -185,34 +190,42 @@ def read_index(path: Path) -> Index:
         length = os.fstat(descriptor).st_size
         place = max(0, length - TRAILER_BYTES)
         trailer = read_at(descriptor, TRAILER_BYTES, offset=place)
-        partition, first, offset, commits_bytes, blocks_bytes, crc = _trailer(trailer)
+        version, partition, first, offset, commits_bytes, blocks_bytes, crc = _trailer(trailer)
         data = read_at(descriptor, commits_bytes + blocks_bytes, offset=offset)
     finally:
         os.close(descriptor)
     if offset + commits_bytes + blocks_bytes != place or checksum([data]) != crc:
         raise CorruptData("the checksum or the length of the index is wrong")
-    commits = decode_batch(data[:commits_bytes], _COMMITS)
+    commits = _decode_commits(data[:commits_bytes], version)
     blocks = _place_entries(decode_batch(data[commits_bytes:], _BLOCKS), first_sequence=first)
     if blocks[-1].next_commit != commits.num_rows or _end(blocks[-1]) != offset:
         raise CorruptData("the index does not describe its file")
     return Index(partition, first, commits, blocks, length)
 
 
-def _trailer(data: bytes) -> tuple[int, int, int, int, int, int]:
+def _decode_commits(data: bytes, version: int) -> pa.RecordBatch:
+    if version == FORMAT_VERSION:
+        return decode_batch(data, _COMMITS)
+    commits = decode_batch(data, _COMMITS_1)
+    epochs = pa.array(np.zeros(commits.num_rows, dtype=np.uint64))
+    return pa.RecordBatch.from_arrays([*commits.columns, epochs], schema=_COMMITS)
+
+
+def _trailer(data: bytes) -> tuple[int, int, int, int, int, int, int]:
     covered, crc = data[: -_CRC.size], data[-_CRC.size :]
     if len(data) < TRAILER_BYTES or _CRC.pack(checksum([covered])) != crc:
         raise CorruptData("the checksum of the trailer is wrong")
     magic, version, *numbers = _TRAILER.unpack_from(covered)
     if magic != MAGIC:
         raise CorruptData("expected the trailer of a merged segment, got another")
-    if version != FORMAT_VERSION:
+    if version not in FORMAT_VERSIONS:
         raise ConfigError(
-            f"expected merged segments of format {FORMAT_VERSION}, got {version}; "
-            "start the version of Galileo that wrote them",
+            f"expected merged segments of format {' or '.join(map(str, FORMAT_VERSIONS))}, got "
+            f"{version}; start the version of Galileo that wrote them",
             expected="format_version",
         )
     partition, first, offset, commits_bytes, blocks_bytes, index_crc = numbers
-    return partition, first, offset, commits_bytes, blocks_bytes, index_crc
+    return version, partition, first, offset, commits_bytes, blocks_bytes, index_crc
 
 
 def _place_entries(rows: pa.RecordBatch, *, first_sequence: int) -> tuple[Block, ...]:

@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
 from galileo.storage.disk import read_at
-from galileo.storage.frame import FrameHeader, checksum
+from galileo.storage.frame import Buffer, FrameHeader, checksum, encode_body, encode_header
 from galileo.storage.recovery import Replayed
 from galileo.storage.segment import corrupt_error
 
@@ -118,6 +119,23 @@ class CompactedSegment:
     def header(self, sequence: int) -> FrameHeader:
         """What the original frame said; reads the index anew."""
         return load_index(self.path).header(sequence - self.first_sequence)
+
+    def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
+        """Frames encoded again, with the identity of the original ones; see `Segment.frames`."""
+        index, frames, size, last = load_index(self.path), list[Buffer](), 0, after
+        while last < min(until, self.next_sequence - 1) and (last == after or size < bytes_max):
+            last += 1
+            paths, rows = encode_body(self.paths(last)), encode_body(self.observations(last))
+            header = replace(
+                index.header(last - self.first_sequence),
+                paths_bytes=paths.size,
+                observations_bytes=rows.size,
+                paths_crc=paths.crc,
+                observations_crc=rows.crc,
+            )
+            frames += [encode_header(header), *paths.buffers, *rows.buffers]
+            size += header.frame_bytes
+        return last, b"".join(frames)
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of a commit, checked each time; reads a whole block.

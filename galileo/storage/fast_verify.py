@@ -19,10 +19,11 @@ from galileo.storage.frame import (
     MAGIC,
 )
 
-# As in `frame`: magic, version, header bytes, partition, sequence; then, behind group, batch, rows,
-# paths and the time, the lengths and checksums of the bodies.
+# As in `frame`: magic, version, header bytes, partition, sequence; then, behind group, committed,
+# batch, rows, paths and the time, the lengths of the bodies, the epoch, and their checksums.
 _FRONT = struct.Struct("<8sHHIQ")
-_BODIES = struct.Struct("<QQII")
+_BODIES = struct.Struct("<IIQII")
+_BODIES_1 = struct.Struct("<QQII")
 _BODIES_PLACE = 56
 _CRC = struct.Struct("<I")
 _SIZES = frozenset(range(HEADER_BYTES_MIN, HEADER_BYTES_MAX + 1, ALIGNMENT))
@@ -45,13 +46,23 @@ def skip_valid_frames(
     """
     view, cut, size = memoryview(memory), memory.slice, memory.size
     front, bodies, crc_at = _FRONT.unpack_from, _BODIES.unpack_from, _CRC.unpack_from
+    bodies_1 = _BODIES_1.unpack_from
     while place + HEADER_BYTES_MIN <= size:
         magic, version, length, of, number = front(view, place)
-        if magic != MAGIC or version != FORMAT_VERSION or length not in _SIZES:
+        if magic != MAGIC or length not in _SIZES:
             break
-        paths_bytes, observations_bytes, paths_crc, observations_crc = bodies(
-            view, place + _BODIES_PLACE
-        )
+        if version == FORMAT_VERSION:
+            paths_length, observations_length, _, paths_crc, observations_crc = bodies(
+                view, place + _BODIES_PLACE
+            )
+            paths_bytes = paths_length * ALIGNMENT
+            observations_bytes = observations_length * ALIGNMENT
+        elif version == 1:
+            paths_bytes, observations_bytes, paths_crc, observations_crc = bodies_1(
+                view, place + _BODIES_PLACE
+            )
+        else:
+            break
         paths = place + length
         observations = paths + paths_bytes
         end = observations + observations_bytes

@@ -21,16 +21,22 @@ import pyarrow as pa
 from galileo.errors import ConfigError, CorruptData, InputError
 
 MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FORMAT_VERSIONS = (1, 2)
+"""Those that are read; in the first a frame has no epoch."""
 ALIGNMENT = 64
 PRODUCER_BYTES_MAX = 255
 BATCH_MAX = 2**64 - 1
 HEADER_BYTES_MIN = 128
 HEADER_BYTES_MAX = 384
 
-# magic, version, header bytes, partition; sequence, group, batch; rows, paths; committed at;
-# paths bytes, observations bytes; paths crc, observations crc; producer bytes
-_FIELDS = struct.Struct("<8sHHIQQQIIqQQIIB")
+# magic, version, header bytes, partition; sequence; distances to group and committed, batch; rows,
+# paths; committed at; lengths of paths and observations by `ALIGNMENT`, epoch; paths crc,
+# observations crc; producer bytes
+_FIELDS = struct.Struct("<8sHHIQIIQIIqIIQIIB")
+# The first format: group instead of the distances, lengths in bytes, no epoch.
+_FIELDS_1 = struct.Struct("<8sHHIQQQIIqQQIIB")
+_FRONT = struct.Struct("<HH")
 _CRC = struct.Struct("<I")
 
 Buffer: TypeAlias = Any
@@ -44,6 +50,9 @@ class FrameHeader:
     Attributes:
         group: sequence of the first frame that was synced together with this one. Everything
             before it was durable when this frame was written.
+        epoch: the term of the leader that made the frame; 0 of a partition with one copy.
+        committed: the last sequence that the leader knew to be committed when it made the frame;
+            the frame's own of a partition with one copy.
         committed_at_us: the writer's wall clock, microseconds; informative only.
         paths_bytes, observations_bytes: lengths of the bodies, padding included.
     """
@@ -60,6 +69,8 @@ class FrameHeader:
     observations_bytes: int
     paths_crc: int
     observations_crc: int
+    epoch: int
+    committed: int
 
     @property
     def header_bytes(self) -> int:
@@ -139,12 +150,12 @@ def producer_name(producer: str) -> str:
 
 def encode_header(header: FrameHeader) -> bytes:
     """The header's bytes; its checksum is their last four."""
-    name, size = header.producer.encode(), header.header_bytes
+    name, size, sequence = header.producer.encode(), header.header_bytes, header.sequence
     fields = _FIELDS.pack(
         *(MAGIC, FORMAT_VERSION, size, header.partition),
-        *(header.sequence, header.group, header.batch),
+        *(sequence, sequence - header.group, sequence - header.committed, header.batch),
         *(header.rows, header.paths, header.committed_at_us),
-        *(header.paths_bytes, header.observations_bytes),
+        *(header.paths_bytes // ALIGNMENT, header.observations_bytes // ALIGNMENT, header.epoch),
         *(header.paths_crc, header.observations_crc, len(name)),
     )
     covered = (fields + name).ljust(size - _CRC.size, b"\0")
@@ -160,28 +171,50 @@ def decode_header(data: bytes) -> FrameHeader:
     """
     if len(data) < HEADER_BYTES_MIN or data[: len(MAGIC)] != MAGIC:
         raise CorruptData(f"expected a frame header, got {len(data)} bytes that start with none")
-    _, version, size, *numbers, name_bytes = _FIELDS.unpack_from(data)
+    version, size = _FRONT.unpack_from(data, len(MAGIC))
     if size % ALIGNMENT or not HEADER_BYTES_MIN <= size <= min(len(data), HEADER_BYTES_MAX):
         raise CorruptData(f"expected a whole frame header, got one that claims {size} bytes")
     covered, crc = data[: size - _CRC.size], data[size - _CRC.size : size]
     if _CRC.pack(checksum([covered])) != crc:
         raise CorruptData("the checksum of the frame header is wrong")
-    if version != FORMAT_VERSION:
+    if version not in FORMAT_VERSIONS:
         raise ConfigError(
-            f"expected stored frames of format {FORMAT_VERSION}, got {version}; "
-            "start the version of Galileo that wrote them",
+            f"expected stored frames of format {' or '.join(map(str, FORMAT_VERSIONS))}, got "
+            f"{version}; start the version of Galileo that wrote them",
             expected="format_version",
         )
+    _, _, _, *numbers, name_bytes = (_FIELDS_1 if version == 1 else _FIELDS).unpack_from(covered)
     try:
         name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
     except UnicodeDecodeError as error:
         raise CorruptData(
             f"expected a producer's name in UTF-8: {error}", expected="producer"
         ) from error
-    return _header_of(numbers, name)
+    return _header_1(numbers, name) if version == 1 else _header_2(numbers, name)
 
 
-def _header_of(numbers: list[int], producer: str) -> FrameHeader:
+def _header_2(numbers: list[int], producer: str) -> FrameHeader:
+    partition, sequence, group, committed, batch, rows, paths, committed_at_us = numbers[:8]
+    paths_length, observations_length, epoch, paths_crc, observations_crc = numbers[8:]
+    return FrameHeader(
+        partition=partition,
+        sequence=sequence,
+        group=sequence - group,
+        producer=producer,
+        batch=batch,
+        rows=rows,
+        paths=paths,
+        committed_at_us=committed_at_us,
+        paths_bytes=paths_length * ALIGNMENT,
+        observations_bytes=observations_length * ALIGNMENT,
+        paths_crc=paths_crc,
+        observations_crc=observations_crc,
+        epoch=epoch,
+        committed=sequence - committed,
+    )
+
+
+def _header_1(numbers: list[int], producer: str) -> FrameHeader:
     partition, sequence, group, batch, rows, paths, committed_at_us = numbers[:7]
     paths_bytes, observations_bytes, paths_crc, observations_crc = numbers[7:]
     return FrameHeader(
@@ -197,4 +230,6 @@ def _header_of(numbers: list[int], producer: str) -> FrameHeader:
         observations_bytes=observations_bytes,
         paths_crc=paths_crc,
         observations_crc=observations_crc,
+        epoch=0,
+        committed=sequence,
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from galileo.errors import CorruptData, GalileoError, InputError, PartitionReadOnly
+from galileo.errors import CorruptData, GalileoError, InputError, InternalError, PartitionReadOnly
 from galileo.model.schema import Schema
+from galileo.model.sort_keys import differs
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
 from galileo.storage.commit_log import Stretch
@@ -45,7 +48,18 @@ from galileo.storage.compaction import (
     write_compacted,
 )
 from galileo.storage.disk import make_directory
-from galileo.storage.frame import BATCH_MAX, FrameHeader, encode_body, producer_name
+from galileo.storage.frame import (
+    BATCH_MAX,
+    HEADER_BYTES_MAX,
+    Buffer,
+    FrameHeader,
+    checksum,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_header,
+    producer_name,
+)
 from galileo.storage.producers import ProducerIndex
 from galileo.storage.recovery import Replayed, SegmentScan, in_groups, scan
 from galileo.storage.retention import LogFile, LogStart, Truncation
@@ -68,6 +82,7 @@ class Appending:
         group: the encoded frames of new commits.
         results: as of `PartitionJournal.append`, valid after `finish`.
         is_finished: whether the frames are durable.
+        error: why they are not.
     """
 
     journal: PartitionJournal
@@ -75,6 +90,12 @@ class Appending:
     results: list[Committed | GalileoError]
     _writer: SegmentWriter
     is_finished: bool = False
+    error: GalileoError | None = None
+
+    def refuse(self, error: GalileoError) -> None:
+        """Makes an error the result of new commits, which are not written."""
+        self.results = [error if is_new(r, self.group) else r for r in self.results]
+        self.error = error
 
     @property
     def size(self) -> int:
@@ -108,17 +129,48 @@ class Appending:
         """Makes an error the result of new commits; stops the partition if it is unexpected."""
         if not isinstance(error, PartitionReadOnly):
             error = self._writer.stop(f"writing failed: {error!r}")
-        self.results = [error if is_new(r, self.group) else r for r in self.results]
+        self.refuse(error)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedFrame:
+    """A frame that a leader has sent.
+
+    Attributes:
+        bodies: paths and observations as they are written.
+        paths: decoded.
+    """
+
+    header: FrameHeader
+    bodies: Buffer
+    paths: pa.RecordBatch
+
+
+class Epochs(Protocol):
+    """The epoch of each frame of a log."""
+
+    def at(self, sequence: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFrame:
+    """A durable frame that readers do not see yet."""
+
+    header: FrameHeader
+    paths: pa.RecordBatch
 
 
 class PartitionJournal:
     """One directory of segment files. `append` excludes itself; readers never wait for it.
 
+    A journal of a replicated partition also has *pending* frames at its end. They are durable, but
+    readers do not see them until `publish`, and `truncate` can remove them.
+
     Invariants: sequences are 1, 2, 3 … without gaps; what a reader can see is durable. Commits
     1 to `dropped` are gone; all later ones are there.
 
     Attributes:
-        last_sequence: of the newest commit, 0 where there is none.
+        last_sequence: of the newest commit that readers see, 0 where there is none.
         rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
         syncs: how long the disk took to make commits durable.
@@ -153,6 +205,8 @@ class PartitionJournal:
         self._blocks = BlockCache()
         self._writer = SegmentWriter(directory, options)
         self.syncs = self._writer.syncs
+        self._pending: deque[PendingFrame] = deque()
+        self._epochs: list[tuple[int, int]] = []
         self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
@@ -167,6 +221,7 @@ class PartitionJournal:
         options: JournalOptions,
         replay: Replay,
         wall: Callable[[], float],
+        is_replicated: bool = False,
     ) -> PartitionJournal:
         """Recovers a partition, or starts an empty one where there is no directory.
 
@@ -180,6 +235,7 @@ class PartitionJournal:
             options: how to write.
             replay: called with all commits in sequence order, many at a time.
             wall: seconds since 1970, for the informative time in each frame.
+            is_replicated: whether frames that are not known to be committed are pending.
 
         Raises:
             CorruptData: a frame fails its checksum and is not the torn tail.
@@ -189,7 +245,7 @@ class PartitionJournal:
         journal = cls(directory, schema=schema, partition=partition, options=options, wall=wall)
         try:
             make_directory(options.disk, directory)
-            journal._recover(replay)
+            journal._recover(replay, is_replicated=is_replicated)
         except BaseException as error:
             journal.close()
             if isinstance(error, OSError):
@@ -212,6 +268,22 @@ class PartitionJournal:
         return self._mark.until
 
     @property
+    def end_sequence(self) -> int:
+        """The sequence of the newest frame, pending ones included."""
+        pending = self._pending
+        return pending[-1].header.sequence if pending else self.last_sequence
+
+    @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """Runs of frames of one epoch, pending ones included: (first sequence, epoch)."""
+        return tuple(self._epochs)
+
+    @property
+    def log_start_record(self) -> bytes:
+        """The record of what retention has dropped, for a copy that begins there."""
+        return self._mark.to_bytes()
+
+    @property
     def bytes_on_disk(self) -> int:
         return sum(segment.length for segment in self._segments)
 
@@ -227,7 +299,7 @@ class PartitionJournal:
     def find_batch(self, producer: str, batch: int) -> int | None:
         """The sequence of a producer's batch, None where it is not known."""
         sequence = self._producers.sequence_of(producer, batch)
-        if sequence is not None:
+        if sequence is not None and sequence <= self.last_sequence:
             return sequence
         dropped = self._mark.batches.find(producer, batch)
         return None if dropped is None else dropped.sequence
@@ -246,19 +318,125 @@ class PartitionJournal:
         return appending.results
 
     @contextmanager
-    def appending(self, commits: Sequence[Commit]) -> Iterator[Appending]:
+    def appending(
+        self, commits: Sequence[Commit], *, epoch: int = 0, is_replicated: bool = False
+    ) -> Iterator[Appending]:
         """`append` in steps: commits are encoded at the begin, and readable after the end.
 
         In between, the caller writes and finishes them, in any thread, if there are new ones.
         Other appends wait.
+
+        Args:
+            commits: to be appended.
+            epoch: the term of this leader of a replicated partition.
+            is_replicated: whether new commits stay pending. A repeated batch that is pending is
+                answered as one that is stored; its sequence is past `last_sequence`.
         """
         with self._writing:
-            group = FrameGroup(self.last_sequence + 1)
-            results = [self._admit(commit, group) for commit in commits]
+            group = FrameGroup(self.end_sequence + 1)
+            committed = self.last_sequence if is_replicated else None
+            results = [self._admit(commit, group, epoch, committed) for commit in commits]
             appending = Appending(self, group, results, self._writer)
             yield appending
+            if appending.is_finished and is_replicated:
+                paths = [group.paths[header.sequence] for header in group.headers]
+                self._hold(group, paths)
+            elif appending.is_finished:
+                self._index_group(group)
+
+    @contextmanager
+    def appending_frames(self, after: int, frames: Sequence[FollowedFrame]) -> Iterator[Appending]:
+        """`appending` for frames of the partition's leader, which stay pending.
+
+        Args:
+            after: the last frame that is there.
+            frames: the following ones, from `decode_frames`.
+
+        Raises:
+            InternalError: the journal ends elsewhere.
+        """
+        with self._writing:
+            if self.end_sequence != after:
+                raise InternalError(
+                    f"expected frames of partition {self._partition} after {self.end_sequence}, "
+                    f"got those after {after}"
+                )
+            group = FrameGroup(after + 1)
+            for frame in frames:
+                header = replace(frame.header, group=group.first)
+                group.headers.append(header)
+                group.buffers += [encode_header(header), frame.bodies]
+                group.size += header.frame_bytes
+                newest = retention.newest_us(self._schema, frame.paths)
+                group.newest_us = max(group.newest_us, newest)
+            appending = Appending(self, group, [], self._writer)
+            yield appending
             if appending.is_finished:
-                self._publish(group)
+                self._hold(group, [frame.paths for frame in frames])
+
+    def publish(self, until: int) -> list[PendingFrame]:
+        """Lets readers see pending frames.
+
+        Args:
+            until: the last one of them; more than there are is all.
+
+        Returns:
+            Those that were published.
+        """
+        published = []
+        with self._writing:
+            while self._pending and self._pending[0].header.sequence <= until:
+                frame = self._pending.popleft()
+                published.append(frame)
+                self._count(frame.header)
+        return published
+
+    def truncate(self, after: int) -> None:
+        """Removes the pending frames after a sequence, durably.
+
+        The commit log must not have them any more: it would write them again.
+
+        Raises:
+            PartitionReadOnly: the disk refuses; the partition stops.
+        """
+        assert after >= self.last_sequence, "a published frame would be removed"
+        with self._merging, self._writing:
+            if after >= self.end_sequence:
+                return
+            while self._pending and self._pending[-1].header.sequence > after:
+                header = self._pending.pop().header
+                self._producers.remove(header.producer, header.batch)
+            while self._epochs and self._epochs[-1][0] > after:
+                self._epochs.pop()
+            while len(self._segments) > 1 and self._segments[-1].first_sequence > after + 1:
+                self._maps.evict(self._segments.pop().path)
+            segment = self._segments[-1]
+            assert isinstance(segment, Segment), "pending frames are in segments that are written"
+            self._maps.evict(segment.path)
+            segment.truncate(after + 1)
+            self._writer.cut(segment.path, length=segment.length)
+
+    def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
+        """Frames from that of `after + 1` on as bytes, pending ones included.
+
+        Args:
+            after: before the first frame that is wanted, which is there.
+            until: the last one that is wanted.
+            bytes_max: of all frames; a single one may exceed it.
+
+        Returns:
+            The sequence of the last one, and their bytes; they are not checked.
+
+        Raises:
+            DataExpired: retention has dropped the first one.
+            CorruptData: the stored bytes cannot be read.
+        """
+        until = min(until, self.end_sequence)
+        return self._from_segment(
+            after + 1,
+            lambda segment: segment.frames(after, until, bytes_max=bytes_max),
+            last=until,
+        )
 
     def read(self, sequence: int, *, ranges: RowRanges | None = None) -> pa.Table:
         """Observations of one commit, in stored order; memory-mapped where rows are adjacent.
@@ -324,7 +502,14 @@ class PartitionJournal:
     def files(self) -> list[tuple[Path, int]]:
         """The files with commits, oldest first, and the bytes of each that never change again."""
         with self._writing:
-            return [(segment.path, segment.length) for segment in self._segments]
+            files = [(segment.path, self._published_length(segment)) for segment in self._segments]
+            return [(path, length) for path, length in files if length]
+
+    def _published_length(self, segment: Segment | CompactedSegment) -> int:
+        if isinstance(segment, CompactedSegment) or not self._pending:
+            return segment.length
+        first = max(self.last_sequence + 1, segment.first_sequence)
+        return segment.length_before(first)
 
     def seal(self) -> None:
         """Ends the segment that is written to, so that it can be dropped; nothing if it is empty.
@@ -334,7 +519,7 @@ class PartitionJournal:
         """
         with self._writing:
             if not self._is_over:
-                self._writer.seal(sequence=self.last_sequence + 1)
+                self._writer.seal(sequence=self.end_sequence + 1)
 
     def drop(self, until: int) -> Truncation:
         """Drops the oldest files, as far as they hold nothing past `until` and are sealed.
@@ -348,6 +533,7 @@ class PartitionJournal:
             OSError: the disk keeps files that are dropped; the next start deletes them.
         """
         with self._merging:
+            until = min(until, self.last_sequence)
             files = retention.droppable(self._segments, until, writing=self._writer.path)
             if not files or self._is_over:
                 return Truncation(self.dropped)
@@ -390,6 +576,7 @@ class PartitionJournal:
                 self._writer.stop("the dataset was dropped", advice="Create it again")
                 self._mark = LogStart(self.last_sequence)
                 self._segments = []
+                self._pending.clear()
                 self.rows_total = self.paths_total = 0
             self.close()
 
@@ -403,6 +590,7 @@ class PartitionJournal:
             self._mark = mark
             self._segments = self._segments[len(files) :]
             self._producers.truncate(mark.until)
+            self._trim_epochs()
             self.rows_total -= dropped.rows
             self.paths_total -= dropped.paths
         for file in files:
@@ -412,8 +600,14 @@ class PartitionJournal:
     def _sealed(self) -> list[Segment]:
         """Segments that will not change any more, oldest first."""
         with self._writing:
-            path = self._writer.path
-            return [s for s in self._segments if isinstance(s, Segment) and s.path != path]
+            path, published = self._writer.path, self.last_sequence
+            return [
+                segment
+                for segment in self._segments
+                if isinstance(segment, Segment)
+                and segment.path != path
+                and segment.next_sequence <= published + 1
+            ]
 
     def _replace(self, sources: Sequence[Segment], merged: CompactedSegment) -> None:
         """Switches readers to the compacted segment."""
@@ -433,7 +627,7 @@ class PartitionJournal:
 
     # --- recovery ----------------------------------------------------------------------------
 
-    def _recover(self, replay: Replay) -> None:
+    def _recover(self, replay: Replay, *, is_replicated: bool) -> None:
         for path in unfinished_paths(self._directory):
             self._disk.unlink(path)
         self._mark = retention.recover_log_start(self._directory, disk=self._disk)
@@ -450,7 +644,8 @@ class PartitionJournal:
             self._check_first(paths[0], int(paths[0].stem), self.last_sequence + 1)
         retention.delete_files(replaced, disk=self._disk)
         if paths:
-            self._recover_segments(paths, replay)
+            self._recover_segments(paths, replay, is_replicated=is_replicated)
+        self._trim_epochs()
 
     def _recover_compacted(self, path: Path, replay: Replay) -> None:
         index = load_index(path)
@@ -466,10 +661,11 @@ class PartitionJournal:
         self._segments.append(merged)
         self._index_compacted(index)
 
-    def _recover_segments(self, paths: list[Path], replay: Replay) -> None:
+    def _recover_segments(self, paths: list[Path], replay: Replay, *, is_replicated: bool) -> None:
         self._writer.repair_tail(paths[-1])
         for path in paths:
-            self._recover_segment(path, replay, last=path == paths[-1])
+            is_last = path == paths[-1]
+            self._recover_segment(path, replay, last=is_last, is_replicated=is_replicated)
         last = self._segments[-1] if self._segments else None
         length = last.length if last is not None and last.path == paths[-1] else 0
         self.torn_bytes = paths[-1].stat().st_size - length
@@ -477,8 +673,11 @@ class PartitionJournal:
             _log.warning("cutting a torn tail of %d bytes off %s", self.torn_bytes, paths[-1])
         self._writer.resume(paths[-1], length=length)
 
-    def _recover_segment(self, path: Path, replay: Replay, *, last: bool) -> None:
-        first = self.last_sequence + 1
+    def _recover_segment(
+        self, path: Path, replay: Replay, *, last: bool, is_replicated: bool
+    ) -> None:
+        """Replays what is committed: all, or as far as a leader knew when it made a later frame."""
+        first = self.end_sequence + 1
         self._check_first(path, int(path.stem), first)
         plan = SegmentScan(path, self._partition, first, self._path_schema, last)
         for frames in in_groups(scan(plan)):
@@ -486,7 +685,15 @@ class PartitionJournal:
                 self._index_frame(frame.header, path, verified=last)
             commits = Replayed.of(frames)
             self._update_newest(retention.newest_us(self._schema, commits.paths))
-            replay(commits)
+            if is_replicated:
+                self._pending += [PendingFrame(frame.header, frame.paths) for frame in frames]
+                published = self.publish(max(frame.header.committed for frame in frames))
+                if published:
+                    replay(replayed_of(published))
+            else:
+                for frame in frames:
+                    self._count(frame.header)
+                replay(commits)
 
     def _check_first(self, path: Path, first: int, expected: int) -> None:
         if first != expected or int(path.stem) != expected:
@@ -501,9 +708,24 @@ class PartitionJournal:
         self.rows_total += int(index.numbers("rows").sum())
         self.paths_total += int(index.numbers("paths").sum())
         self.last_sequence = index.first_sequence + index.commits.num_rows - 1
+        epochs = index.numbers("epoch")
+        for number in np.flatnonzero(differs(epochs)).tolist():
+            self._add_epoch(index.first_sequence + number, int(epochs[number]))
+
+    def _add_epoch(self, sequence: int, epoch: int) -> None:
+        if not self._epochs or self._epochs[-1][1] != epoch:
+            self._epochs.append((sequence, epoch))
+
+    def _trim_epochs(self) -> None:
+        """Forgets the epochs of frames that were dropped."""
+        first = self.dropped + 1
+        while len(self._epochs) > 1 and self._epochs[1][0] <= first:
+            del self._epochs[0]
+        if self._epochs and self._epochs[0][0] < first:
+            self._epochs[0] = first, self._epochs[0][1]
 
     def _index_frame(self, header: FrameHeader, path: Path, *, verified: bool) -> None:
-        """Takes a durable frame into the index; readers see it when its sequence is set."""
+        """Takes a durable frame into the index; readers see it when `last_sequence` is set."""
         if not self._segments or self._segments[-1].path != path:
             first = header.sequence
             self._segments.append(
@@ -513,16 +735,16 @@ class PartitionJournal:
         assert isinstance(newest, Segment), "merged segments are not written to"
         newest.add(header, verified=verified)
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
-        self.rows_total += header.rows
-        self.paths_total += header.paths
-        self.last_sequence = header.sequence
+        self._add_epoch(header.sequence, header.epoch)
 
     def _update_newest(self, newest: int) -> None:
         self._segments[-1].newest_us = max(self._segments[-1].newest_us, newest)
 
     # --- append ------------------------------------------------------------------------------
 
-    def _admit(self, commit: Commit, group: FrameGroup) -> Committed | GalileoError:
+    def _admit(
+        self, commit: Commit, group: FrameGroup, epoch: int, committed: int | None
+    ) -> Committed | GalileoError:
         """Answers a known batch, or encodes a new one into the group."""
         try:
             known = self._known(commit, group)
@@ -536,7 +758,7 @@ class PartitionJournal:
             refusal = self._writer.refusal()
             if refusal is not None:
                 return refusal
-            header = self._encode(commit, group)
+            header = self._encode(commit, group, epoch, committed)
         except GalileoError as error:
             return error
         return Committed(header.sequence, header.rows, header.paths, duplicate=False)
@@ -548,11 +770,23 @@ class PartitionJournal:
         producer = producer_name(commit.producer)
         sequence = self._producers.sequence_of(producer, commit.batch)
         if sequence is not None:
-            return self.header(sequence), self.read(sequence)
+            return self._stored(sequence)
         first = group.batches.get((producer, commit.batch))
         return None if first is None else (first[0], pa.Table.from_batches([first[1]]))
 
-    def _encode(self, commit: Commit, group: FrameGroup) -> FrameHeader:
+    def _stored(self, sequence: int) -> tuple[FrameHeader, pa.Table]:
+        """The header and the observations of a frame, which may be pending."""
+        header = self._from_segment(
+            sequence, lambda segment: segment.header(sequence), last=self.end_sequence
+        )
+        batch = self._from_segment(
+            sequence, lambda segment: segment.observations(sequence), last=self.end_sequence
+        )
+        return header, pa.Table.from_batches([batch])
+
+    def _encode(
+        self, commit: Commit, group: FrameGroup, epoch: int, committed: int | None
+    ) -> FrameHeader:
         observations = to_record_batch(
             commit.observations, self._observation_schema, "observations"
         )
@@ -571,13 +805,34 @@ class PartitionJournal:
             observations_bytes=observations_body.size,
             paths_crc=paths_body.crc,
             observations_crc=observations_body.crc,
+            epoch=epoch,
+            committed=group.next_sequence if committed is None else committed,
         )
         group.newest_us = max(group.newest_us, retention.newest_us(self._schema, paths))
         bodies = [*paths_body.buffers, *observations_body.buffers]
         group.add(header, bodies, observations)
+        if committed is not None:
+            group.paths[header.sequence] = paths
         return header
 
-    def _publish(self, group: FrameGroup) -> None:
+    def _index_group(self, group: FrameGroup) -> None:
+        """Takes durable frames into the index, and publishes them."""
+        self._take_in(group)
+        for header in group.headers:
+            self._count(header)
+
+    def _count(self, header: FrameHeader) -> None:
+        """Lets readers see a frame."""
+        self.rows_total += header.rows
+        self.paths_total += header.paths
+        self.last_sequence = header.sequence
+
+    def _hold(self, group: FrameGroup, paths: Sequence[pa.RecordBatch]) -> None:
+        """Takes durable frames into the index, where they are pending."""
+        self._take_in(group)
+        self._pending += map(PendingFrame, group.headers, paths)
+
+    def _take_in(self, group: FrameGroup) -> None:
         assert self._writer.path is not None, "a group was written to no file"
         for header in group.headers:
             self._index_frame(header, self._writer.path, verified=False)
@@ -585,27 +840,82 @@ class PartitionJournal:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def _from_segment(self, sequence: int, read: Callable[[Segment | CompactedSegment], T]) -> T:
+    def _from_segment(
+        self,
+        sequence: int,
+        read: Callable[[Segment | CompactedSegment], T],
+        *,
+        last: int | None = None,
+    ) -> T:
         """Reads again where the segment was merged meanwhile and its file is gone."""
-        segment = self._segment_of(sequence)
+        last = self.last_sequence if last is None else last
+        segment = self._segment_of(sequence, last)
         try:
             return read(segment)
         except CorruptData:
-            newer = self._segment_of(sequence)
+            newer = self._segment_of(sequence, last)
             if newer is segment:
                 raise
             return read(newer)
 
-    def _segment_of(self, sequence: int) -> Segment | CompactedSegment:
+    def _segment_of(self, sequence: int, last: int) -> Segment | CompactedSegment:
         if 1 <= sequence <= self.dropped:
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
-        if not 1 <= sequence <= self.last_sequence:
+        if not 1 <= sequence <= last:
             raise InputError(
-                f"expected a commit sequence from 1 to {self.last_sequence}, got {sequence}",
-                last_sequence=self.last_sequence,
+                f"expected a commit sequence from 1 to {last}, got {sequence}",
+                last_sequence=last,
             )
         segments = self._segments
         place = bisect_right(segments, sequence, key=attrgetter("first_sequence")) - 1
         if place < 0:  # It was dropped since we looked.
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
         return segments[place]
+
+
+def replayed_of(frames: Sequence[PendingFrame]) -> Replayed:
+    """The commits of consecutive frames, at least one."""
+    counts = np.array([frame.header.paths for frame in frames], dtype=np.int64)
+    batches = [frame.paths for frame in frames]
+    paths = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return Replayed(frames[0].header.sequence, counts, paths)
+
+
+def decode_frames(
+    data: Buffer, *, schema: Schema, partition: int, after: int, epochs: Epochs
+) -> list[FollowedFrame]:
+    """Frames of a leader, checked whole; those up to `after` are left out.
+
+    Args:
+        data: frames, one behind the other.
+        schema: of the dataset.
+        partition: of the frames.
+        after: the last frame that is there already.
+        epochs: of the frames.
+
+    Raises:
+        CorruptData: they are not the expected ones, or fail their checksums.
+    """
+    buffer, frames, offset = pa.py_buffer(data), list[FollowedFrame](), 0
+    while offset < buffer.size:
+        part = buffer.slice(offset, min(HEADER_BYTES_MAX, buffer.size - offset))
+        header = decode_header(part.to_pybytes())
+        if header.partition != partition or header.frame_bytes > buffer.size - offset:
+            raise CorruptData(f"expected whole frames of partition {partition}, got {header}")
+        offset += header.frame_bytes
+        if header.sequence <= after:
+            continue
+        expected = after + 1 + len(frames)
+        if header.sequence != expected or header.epoch != epochs.at(expected):
+            raise CorruptData(
+                f"expected frame {expected} of epoch {epochs.at(expected)}, got "
+                f"{header.sequence} of epoch {header.epoch}"
+            )
+        start = offset - header.paths_bytes - header.observations_bytes
+        paths = buffer.slice(start, header.paths_bytes)
+        rows = buffer.slice(start + header.paths_bytes, header.observations_bytes)
+        if checksum([paths]) != header.paths_crc or checksum([rows]) != header.observations_crc:
+            raise CorruptData(f"the checksum of frame {expected} is wrong")
+        bodies = buffer.slice(start, header.paths_bytes + header.observations_bytes)
+        frames.append(FollowedFrame(header, bodies, decode_body(paths, schema.path_schema)))
+    return frames

@@ -63,6 +63,14 @@ class ProducerIndex:
             mine = codes == code
             self.add_many(producer, batches[mine], sequences=sequences[mine])
 
+    def remove(self, producer: str, batch: int) -> None:
+        """Removes a batch that is known."""
+        batches = self._producers[producer]
+        place = bisect_left(batches.numbers, batch)
+        del batches.numbers[place], batches.sequences[place]
+        if not batches.numbers:
+            del self._producers[producer]
+
     def truncate(self, until: int) -> None:
         """Removes the batches of commits up to a sequence."""
         for producer, batches in list(self._producers.items()):

@@ -94,6 +94,34 @@ class Segment:
         self._offsets.append(self.length)
         self.length += header.frame_bytes
 
+    def truncate(self, next_sequence: int) -> None:
+        """Removes the frames from `next_sequence` on."""
+        self.length = self.length_before(next_sequence)
+        count = next_sequence - self.first_sequence
+        del self._offsets[count:], self._verified[count:]
+
+    def length_before(self, sequence: int) -> int:
+        """The bytes of the frames before one."""
+        return self._offset(sequence) if sequence < self.next_sequence else self.length
+
+    def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
+        """Frames as they are on the disk, from that of `after + 1` on, at least one.
+
+        Args:
+            after: before the first frame that is wanted.
+            until: the last one that is wanted.
+            bytes_max: of all frames; a single one may exceed it.
+
+        Returns:
+            The sequence of the last one, and their bytes; they are not checked.
+        """
+        start = self._offset(after + 1)
+        last = min(until, self.next_sequence - 1)
+        while last > after + 1 and self.length_before(last + 1) - start > bytes_max:
+            last -= 1
+        with self.path.open("rb", buffering=0) as file:
+            return last, read_at(file.fileno(), self.length_before(last + 1) - start, offset=start)
+
     def header(self, sequence: int) -> FrameHeader:
         """Raises:
         CorruptData: the header on disk is not the one that was written.

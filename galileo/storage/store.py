@@ -43,7 +43,8 @@ from galileo.storage.metadata_log import MetadataLog, Values
 from galileo.storage.partition_files import DROPPED
 from galileo.storage.recovery import Replayed
 from galileo.storage.replica_files import PartitionCopy
-from galileo.storage.segment import corrupt_error
+from galileo.storage.retention import LOG_START_FILE, LogStart
+from galileo.storage.segment import corrupt_error, segment_name
 from galileo.storage.writer import JournalOptions
 
 PARTITION_MAX = 2**31 - 1
@@ -78,7 +79,7 @@ class Store:
         self.log = CommitLog(directory, options)
         self._lock_descriptor: int | None = None
         self._changing = threading.RLock()
-        self._recovered = False
+        self._recovered = self._is_replicated = False
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
         self._schemas: dict[str, Schema] = {}
         self._generations: dict[str, int] = {}
@@ -116,12 +117,19 @@ class Store:
             raise
         return store
 
-    def recover(self, replay: StoreReplay, *, wanted: Callable[[int], bool] | None = None) -> None:
+    def recover(
+        self,
+        replay: StoreReplay,
+        *,
+        wanted: Callable[[int], bool] | None = None,
+        is_replicated: bool = False,
+    ) -> None:
         """Opens every partition that is on disk, one after the other.
 
         Args:
             replay: takes their commits.
             wanted: whether a partition is this node's; others stay closed. None: all are.
+            is_replicated: as of `PartitionJournal.open`.
 
         Raises:
             CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
@@ -131,6 +139,7 @@ class Store:
                 raise InternalError(
                     "expected one call of Store.recover, got a second one", expected="one_recovery"
                 )
+            self._is_replicated = is_replicated
             self._redo()
             self.delete_dropped()
             self._delete_removed()
@@ -321,6 +330,54 @@ class Store:
                 self._journals.pop(key).close()
         self.log.checkpoint()  # Else the next start could write what it has to a later copy.
 
+    def restart_journal(self, dataset: str, partition: int, log_start: bytes) -> PartitionJournal:
+        """An empty journal that begins behind what another replica has dropped; durable.
+
+        What there is of the partition is deleted. A crash leaves that, nothing, or the new journal.
+
+        Args:
+            dataset: its key.
+            partition: its number; its journal is closed by this.
+            log_start: the record of what was dropped, as of `PartitionJournal.log_start_record`.
+
+        Raises:
+            CorruptData: `log_start` is no such record.
+            PartitionReadOnly: the disk refuses.
+        """
+        place, disk = self.partition_directory(dataset, partition), self._options.disk
+        removed, new = (
+            place.with_name(f"{partition}{_REMOVED}"),
+            place.with_name(f"{partition}.new"),
+        )
+        first = LogStart.from_bytes(log_start).until + 1
+        with self._changing:
+            journal = self._journals.pop((dataset, partition), None)
+            if journal is not None:
+                journal.close()
+        if not self.log.checkpoint():
+            raise PartitionReadOnly(
+                f"partition {partition} cannot begin anew: the commit log cannot be emptied. Check "
+                "the disk, then restart the node",
+                after_s=self._options.retry_after_s,
+            )
+        try:
+            self._delete_removed()
+            shutil.rmtree(new, ignore_errors=True)
+            make_directory(disk, new)
+            os.close(disk.create(new / segment_name(first)))
+            MetadataFiles(new, disk).save(LOG_START_FILE, log_start)
+            if place.exists():
+                disk.rename(place, removed)
+            disk.rename(new, place)
+            disk.sync_directory(place.parent)
+            self._delete_removed()
+        except OSError as error:
+            raise PartitionReadOnly(
+                f"partition {partition} cannot begin anew: {error}. Check the disk",
+                after_s=self._options.retry_after_s,
+            ) from error
+        return self.open_partition(dataset, partition, _nothing_to_replay)
+
     def delete_partition(self, partition: int) -> None:
         """Closes a partition of all datasets and deletes its files; a crash leaves all or none.
 
@@ -501,6 +558,7 @@ class Store:
             options=self._options,
             replay=lambda replayed: replay(dataset, partition, replayed),
             wall=self._wall,
+            is_replicated=self._is_replicated,
         )
 
 

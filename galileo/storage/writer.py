@@ -22,7 +22,7 @@ from galileo.errors import ConfigError, PartitionReadOnly
 from galileo.histogram import DISK_BOUNDS_S, DurationHistogram
 from galileo.storage.disk import REAL_DISK, Disk, write_all
 from galileo.storage.frame import Buffer
-from galileo.storage.segment import segment_name
+from galileo.storage.segment import segment_name, segment_paths
 
 SEGMENT_BYTES_MAX = 64 << 20
 RETRY_AFTER_S = 5.0
@@ -191,12 +191,44 @@ class SegmentWriter:
         except OSError as error:
             raise self._refusal(f"a new segment cannot be made: {error}") from error
 
-    def close(self) -> None:
-        self.sync()
-        self.stopped, self._retry_at = "it is closed", None
+    def cut(self, path: Path, *, length: int) -> None:
+        """Removes the end of the last groups, durably; the commit log must not have them.
+
+        Args:
+            path: of the segment that goes on; later ones are deleted.
+            length: that is left of it.
+
+        Raises:
+            PartitionReadOnly: the disk refuses; the partition stops.
+        """
+        if self.stopped is not None and self._retry_at is None:
+            raise self._refusal(self.stopped)
+        try:
+            later = [other for other in segment_paths(self._directory) if other.stem > path.stem]
+            if later:
+                self._close_file()
+                for other in reversed(later):
+                    self._disk.unlink(other)
+                self._disk.sync_directory(self._directory)
+                self.path = path
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            assert self._descriptor is not None, "a file is cut that is not written to"
+            self.length = length
+            self._undo()
+            self._sync(self._descriptor)
+        except OSError as error:
+            self._has_failed = True
+            raise self.stop(f"truncating failed: {error}") from error
+
+    def _close_file(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def close(self) -> None:
+        self.sync()
+        self.stopped, self._retry_at = "it is closed", None
+        self._close_file()
 
     def _ready(self, size: int, *, sequence: int) -> int:
         """The descriptor of the segment that takes the next group, at its good length."""

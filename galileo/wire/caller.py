@@ -70,6 +70,8 @@ class CallOptions:
         fetch_part_s: time to the next part of an update that has begun; a slow network needs long
             for a large part.
         coordinator_s: time in which a coordinator that is called directly begins its answer.
+        hedge_s: time after which the rows of an owner of replicated partitions are sent to another
+            node, too.
         avoid_s: how long a coordinator that did not, or an owner that did not answer, is not called
             directly.
         watch_wait_s: how long a node waits for news of a watched query before it answers.
@@ -93,6 +95,7 @@ class CallOptions:
     part_s: float = 60.0
     fetch_part_s: float = 120.0
     coordinator_s: float = 0.5
+    hedge_s: float = 3.0
     avoid_s: float = 30.0
     watch_wait_s: float = 10.0
     watch_silence_s: float = 30.0
@@ -299,7 +302,10 @@ class AvoidedAddresses:
     def record(self, address: str, error: GalileoError) -> None:
         """Adds an address if `error` says that it did not answer; a node's own error does not."""
         if isinstance(error, DeadlineExceeded) or error.details.get("address") == address:
-            self._until[address] = self._monotonic() + self._avoid_s
+            self.add(address)
+
+    def add(self, address: str) -> None:
+        self._until[address] = self._monotonic() + self._avoid_s
 
     def __contains__(self, address: str) -> bool:
         return self._until.get(address, 0.0) > self._monotonic()

@@ -118,7 +118,7 @@ def start_of_term_arrives_late(s: Scenario) -> None:
 
 
 def member_restarts_within_a_term(s: Scenario) -> None:
-    """B restarts after it has acknowledged a frame, and is told the term again."""
+    """B restarts after it has acknowledged a frame, and gets `StartTerm` again."""
     s.isolate(C)
     s.elect(A)
     s.write(A)

@@ -78,7 +78,8 @@ class Moves:
         self._received: set[Move] = set()
         self._confirmed: set[Move] = set()
         self._working: asyncio.Task[None] | None = None
-        self._leaving = dict.fromkeys(self._left_behind(), monotonic())
+        is_replicated = live.current.is_replicated
+        self._leaving = {} if is_replicated else dict.fromkeys(self._left_behind(), monotonic())
 
     @property
     def known(self) -> tuple[Move, ...]:
@@ -90,7 +91,13 @@ class Moves:
     # --- moves of other nodes-----------------------------------------------------------------
 
     def receive(self, sender: str, moves: Iterable[Move]) -> None:
-        """Takes the moves of a heartbeat; a task adopts the new ones."""
+        """Takes the moves of a heartbeat; a task adopts the new ones.
+
+        Those of replicated partitions name leaders, and concern nothing that is stored.
+        """
+        if self._live.current.is_replicated:
+            self._live.adopt(moves)
+            return
         reported = set(moves)
         self._confirmed |= {move for move in reported if move.node == sender}
         self._received.update(self._live.moves(reported))
@@ -128,6 +135,11 @@ class Moves:
             new = [move for move in self._live.moves(moves) if await self._has(move)]
             if new:
                 await self._keep(new)
+
+    def lead(self, partition: int, term: int) -> None:
+        """Announces this node as the leader of a replicated partition."""
+        self._live.adopt([Move(partition, term, self._name)])
+        self.on_moved()
 
     async def give(self, move: Move) -> None:
         """Gives a partition away, durably; its fence is up, and the lock held by the caller.

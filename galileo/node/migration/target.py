@@ -92,6 +92,12 @@ class PartitionTarget:
             CorruptData: what the owner has is damaged.
             PartitionReadOnly: a disk refuses.
         """
+        if self._live.current.is_replicated:
+            raise InputError(
+                "expected a cluster with one copy of each partition; where partitions are "
+                "replicated, nodes place the copies by themselves",
+                expected="one_replica",
+            )
         self._check_group(partition)
         if partition in self._taking:
             raise Unavailable(f"partition {partition} is being moved here already", after_s=1.0)

@@ -877,6 +877,7 @@ class NodeStatus(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     EVALUATOR_PROBLEM_FIELD_NUMBER: _builtins.int
+    UNDER_REPLICATED_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group: _builtins.str
@@ -930,6 +931,10 @@ class NodeStatus(_message.Message):
     def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """commits that nodes had reported and have no more, some"""
 
+    @_builtins.property
+    def under_replicated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """partitions that it leads and that have too few copies"""
+
     def __init__(
         self,
         *,
@@ -957,11 +962,12 @@ class NodeStatus(_message.Message):
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         lost: _abc.Iterable[_builtins.str] | None = ...,
         evaluator_problem: _builtins.str = ...,
+        under_replicated: _abc.Iterable[_builtins.int] | None = ...,
         topology_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "evaluator_problem", b"evaluator_problem", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "topology_version", b"topology_version", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_bytes", b"cache_bytes", "calls", b"calls", "ccqs", b"ccqs", "ccqs_coordinated", b"ccqs_coordinated", "ccqs_overloaded", b"ccqs_overloaded", "condition", b"condition", "cpu_share", b"cpu_share", "datasets", b"datasets", "evaluator_problem", b"evaluator_problem", "group", b"group", "held_bytes", b"held_bytes", "load", b"load", "lost", b"lost", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "name", b"name", "partitions", b"partitions", "pid", b"pid", "spilled_bytes", b"spilled_bytes", "state", b"state", "stopped", b"stopped", "topology_version", b"topology_version", "under_replicated", b"under_replicated", "uptime_s", b"uptime_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

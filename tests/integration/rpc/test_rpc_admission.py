@@ -356,11 +356,12 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 BULK = """
     Storage/Ingest Storage/Read Storage/Scan Continuous/FetchMany Continuous/SubmitMany
     PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
-    PeerCluster/Gossip
+    PeerCluster/Gossip Replication/ReplicateFrames
 """
 QUERIES = """
     Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
     Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest PeerStorage/ScanSmall
+    Replication/Replicate
 """
 
 
@@ -376,7 +377,8 @@ def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() 
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
     assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read"}
-    assert frozenset({HEARTBEAT}) == HEARTBEATS
+    replicate = "/galileo.internal.v1.Replication/Replicate"
+    assert frozenset({HEARTBEAT, replicate}) == HEARTBEATS
 
 
 def test_has_more_fields_counts_up_to_its_bound() -> None:

@@ -1,4 +1,4 @@
-"""A cluster of one node that grows under load: producers, readers, and many continuous queries.
+"""A cluster whose nodes change under load: producers, readers, and many continuous queries.
 
 At the end the observations, in the nodes and on their disks, are compared with the producers'
 ledger, and the labels of each continuous query with an answer of the nodes.
@@ -305,10 +305,16 @@ class GrowthWorld:
 
 
 @contextlib.contextmanager
-def growth_world(trial: Trial) -> Iterator[GrowthWorld]:
-    """A world of one node after its first updates; judged at the end of the block."""
+def growth_world(trial: Trial, *, nodes: int = 1, replicas: int = 1) -> Iterator[GrowthWorld]:
+    """A world of one group after its first updates; judged at the end of the block.
+
+    Args:
+        trial: of the scenario.
+        nodes: at the begin.
+        replicas: of each partition.
+    """
     place = trial.directory / "cluster"
-    cluster = LocalCluster(1, 1, place, partitions_per_group=PARTITIONS)
+    cluster = LocalCluster(nodes, 1, place, partitions_per_group=PARTITIONS, replicas=replicas)
     with cluster:
         client = cluster.client(timeout=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
@@ -335,7 +341,10 @@ def growth_world(trial: Trial) -> Iterator[GrowthWorld]:
         yield world
         _judge(world)
         directories = [place / node.name for node in cluster.nodes]
-    _judge_disks(trial, ledger, directories)
+    if replicas == 1:
+        _judge_disks(trial, ledger, directories)
+    for directory in directories if replicas == len(directories) else ():
+        _judge_disks(trial, ledger, [directory])
 
 
 def _judge(world: GrowthWorld) -> None:
@@ -400,6 +409,8 @@ def _judge_disks(trial: Trial, ledger: Ledger, directories: Sequence[Path]) -> N
 def left_behind(world: GrowthWorld) -> list[str]:
     """Directories of partitions at nodes that do not have them."""
     owners = placement.owners(world.topology)
+    if world.topology.is_replicated:
+        return []
     return [
         str(path)
         for node in world.cluster.nodes

@@ -115,6 +115,8 @@ def _frame_headers() -> Iterator[bytes]:
             observations_bytes=body.size,
             paths_crc=body.crc,
             observations_crc=body.crc,
+            epoch=7,
+            committed=8,
         )
         yield encode_header(header)[:-_CRC_BYTES]
 

@@ -204,7 +204,7 @@ class Scenario(ReplicaCluster):
         self.expect(self.replica(name).leadership is not None, f"{name} does not lead")
 
     def depose(self, name: str) -> None:
-        """Let a leader resign that has heard nobody for long."""
+        """Let a leader resign that has heard no member for long."""
         self.elapse(2 * self.options.dead_after_s)
         self.tick(name)
 

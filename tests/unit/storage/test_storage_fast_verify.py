@@ -79,6 +79,6 @@ def test_skip_valid_frames_foreign_frame_stops_before_it(segment: bytes) -> None
 def test_skip_valid_frames_later_format_stops_before_it(segment: bytes) -> None:
     end = list(starts(segment))[1]
     header = bytearray(segment[: decode_header(segment).header_bytes])
-    header[8:10] = struct.pack("<H", 2)
+    header[8:10] = struct.pack("<H", 3)
     header[-4:] = struct.pack("<I", checksum([bytes(header[:-4])]))
     assert walked(bytes(header) + segment[len(header) : end]) == (0, 1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import google_crc32c
 import numpy as np
@@ -29,21 +30,32 @@ U64 = st.integers(0, 2**64 - 1)
 PRODUCERS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=255).filter(
     lambda name: len(name.encode()) <= 255
 )
-HEADERS = st.builds(
-    FrameHeader,
-    partition=U32,
-    sequence=U64,
-    group=U64,
-    producer=PRODUCERS,
-    batch=U64,
-    rows=U32,
-    paths=U32,
-    committed_at_us=st.integers(-(2**63), 2**63 - 1),
-    paths_bytes=U64,
-    observations_bytes=U64,
-    paths_crc=U32,
-    observations_crc=U32,
-)
+LENGTHS = U32.map(lambda length: length * ALIGNMENT)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> FrameHeader:
+    sequence = draw(U64)
+    behind = st.integers(0, min(sequence, 2**32 - 1))
+    return FrameHeader(
+        partition=draw(U32),
+        sequence=sequence,
+        group=sequence - draw(behind),
+        producer=draw(PRODUCERS),
+        batch=draw(U64),
+        rows=draw(U32),
+        paths=draw(U32),
+        committed_at_us=draw(st.integers(-(2**63), 2**63 - 1)),
+        paths_bytes=draw(LENGTHS),
+        observations_bytes=draw(LENGTHS),
+        paths_crc=draw(U32),
+        observations_crc=draw(U32),
+        epoch=draw(U64),
+        committed=sequence - draw(behind),
+    )
+
+
+HEADERS = headers()
 
 
 @given(HEADERS, st.binary(max_size=100))
@@ -78,10 +90,37 @@ def test_decode_header_truncated_raises_corrupt_data(
 @given(HEADERS)
 def test_decode_header_later_format_raises_config_error(header: FrameHeader) -> None:
     stored = bytearray(encode_header(header))
-    stored[8:10] = struct.pack("<H", 2)
+    stored[8:10] = struct.pack("<H", 3)
     stored[-4:] = struct.pack("<I", google_crc32c.value(bytes(stored[:-4])))
     with raises(ConfigError, expected="format_version"):
         decode_header(bytes(stored))
+
+
+def header_of_format_1(header: FrameHeader) -> bytes:
+    """As versions before replication wrote it."""
+    name, size = header.producer.encode(), header.header_bytes
+    fields = struct.pack(
+        "<8sHHIQQQIIqQQIIB",
+        *(b"\x89GLF\x0d\x0a\x1a\xa7", 1, size, header.partition),
+        *(header.sequence, header.group, header.batch),
+        *(header.rows, header.paths, header.committed_at_us),
+        *(header.paths_bytes, header.observations_bytes),
+        *(header.paths_crc, header.observations_crc, len(name)),
+    )
+    covered = (fields + name).ljust(size - 4, b"\0")
+    return covered + struct.pack("<I", google_crc32c.value(covered))
+
+
+@given(HEADERS)
+def test_decode_header_of_format_1_has_no_epoch_and_is_committed(header: FrameHeader) -> None:
+    decoded = decode_header(header_of_format_1(header))
+    assert decoded == replace(header, epoch=0, committed=header.sequence)
+
+
+def test_header_with_name_of_client_has_128_bytes() -> None:
+    producer = f"client-{'0' * 32}"
+    header = FrameHeader(1, 2, 1, producer, 4, 5, 6, 7, 64, 64, 8, 9, 2**64 - 1, 2)
+    assert header.header_bytes == 128
 
 
 BATCHES = st.lists(
@@ -132,7 +171,7 @@ def test_producer_name_of_255_bytes_is_accepted() -> None:
 
 
 def test_decode_header_producer_of_invalid_utf8_raises_corrupt_data():
-    header = FrameHeader(1, 2, 3, "radar", 4, 5, 6, 7, 64, 64, 8, 9)
+    header = FrameHeader(1, 2, 1, "radar", 4, 5, 6, 7, 64, 64, 8, 9, 10, 2)
     data = encode_header(header)[:-4].replace(b"radar", b"r\xffdar")
     data += struct.pack("<I", google_crc32c.value(data))
     with raises(CorruptData, expected="producer"):

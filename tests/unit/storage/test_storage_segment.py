@@ -65,7 +65,7 @@ def test_journal_decoded_cache_keeps_last_read(journal: PartitionJournal) -> Non
 
 
 def test_journal_decoded_cache_keeps_no_damaged_commit(journal: PartitionJournal) -> None:
-    place = journal._segment_of(1)
+    place = journal._segment_of(1, 1)
     data = bytearray(place.path.read_bytes())
     header = journal.header(1)
     data[header.observations_offset + header.observations_bytes // 2] ^= 1
@@ -123,7 +123,7 @@ def test_journal_decoded_cache_file_deleted_meanwhile_is_dropped(
 
     def deleted_meanwhile(*args: Any) -> Any:
         batch = decode(*args)
-        journal._maps.evict(journal._segment_of(1).path)
+        journal._maps.evict(journal._segment_of(1, 1).path)
         return batch
 
     monkeypatch.setattr(module, "decode_body", deleted_meanwhile)

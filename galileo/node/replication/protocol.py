@@ -1,0 +1,34 @@
+"""What replicas on different nodes send to one another, as values and one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from galileo.replication.messages import Message
+from galileo.replication.values import Member
+from galileo.storage.frame import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message of one replica to another.
+
+    Attributes:
+        frames: those of an `Append` or a `Fetched`, one behind the other, as on the disk.
+        log_start: with the first of them that the sender has, its record of what it has dropped.
+    """
+
+    partition: int
+    sender: Member
+    to: Member
+    message: Message
+    frames: Buffer | None = None
+    log_start: bytes = b""
+
+
+class ReplicaLink(Protocol):
+    """Sends to another node by name; raises `Unavailable` where it cannot be reached."""
+
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None: ...

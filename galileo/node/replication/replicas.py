@@ -1,0 +1,772 @@
+"""The replicas of a node: the machine of each replicated partition, and what its effects do.
+
+Theory of operation. A machine (`galileo.replication.machine`) decides, and knows positions alone.
+This driver steps the machines in the event loop, an event at a time, and carries out their effects:
+
+- `WriteFrames`, `TruncateLog`, `PublishFrames` go to the writer of the dataset, which does all to
+  one log in order and reports what is durable and published.
+- `SaveReplicaState` waits for the record of all machines that wait, which have one sync together.
+- `SendMessage` goes to the box of the other node. Its task attaches the frames, and sends what
+  waits in one piece. Any message may be lost; machines repeat what matters.
+
+A leader that is open, and whose readers see all that it began with, is announced as the owner of
+the partition, as a `Move` with the number of its term. So all that routes by the topology finds it.
+
+A write that fails leaves the machine with frames that the disk does not have. The machine is thrown
+away then, and another begins with what is on disk, as after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+from galileo.dht import placement
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import GalileoError
+from galileo.node.catalog import Catalog
+from galileo.node.replication.log_writer import LogWriter, WriteReport
+from galileo.node.replication.protocol import Envelope, ReplicaLink
+from galileo.node.shard import partition_moved
+from galileo.replication.machine import Replica
+from galileo.replication.messages import (
+    Append,
+    DropFrames,
+    Fetched,
+    FrameAppended,
+    HandOverRequested,
+    LogDropped,
+    LogForgotten,
+    LogSynced,
+    MembersWanted,
+    Message,
+    MessageArrived,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicaTicked,
+    ResetLog,
+    SaveReplicaState,
+    SendMessage,
+    StartTerm,
+    StateSaved,
+    TruncateLog,
+    WriteFrames,
+)
+from galileo.replication.values import (
+    Epochs,
+    Log,
+    Member,
+    ReplicaSet,
+    ReplicaState,
+    ReplicationOptions,
+)
+from galileo.storage.commits import FrameGroup
+from galileo.storage.frame import Buffer
+from galileo.storage.store import Store
+
+KIND = "replicas"
+"""Of the records of machines."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasOptions:
+    """Times and limits of a node's replicas.
+
+    Attributes:
+        machine: those of each machine.
+        tick_s: between two ticks.
+        members_s: between two looks at which members a partition should have.
+        restart_s: after a failed write, a machine begins again.
+        discard_s: what a node has of a partition is deleted so long after it left the set.
+        heal_after_s: a member that was not heard for so long is replaced, if there is a node.
+        changes_max: partitions of one leader that get members at the same time.
+        return_after_s: a leader hands over to the node that should lead, when it has led so long.
+        message_bytes_max: frames of one message; a single frame may exceed it.
+        box_max: messages that wait for one node; beyond it the oldest are lost.
+    """
+
+    machine: ReplicationOptions = field(default_factory=ReplicationOptions)
+    tick_s: float = 0.05
+    members_s: float = 0.5
+    restart_s: float = 1.0
+    discard_s: float = 30.0
+    heal_after_s: float = 600.0
+    changes_max: int = 4
+    return_after_s: float = 10.0
+    message_bytes_max: int = 4 << 20
+    box_max: int = 20_000
+
+
+def _has_frames(message: Message) -> bool:
+    return isinstance(message, Append | Fetched) and message.epochs.end > message.after
+
+
+def _rest(message: Append | Fetched, last: int) -> Append | Fetched | None:
+    """What is left of a message when its frames up to `last` are sent, None if that is all."""
+    epochs = message.epochs
+    if last >= epochs.end:
+        return None
+    rest = replace(message, after=last, epochs=epochs.range(last, epochs.end))
+    return replace(rest, after_epoch=epochs.at(last)) if isinstance(rest, Append) else rest
+
+
+def _is_complete(envelope: Envelope, machine: Replica) -> bool:
+    """Whether a message has the record of dropped commits, if this member has to begin with it."""
+    message = envelope.message
+    assert isinstance(message, Append | Fetched)
+    known = machine.logs.get(message.log, Log())
+    return bool(envelope.log_start) or message.start <= known.end
+
+
+def load_states(store: Store) -> dict[int, ReplicaState]:
+    """The states of this node's replicas by partition; errors as `Store.load_batches`."""
+    return {int(name): decode_state(data) for name, data in store.load_batches(KIND).items()}
+
+
+def encode_state(state: ReplicaState) -> bytes:
+    current = state.set
+    members = None
+    if current is not None:
+        members = [current.term, current.number, sorted(current.voters), sorted(current.learners)]
+    return json.dumps([members, state.promised, state.joined, dict(state.suspect)]).encode()
+
+
+def decode_state(data: bytes) -> ReplicaState:
+    raw, promised, joined, suspect = json.loads(data)
+    current = None
+    if raw is not None:
+        term, number, *members = raw
+        voters, learners = (frozenset(Member(*one) for one in of_kind) for of_kind in members)
+        current = ReplicaSet(term, number, voters, learners)
+    return ReplicaState(current, promised, joined, MappingProxyType(suspect))
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """A machine, and what the driver keeps beside it.
+
+    Attributes:
+        announced: the term in which it was announced as leader, 0 if it is not.
+        announced_at: since when.
+        lease_until: until when no other member can have committed anything.
+        under_way: frames that this leader has begun to write, by log: first and last sequence.
+        failed_at: when a write failed; the machine gets no more events.
+        left_at: since when this node is not a member.
+    """
+
+    machine: Replica
+    announced: int = 0
+    announced_at: float = -inf
+    lease_until: float = -inf
+    under_way: dict[str, deque[tuple[int, int, Buffer]]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    failed_at: float | None = None
+    left_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Box:
+    """What waits for one node."""
+
+    messages: deque[tuple[int, Member, Message]]
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Replicas:
+    """Drives the machines of one node.
+
+    Args:
+        name: of this node.
+        live: the topology.
+        store: keeps the states; its directory has the disk's identity.
+        options: times and limits.
+        monotonic: seconds, of a clock that never jumps.
+
+    Attributes:
+        terms: the term of each partition in which this node takes commits.
+        led: the partitions that this node leads, and whose frames readers see.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        live: TopologyState,
+        *,
+        store: Store,
+        options: ReplicasOptions | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.me = Member(name, store.identity)
+        self.options = options or ReplicasOptions()
+        self.terms: Mapping[int, int] = {}
+        self.led: frozenset[int] = frozenset()
+        self._live = live
+        self._store = store
+        self._monotonic = monotonic
+        self._hosted: dict[int, _Hosted] = {}
+        self._boxes: dict[tuple[str, bool], _Box] = {}
+        self._unsaved: dict[int, tuple[_Hosted, ReplicaState]] = {}
+        self._saving: set[int] = set()
+        self._log_start = b""
+        self._has_unsaved = asyncio.Event()
+        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connect(
+        self,
+        catalog: Catalog,
+        link: ReplicaLink,
+        *,
+        identity_of: Callable[[str], str],
+        is_alive: Callable[[str], bool],
+        lead: Callable[[int, int], None],
+        learn: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """Starts the machines that have a state; in the event loop, before `run`.
+
+        Args:
+            catalog: of this node.
+            link: sends to other nodes.
+            identity_of: the identity of a node's directory, "" while it is not known.
+            is_alive: whether a node has been heard lately.
+            lead: announces this node as the owner of a partition in a term.
+            learn: has this node learn a dataset from another one.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._catalog = catalog
+        self._link = link
+        self._identity_of = identity_of
+        self._is_alive = is_alive
+        self._lead = lead
+        self._learn = learn
+        for partition, state in load_states(self._store).items():
+            self._host(partition, state)
+
+    # --- what the node asks --------------------------------------------------------------------
+
+    def holds_lease(self, partition: int) -> bool:
+        """Whether this node leads a partition, and no other can have committed since."""
+        hosted = self._hosted.get(partition)
+        return (
+            hosted is not None and hosted.announced > 0 and (self._monotonic() < hosted.lease_until)
+        )
+
+    @property
+    def member_of(self) -> list[int]:
+        """The partitions of whose replica set this node is a member, as far as it knows."""
+        sets = {p: hosted.machine.state.set for p, hosted in self._hosted.items()}
+        return sorted(p for p, one in sets.items() if one is not None and self.me in one.members)
+
+    @property
+    def under_replicated(self) -> list[int]:
+        """The partitions that this node leads and that have too few voters, or one that is gone."""
+        machines = {p: self._hosted[p].machine for p in self.led if p in self._hosted}
+        return sorted(p for p, one in machines.items() if not self._is_whole(one))
+
+    def _is_whole(self, machine: Replica) -> bool:
+        """Whether there are enough voters, all in the present directories of their nodes."""
+        current = machine.state.set
+        if current is None or not machine.is_settled:
+            return False
+        is_present = all(
+            self._identity_of(member.node) in ("", member.disk) for member in current.voters
+        )
+        return is_present and len(current.voters) >= self._live.current.replicas
+
+    # --- machines ------------------------------------------------------------------------------
+
+    def _host(self, partition: int, state: ReplicaState) -> _Hosted:
+        """Starts the machine of a partition with what is on disk."""
+        logs = {}
+        for dataset, shard in self._catalog.shards.items():
+            journal = shard.journals.get(partition)
+            if journal is not None:
+                epochs = Epochs(journal.epochs, journal.end_sequence, journal.dropped)
+                logs[dataset] = epochs, journal.last_sequence
+        machine = Replica(
+            self.me,
+            self._live.current.ordinals[self.me.node],
+            state=state,
+            logs=logs,
+            now=self._monotonic(),
+            options=self.options.machine,
+            is_forgotten=self._catalog.is_dropped,
+        )
+        hosted = self._hosted[partition] = _Hosted(machine)
+        return hosted
+
+    def _found(self) -> None:
+        """Starts the machines of partitions that begin at this node's directory."""
+        founding = self._live.current.founding
+        for partition, disk in enumerate(founding.disks if founding is not None else ()):
+            if disk == self.me.disk and partition not in self._hosted:
+                first = ReplicaSet(0, 1, frozenset([self.me]))
+                self._host(partition, ReplicaState(set=first))
+
+    def _step(self, partition: int, event: ReplicaEvent, frames: Buffer | None = None) -> None:
+        hosted = self._hosted[partition]
+        if hosted.failed_at is not None:
+            return
+        for effect in hosted.machine.step(event, self._monotonic()):
+            self._carry_out(partition, hosted, effect, event, frames)
+        self._after_step(partition, hosted)
+
+    def _carry_out(
+        self,
+        partition: int,
+        hosted: _Hosted,
+        effect: ReplicaEffect,
+        event: ReplicaEvent,
+        frames: Buffer | None,
+    ) -> None:
+        if isinstance(effect, SendMessage):
+            self._send(partition, effect.to, effect.message)
+        elif isinstance(effect, SaveReplicaState):
+            self._unsaved[partition] = hosted, effect.state
+            self._has_unsaved.set()
+        else:
+            self._write(partition, hosted, effect, event, frames)
+
+    def _write(
+        self,
+        partition: int,
+        hosted: _Hosted,
+        effect: ReplicaEffect,
+        event: ReplicaEvent,
+        frames: Buffer | None,
+    ) -> None:
+        """Has the writer of a log do an effect; nothing if the dataset was dropped."""
+        assert not isinstance(effect, SaveReplicaState | SendMessage)
+        writer = self._catalog.log_writer(effect.log)
+        if writer is None:
+            return
+        if isinstance(effect, WriteFrames):
+            assert isinstance(event, MessageArrived)
+            message = event.message
+            assert isinstance(message, Append | Fetched)
+            assert frames is not None, "a message with frames that came without"
+            writer.write(partition, message.epochs, frames)
+        elif isinstance(effect, TruncateLog):
+            hosted.under_way.pop(effect.log, None)
+            writer.truncate(partition, effect.end)
+        elif isinstance(effect, ResetLog):
+            writer.restart(partition, self._log_start)
+        elif isinstance(effect, DropFrames):
+            writer.drop(partition, effect.until)
+        else:
+            writer.publish(partition, effect.until)
+
+    def _after_step(self, partition: int, hosted: _Hosted) -> None:
+        """Follows the machine: whether it takes commits, leads, and until when surely."""
+        machine = hosted.machine
+        term = machine.state.promised if machine.is_open else 0
+        if self.terms.get(partition, 0) != term:
+            others = {p: t for p, t in self.terms.items() if p != partition}
+            self.terms = {**others, partition: term} if term else others
+        lead = machine.leadership
+        if hosted.announced and (lead is None or lead.term != hosted.announced):
+            self._stop_leading(partition, hosted)
+        if lead is not None:
+            hosted.lease_until = machine.lease_until
+            if lead.is_open and hosted.announced != lead.term and self._is_published(partition):
+                self._announce(partition, hosted, lead.term)
+
+    def _is_published(self, partition: int) -> bool:
+        """Whether readers see all that the leader knows to be committed."""
+        shards = self._catalog.shards
+        return all(
+            shards[dataset].published_sequence(partition) >= one.committed
+            for dataset, one in self._hosted[partition].machine.logs.items()
+            if dataset in shards
+        )
+
+    def _announce(self, partition: int, hosted: _Hosted, term: int) -> None:
+        hosted.announced, hosted.announced_at = term, self._monotonic()
+        for shard in self._catalog.shards.values():
+            shard.lead(partition, term)
+        self.led = self.led | {partition}
+        self._lead(partition, term)
+        log.info("leads partition %d in term %d", partition, term)
+
+    def _stop_leading(self, partition: int, hosted: _Hosted) -> None:
+        hosted.announced, hosted.lease_until = 0, -inf
+        hosted.under_way.clear()
+        self.led = self.led - {partition}
+        error = partition_moved([partition])
+        for writer in self._writers():
+            writer.refuse(partition, error)
+        log.info("leads partition %d no more", partition)
+
+    def _writers(self) -> list[LogWriter]:
+        writers = [self._catalog.log_writer(dataset) for dataset in self._catalog.shards]
+        return [writer for writer in writers if writer is not None]
+
+    # --- leaders write -------------------------------------------------------------------------
+
+    def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
+        """Tells the machines of commits that are about to be written.
+
+        Returns:
+            The partitions that this node does not lead any more, or not in the term of the frames.
+        """
+        refused = set()
+        for partition, group in groups.items():
+            hosted = self._hosted.get(partition)
+            if hosted is None or not self._takes(hosted, dataset, group):
+                refused.add(partition)
+                continue
+            last = group.next_sequence - 1
+            frames = group.buffers[0] if len(group.buffers) == 1 else b"".join(group.buffers)
+            hosted.under_way[dataset].append((group.first, last, frames))
+            self._step(partition, FrameAppended(dataset, last))
+        return frozenset(refused)
+
+    def _takes(self, hosted: _Hosted, dataset: str, group: FrameGroup) -> bool:
+        machine = hosted.machine
+        known = machine.logs.get(dataset, Log())
+        return (
+            hosted.failed_at is None
+            and machine.is_open
+            and machine.state.promised == group.headers[0].epoch
+            and known.end == group.first - 1
+        )
+
+    def on_written(self, reports: Sequence[WriteReport]) -> None:
+        """Tells the machines what is durable; one whose write failed begins again."""
+        for report in reports:
+            hosted = self._hosted.get(report.partition)
+            writer = self._catalog.log_writer(report.dataset)
+            if hosted is None or writer is None:
+                continue
+            if report.error is not None:
+                self._fail(report.partition, hosted, report.error)
+                continue
+            under_way = hosted.under_way.get(report.dataset)
+            while under_way and under_way[0][1] <= report.published:
+                under_way.popleft()
+            if report.cuts == writer.cuts_asked(report.partition):
+                self._step(report.partition, LogSynced(report.dataset, report.end))
+
+    def _fail(self, partition: int, hosted: _Hosted, error: GalileoError) -> None:
+        if hosted.failed_at is None:
+            log.error("partition %d cannot be written: %s", partition, error)
+            hosted.failed_at = self._monotonic()
+            self.terms = {p: term for p, term in self.terms.items() if p != partition}
+            self._stop_leading(partition, hosted)
+
+    def _restart(self, partition: int, hosted: _Hosted) -> None:
+        """Replaces a machine, when nothing of its partition is under way."""
+        is_idle = all(writer.has_nothing_to_do(partition) for writer in self._writers())
+        if is_idle and partition not in self._unsaved.keys() | self._saving:
+            self._host(partition, hosted.machine.saved)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    async def receive(self, envelopes: Sequence[Envelope]) -> None:
+        """Takes messages of another node; those to another directory are dropped."""
+        for envelope in envelopes:
+            if envelope.to != self.me:
+                continue
+            hosted, message = self._hosted.get(envelope.partition), envelope.message
+            if hosted is None:
+                if not isinstance(message, StartTerm) or self.me not in message.set.members:
+                    continue
+                hosted = self._host(envelope.partition, ReplicaState())
+            if isinstance(message, Append | Fetched) and not _is_complete(envelope, hosted.machine):
+                continue
+            missing = self._unknown_dataset(message)
+            if missing is not None:
+                self._learn_dataset(envelope.sender.node, missing)
+                continue
+            self._log_start = envelope.log_start
+            event = MessageArrived(envelope.sender, message)
+            self._step(envelope.partition, event, envelope.frames)
+
+    def _unknown_dataset(self, message: Message) -> str | None:
+        """A dataset of the message that this node has to learn first."""
+        named: Iterable[str] = ()
+        if isinstance(message, Append | Fetched):
+            named = [message.log]
+        elif isinstance(message, StartTerm):
+            named = message.logs
+        catalog = self._catalog
+        return next(
+            (one for one in named if not catalog.knows(one) and not catalog.is_dropped(one)), None
+        )
+
+    def _learn_dataset(self, node: str, dataset: str) -> None:
+        if dataset in self._learning:
+            return
+
+        async def learn() -> None:
+            try:
+                await self._learn(node, dataset)
+            except GalileoError as error:
+                log.warning("cannot learn dataset %s from %s: %s", dataset, node, error)
+            finally:
+                del self._learning[dataset]
+
+        self._learning[dataset] = asyncio.create_task(learn())
+
+    def _send(self, partition: int, to: Member, message: Message) -> None:
+        """Queues a message; those with frames do not delay the others."""
+        lane = to.node, _has_frames(message)
+        box = self._boxes.get(lane)
+        if box is None:
+            box = self._boxes[lane] = _Box(deque(maxlen=self.options.box_max))
+            self._spawn(self._deliver(to.node, box))
+        box.messages.append((partition, to, message))
+        box.wake.set()
+
+    async def _deliver(self, node: str, box: _Box) -> None:
+        while True:
+            await box.wake.wait()
+            box.wake.clear()
+            while box.messages:
+                try:
+                    envelopes = await self._take(box.messages)
+                    if envelopes:
+                        await self._link.send(node, envelopes)
+                    continue
+                except GalileoError as error:
+                    log.debug("cannot send to %s: %s", node, error)
+                except Exception:
+                    log.exception("sending to %s failed", node)
+                await asyncio.sleep(self.options.tick_s)
+
+    async def _take(self, messages: deque[tuple[int, Member, Message]]) -> list[Envelope]:
+        """The oldest messages that fit into one piece; those whose frames are gone are left out."""
+        envelopes, size = [], 0
+        while messages and size < self.options.message_bytes_max:
+            partition, to, message = messages.popleft()
+            frames: Buffer | None = None
+            if _has_frames(message):
+                assert isinstance(message, Append | Fetched)
+                found = self._under_way(partition, message)
+                if found is None:
+                    found = await asyncio.to_thread(self._read_frames, partition, message)
+                if found is None:
+                    continue
+                rest = _rest(message, found[0].epochs.end)
+                if rest is not None:
+                    messages.appendleft((partition, to, rest))
+                message, frames = found
+                size += len(frames)
+            log_start = self._log_start_of(partition, message)
+            envelopes.append(Envelope(partition, self.me, to, message, frames, log_start))
+        return envelopes
+
+    def _log_start_of(self, partition: int, message: Message) -> bytes:
+        """The record of what was dropped, with a message from which a member may begin anew."""
+        if not isinstance(message, Append | Fetched) or not 0 < message.start == message.after:
+            return b""
+        shard = self._catalog.shards.get(message.log)
+        journal = None if shard is None else shard.journals.get(partition)
+        if journal is None or journal.dropped != message.start:
+            return b""
+        return journal.log_start_record
+
+    def _under_way(
+        self, partition: int, message: Append | Fetched
+    ) -> tuple[Append | Fetched, Buffer] | None:
+        """The frames of a message from memory, if they are what is being written."""
+        hosted = self._hosted.get(partition)
+        if hosted is None or hosted.machine.state.promised != message.term:
+            return None
+        for first, last, frames in hosted.under_way.get(message.log, ()):
+            if first == message.after + 1 and last <= message.epochs.end:
+                return replace(message, epochs=message.epochs.cut(last)), frames
+        return None
+
+    def _read_frames(
+        self, partition: int, message: Append | Fetched
+    ) -> tuple[Append | Fetched, Buffer] | None:
+        """The frames of a message from the disk, as many as fit into one; in a thread."""
+        shard = self._catalog.shards.get(message.log)
+        journal = None if shard is None else shard.journals.get(partition)
+        if journal is None or journal.end_sequence <= message.after:
+            return None
+        until = min(message.epochs.end, journal.end_sequence)
+        try:
+            last, frames = journal.frames(
+                message.after, until, bytes_max=self.options.message_bytes_max
+            )
+        except GalileoError as error:
+            log.warning("cannot read frames of partition %d: %s", partition, error)
+            return None
+        return replace(message, epochs=message.epochs.cut(last)), frames
+
+    # --- states --------------------------------------------------------------------------------
+
+    async def _save(self) -> None:
+        while True:
+            await self._has_unsaved.wait()
+            self._has_unsaved.clear()
+            unsaved, self._unsaved = self._unsaved, {}
+            self._saving = set(unsaved)
+            await self._save_states({p: state for p, (_, state) in unsaved.items()})
+            self._saving = set()
+            for partition, (hosted, state) in unsaved.items():
+                if self._hosted.get(partition) is hosted:
+                    self._step(partition, StateSaved(state))
+
+    async def _save_states(self, states: Mapping[int, ReplicaState]) -> None:
+        """Makes states durable; tries until the disk takes them."""
+        values = {str(partition): encode_state(state) for partition, state in states.items()}
+        while True:
+            try:
+                await asyncio.to_thread(self._store.save_batch, KIND, values)
+                return
+            except GalileoError as error:
+                log.error("states of replicas cannot be stored: %s", error)
+                await asyncio.sleep(self.options.restart_s)
+
+    # --- members -------------------------------------------------------------------------------
+
+    def _wanted(self, ranking: Sequence[str], hosted: _Hosted) -> frozenset[Member]:
+        """The members that a partition should have, in a cluster as it is now.
+
+        They are the first nodes of its ranking that live. A member that was not heard for
+        `heal_after_s` counts as dead, unless there is no node to replace it.
+        """
+        current = hosted.machine.state.set
+        assert current is not None, "a leader has a set"
+        members = {member.node: member for member in current.members}
+        usable = [node for node in ranking if self._is_usable(node, hosted, members)]
+        rest = [node for node in ranking if node in members and node not in usable]
+        wanted = [*usable, *rest][: self._live.current.replicas]
+        return frozenset(
+            Member(node, self._identity_of(node) or members[node].disk) for node in wanted
+        )
+
+    def _is_usable(self, node: str, hosted: _Hosted, members: Mapping[str, Member]) -> bool:
+        identity = self._identity_of(node)
+        if node == self.me.node:
+            return True
+        if node not in members or identity not in ("", members[node].disk):
+            return bool(identity) and self._is_alive(node)
+        heard_at = hosted.machine.heard_at(members[node])
+        return self._monotonic() < heard_at + self.options.heal_after_s
+
+    def _note_dropped(self) -> None:
+        """Tells the machines what retention has dropped."""
+        for dataset, shard in self._catalog.shards.items():
+            for partition, journal in shard.journals.items():
+                hosted = self._hosted.get(partition)
+                known = None if hosted is None else hosted.machine.logs.get(dataset)
+                if known is not None and journal.dropped > known.start:
+                    self._step(partition, LogDropped(dataset, journal.dropped))
+
+    def forget(self, datasets: Iterable[str]) -> None:
+        """Forgets the logs of dropped datasets."""
+        for dataset in datasets:
+            for partition in list(self._hosted):
+                self._step(partition, LogForgotten(dataset))
+
+    def _want_members(self, rankings: Mapping[int, Sequence[str]]) -> None:
+        """Names the members that led partitions should have; few change at a time."""
+        led = [(p, self._hosted[p]) for p in self.led if p in self._hosted]
+        changing = sum(
+            bool(one.machine.state.set and one.machine.state.set.learners) for _, one in led
+        )
+        for partition, hosted in led:
+            machine = hosted.machine
+            current = machine.state.set
+            if current is None or machine.leadership is None:
+                continue
+            wanted = self._wanted(rankings[partition], hosted)
+            if wanted == machine.wanted:
+                continue
+            is_new = not wanted <= current.members
+            if is_new and changing >= self.options.changes_max and len(current.voters) > 1:
+                continue
+            changing += is_new
+            self._step(partition, MembersWanted(wanted))
+
+    def _return_leadership(self, rankings: Mapping[int, Sequence[str]]) -> None:
+        """Hands one partition over to the node that should lead it, if that has all."""
+        now = self._monotonic()
+        for partition in sorted(self.led):
+            hosted = self._hosted[partition]
+            first = rankings[partition][0]
+            if first == self.me.node or now < hosted.announced_at + self.options.return_after_s:
+                continue
+            successor = hosted.machine.successor_at(first)
+            if successor is not None:
+                hosted.announced_at = now  # If it fails, it is tried again later.
+                self._step(partition, HandOverRequested(successor))
+                return
+
+    async def _discard(self) -> None:
+        """Deletes the files of partitions that this node is no member of any more.
+
+        The state stays, without the joined term: it says that the partition was founded, and that
+        this node has none of its frames.
+        """
+        now = self._monotonic()
+        for partition, hosted in list(self._hosted.items()):
+            state = hosted.machine.saved
+            if state.set is None or self.me in state.set.members:
+                hosted.left_at = None
+            elif hosted.left_at is None:
+                hosted.left_at = now
+            elif state.joined and now >= hosted.left_at + self.options.discard_s:
+                left = ReplicaState(state.set, state.promised)
+                await self._save_states({partition: left})
+                if self._hosted.get(partition) is hosted and hosted.machine.saved is state:
+                    hosted.failed_at = now  # It gets no more events.
+                    await asyncio.to_thread(self._delete, partition)
+                    self._host(partition, left)
+
+    def _delete(self, partition: int) -> None:
+        self._catalog.close_partition(partition)
+        try:
+            self._store.delete_partition(partition)
+            log.info("deleted the files of partition %d, which is at other nodes", partition)
+        except (OSError, GalileoError) as error:
+            log.error("what is left of partition %d cannot be deleted: %s", partition, error)
+
+    # --- running -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        self._spawn(self._save())
+        try:
+            members_at = -inf
+            while True:
+                now = self._monotonic()
+                self._found()
+                for partition, hosted in list(self._hosted.items()):
+                    if hosted.failed_at is None:
+                        self._step(partition, ReplicaTicked())
+                    elif now >= hosted.failed_at + self.options.restart_s:
+                        self._restart(partition, hosted)
+                if now >= members_at + self.options.members_s:
+                    members_at = now
+                    rankings = placement.rankings(replace(self._live.current, moved=()))
+                    self._want_members(rankings)
+                    self._note_dropped()
+                    self._return_leadership(rankings)
+                    await self._discard()
+                await asyncio.sleep(self.options.tick_s)
+        finally:
+            running = [*self._tasks, *self._learning.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

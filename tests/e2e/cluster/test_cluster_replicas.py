@@ -1,0 +1,79 @@
+"""A cluster with three copies of each partition loses nodes and disks, gains and removes nodes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.ledger import numbered_schema
+from fault_injection.nodes import wait_until
+from fault_injection.stream import Stream
+
+from galileo.client import Client
+from galileo.cluster import LocalCluster
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.labels import LabelSet
+
+QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
+TIMEOUT_S = 120.0
+
+
+def is_whole(client: Client, nodes: int) -> bool:
+    """Whether all nodes answer, each leads something, and each partition has its copies."""
+    status = client.status()
+    topology = Topology.from_json(client.topology_json())
+    owners = set(placement.owners(topology).values())
+    is_replicated = not any(node.under_replicated for node in status.nodes)
+    return status.complete and is_replicated and len(owners) == nodes == len(status.nodes)
+
+
+def rows(labels: LabelSet) -> int:
+    return int(labels.table.column("rows").to_numpy().sum())
+
+
+@pytest.mark.timeout(600)
+def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_nodes(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    settings = {"evaluator": evaluator}
+    with LocalCluster(
+        3, 1, tmp_path, settings=settings, partitions_per_group=4, replicas=3
+    ) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        wait_until(lambda: is_whole(client, 3), what="all copies", timeout_s=TIMEOUT_S)
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = WatchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+
+        lost = cluster.nodes[1]
+        lost.kill()
+        shutil.rmtree(tmp_path / lost.name)
+        found = client.query("numbered", EVERYTHING)
+        assert found.complete
+        lost.start()
+        lost.wait()
+        wait_until(lambda: is_whole(client, 3), what="all copies again", timeout_s=TIMEOUT_S)
+
+        new = cluster.join("group-1")
+        new.start()
+        new.wait()
+        wait_until(lambda: is_whole(client, 4), what="copies at four nodes", timeout_s=TIMEOUT_S)
+        cluster.remove("node-1")
+        client = cluster.client(timeout="60s")
+        stream.finish()
+        found = client.query("numbered", EVERYTHING)
+        assert found.complete
+        assert rows(found) == stream.sent
+        wanted = client.query("numbered", QUERY)
+        wait_until(lambda: reader.count() >= len(wanted), what="labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit

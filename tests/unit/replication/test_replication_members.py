@@ -1,0 +1,166 @@
+"""Members that come, go and come back, and logs whose beginning was dropped."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from galileo.replication.machine import Replica
+from galileo.replication.messages import (
+    DropFrames,
+    FrameAppended,
+    LogDropped,
+    LogForgotten,
+    LogSynced,
+    MembersWanted,
+    Message,
+    MessageArrived,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicaTicked,
+    ResetLog,
+    SaveReplicaState,
+    SendMessage,
+    StateSaved,
+    TruncateLog,
+    WriteFrames,
+)
+from galileo.replication.values import Epochs, Member, ReplicaSet, ReplicaState
+
+A, B, C = (Member(name, f"{name}-0") for name in "abc")
+LOG = "log"
+
+
+class Cluster:
+    """Machines whose disks and lines work at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.machines: dict[Member, Replica] = {}
+        self.effects: dict[Member, list[ReplicaEffect]] = {}
+        self._under_way: deque[tuple[Member, Member, Message]] = deque()
+
+    def start(self, member: Member, state: ReplicaState, log: Epochs | None = None) -> None:
+        logs = {} if log is None else {LOG: (log, log.end)}
+        ordinal = [A, B, C].index(member)
+        self.machines[member] = Replica(member, ordinal, state=state, logs=logs, now=self.now)
+        self.effects[member] = []
+
+    def found(self, log: Epochs | None = None) -> None:
+        """A cluster of A alone, whose partition B and C do not know."""
+        self.start(A, ReplicaState(ReplicaSet(0, 1, frozenset({A})), 0, 0), log)
+        self.start(B, ReplicaState())
+        self.start(C, ReplicaState())
+        self.run()
+
+    def run(self, seconds: float = 5.0) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.05
+            for member in self.machines:
+                self.step(member, ReplicaTicked())
+            while self._under_way:
+                sender, target, message = self._under_way.popleft()
+                self.step(target, MessageArrived(sender, message))
+
+    def step(self, member: Member, event: ReplicaEvent) -> None:
+        machine = self.machines[member]
+        for effect in machine.step(event, self.now):
+            self.effects[member].append(effect)
+            if isinstance(effect, SendMessage):
+                self._under_way.append((member, effect.to, effect.message))
+            elif isinstance(effect, SaveReplicaState):
+                self.step(member, StateSaved(effect.state))
+            elif isinstance(effect, WriteFrames | TruncateLog | ResetLog):
+                self.step(member, LogSynced(effect.log, machine.logs[effect.log].end))
+
+    def append(self, frames: int) -> None:
+        for _ in range(frames):
+            end = self.end(A) + 1
+            self.step(A, FrameAppended(LOG, end))
+            self.step(A, LogSynced(LOG, end))
+
+    def want(self, *members: Member) -> None:
+        self.step(A, MembersWanted(frozenset(members)))
+        self.run()
+
+    def end(self, member: Member) -> int:
+        return self.machines[member].logs[LOG].end if LOG in self.machines[member].logs else 0
+
+    def voters(self) -> frozenset[Member]:
+        current = self.machines[A].state.set
+        assert current is not None
+        return current.voters
+
+
+def test_founder_takes_frames_alone_and_grows() -> None:
+    cluster = Cluster()
+    cluster.found()
+    assert cluster.machines[A].is_open
+    cluster.append(3)
+    cluster.want(A, B, C)
+    assert cluster.voters() == {A, B, C}
+    assert [cluster.end(member) for member in (A, B, C)] == [3, 3, 3]
+
+
+def test_member_that_comes_back_without_files_gets_all_again() -> None:
+    """Its leader once counted it with what it had before it left and deleted its files."""
+    cluster = Cluster()
+    cluster.found()
+    cluster.append(100)
+    cluster.want(A, B, C)
+    cluster.want(A, B)
+    assert cluster.voters() == {A, B}
+    left = cluster.machines[A].state
+    cluster.start(C, ReplicaState(left.set, left.promised))
+    cluster.want(A, B, C)
+    assert cluster.voters() == {A, B, C}
+    assert cluster.end(C) == 100
+
+
+def test_learner_begins_behind_what_its_leader_has_dropped() -> None:
+    cluster = Cluster()
+    cluster.found(Epochs(((6, 0),), 8, 5))
+    cluster.append(2)
+    cluster.want(A, B)
+    assert ResetLog(LOG, 5) in cluster.effects[B]
+    log = cluster.machines[B].logs[LOG]
+    assert (log.start, log.end, log.committed) == (5, 10, 10)
+
+
+def test_member_drops_what_its_leader_has_dropped() -> None:
+    cluster = Cluster()
+    cluster.found()
+    cluster.append(10)
+    cluster.want(A, B, C)
+    cluster.step(A, LogDropped(LOG, 4))
+    cluster.append(1)
+    cluster.run()
+    assert DropFrames(LOG, 4) in cluster.effects[B]
+    cluster.step(B, LogDropped(LOG, 3))
+    cluster.append(1)
+    cluster.run()
+    assert [cluster.machines[m].logs[LOG].start for m in (A, B, C)] == [4, 3, 0]
+    assert [cluster.machines[m].logs[LOG].committed for m in (A, B, C)] == [12, 12, 12]
+
+
+def test_log_that_is_forgotten_hinders_no_member() -> None:
+    forgotten: set[str] = set()
+    cluster = Cluster()
+    cluster.found()
+    cluster.append(3)
+    for machine in cluster.machines.values():
+        machine._is_forgotten = forgotten.__contains__
+    forgotten.add(LOG)
+    cluster.step(A, LogForgotten(LOG))
+    cluster.want(A, B, C)
+    assert cluster.voters() == {A, B, C}
+    assert [cluster.end(member) for member in (A, B, C)] == [0, 0, 0]
+
+
+def test_epochs_common_passes_over_what_one_has_dropped() -> None:
+    whole = Epochs(((1, 3), (5, 4), (8, 6)), 9)
+    assert whole.drop(6).common(whole) == 9
+    assert whole.common(whole.drop(8)) == 9
+    assert whole.drop(6).equals(whole)
+    assert whole.drop(6).common(Epochs(((1, 3), (5, 4)), 9)) == 7
+    assert whole.cut(3).common(whole.drop(6)) == 3

@@ -1,0 +1,174 @@
+"""Journals of replicated partitions: frames that are durable, and that readers do not see yet."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from expected_errors import raises
+
+from galileo.errors import BatchConflict, CorruptData, InputError
+from galileo.model.schema import Schema
+from galileo.replication.values import Epochs
+from galileo.storage.commits import Commit, Committed
+from galileo.storage.compaction import CompactionOptions
+from galileo.storage.journal import PartitionJournal, decode_frames
+from galileo.storage.writer import JournalOptions
+
+SMALL = JournalOptions(durability="none", segment_bytes_max=6_000)
+EVERYTHING = CompactionOptions(bytes_min=1)
+
+
+def opened(schema: Schema, directory: Path) -> PartitionJournal:
+    return PartitionJournal.open(
+        directory,
+        schema=schema,
+        partition=7,
+        options=SMALL,
+        replay=lambda commits: None,
+        wall=lambda: 1.0,
+        is_replicated=True,
+    )
+
+
+def lead(journal: PartitionJournal, commits: list[Commit], *, epoch: int) -> list[object]:
+    """Appends commits as a leader does."""
+    with journal.appending(commits, epoch=epoch, is_replicated=True) as appending:
+        if appending.group.headers and appending.write():
+            appending.finish()
+    return list(appending.results)
+
+
+def follow(schema: Schema, source: PartitionJournal, target: PartitionJournal, size: int) -> None:
+    """Brings one journal's next frames to another."""
+    after = target.end_sequence
+    last, data = source.frames(after, source.end_sequence, bytes_max=size)
+    epochs = Epochs(source.epochs, source.end_sequence)
+    frames = decode_frames(data, schema=schema, partition=7, after=after, epochs=epochs)
+    with target.appending_frames(after, frames) as appending:
+        assert appending.write()
+        appending.finish()
+    assert target.end_sequence == last
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_journals_of_a_leader_and_a_follower_equal_lists(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit], seed: int
+) -> None:
+    chance, epoch, batch = random.Random(seed), 1, 0
+    places = [tmp_path / "leader" / "7", tmp_path / "follower" / "7"]
+    journals = [opened(schema, place) for place in places]
+    logs: list[list[tuple[int, int]]] = [[], []]  # (epoch, batch) of each frame
+    seen = [0, 0]
+    for _ in range(120):
+        which = chance.randrange(2)
+        leader, log = journals[0], logs[0]
+        act = chance.choice(["lead", "lead", "follow", "publish", "cut", "open", "merge"])
+        if act == "lead":
+            made = [make_commit(batch + n, rows=chance.randint(1, 9)) for n in range(3)]
+            results = lead(leader, made, epoch=epoch)
+            assert [r.sequence for r in results if isinstance(r, Committed)] == [
+                len(log) + 1 + n for n in range(3)
+            ]
+            log += [(epoch, batch + n) for n in range(3)]
+            batch += 3
+        elif act == "follow" and len(logs[1]) < len(log) and logs[1] == log[: len(logs[1])]:
+            follow(schema, leader, journals[1], chance.choice([1, 4_000, 1 << 20]))
+            logs[1] = log[: journals[1].end_sequence]
+        elif act == "publish":
+            until = chance.randint(0, len(logs[which]))
+            if logs[which][:until] == log[:until]:
+                published = journals[which].publish(until)
+                numbers = [frame.header.sequence for frame in published]
+                assert numbers == list(range(seen[which] + 1, max(until, seen[which]) + 1))
+                seen[which] = max(seen[which], until)
+        elif act == "cut":
+            until = chance.randint(max(seen), len(log))
+            for n in range(2):
+                journals[n].truncate(max(until, seen[n]))
+                del logs[n][max(until, seen[n]) :]
+            epoch += 1
+        elif act == "open":
+            if chance.random() < 0.5:
+                journals[which].close()
+                place = places[which]
+            else:  # The process dies.
+                place = places[which].parent / f"{chance.random()}"
+                shutil.copytree(places[which], place)
+                places[which] = place
+            journals[which] = opened(schema, place)
+            assert journals[which].last_sequence <= max(seen), "more than any leader knew"
+            journals[which].publish(seen[which])
+            seen[which] = journals[which].last_sequence
+        elif act == "merge":
+            journals[which].seal()
+            journals[which].merge(EVERYTHING, lambda size: True)
+        for journal, of, until in zip(journals, logs, seen, strict=True):
+            check(journal, of, until)
+
+
+def check(journal: PartitionJournal, log: list[tuple[int, int]], seen: int) -> None:
+    assert journal.end_sequence == len(log)
+    assert journal.last_sequence == seen
+    epochs = Epochs(journal.epochs, journal.end_sequence)
+    assert [epochs.at(n) for n in range(1, len(log) + 1)] == [epoch for epoch, _ in log]
+    for sequence in range(max(1, seen - 3), seen + 1):
+        header = journal.header(sequence)
+        assert (header.epoch, header.batch) == log[sequence - 1]
+        assert journal.read(sequence).num_rows == header.rows
+        assert journal.find_batch("radar", header.batch) == sequence
+    for sequence in range(seen + 1, len(log) + 1):
+        with pytest.raises(InputError):
+            journal.read(sequence)
+
+
+def test_appending_of_a_pending_batch_again_names_its_sequence(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
+) -> None:
+    journal = opened(schema, tmp_path / "7")
+    lead(journal, [make_commit(5)], epoch=3)
+    [again] = lead(journal, [make_commit(5)], epoch=3)
+    assert again == Committed(1, 3, again.paths, duplicate=True)  # type: ignore[attr-defined]
+    assert journal.last_sequence == 0
+    assert journal.find_batch("radar", 5) is None
+    [other] = lead(journal, [make_commit(5, rows=9)], epoch=3)
+    assert isinstance(other, BatchConflict)
+
+
+def test_truncate_lets_the_batch_be_stored_anew(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
+) -> None:
+    journal = opened(schema, tmp_path / "7")
+    lead(journal, [make_commit(5)], epoch=3)
+    journal.truncate(0)
+    [stored] = lead(journal, [make_commit(5, rows=9)], epoch=4)
+    assert isinstance(stored, Committed)
+    assert not stored.duplicate
+    assert journal.epochs == ((1, 4),)
+
+
+def test_decode_frames_of_another_epoch_raises_corrupt_data(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
+) -> None:
+    journal = opened(schema, tmp_path / "7")
+    lead(journal, [make_commit(1)], epoch=3)
+    _, data = journal.frames(0, 1, bytes_max=1)
+    with pytest.raises(CorruptData):
+        decode_frames(data, schema=schema, partition=7, after=0, epochs=Epochs(((1, 4),), 1))
+    damaged = bytearray(data)
+    damaged[200] ^= 1
+    epochs = Epochs(((1, 3),), 1)
+    with pytest.raises(CorruptData):
+        decode_frames(bytes(damaged), schema=schema, partition=7, after=0, epochs=epochs)
+
+
+def test_read_of_a_pending_frame_raises_input_error(
+    tmp_path: Path, schema: Schema, make_commit: Callable[..., Commit]
+) -> None:
+    journal = opened(schema, tmp_path / "7")
+    lead(journal, [make_commit(1)], epoch=3)
+    with raises(InputError, last_sequence=0):
+        journal.read(1)
