@@ -29,6 +29,7 @@ from galileo.node.peers import (
     ScanLabels,
     ScanTask,
     as_moved,
+    retry_timeout_s,
     while_owned,
 )
 from galileo.node.query_options import QueryOptions
@@ -240,7 +241,7 @@ class ClusterScans:
 
         Partitions that have moved meanwhile are scanned at their new nodes.
         """
-        retry = RetryWhileMoving(self._options.moved_retry_timeout_s)
+        retry = RetryWhileMoving(retry_timeout_s(self._options, self._topology))
         tasks, ends = [(node, task)], list[ScanEnd]()
         while tasks:
             node, share = tasks.pop()

@@ -17,6 +17,7 @@ from galileo.errors import DeadlineExceeded, GalileoError, PartitionMoved, Unava
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
+from galileo.node.query_options import QueryOptions
 from galileo.samplers import LABEL
 
 MOVED_PAUSE_S = 0.05
@@ -257,6 +258,12 @@ async def while_owned(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def retry_timeout_s(options: QueryOptions, live: TopologyState) -> float:
+    """For how long the owner of a partition is looked for."""
+    is_replicated = live.current.is_replicated
+    return options.failover_timeout_s if is_replicated else options.moved_retry_timeout_s
 
 
 class RetryWhileMoving:

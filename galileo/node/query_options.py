@@ -29,6 +29,7 @@ class QueryOptions:
         merged_labels_max: sampled labels that one node holds to merge them.
         observed_rows_max: observations that a sampler is shown together.
         moved_retry_timeout_s: seconds for which a partition that is being moved is looked for.
+        failover_timeout_s: seconds for which a leader of a replicated partition is looked for.
         answers_max: streams of labels at a time; each holds a few chunks while its reader is slow.
         analytics_waiting_max: pieces of analytics that a node works at or that wait for a thread.
     """
@@ -45,6 +46,7 @@ class QueryOptions:
     merged_labels_max: int = 4_194_304
     observed_rows_max: int = OBSERVED_ROWS_MAX
     moved_retry_timeout_s: float = 5.0
+    failover_timeout_s: float = 30.0
     answers_max: int = 256
     analytics_waiting_max: int = 64
 

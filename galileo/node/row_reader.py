@@ -28,6 +28,7 @@ from galileo.node.peers import (
     ReadTask,
     RetryWhileMoving,
     as_moved,
+    retry_timeout_s,
     while_owned,
 )
 from galileo.node.query_options import DEFAULTS, QueryOptions
@@ -82,7 +83,7 @@ class RowReader:
                 yield table if task.is_numbered else table.select(options.names(schema))
 
     async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
-        loop, timeout_s = asyncio.get_running_loop(), self._options.moved_retry_timeout_s
+        loop, timeout_s = asyncio.get_running_loop(), retry_timeout_s(self._options, self._topology)
         patience = RetryWhileMoving(timeout_s)
         shares = await loop.run_in_executor(self._executor, self._shares, task)
         while shares:

@@ -106,7 +106,7 @@ async def test_fetch_of_a_silent_coordinator_asks_another_node(nodes: tuple[Node
     known, coordinator = nodes
     async with AsyncClient(known.address) as client:
         await fetches(client, "a")
-        client._caller.options = replace(client._caller.options, coordinator_s=0.1)
+        client._caller.options = replace(client._caller.options, coordinator_s=1.0)
         coordinator.silent = True
         await fetches(client, "b", "c")
     assert (known.asked, coordinator.asked) == (["a", "b", "c"], ["b"])
