@@ -13,7 +13,7 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DeadlineExceeded, GalileoError, PartitionMoved, Unavailable
+from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Schema
@@ -232,7 +232,7 @@ def as_moved(error: GalileoError, live: TopologyState) -> PartitionMoved | None:
     """
     if isinstance(error, PartitionMoved):
         return error
-    if live.current.is_replicated and isinstance(error, Unavailable | DeadlineExceeded):
+    if live.current.is_replicated and isinstance(error, TransientError | Cancelled):
         return PartitionMoved(f"another replica takes over: {error.message}", **error.details)
     return None
 

@@ -56,8 +56,11 @@ def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_no
         lost = cluster.nodes[1]
         lost.kill()
         shutil.rmtree(tmp_path / lost.name)
-        found = client.query("numbered", EVERYTHING)
-        assert found.complete
+        wait_until(
+            lambda: client.query("numbered", EVERYTHING).complete,
+            what="a complete answer without the node",
+            timeout_s=TIMEOUT_S,
+        )
         lost.start()
         lost.wait()
         wait_until(lambda: is_whole(client, 3), what="all copies again", timeout_s=TIMEOUT_S)
