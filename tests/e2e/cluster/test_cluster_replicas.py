@@ -35,6 +35,7 @@ def rows(labels: LabelSet) -> int:
     return int(labels.table.column("rows").to_numpy().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_nodes(
     tmp_path: Path, evaluator: dict[str, Any]
