@@ -15,12 +15,13 @@ import socket
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from galileo.client import Client, Credentials
+from galileo.client import Client, ClusterStatus, Credentials
 from galileo.dht.topology import (
     BOUNDED,
     PARTITIONS_PER_GROUP,
@@ -39,6 +40,8 @@ from galileo.wire import forks
 PORT_MAX = 65_535
 FREE_PORTS = range(10_000, 32_768)
 PORT_ATTEMPTS_MAX = 1_000
+COPIES_TIMEOUT_S = 15.0
+"""Longest wait for the copies of a cluster's partitions; a lost disk takes longer."""
 PORT_TIMEOUT_S = 3.0
 """Longest wait for a port to become free."""
 ADDRESSES = "addresses.json"
@@ -190,6 +193,8 @@ class LocalCluster:
     def start(self) -> None:
         """Starts all nodes, and waits until they serve and have found each other.
 
+        With copies it also waits, for 15 seconds at most, until each partition has all of them.
+
         Raises:
             InputError: another program has the ports or the directory, or this process was
                 forked while gRPC ran.
@@ -208,7 +213,11 @@ class LocalCluster:
             node.start()
         for node in self.nodes:
             node.wait()
-        self._await_company(START_TIMEOUT_S)
+        self._await(lambda status: status.complete, START_TIMEOUT_S)
+        self._await(
+            lambda status: not any(node.under_replicated for node in status.nodes),
+            COPIES_TIMEOUT_S,
+        )
 
     def _expect_unused(self) -> None:
         """Raises InputError if another process listens at the addresses of this cluster."""
@@ -228,12 +237,12 @@ class LocalCluster:
                     address=listen,
                 )
 
-    def _await_company(self, timeout_s: float) -> None:
-        """Waits until every node sees all others as alive."""
+    def _await(self, is_reached: Callable[[ClusterStatus], bool], timeout_s: float) -> None:
+        """Waits until every node reports a status that is reached."""
         deadline = time.monotonic() + timeout_s
         for address in self.addresses:
             with Client(address, proof=self._proof) as client:
-                while not client.status().complete and time.monotonic() < deadline:
+                while not is_reached(client.status()) and time.monotonic() < deadline:
                     time.sleep(0.05)
 
     def stop(self) -> None:

@@ -270,9 +270,10 @@ class Replicas:
 
     @property
     def under_replicated(self) -> list[int]:
-        """The partitions that this node leads and that have too few voters, or one that is gone."""
-        machines = {p: self._hosted[p].machine for p in self.led if p in self._hosted}
-        return sorted(p for p, one in machines.items() if not self._is_whole(one))
+        """The partitions of this node that have too few voters, one that is gone, or no leader."""
+        led = {p for p in self.led if p in self._hosted}
+        lacking = {p for p in led if not self._is_whole(self._hosted[p].machine)}
+        return sorted(lacking | (self._live.partitions(self.me.node) - led))
 
     def _is_whole(self, machine: Replica) -> bool:
         """Whether there are enough voters, all in the present directories of their nodes."""

@@ -38,6 +38,7 @@ from galileo.storage.disk import RealDisk
 from galileo.storage.frame import Buffer
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
+from galileo.wire.internal.v1.peers_pb2 import SynopsisVersion
 
 SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=2, time_bucket="6h")
 START_US = 1_330_560_000_000_000
@@ -238,14 +239,14 @@ class World:
         self.places[name] = self.directory / f"{name}-{self.places_made}"
         return self.places[name]
 
-    async def begin(self) -> None:
+    async def begin(self, *, datasets: bool = True) -> None:
         for name in NAMES:
             store = Store.open(self.new_place(name), wall=lambda: START_US / 1e6)
             self.topology = topology_changes.identify(self.topology, name, store.identity)
             store.close()
         for name in NAMES:
             self.start(name)
-        for host in self.hosts.values():
+        for host in self.hosts.values() if datasets else ():
             host.node.catalog.adopt(SCHEMA)
 
     def start(self, name: str) -> None:
@@ -348,8 +349,8 @@ class World:
 
     def is_settled(self) -> bool:
         led = [p for host in self.hosts.values() for p in host.replicas.led]
-        under = [p for host in self.hosts.values() for p in host.replicas.under_replicated]
-        return sorted(led) == list(range(PARTITIONS)) and not under and self.is_equal()
+        is_whole = not under_replicated(self)
+        return sorted(led) == list(range(PARTITIONS)) and is_whole and self.is_equal()
 
     def is_equal(self) -> bool:
         states = {
@@ -411,13 +412,7 @@ async def hurt(world: World) -> None:
     pause_s = world.random.uniform(0.1, 1.2)
     if fault == "disk":
         world.is_calm = True
-        try:
-            async with asyncio.timeout(SETTLED_S):
-                while not _is_whole(world):
-                    world.spread_leaders()
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            pytest.fail(f"not whole: {world.describe()}")
+        await await_whole(world)
         world.is_calm = False
     if fault in ("crash", "disk"):
         await world.crash(name, is_lost=fault == "disk")
@@ -438,11 +433,60 @@ async def hurt(world: World) -> None:
         world.hosts[name].disk.is_full = False
 
 
+async def await_whole(world: World) -> None:
+    try:
+        async with asyncio.timeout(SETTLED_S):
+            while not _is_whole(world):
+                world.spread_leaders()
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"not whole: {world.describe()}")
+
+
+def under_replicated(world: World) -> list[int]:
+    return sorted(p for host in world.hosts.values() for p in host.replicas.under_replicated)
+
+
 def _is_whole(world: World) -> bool:
     """Whether each partition has a leader and three voters that have what is committed."""
     led = sorted(p for host in world.hosts.values() for p in host.replicas.led)
-    under = [p for host in world.hosts.values() for p in host.replicas.under_replicated]
-    return led == list(range(PARTITIONS)) and not under
+    return led == list(range(PARTITIONS)) and not under_replicated(world)
+
+
+async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_are_there(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, 0)
+    await world.begin()
+    world.is_calm = True
+    try:
+        assert under_replicated(world) == list(range(PARTITIONS))
+        await await_whole(world)
+    finally:
+        await world.close()
+
+
+async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their_terms(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, 0)
+    await world.begin(datasets=False)
+    world.is_calm = True
+    try:
+        await await_whole(world)
+        for host in world.hosts.values():
+            host.node.catalog.adopt(SCHEMA)
+        await world.send(1)
+        await world.settle()
+        for host in world.hosts.values():
+            synopses = host.node.catalog.shard("nam").synopses()
+            assert synopses.keys() == host.replicas.led
+            for partition, synopsis in synopses.items():
+                term = host.replicas.terms[partition]
+                assert synopsis.version.epoch >> 16 == term
+                SynopsisVersion(epoch=synopsis.version.epoch)  # It fits into what peers exchange.
+    finally:
+        await world.close()
 
 
 @pytest.mark.timeout(300)
