@@ -110,7 +110,6 @@ class Shard:
         self._unsummarised_paths: dict[int, int] = {}
         self._remade: dict[int, int] = {}
         self._moves: dict[int, int] = {}
-        self._terms: dict[int, int] = {}
         self._summarising = threading.Lock()
         self._attaching = threading.Lock()
         self._runs_maintained = 0
@@ -125,7 +124,7 @@ class Shard:
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
         """Begins to serve a partition; `moves` is the number of its last move."""
-        self._moves[partition] = moves
+        self._moves[partition] = max(moves, self._moves.get(partition, 0))
         with self._attaching:  # A new dictionary, since other threads may iterate over this one.
             self.journals = {**self.journals, partition: journal}
         if journal.last_sequence:  # of which none was replayed where retention dropped them all
@@ -147,7 +146,7 @@ class Shard:
     def lead(self, partition: int, term: int) -> None:
         """Makes this node the leader of a replicated partition; its synopses get another epoch."""
         with self._summarising:
-            self._terms[partition] = term
+            self._moves[partition] = term
             self._remade.pop(partition, None)
             synopsis = self._synopses.get(partition)
             if synopsis is not None:
@@ -509,10 +508,12 @@ class Shard:
         return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
 
     def _synopsis_epoch(self, partition: int) -> int:
-        remade = self._remade.get(partition, 0)
-        if partition in self._terms:  # A leader that restarts gets another term.
-            return self._terms[partition] * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
-        return self._epoch + _REMADE * remade + _MOVED * self._moves.get(partition, 0)
+        remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)
+        if (
+            self._is_replicated
+        ):  # The number is a term, and a leader that restarts gets another one.
+            return moves * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
+        return self._epoch + _REMADE * remade + _MOVED * moves
 
     def _narrow(self, partition: int) -> None:
         """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""
