@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.dht.topology import BOUNDED, Move, NodeInfo, RangeMap, Topology, first_cells
+from galileo.dht.topology import BOUNDED, Group, Move, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
@@ -124,7 +124,6 @@ def owners(topology: Topology) -> Mapping[int, str]:
     return drawn | moved
 
 
-@lru_cache(maxsize=16)
 def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     """The nodes of each partition's group, in the order in which they should have its replicas.
 
@@ -134,18 +133,24 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
     """
     ranked: dict[int, tuple[str, ...]] = {}
     for number, group in enumerate(topology.groups):
-        nodes = [one for one in group.nodes if not one.leaving and (one.identity or not one.joined)]
         partitions = _partitions_of(topology, number)
-        names = sorted(node.name for node in nodes)
-        scores = _scores(names, partitions)
-        ranks = {p: list[str]() for p in partitions}
-        for rank in range(len(nodes)):
-            columns = _draw_rank(nodes, scores) if rank < topology.replicas else scores.argmax(1)
-            for row, (p, column) in enumerate(zip(partitions, columns.tolist(), strict=True)):
-                ranks[p].append(names[column])
-                scores[row, column] = 0
-        ranked |= {p: tuple(names) for p, names in ranks.items()}
+        ranked |= _rank_group(group, partitions, replicas=topology.replicas)
     return ranked
+
+
+@lru_cache(maxsize=16)
+def _rank_group(group: Group, partitions: range, *, replicas: int) -> Mapping[int, tuple[str, ...]]:
+    """The ranking of a group; it does not depend on who leads at the moment."""
+    nodes = [one for one in group.nodes if not one.leaving and (one.identity or not one.joined)]
+    names = sorted(node.name for node in nodes)
+    scores = _scores(names, partitions)
+    ranks = {p: list[str]() for p in partitions}
+    for rank in range(len(nodes)):
+        columns = _draw_rank(nodes, scores) if rank < replicas else scores.argmax(1)
+        for row, (p, column) in enumerate(zip(partitions, columns.tolist(), strict=True)):
+            ranks[p].append(names[column])
+            scores[row, column] = 0
+    return {p: tuple(names) for p, names in ranks.items()}
 
 
 def _draw_rank(nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

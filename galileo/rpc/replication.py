@@ -43,8 +43,10 @@ class GrpcReplicaLink:
         self._peers = peers
 
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
+        frames_bytes = sum(len(one.frames) for one in envelopes if one.frames is not None)
         for request in envelopes_to_pb(envelopes):
-            is_large = request.ByteSize() > SMALL_BYTES
+            # `ByteSize` encodes the request, which costs as much as a copy of all frames.
+            is_large = frames_bytes > SMALL_BYTES or request.ByteSize() > SMALL_BYTES
             method = "ReplicateFrames" if is_large else "Replicate"
             await self._peers.replicating(node, method, request)
 
@@ -58,15 +60,14 @@ def envelopes_to_pb(envelopes: Sequence[Envelope]) -> list[pb.ReplicateRequest]:
     by_disk = defaultdict[str, list[Envelope]](list)
     for envelope in envelopes:
         by_disk[envelope.to.disk].append(envelope)
-    return [
-        pb.ReplicateRequest(
-            node=of_disk[0].sender.node,
-            disk=of_disk[0].sender.disk,
-            to_disk=disk,
-            messages=[_to_pb(envelope) for envelope in of_disk],
-        )
-        for disk, of_disk in by_disk.items()
-    ]
+    requests = []
+    for disk, of_disk in by_disk.items():
+        sender = of_disk[0].sender
+        request = pb.ReplicateRequest(node=sender.node, disk=sender.disk, to_disk=disk)
+        requests.append(request)
+        for envelope in of_disk:
+            _write(envelope, request.messages.add())
+    return requests
 
 
 def envelopes_from_pb(request: pb.ReplicateRequest, *, to: str) -> list[Envelope]:
@@ -89,14 +90,16 @@ def envelopes_from_pb(request: pb.ReplicateRequest, *, to: str) -> list[Envelope
     return envelopes
 
 
-def _to_pb(envelope: Envelope) -> pb.ReplicaMessage:
-    kind, write = _WRITE[type(envelope.message)]
-    value = write(envelope.message)
+def _write(envelope: Envelope, to: pb.ReplicaMessage) -> None:
+    """Writes a message in place: one that is assigned as a whole is encoded and decoded again."""
+    kind, encode = _WRITE[type(envelope.message)]
+    to.partition = envelope.partition
+    value = getattr(to, kind)
+    value.CopyFrom(encode(envelope.message))
     if envelope.frames is not None:
         value.frames = bytes(envelope.frames)
     if envelope.log_start:
         value.log_start = envelope.log_start
-    return pb.ReplicaMessage(partition=envelope.partition, **{kind: value})
 
 
 # --- values ------------------------------------------------------------------------------------

@@ -755,7 +755,7 @@ class Replicas:
                         self._restart(partition, hosted)
                 if now >= members_at + self.options.members_s:
                     members_at = now
-                    rankings = placement.rankings(replace(self._live.current, moved=()))
+                    rankings = placement.rankings(self._live.current)
                     self._want_members(rankings)
                     self._note_dropped()
                     self._return_leadership(rankings)
