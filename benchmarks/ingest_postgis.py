@@ -9,7 +9,7 @@ time: what it takes to ask for places and times, as Galileo's metadata graph let
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 from benchmarks import clusters, postgis
 from benchmarks.figures import Figure, Goal, Peer, in_turn
 from benchmarks.sizes import Bench
-from galileo.client import Client
 from galileo.model.schema import Feature, Schema
 
 FEATURES = ("temperature", "humidity", "wind_speed")
@@ -35,55 +34,61 @@ def measure(bench: Bench) -> Iterator[Figure]:
         postgis.NoServer: PostGIS is not installed.
     """
     rows, count = bench.sizes.copied
-    table = clusters.forecast(rows * count, stride=bench.sizes.stride).select(_COLUMNS)
-    batches = [table.slice(number * rows, rows) for number in range(count)]
+    forecast = clusters.forecast(rows * count, stride=bench.sizes.stride)
     with (
         postgis.running() as session,
         clusters.cluster(bench.directory, nodes=1) as running,
         running.client() as client,
+        copying(session, forecast, rows=rows) as (copy, table),
     ):
         client.create_dataset(SCHEMA)
         server, extension = postgis.versions().values()
         name = f"PostgreSQL {server} with PostGIS {extension}"
         bench.say(f"{count} batches of {rows:,} observations; {name}")
-        with _files(batches) as files:
-            yield _measured(bench, client, session, table=table, files=files, peer=name)
-
-
-def _measured(
-    bench: Bench,
-    client: Client,
-    session: postgis.Session,
-    *,
-    table: pa.Table,
-    files: Sequence[Path],
-    peer: str,
-) -> Figure:
-    _make_table(session)
-    total, rows = table.num_rows, table.num_rows // len(files)
-
-    def copy() -> None:
-        columns = ", ".join(_COLUMNS)
-        for file in files:
-            command = f"\\copy observations ({columns}) FROM '{file}' (FORMAT binary)"
-            session.ask(f"{command}\nSELECT 1")
-
-    through, copied = in_turn(
-        clusters.ingesting(client, table, dataset=SCHEMA.name, rows=rows),
-        copy,
-        runs=bench.sizes.runs,
-        warm_up=True,
-    )
-    found = int(session.ask("SELECT count(*) FROM observations WHERE place IS NOT NULL")[1][0])
-    if found != total * (bench.sizes.runs + 1):
-        raise AssertionError(f"expected all observations in PostGIS, got {found}")
-    return Figure(
-        f"through gRPC, durable, 1 node: {len(files)} batches of {rows:,} with 6 columns",
+        through, copied = in_turn(
+            clusters.ingesting(client, table, dataset=SCHEMA.name, rows=rows),
+            copy,
+            runs=bench.sizes.runs,
+            warm_up=True,
+        )
+    yield Figure(
+        f"through gRPC, durable, 1 node: {count} batches of {rows:,} with 6 columns",
         "observations/s",
-        through.per_second(total),
-        (Peer(f"COPY into an indexed table, {peer}", copied.per_second(total)),),
+        through.per_second(table.num_rows),
+        (Peer(f"COPY into an indexed table, {name}", copied.per_second(table.num_rows)),),
         (Goal("at least", OBSERVATIONS_PER_S),),
     )
+
+
+@contextmanager
+def copying(
+    session: postgis.Session, table: pa.Table, *, rows: int
+) -> Iterator[tuple[Callable[[], None], pa.Table]]:
+    """What copies a table in batches into an indexed one; all of it is new each time.
+
+    Yields:
+        The call, and the columns that it copies.
+
+    Raises:
+        AssertionError: at the end, if the server has not as many observations as were copied.
+    """
+    table, copied = table.select(_COLUMNS), 0
+    _make_table(session)
+    batches = [table.slice(start, rows) for start in range(0, table.num_rows, rows)]
+    with _files(batches) as files:
+
+        def copy() -> None:
+            nonlocal copied
+            columns = ", ".join(_COLUMNS)
+            for file in files:
+                command = f"\\copy observations ({columns}) FROM '{file}' (FORMAT binary)"
+                session.ask(f"{command}\nSELECT 1")
+            copied += table.num_rows
+
+        yield copy, table
+    found = session.ask("SELECT count(*) FROM observations WHERE place IS NOT NULL")[1]
+    if int(found[0]) != copied:
+        raise AssertionError(f"expected {copied} observations in PostGIS, got {found}")
 
 
 def _make_table(session: postgis.Session) -> None:

@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,8 @@ from benchmarks.sizes import NotInstalled
 from galileo.model.times import column_micros, micros
 
 USER = "postgres"
+PORT = 5432
+STANDBY_S = 30.0
 SETTINGS = {
     "listen_addresses": "",
     "shared_buffers": "1GB",
@@ -75,30 +78,77 @@ class Session:
 
 
 @contextmanager
-def running() -> Iterator[Session]:
+def running(*, standbys: int = 0) -> Iterator[Session]:
     """A server with an empty database and the extension, and a session with it.
+
+    Args:
+        standbys: further servers on this machine; one of them has to confirm each commit.
 
     Raises:
         NoServer: it is not installed.
     """
     binaries = _binaries()
-    with tempfile.TemporaryDirectory(prefix="postgis-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="postgis-bench-") as name, ExitStack() as servers:
         directory = Path(name)
         if os.geteuid() == 0:
             shutil.chown(directory, USER)
         data = directory / "data"
         _run(binaries / "initdb", "-D", data, "-U", USER, "-A", "trust", "-N", "-E", "UTF8")
         settings = {"unix_socket_directories": name} | SETTINGS
-        written = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
-        with (data / "postgresql.auto.conf").open("a") as file:
-            file.write(written)
-        _run(binaries / "pg_ctl", "-D", data, "-w", "-l", directory / "log", "start")
-        try:
-            yield from _connected(binaries, directory)
-        finally:
-            _run(binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+        _set(data, settings)
+        servers.enter_context(_serving(binaries, data))
+        with ExitStack() as stack:
+            session = stack.enter_context(_connected(binaries, directory))
+            for number in range(standbys):
+                copy = directory / f"standby-{number}"
+                _run(
+                    binaries / "pg_basebackup",
+                    "-h",
+                    name,
+                    "-U",
+                    USER,
+                    "-D",
+                    copy,
+                    "-R",
+                    "-c",
+                    "fast",
+                )
+                _set(copy, {"port": str(PORT + 1 + number)})
+                servers.enter_context(_serving(binaries, copy))
+            if standbys:
+                session.ask("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+                session.ask("SELECT pg_reload_conf()")
+                _expect_standbys(session, standbys)
+            yield session
 
 
+def _expect_standbys(session: Session, count: int) -> None:
+    deadline = time.monotonic() + STANDBY_S
+    while True:
+        states = session.ask("SELECT sync_state FROM pg_stat_replication")[1]
+        if states == ["quorum"] * count:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"expected {count} synchronous standbys, got {states}")
+        time.sleep(0.1)
+
+
+def _set(data: Path, settings: dict[str, str]) -> None:
+    written = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
+    with (data / "postgresql.auto.conf").open("a") as file:
+        file.write(written)
+
+
+@contextmanager
+def _serving(binaries: Path, data: Path) -> Iterator[None]:
+    _run(binaries / "pg_ctl", "-D", data, "-w", "-l", f"{data}.log", "start")
+    try:
+        yield
+    finally:
+        _run(binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+
+
+@contextmanager
 def _connected(binaries: Path, directory: Path) -> Iterator[Session]:
     command = [binaries / "psql", "-h", directory, "-U", USER, "-d", "postgres"]
     process = subprocess.Popen(
