@@ -640,9 +640,19 @@ class Replica:
             )
 
     def _counted(self, lead: _Leadership) -> set[Member]:
-        """The voters whose frames count: those that joined the term."""
-        joined = {member for member, peer in lead.peers.items() if peer.has_joined}
-        return (joined | {self.me}) & self._set().voters
+        """The voters whose frames count: those that joined the term, and have installed the set.
+
+        Otherwise a member could lose to damage what a smaller set committed, and vote in the larger
+        set before it, by whose majority that frame cannot have been committed.
+        """
+        version = self._set().version
+        members = {m for m, peer in lead.peers.items() if self._counts(peer, version)}
+        if self.saved.set == self.state.set:
+            members.add(self.me)
+        return members & self._set().voters
+
+    def _counts(self, peer: _Peer, version: tuple[int, int]) -> bool:
+        return peer.has_joined and peer.installed >= version
 
     def _majority_match(self, lead: _Leadership, name: str) -> int:
         counted = self._counted(lead)
@@ -668,11 +678,9 @@ class Replica:
             is_late = now >= peer.sent_at.get(name, -inf) + self.options.resend_s
             if is_late:
                 sent = match
-            is_reset, until = (
-                sent < log.start,
-                min(log.end, max(match, log.start) + self.options.frames_max),
-            )
+            is_reset = sent < log.start
             sent = max(sent, log.start)
+            until = min(log.end, max(match, log.start) + self.options.frames_max)
             has_frames = is_reset or sent < until
             is_committed_late = is_late and peer.sent_commits.get(name, 0) < log.committed
             is_committed_news = peer.announced.get(name, 0) < self._announceable(log)
@@ -736,6 +744,8 @@ class Replica:
         if new.voters != current.voters and not new.is_majority(alive):
             return
         lead.floor = {name: log.committed for name, log in self.logs.items()}
+        for peer in lead.peers.values():
+            peer.started_at = -inf
         self._save(set=new)
 
     def _next_set(

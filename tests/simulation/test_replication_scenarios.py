@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from simulator.replica_cluster import Stalled
 from simulator.replica_mutants import REPLICA_MUTANTS
 from simulator.replica_scenario import A, B, C, D, E, Scenario, X, Y
-from simulator.replica_world import Stalled
 
 from galileo.replication.messages import (
     Acknowledged,
@@ -372,6 +372,27 @@ def log_of_the_latest_term_is_damaged(s: Scenario) -> None:
     s.write(C)
 
 
+def damaged_voter_does_not_know_its_set(s: Scenario) -> None:
+    """A removes C from four voters, and D, which has not heard of that, loses a frame."""
+    s.elect(A)
+    s.want(A, B, C, D)
+    for _ in range(6):
+        s.beat(A)
+    s.expect(s.voters(A) == s.voters(D) == {A, B, C, D}, "D is no voter")
+    s.hold(A, D, StartTerm)
+    s.cut(A, B)
+    s.cut(A, C)
+    s.want(A, B, D)
+    s.expect(s.voters(A) == {A, B, D}, "C is still a voter")
+    s.write(A)
+    s.isolate(A)
+    s.drop()
+    s.rot(D, X, 0)
+    s.want(A, B, C, D)
+    s.campaign(B)
+    s.try_write(B)
+
+
 SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     member_lacks_another_log: ("counts_unjoined",),
     member_joins_without_a_committed_frame: ("joins_early",),
@@ -391,6 +412,7 @@ SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     supporter_restarts_and_is_asked_for_its_vote: ("forgets_support",),
     supporter_loses_its_promise: ("supports_unsaved",),
     candidate_hears_its_leader_again: ("campaigns_on",),
+    damaged_voter_does_not_know_its_set: ("counts_uninstalled",),
     disk_is_lost: ("keeps_identity",),
     log_is_damaged: ("ignores_suspects", "takes_rot_for_torn"),
     log_of_the_latest_term_is_damaged: ("takes_damaged",),

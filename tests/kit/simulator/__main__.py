@@ -8,8 +8,9 @@ import time
 from collections import Counter
 
 from simulator import ALWAYS, FAULTS, VARIANTS, run, shrunk
+from simulator.replica_cluster import Stalled
 from simulator.replica_mutants import REPLICA_MUTANTS
-from simulator.replica_world import Stalled, run_replicas
+from simulator.replica_world import run_replicas
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from galileo.replication.machine import (
 )
 from galileo.replication.messages import Append, Vote
 from galileo.replication.values import Epochs, Log, Member, ReplicaSet
-from simulator.replica_world import ReplicaConduct
+from simulator.replica_cluster import ReplicaConduct
 
 
 class _AcknowledgesUnsynced(Replica):
@@ -156,6 +156,13 @@ class _CountsUnjoined(Replica):
         return (answered | {self.me}) & self._set().voters
 
 
+class _CountsUninstalled(Replica):
+    """Counts frames of members that have not installed the set."""
+
+    def _counts(self, peer: _Peer, version: tuple[int, int]) -> bool:
+        return peer.has_joined
+
+
 class _CountsLearners(Replica):
     """Counts learners for commits."""
 
@@ -284,6 +291,7 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "joins_early": (_JoinsEarly, ReplicaConduct()),
     "joins_unsaved": (_JoinsUnsaved, ReplicaConduct()),
     "counts_unjoined": (_CountsUnjoined, ReplicaConduct()),
+    "counts_uninstalled": (_CountsUninstalled, ReplicaConduct()),
     "counts_learners": (_CountsLearners, ReplicaConduct()),
     "announces_appended": (_AnnouncesAppended, ReplicaConduct()),
     "publishes_appended": (_PublishesAppended, ReplicaConduct()),

@@ -20,7 +20,7 @@ from galileo.replication.messages import (
 )
 from galileo.replication.values import ReplicationOptions
 from simulator.loop import Loop
-from simulator.replica_world import (
+from simulator.replica_cluster import (
     LOGS,
     PartitionDisk,
     ReplicaCluster,

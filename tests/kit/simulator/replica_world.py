@@ -1,44 +1,43 @@
-"""Seeded worlds of replicated partitions: nodes, disks, clients, faults and the judge."""
+"""Seeded worlds of replicated partitions: clients, operators and faults."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
-    Append,
+    Acknowledged,
     Fetched,
     FrameAppended,
     HandOverRequested,
     LogSynced,
-    MembersWanted,
     Message,
-    MessageArrived,
     PublishFrames,
+    ReplicaEffect,
     ReplicaEvent,
-    ReplicaTicked,
+    RequestVote,
     SaveReplicaState,
     SendMessage,
+    StartTerm,
     StateSaved,
     TruncateLog,
+    Vote,
     WriteFrames,
 )
-from galileo.replication.values import (
-    Epochs,
-    Member,
-    ReplicaSet,
-    ReplicaState,
-    ReplicationOptions,
-)
-from simulator.loop import Loop, demand
+from galileo.replication.values import Member, ReplicaSet, ReplicationOptions
+from simulator.loop import Loop
+from simulator.replica_cluster import ReplicaCluster, ReplicaConduct, ReplicaNode, Stalled
 
 FAULTS_UNTIL_S = 14.0
 CALM_S = 11.0
-TICK_S = 0.08
-LOGS = ("a", "b")
+LATE = 0.005
+"""Share of the messages that arrive again, up to 3 s later."""
 FAULTS = (
+    "ambush",
+    "ambush",
+    "ambush",
     "crash",
     "crash_leader",
     "crash_all",
@@ -46,492 +45,40 @@ FAULTS = (
     "cut",
     "isolate",
     "isolate_leader",
+    "isolate_leader",
     "bridge",
     "relay",
+    "relay",
+    "storm",
     "storm",
     "slow_link",
     "slow_sync",
+    "sync_fails",
+    "disk_full",
+    "stop_clock",
     "loss",
     "disk_lost",
     "rot",
     "move",
+    "move",
+    "move",
     "hand_over",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaConduct:
-    """Mistakes of a driver; production has none."""
-
-    acknowledges_appended: bool = False
-    acknowledges_known: bool = False
-    stores_batches_again: bool = False
-    reports_sync_early: bool = False
-    reports_save_early: bool = False
-    keeps_identity: bool = False
-    takes_rot_for_torn: bool = False
-    forgets_support: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One commit: its epoch, its batch, and what its leader knew to be committed."""
-
-    epoch: int
-    batch: tuple[int, int]
-    committed: int
-
-
-def epochs_of(frames: list[Frame]) -> Epochs:
-    epochs = Epochs()
-    for sequence, frame in enumerate(frames, 1):
-        epochs = epochs.extend(frame.epoch, sequence)
-    return epochs
-
-
-class DiskLog:
-    """The frames of a log; `durable` is what a crash leaves at least."""
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        self.durable: list[Frame] = []
-        self.cuts = 0
-        self.is_syncing = False
-
-    def crash(self, loop: Loop) -> None:
-        """Keep the synced frames and some of those after them; a truncation may be undone."""
-        kept = 0
-        for mine, synced in zip(self.frames, self.durable, strict=False):
-            if mine != synced:
-                break
-            kept += 1
-        if kept < len(self.durable) and loop.chance(0.5):
-            self.frames = list(self.durable)
-        else:
-            self.frames = self.frames[: loop.random.randint(kept, len(self.frames))]
-            if kept < len(self.durable):
-                loop.counters["truncations kept"] += 1
-        self.durable = list(self.frames)
-        self.is_syncing = False
-
-
-class PartitionDisk:
-    """What one node has on its disk of one partition."""
-
-    def __init__(self, state: ReplicaState) -> None:
-        self.state = state
-        self.pending: list[ReplicaState] = []
-        self.busy_until = 0.0
-        self.logs = {name: DiskLog() for name in LOGS}
-
-
-class ReplicaNode:
-    """A node: a production machine for each partition, its driver, its disk."""
-
-    def __init__(self, name: str, ordinal: int, world: ReplicaCluster) -> None:
-        self.name, self.ordinal, self.world = name, ordinal, world
-        self.disk_number = 0
-        self.life = 0
-        self.is_up = self.is_paused = False
-        self.rate = world.loop.random.uniform(0.9, 1.1)
-        self.disks: dict[int, PartitionDisk] = {}
-        self.replicas: dict[int, Replica] = {}
-        self.published: dict[tuple[int, str], int] = {}
-        self.waiting: dict[tuple[int, str], list[tuple[tuple[int, int], int, Callable[..., None]]]]
-        self.waiting = {}
-        self.inbox: list[Callable[[], None]] = []
-        self.rot_next = False
-        self.slow_syncs_until = 0.0
-
-    @property
-    def me(self) -> Member:
-        return Member(self.name, f"{self.name}-{self.disk_number}")
-
-    @property
-    def now(self) -> float:
-        """The clock of the node, which runs faster or slower than others."""
-        return self.world.loop.now * self.rate
-
-    def boot(self) -> None:
-        if self.is_up:
-            return
-        self.life += 1
-        self.is_up, self.is_paused, self.inbox = True, False, []
-        self.replicas, self.published, self.waiting = {}, {}, {}
-        for partition, disk in self.disks.items():
-            if self.rot_next:
-                self._rot(disk)
-            logs = {
-                name: (
-                    epochs_of(log.frames),
-                    max([0, *(f.committed for f in log.frames)]),
-                )
-                for name, log in disk.logs.items()
-                if log.frames
-            }
-            self.replicas[partition] = self.world.machine(
-                self.me,
-                self.ordinal,
-                state=disk.state,
-                logs=logs,
-                now=-99.0 if self.world.conduct.forgets_support else self.now,
-                options=self.world.options,
-            )
-            for name in logs:
-                self._publish(partition, name, self.replicas[partition].logs[name].committed)
-            self.step(partition, self.world.wanted_members(partition))
-        self.rot_next = False
-        self.later(self.world.loop.random.uniform(0, TICK_S), self._tick)
-
-    def crash(self) -> None:
-        if not self.is_up:
-            return
-        loop = self.world.loop
-        self.is_up = False
-        for disk in self.disks.values():
-            for state in disk.pending[: loop.random.randint(0, len(disk.pending))]:
-                disk.state = state
-            disk.pending = []
-            for log in disk.logs.values():
-                log.crash(loop)
-
-    def lose_disk(self) -> None:
-        self.crash()
-        conduct = self.world.conduct
-        self.disk_number += not conduct.keeps_identity
-        for partition, disk in self.disks.items():
-            state = replace(ReplicaState(), set=disk.state.set if conduct.keeps_identity else None)
-            self.disks[partition] = PartitionDisk(state)
-
-    def _rot(self, disk: PartitionDisk) -> None:
-        """The last frames of logs are found damaged."""
-        for name, log in disk.logs.items():
-            if log.frames and self.world.loop.chance(0.7):
-                end = len(log.frames)
-                self.damage(disk, name, self.world.loop.random.randint(max(0, end - 2), end - 1))
-
-    def damage(self, disk: PartitionDisk, name: str, sound: int) -> None:
-        """Find no more than `sound` frames of a log at the start."""
-        self.world.loop.counters["logs damaged"] += 1
-        log = disk.logs[name]
-        end = len(log.frames)
-        log.frames = log.frames[:sound]
-        log.durable = list(log.frames)
-        if not self.world.conduct.takes_rot_for_torn:
-            suspect = dict(disk.state.suspect)
-            suspect[name] = max(end, suspect.get(name, 0))
-            disk.state = replace(disk.state, suspect=suspect)
-
-    def wake(self) -> None:
-        if self.is_up and self.is_paused:
-            self.is_paused = False
-            inbox, self.inbox = self.inbox, []
-            for action in inbox:
-                self.receive(action)
-
-    def receive(self, action: Callable[[], None]) -> None:
-        if self.is_up and self.is_paused:
-            self.inbox.append(action)
-        elif self.is_up:
-            action()
-
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something in this life of the process."""
-        life = self.life
-
-        def act() -> None:
-            if self.life == life:
-                action()
-
-        self.world.loop.after(delay_s, lambda: self.receive(act))
-
-    def _tick(self) -> None:
-        self.later(TICK_S, self._tick)
-        for partition in self.replicas:
-            self.step(partition, ReplicaTicked())
-
-    # --- the driver ----------------------------------------------------------------------------
-
-    def step(self, partition: int, event: ReplicaEvent, frames: tuple[Frame, ...] = ()) -> None:
-        replica = self.replicas[partition]
-        led = replica.leadership
-        effects = replica.step(event, self.now)
-        replica.check()
-        for effect in effects:
-            if isinstance(effect, SaveReplicaState):
-                self._save(partition, effect.state)
-            elif isinstance(effect, SendMessage):
-                self._send(partition, effect.to, effect.message)
-            elif isinstance(effect, TruncateLog):
-                self._truncate(partition, effect.log, effect.end)
-            elif isinstance(effect, WriteFrames):
-                assert isinstance(event, MessageArrived)
-                assert isinstance(event.message, Append | Fetched)
-                self._append(partition, effect.log, frames[effect.after - event.message.after :])
-            elif isinstance(effect, PublishFrames):
-                self._publish(partition, effect.log, effect.until)
-        if replica.leadership is not led:
-            for name in LOGS:
-                self.waiting.pop((partition, name), None)
-            if replica.leadership is not None:
-                self.world.note_leader(partition, replica.leadership.term, self)
-        if not isinstance(event, ReplicaTicked):
-            for name, log in replica.logs.items():
-                frames_there = self._log(partition, name).frames
-                last = frames_there[-1].epoch if frames_there else 0
-                is_same = log.end == len(frames_there) and log.epochs.at(log.end) == last
-                demand(is_same, "the machine and the disk differ")
-
-    def _log(self, partition: int, name: str) -> DiskLog:
-        return self.disks[partition].logs[name]
-
-    def _save(self, partition: int, state: ReplicaState) -> None:
-        disk = self.disks[partition]
-        disk.pending.append(state)
-
-        def saved() -> None:
-            if state in disk.pending:
-                disk.state = state
-                del disk.pending[: disk.pending.index(state) + 1]
-            self.step(partition, StateSaved(state))
-
-        if self.world.conduct.reports_save_early:
-            disk.pending.remove(state)
-            self.later(0.0, lambda: self.step(partition, StateSaved(state)))
-            if self.world.loop.chance(0.5):
-                self.later(0.5, lambda: setattr(disk, "state", state))
-            return
-        self.when_saved(disk, saved)
-
-    def when_saved(self, disk: PartitionDisk, saved: Callable[[], None]) -> None:
-        """Have a save end, after those before it."""
-        loop = self.world.loop
-        disk.busy_until = max(disk.busy_until, loop.now + loop.delay(0.004))
-        self.later(disk.busy_until - loop.now, saved)
-
-    def _send(self, partition: int, to: Member, message: Message) -> None:
-        frames: tuple[Frame, ...] = ()
-        if isinstance(message, Append | Fetched):
-            log = self._log(partition, message.log).frames
-            frames = tuple(log[message.after : message.epochs.end])
-        me = self.me
-        target = self.world.nodes[to.node]
-
-        def arrive() -> None:
-            if target.me == to and partition in target.replicas:
-                target.step(partition, MessageArrived(me, message), frames)
-
-        self.world.send(self, target, message, arrive)
-
-    def _truncate(self, partition: int, name: str, end: int) -> None:
-        log = self._log(partition, name)
-        self.world.loop.counters["frames truncated"] += len(log.frames) - end
-        demand(end >= self.published.get((partition, name), 0), "truncates what was published")
-        log.frames = log.frames[:end]
-        log.cuts += 1
-        self._sync(partition, name)
-
-    def _append(self, partition: int, name: str, frames: tuple[Frame, ...]) -> None:
-        self._log(partition, name).frames.extend(frames)
-        self._sync(partition, name)
-
-    def _sync(self, partition: int, name: str) -> None:
-        log = self._log(partition, name)
-        if self.world.conduct.reports_sync_early:
-            end = len(log.frames)
-            self.later(0.0, lambda: self.step(partition, LogSynced(name, end)))
-        if log.is_syncing:
-            return
-        log.is_syncing = True
-        snapshot, cuts = list(log.frames), log.cuts
-
-        def synced() -> None:
-            log.is_syncing = False
-            if log.cuts == cuts:
-                log.durable = snapshot
-                self.step(partition, LogSynced(name, len(snapshot)))
-            if log.cuts != cuts or log.durable != log.frames:
-                self._sync(partition, name)
-
-        self.when_synced(synced)
-
-    def when_synced(self, synced: Callable[[], None]) -> None:
-        loop = self.world.loop
-        is_slow = loop.now < self.slow_syncs_until
-        self.later(loop.random.uniform(1.0, 3.5) if is_slow else loop.delay(0.006), synced)
-
-    def _publish(self, partition: int, name: str, until: int) -> None:
-        key = (partition, name)
-        first = self.published.get(key, 0)
-        self.published[key] = max(first, until)
-        frames = self._log(partition, name).frames
-        self.world.judge_published(key, frames, first=first, until=until, node=self)
-        waiting, self.waiting[key] = self.waiting.get(key, []), []
-        for batch, sequence, answer in waiting:
-            if sequence <= until:
-                demand(frames[sequence - 1].batch == batch, "the frame of a waiting batch changed")
-                answer(sequence)
-            else:
-                self.waiting[key].append((batch, sequence, answer))
-
-    def ingest(
-        self, key: tuple[int, str], batch: tuple[int, int], answer: Callable[[int], None]
-    ) -> None:
-        """Write a batch if this node leads; answer when it is committed."""
-        partition, name = key
-        replica = self.replicas[partition]
-        if not replica.is_open:
-            return
-        frames, conduct = self._log(partition, name).frames, self.world.conduct
-        for sequence, frame in enumerate(frames, 1):
-            if frame.batch == batch and not conduct.stores_batches_again:
-                self.world.loop.counters["batches repeated"] += 1
-                if sequence <= self.published.get(key, 0) or conduct.acknowledges_known:
-                    answer(sequence)
-                else:
-                    self.waiting.setdefault(key, []).append((batch, sequence, answer))
-                return
-        committed = replica.logs[name].committed if name in replica.logs else 0
-        frames.append(Frame(replica.state.promised, batch, committed))
-        if conduct.acknowledges_appended:
-            answer(len(frames))
-        self.waiting.setdefault(key, []).append((batch, len(frames), answer))
-        self.step(partition, FrameAppended(name, len(frames)))
-        self._sync(partition, name)
-
-
-class Stalled(AssertionError):
-    """No promise about data was broken, but no progress was made."""
-
-
-def expect_progress(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Stalled(otherwise)
-
-
-class ReplicaCluster:
-    """Nodes that replicate partitions, and the judge of what they publish and answer.
-
-    Args:
-        count: of the nodes.
-    """
-
-    node_type: type[ReplicaNode] = ReplicaNode
-
-    def __init__(
-        self,
-        loop: Loop,
-        machine: type[Replica],
-        conduct: ReplicaConduct | None,
-        *,
-        options: ReplicationOptions,
-        count: int,
-    ) -> None:
-        self.loop, self.options = loop, options
-        self.machine, self.conduct = machine, conduct or ReplicaConduct()
-        self.nodes = {f"n{i}": self.node_type(f"n{i}", i, self) for i in range(count)}
-        self.truth: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        self.acknowledged: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
-        self.leaders: dict[tuple[int, int], Member] = {}
-        self.wanted: dict[int, set[str]] = {}
-        self.cuts: set[tuple[str, str]] = set()
-
-    def found(self, partition: int, names: Collection[str]) -> None:
-        """Give a partition its first voters."""
-        self.wanted[partition] = set(names)
-        first = ReplicaSet(0, 1, frozenset(self.nodes[name].me for name in names))
-        for node in self.nodes.values():
-            state = ReplicaState(set=first if node.name in names else None)
-            node.disks[partition] = PartitionDisk(state)
-        for name in LOGS:
-            self.truth[partition, name] = []
-            self.acknowledged[partition, name] = {}
-
-    def send(
-        self, sender: ReplicaNode, target: ReplicaNode, message: Message, arrive: Callable[[], None]
-    ) -> None:
-        raise NotImplementedError
-
-    def wanted_members(self, partition: int) -> MembersWanted:
-        names = sorted(self.wanted[partition])
-        return MembersWanted(frozenset(self.nodes[name].me for name in names))
-
-    # --- the judge -----------------------------------------------------------------------------
-
-    def note_leader(self, partition: int, term: int, node: ReplicaNode) -> None:
-        self.loop.counters["terms led"] += 1
-        other = self.leaders.setdefault((partition, term), node.me)
-        demand(other == node.me, f"two leaders of term {term}: {other} and {node.me}")
-
-    def judge_published(
-        self,
-        key: tuple[int, str],
-        frames: list[Frame],
-        *,
-        first: int,
-        until: int,
-        node: ReplicaNode,
-    ) -> None:
-        truth = self.truth[key]
-        for sequence in range(first, until):
-            batch = frames[sequence].batch
-            if sequence < len(truth):
-                demand(truth[sequence] == batch, f"{node.name} published {batch} at {sequence + 1}")
-            else:
-                demand(batch not in truth, f"{batch} is twice in {key}")
-                truth.append(batch)
-                self.loop.counters["commits"] += 1
-
-    def judge_acknowledged(
-        self, key: tuple[int, str], batch: tuple[int, int], sequence: int
-    ) -> None:
-        before = self.acknowledged[key].setdefault(batch, sequence)
-        demand(before == sequence, f"{batch} was acknowledged at {before} and {sequence}")
-
-    def judge_reads(self) -> None:
-        """One-shot reads at every leader that believes to have a lease."""
-        for (partition, name), sent in self.acknowledged.items():
-            for node in self.nodes.values():
-                if not node.is_up or node.is_paused:
-                    continue
-                if not node.replicas[partition].has_lease(node.now):
-                    continue
-                self.loop.counters["reads under a lease"] += 1
-                answer = node.published.get((partition, name), 0)
-                demand(answer >= max(sent.values(), default=0), f"{node.name} read a stale log")
-
-    def judge_end(self) -> None:
-        """Everything acknowledged is there, at all members, when all is calm again."""
-        for key, sent in self.acknowledged.items():
-            truth = self.truth[key]
-            for batch, sequence in sent.items():
-                is_there = sequence <= len(truth) and truth[sequence - 1] == batch
-                demand(is_there, f"{batch}, acknowledged at {sequence} of {key}, is lost")
-        expect_progress(sum(map(len, self.truth.values())) > 0, "nothing was committed")
-        for partition in self.wanted:
-            self._judge_leader(partition)
-            for member in self.wanted_members(partition).members:
-                for name in LOGS:
-                    published = self.nodes[member.node].published.get((partition, name), 0)
-                    every = len(self.truth[partition, name])
-                    expect_progress(published == every, f"{member} shows {published} of {every}")
-
-    def _judge_leader(self, partition: int) -> None:
-        wanted = self.wanted_members(partition).members
-        replicas = {node.me: node.replicas[partition] for node in self.nodes.values()}
-        leaders = [one for one in replicas.values() if one.leadership is not None]
-        about = {me: (r.state, r.wanted) for me, r in replicas.items()}
-        is_led = len(leaders) == 1 and leaders[0].is_open
-        expect_progress(is_led, f"{len(leaders)} leaders: {about}")
-        (leader,) = leaders
-        for name in LOGS:
-            end = leader.logs[name].end if name in leader.logs else 0
-            every = len(self.truth[partition, name])
-            demand(end >= every, f"the leader has {end} of {every} frames of {name}")
-        assert leader.state.set is not None
-        expect_progress(leader.state.set.voters == wanted, f"set is not {wanted}: {about}")
-        has_lease = leader.has_lease(self.nodes[leader.me.node].now)
-        expect_progress(has_lease, "no lease when calm")
+WATCHED = (
+    Acknowledged,
+    Fetched,
+    FrameAppended,
+    LogSynced,
+    PublishFrames,
+    RequestVote,
+    SaveReplicaState,
+    StartTerm,
+    StateSaved,
+    TruncateLog,
+    Vote,
+    WriteFrames,
+)
+"""After these an ambush strikes."""
 
 
 class Producer:
@@ -602,7 +149,10 @@ class ReplicaWorld(ReplicaCluster):
         self.partitions = range(loop.random.choice((1, 1, 2, 3)))
         self.slow: dict[tuple[str, str], float] = {}
         self.loss = 0.0
+        self.watched: tuple[type, int] | None = None
         self.is_calm = self.is_over = False
+        self.has_true_clocks = loop.chance(0.7)
+        self.is_beyond = loop.chance(0.05)
         for partition in self.partitions:
             self.found(partition, loop.random.sample(sorted(self.nodes), self.size))
 
@@ -619,8 +169,16 @@ class ReplicaWorld(ReplicaCluster):
         self.loop.run_until(FAULTS_UNTIL_S + CALM_S)
         self.is_over = True
         self.loop.run_until(FAULTS_UNTIL_S + CALM_S + 3.0)
-        self.judge_end()
+        self._judge()
         return self.loop.counters
+
+    def _judge(self) -> None:
+        try:
+            self.judge_end()
+        except Stalled:
+            if not self.is_beyond:
+                raise
+            self.loop.counters["partitions lost beyond a majority"] += 1
 
     def send(
         self, sender: ReplicaNode, target: ReplicaNode, message: Message, arrive: Callable[[], None]
@@ -630,13 +188,14 @@ class ReplicaWorld(ReplicaCluster):
             return
         delay = self.loop.delay(0.008) + self.slow.get(way, 0.0)
         self.loop.after(delay, lambda: target.receive(arrive))
-        if self.loop.chance(self.loss):
-            self.loop.after(self.loop.random.uniform(0, 1.5), lambda: target.receive(arrive))
+        if self.loop.chance(max(self.loss, LATE)):
+            self.loop.after(self.loop.random.uniform(0, 3.0), lambda: target.receive(arrive))
 
     def _read(self) -> None:
         if not self.is_over:
             self.loop.after(self.loop.random.uniform(0.02, 0.2), self._read)
-            self.judge_reads()
+            if self.has_true_clocks:
+                self.judge_reads()
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -703,6 +262,9 @@ class ReplicaWorld(ReplicaCluster):
             leader = self._leader()
             ways = {(leader.name, other) for other in self.nodes}
             self.cuts |= ways
+            if not self.has_true_clocks:
+                for other in self.nodes.values():
+                    other.advance_clock(2 * self.options.dead_after_s if other != leader else 0.0)
 
             def die() -> None:
                 self.cuts -= ways
@@ -716,9 +278,56 @@ class ReplicaWorld(ReplicaCluster):
             self.loop.after(0.8 * index, lambda: None if self.is_calm else leg())
 
     def _storm(self, _: ReplicaNode) -> None:
-        """Leaders hand over again and again, or resign and are cut off."""
+        """Leaders hand over, or all that have waited long enough campaign, again and again."""
+
+        def strike() -> None:
+            if self.is_calm:
+                return
+            if self.has_true_clocks or self.loop.chance(0.3):
+                self._hand_over(self._leader())
+                return
+            if self.loop.chance(0.3):
+                leader = self._leader()
+                leader.crash()
+                self._again(leader.boot, 0.02, 0.4)
+            for node in self.nodes.values():
+                if self.loop.chance(0.6):
+                    node.advance_clock(2 * self.options.dead_after_s)
+
         for index in range(self.loop.random.randint(3, 8)):
-            self.loop.after(0.1 * index, lambda: self._hand_over(self._leader()))
+            self.loop.after(0.12 * index, strike)
+
+    def _stop_clock(self, node: ReplicaNode) -> None:
+        if not self.has_true_clocks:
+            node.stop_clock()
+            self._again(node.start_clock, 0.2, 4.0)
+
+    def _ambush(self, _: ReplicaNode) -> None:
+        """Let a node fail right after it has begun, ended or sent something."""
+        self.watched = self.loop.random.choice(WATCHED), self.loop.random.randint(0, 4)
+
+    def observe(
+        self,
+        node: ReplicaNode,
+        partition: int,
+        event: ReplicaEvent,
+        effects: Collection[ReplicaEffect],
+    ) -> None:
+        super().observe(node, partition, event, effects)
+        if self.watched is None or self.is_calm:
+            return
+        kind, others = self.watched
+        moments = (event, *effects, *(e.message for e in effects if isinstance(e, SendMessage)))
+        if any(isinstance(moment, kind) for moment in moments):
+            self.watched = (kind, others - 1) if others else None
+            if not others:
+                self.loop.counters["ambushes"] += 1
+                fault = self.loop.random.choice((self._blink, self._disk_lost, self._isolate))
+                self.loop.after(0.0, lambda: fault(node))
+
+    def _blink(self, node: ReplicaNode) -> None:
+        node.crash()
+        self._again(node.boot, 0.02, 1.0)
 
     def _hand_over(self, node: ReplicaNode) -> None:
         for partition, replica in node.replicas.items():
@@ -737,18 +346,34 @@ class ReplicaWorld(ReplicaCluster):
     def _slow_sync(self, node: ReplicaNode) -> None:
         node.slow_syncs_until = self.loop.now + self.loop.random.uniform(0.1, 2.0)
 
+    def _sync_fails(self, node: ReplicaNode) -> None:
+        """The next sync of the node fails, at which it stops: what it wrote is not known."""
+        node.fails_sync = True
+        self._again(node.boot, 0.5, 4.0)
+
+    def _disk_full(self, node: ReplicaNode) -> None:
+        node.full_until = self.loop.now + self.loop.random.uniform(0.5, 4.0)
+
     def _loss(self, _: ReplicaNode) -> None:
         self.loss = self.loop.random.choice((0.05, 0.2))
         self._again(lambda: setattr(self, "loss", 0.0), 0.5, 3.0)
 
     def _move(self, _: ReplicaNode) -> None:
-        """The operator replaces a member of a partition."""
+        """The operator replaces members of a whole partition, adds one, or removes one."""
         partition = self.loop.random.choice(self.partitions)
-        outside = sorted(self.nodes.keys() - self.wanted[partition])
-        if outside:
-            self.wanted[partition].remove(self.loop.random.choice(sorted(self.wanted[partition])))
-            self.wanted[partition].add(self.loop.random.choice(outside))
-            self._tell_wanted()
+        if any(self._damaged(one, partition) for one in self._sets(partition)):
+            return
+        wanted = self.wanted[partition]
+        outside = sorted(self.nodes.keys() - wanted)
+        kind = self.loop.random.choice(("replace", "replace", "replace many", "add", "remove"))
+        if kind in ("replace", "remove") and (outside or len(wanted) > 2):
+            wanted.remove(self.loop.random.choice(sorted(wanted)))
+        if kind in ("replace", "add") and outside:
+            wanted.add(self.loop.random.choice(outside))
+        if kind == "replace many":
+            wanted = set(self.loop.random.sample(sorted(self.nodes), len(wanted)))
+        self.wanted[partition] = wanted or {outside[0]}
+        self._tell_wanted()
 
     def _tell_wanted(self) -> None:
         for node in self.nodes.values():
@@ -770,23 +395,41 @@ class ReplicaWorld(ReplicaCluster):
             self._crash(node)
 
     def _may_lose(self, node: ReplicaNode) -> bool:
-        """Whether all partitions survive that this node loses what it has."""
-        for partition in self.partitions:
-            states = {n.me: n.disks[partition].state for n in self.nodes.values()}
-            sets = [state.set for state in states.values() if state.set is not None]
-            newest = max(sets, key=lambda one: one.version)
-            if node.me not in newest.members:
-                continue
-            if len(newest.voters) < 3 or not newest.voters <= states.keys():
-                return False
-            top = max(state.promised for state in states.values())
-            for member in newest.voters:
-                state = states[member]
-                if state.set != newest or state.joined != top or state.suspect:
-                    return False
-                if self.nodes[member.node].rot_next:
-                    return False
-        return True
+        """Whether no set that may be in force loses more than its minority."""
+        return self.is_beyond or all(
+            len(self._damaged(one, partition) | {node.me}) <= len(one.voters) - one.majority
+            for partition in self.partitions
+            for one in self._sets(partition)
+            if node.me in one.voters
+        )
+
+    def _sets(self, partition: int) -> set[ReplicaSet]:
+        """The newest set, those that its members still have, and those that may be next."""
+        held: dict[Member, list[ReplicaSet]] = {}
+        for node in self.nodes.values():
+            disk = node.disks[partition]
+            states = [disk.state, *disk.pending]
+            if node.is_up:
+                states.append(node.replicas[partition].state)
+            held[node.me] = [state.set for state in states if state.set is not None]
+        every = [one for sets in held.values() for one in sets]
+        if not every:
+            return set()
+        newest = max(every, key=lambda one: one.version)
+        outgoing = newest.voters - self.wanted_members(partition).members
+        smaller = [replace(newest, voters=newest.voters - {member}) for member in outgoing]
+        larger = [replace(newest, voters=newest.voters | {member}) for member in newest.learners]
+        present = [one for member in newest.members for one in held.get(member, ())]
+        return {newest, *smaller, *larger, *present}
+
+    def _damaged(self, one: ReplicaSet, partition: int) -> set[Member]:
+        """The voters that have lost something and have not got it back."""
+        sound = {
+            node.me
+            for node in self.nodes.values()
+            if not node.rot_next and not node.disks[partition].state.suspect
+        }
+        return set(one.voters - sound)
 
     def _heal(self) -> None:
         self.is_calm = True
@@ -795,7 +438,9 @@ class ReplicaWorld(ReplicaCluster):
         self.slow.clear()
         self.loss = 0.0
         for node in self.nodes.values():
-            node.slow_syncs_until = 0.0
+            node.slow_syncs_until = node.full_until = 0.0
+            node.fails_sync = False
+            node.start_clock()
             node.wake()
             node.boot()
         self.loop.after(0.5, self._finish_healing)
