@@ -1,8 +1,9 @@
-"""The main job, end to end, in words: a stream, a continuous query, a crash, a map."""
+"""The main job, end to end, in words: a stream, a continuous query, a lost disk, a map."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import textwrap
 import threading
@@ -28,7 +29,9 @@ from galileo.labels import LabelSet
 SAMPLED_FRACTION = 0.25
 UPDATE_INTERVAL = "1s"
 PAUSE_S = 0.6
+NODES = 3
 DOWN_S = 4.0
+COPIES_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 90.0
 HOURS = 16
 STRIDE = 4
@@ -49,6 +52,16 @@ class Data:
     @property
     def rows(self) -> int:
         return sum(table.num_rows for table in self.tables)
+
+
+@dataclass(slots=True)
+class Loss:
+    """The node whose disk was lost, and what queries said while it was away."""
+
+    at: float = float("nan")
+    answers: int = 0
+    incomplete: int = 0
+    has_all_copies: bool = False
 
 
 @dataclass(slots=True)
@@ -82,8 +95,8 @@ def main() -> int:
 
     say(f"\nThe data: {data.title}")
     say(f"  {data.rows:,} observations of {', '.join(f.name for f in data.schema.features)}")
-    say("\nStarting three storage nodes in two groups, as processes on this machine ...")
-    with galileo.LocalCluster(nodes=3, groups=2) as cluster:
+    say("\nStarting three storage nodes as processes on this machine, each with all the data ...")
+    with galileo.LocalCluster(nodes=NODES, groups=1, replicas=NODES) as cluster:
         client = cluster.client(timeout="60s")
         client.create_dataset(data.schema)
         say(f"  they listen at {', '.join(cluster.addresses)}")
@@ -119,7 +132,7 @@ def _run(
     thread.start()
 
     say("\nThe stream begins; updates arrive as it goes on:")
-    stored, killed_at = _stream(cluster, client, data, ccq, watcher)
+    stored, loss = _stream(cluster, client, data, ccq, watcher)
     say(f"  the stream has ended: {stored:,} observations stored durably")
 
     full = client.query(data.schema.name, query)
@@ -131,7 +144,7 @@ def _run(
     parts = [ccq.initial, *(update.labels for update in watcher.updates)]
     table = LabelSet.concat(data.schema, parts).table
     delivered = Labels(data.schema, table, frontier=full.frontier, query=full.query)
-    ok = _verdict(delivered, kept, watcher, killed_at)
+    ok = _verdict(delivered, kept, watcher, loss)
     ok &= _independent_counts(client, data, full, polygon, stored=stored)
     _explore(delivered)
     rows = client.read(delivered)
@@ -147,27 +160,44 @@ def _stream(
     data: Data,
     ccq: galileo.Ccq,
     watcher: Watcher,
-) -> tuple[int, float]:
-    """Streams all tables; kills the coordinator midway and starts it again."""
-    stored, killed_at = 0, float("nan")
+) -> tuple[int, Loss]:
+    """Streams all tables; midway the coordinator and its disk are lost."""
+    stored, loss = 0, Loss()
     restart: threading.Timer | None = None
     for number, table in enumerate(data.tables):
         if number == len(data.tables) // 2:
             coordinator = _coordinator(client, ccq)
-            say(f"  *** killing the coordinator {coordinator} (kill -9) while data arrives ***")
+            say(f"  *** killing the coordinator {coordinator} (kill -9) while data arrives, ***")
+            say("  *** and deleting its directory with all that it has stored ***")
             node = cluster.node(coordinator)
             node.kill()
-            killed_at = time.monotonic()
+            shutil.rmtree(cluster.directory / coordinator)
+            loss.at = time.monotonic()
             restart = threading.Timer(DOWN_S, node.restart)
             restart.start()
         stored += client.ingest(data.schema.name, table).rows
+        if restart is not None and restart.is_alive():
+            loss.answers += 1
+            loss.incomplete += not client.query(data.schema.name).complete
         if number == 0:
             _await_first_update(watcher)
         time.sleep(PAUSE_S)
     if restart is not None:
         restart.join()
-        say("  (the killed node is back and has recovered its data from its journal)")
-    return stored, killed_at
+        loss.has_all_copies = _await_copies(client)
+    return stored, loss
+
+
+def _await_copies(client: Client) -> bool:
+    """Waits until the node that lost its disk has a copy of everything again."""
+    started = time.monotonic()
+    while time.monotonic() - started < COPIES_TIMEOUT_S:
+        status = client.status()
+        if status.complete and not any(node.under_replicated for node in status.nodes):
+            say("  (the node is back with an empty disk, and has got a copy of everything)")
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _await_first_update(watcher: Watcher) -> None:
@@ -190,21 +220,23 @@ def _wait_for(watcher: Watcher, *, initial: int, wanted: int) -> None:
         time.sleep(0.1)
 
 
-def _verdict(delivered: LabelSet, kept: LabelSet, watcher: Watcher, killed_at: float) -> bool:
+def _verdict(delivered: LabelSet, kept: LabelSet, watcher: Watcher, loss: Loss) -> bool:
     """Compares the union of all updates with one query over all stored data."""
     got, wanted = _identities(delivered), _identities(kept)
     duplicates = len(got) - len(np.unique(got))
     missed = len(np.setdiff1d(wanted, got))
     foreign = len(np.setdiff1d(got, wanted))
-    after = [at for at in watcher.arrived_at if at > killed_at]
+    after = [at for at in watcher.arrived_at if at > loss.at]
     updates = len(watcher.updates)
     say("\nWas anything missed or repeated?")
     say(f"  labels delivered, in {updates} updates and the initial result: {len(got):,}")
     say(f"  labels of the same query over all stored data: {len(wanted):,}")
     say(f"  missed: {missed}, repeated: {duplicates}, wrong: {foreign}")
     if after:
-        say(f"  first update after the coordinator was killed: {after[0] - killed_at:.1f} s later")
-    return missed == duplicates == foreign == 0 and len(wanted) > 0
+        say(f"  first update after the coordinator was killed: {after[0] - loss.at:.1f} s later")
+    say(f"  queries while it was away: {loss.answers}, of which incomplete: {loss.incomplete}")
+    is_whole = loss.has_all_copies and loss.incomplete == 0
+    return is_whole and missed == duplicates == foreign == 0 and len(wanted) > 0
 
 
 def _independent_counts(
