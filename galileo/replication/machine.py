@@ -710,6 +710,10 @@ class Replica:
         recent = {m for m, peer in lead.peers.items() if now < peer.heard_at + within_s}
         return recent | {self.me}
 
+    def _joined(self, lead: _Leadership) -> set[Member]:
+        """The members that were heard in this term, and follow its leader."""
+        return {m for m, peer in lead.peers.items() if peer.has_joined} | {self.me}
+
     def _resign(self, lead: _Leadership, successor: Member | None, now: float) -> None:
         self._leave_term()
         self._heard_at = now
@@ -741,8 +745,8 @@ class Replica:
             self._leave(lead, self.wanted, now)
             return
         new = replace(new, term=lead.term)
-        if new.voters != current.voters and not new.is_majority(alive):
-            return
+        if new.voters != current.voters and not new.is_majority(self._joined(lead) & alive):
+            return  # A member that this leader has not heard yet may be lost for good.
         lead.floor = {name: log.committed for name, log in self.logs.items()}
         for peer in lead.peers.values():
             peer.started_at = -inf

@@ -393,6 +393,16 @@ def damaged_voter_does_not_know_its_set(s: Scenario) -> None:
     s.try_write(B)
 
 
+def voter_is_lost_before_the_leader_is_elected(s: Scenario) -> None:
+    """A has never heard C when it is to remove B: it waits, since A and C might be A alone."""
+    s.elect(B)
+    s.nodes[C].crash()
+    s.hand_over(B, A)
+    s.want(A, C)
+    s.expect(s.voters(A) == {A, B, C}, "B has been removed")
+    s.write(A)
+
+
 SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     member_lacks_another_log: ("counts_unjoined",),
     member_joins_without_a_committed_frame: ("joins_early",),
@@ -413,6 +423,7 @@ SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     supporter_loses_its_promise: ("supports_unsaved",),
     candidate_hears_its_leader_again: ("campaigns_on",),
     damaged_voter_does_not_know_its_set: ("counts_uninstalled",),
+    voter_is_lost_before_the_leader_is_elected: (),
     disk_is_lost: ("keeps_identity",),
     log_is_damaged: ("ignores_suspects", "takes_rot_for_torn"),
     log_of_the_latest_term_is_damaged: ("takes_damaged",),
