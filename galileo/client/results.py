@@ -409,7 +409,7 @@ class NodeStatus:
     coordinates have cycles that take longer than their update interval. `calls` are those that the
     node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
     commits that a node had reported and has no more, as this node knows. `under_replicated` are
-    its partitions that have fewer copies than `replicas` asks for, or no leader yet.
+    its partitions that have fewer up-to-date copies than `replicas` asks for, or no leader yet.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
     if they are.
     """

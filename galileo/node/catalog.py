@@ -17,10 +17,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from galileo.dht.topology import Topology
 from galileo.errors import (
+    CorruptData,
     DatasetExists,
     GalileoError,
     InputError,
@@ -40,6 +42,7 @@ from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.replication.log_writer import LogOwner, LogWriter
 from galileo.node.shard import ALL_PARTITIONS, Shard, partition_moved
 from galileo.storage.commits import Commit
+from galileo.storage.journal import PartitionJournal
 from galileo.storage.metadata_files import record_name
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
@@ -120,8 +123,10 @@ class Catalog:
             wanted=lambda partition: is_replicated or partition in owned(),
             is_replicated=is_replicated,
         )
+        for dataset, partition in store.damaged:
+            self._shards[dataset].detach(partition)  # Some of its commits have been replayed.
         for (dataset, partition), journal in store.journals().items():
-            self._shards[dataset].attach(partition, journal, moves=moves_of(partition))
+            self._attach(dataset, partition, journal)
 
     def _new_shard(self, schema: Schema) -> Shard:
         return Shard(
@@ -408,8 +413,7 @@ class Catalog:
                 self._check_open(partition)
             shard = self.shard(dataset)
             if partition not in shard.journals:
-                journal = self._store.journal(dataset, partition)
-                shard.attach(partition, journal, moves=self._moves_of(partition))
+                self._attach(dataset, partition, self._store.journal(dataset, partition))
 
     def restart_journal(self, dataset: str, partition: int, log_start: bytes) -> None:
         """Begins a replica of a log anew behind what its leader has dropped, in a thread.
@@ -421,7 +425,27 @@ class Catalog:
         with self._changing_partitions:
             shard.detach(partition)
             journal = self._store.restart_journal(dataset, partition, log_start)
-            shard.attach(partition, journal, moves=self._moves_of(partition))
+            self._attach(dataset, partition, journal)
+
+    def set_aside(self, dataset: str, partition: int) -> Path:
+        """Moves the files of a damaged log away, in a thread; errors as `Store.set_aside`."""
+        with self._changing_partitions:
+            self.shard(dataset).detach(partition)
+            return self._store.set_aside(dataset, partition)
+
+    def _attach(self, dataset: str, partition: int, journal: PartitionJournal) -> None:
+        if self._machines is not None:
+            journal.on_damage = partial(self._report_damage, dataset, partition)
+        self._shards[dataset].attach(partition, journal, moves=self._moves_of(partition))
+
+    def _report_damage(self, dataset: str, partition: int, error: CorruptData) -> GalileoError:
+        """Has the log copied again, and the reader look for another replica, if there is one."""
+        assert self._machines is not None, "a log of one copy cannot be copied again"
+        if not self._machines.has_others(partition):
+            return error
+        loop = self._machines.loop
+        loop.call_soon_threadsafe(self._machines.on_damage, dataset, partition, error)
+        return partition_moved([partition])
 
     def _wait_for_journal(self) -> None:
         """Waits for the journal that is being created."""

@@ -239,9 +239,15 @@ class Replica:
         return ends[current.majority - 1]
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it leads, and a majority of its set knows the set and has what was before it."""
-        return self.leadership is not None and self._is_settled(self.leadership)
+    def is_whole(self) -> bool:
+        """Whether it leads, and all voters of its set follow it and lack few frames."""
+        lead = self.leadership
+        others = self._set().voters - {self.me} if lead is not None else frozenset()
+        return (
+            lead is not None
+            and self._is_settled(lead)
+            and all(self._has_caught_up(lead, member) for member in others)
+        )
 
     def heard_at(self, member: Member) -> float:
         """When this leader heard a member last, or began to listen to it."""

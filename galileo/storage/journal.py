@@ -170,6 +170,7 @@ class PartitionJournal:
     1 to `dropped` are gone; all later ones are there.
 
     Attributes:
+        on_damage: called with the error of damaged bytes; returns the one to raise in its place.
         last_sequence: of the newest commit that readers see, 0 where there is none.
         rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
@@ -203,6 +204,7 @@ class PartitionJournal:
             segments_max=options.mapped_segments_max, commits_max=options.decoded_commits_max
         )
         self._blocks = BlockCache()
+        self.on_damage: Callable[[CorruptData], GalileoError] | None = None
         self._writer = SegmentWriter(directory, options)
         self.syncs = self._writer.syncs
         self._pending: deque[PendingFrame] = deque()
@@ -484,9 +486,12 @@ class PartitionJournal:
                 return False
             place = self._directory, self._partition, self._schema
             merge = Compaction(*place, sources, options.block_bytes)
-            path = write_compacted(
-                merge, disk=self._disk, pace=lambda size: pace(size) and not self._is_over
-            )
+            try:
+                path = write_compacted(
+                    merge, disk=self._disk, pace=lambda size: pace(size) and not self._is_over
+                )
+            except CorruptData as error:
+                raise self.report_damage(error) from error
             if path is None:
                 return False
             newest = max(source.newest_us for source in sources)
@@ -852,11 +857,15 @@ class PartitionJournal:
         segment = self._segment_of(sequence, last)
         try:
             return read(segment)
-        except CorruptData:
+        except CorruptData as error:
             newer = self._segment_of(sequence, last)
             if newer is segment:
-                raise
+                raise self.report_damage(error) from error
             return read(newer)
+
+    def report_damage(self, error: CorruptData) -> GalileoError:
+        """Reports stored bytes that are damaged; returns the error that the reader gets."""
+        return error if self.on_damage is None else self.on_damage(error)
 
     def _segment_of(self, sequence: int, last: int) -> Segment | CompactedSegment:
         if 1 <= sequence <= self.dropped:

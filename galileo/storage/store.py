@@ -7,6 +7,7 @@ records/generations/<name>.record         how many datasets of a name were dropp
 journals/<dataset>/<partition>/*.segment  the commits
 journals/<dataset>/<partition>/*.merged   older ones, compressed
 journals/<dataset>/<partition>/dropped.record  up to where retention has dropped them
+damaged/<dataset>-<partition>-<number>    replicas that were damaged; copied again from other nodes
 commit-log/<number>.log                   commits that the segments may lack after a crash
 records/<kind>/<name>.record              small values of other layers
 records/<kind>.batches/<number>.record    very many of them, some in each file
@@ -28,6 +29,7 @@ from typing import TypeAlias
 
 from galileo.errors import (
     ConfigError,
+    CorruptData,
     DatasetExists,
     InputError,
     InternalError,
@@ -40,7 +42,7 @@ from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.metadata_files import MetadataFiles, record_name
 from galileo.storage.metadata_log import MetadataLog, Values
-from galileo.storage.partition_files import DROPPED
+from galileo.storage.partition_files import DROPPED, Partition
 from galileo.storage.recovery import Replayed
 from galileo.storage.replica_files import PartitionCopy
 from galileo.storage.retention import LOG_START_FILE, LogStart
@@ -63,6 +65,8 @@ class Store:
     Attributes:
         epoch: 1 at the first opening of this directory, higher at each later one.
         log: the commit log.
+        damaged: replicas that `recover` could not open, by (dataset, partition), until they are
+            set aside.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Store:
         self._lock_descriptor: int | None = None
         self._changing = threading.RLock()
         self._recovered = self._is_replicated = False
+        self.damaged: dict[tuple[str, int], CorruptData] = {}
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
         self._schemas: dict[str, Schema] = {}
         self._generations: dict[str, int] = {}
@@ -129,7 +134,8 @@ class Store:
         Args:
             replay: takes their commits.
             wanted: whether a partition is this node's; others stay closed. None: all are.
-            is_replicated: as of `PartitionJournal.open`.
+            is_replicated: as of `PartitionJournal.open`; what is damaged is then left closed, and
+                named by `damaged`, since other nodes have it.
 
         Raises:
             CorruptData, PartitionReadOnly, ConfigError: as `PartitionJournal.open`.
@@ -145,7 +151,12 @@ class Store:
             self._delete_removed()
             for dataset, partition in self.partitions_on_disk():
                 if wanted is None or wanted(partition):
-                    self._open_journal(dataset, partition, replay)
+                    try:
+                        self._open_journal(dataset, partition, replay)
+                    except CorruptData as error:
+                        if not is_replicated:
+                            raise
+                        self.damaged[dataset, partition] = error
             self._recovered = True
 
     def _redo(self) -> None:
@@ -323,6 +334,48 @@ class Store:
             self._journals[dataset, partition] = journal
         return journal
 
+    def sequence_bound(self, dataset: str, partition: int) -> int:
+        """A sequence that no commit in the files of a partition, damaged or not, exceeds."""
+        found = Partition(self.partition_directory(dataset, partition), dataset, partition).files()
+        # A commit takes more than a byte.
+        return sum(file.stat().st_size for file in found) + max(
+            (int(file.stem) for file in found), default=0
+        )
+
+    def set_aside(self, dataset: str, partition: int) -> Path:
+        """Moves the files of a damaged partition away, durably; it is empty then.
+
+        Returns:
+            Where they are now.
+
+        Raises:
+            OSError, PartitionReadOnly: the disk refuses.
+        """
+        with self._changing:
+            journal = self._journals.pop((dataset, partition), None)
+            if journal is not None:
+                journal.close()
+            self._empty_log(partition)
+            disk, place = self._options.disk, self.partition_directory(dataset, partition)
+            root = self._directory / "damaged"
+            make_directory(disk, root)
+            number = sum(1 for _ in root.glob(f"{dataset}-{partition}-*")) + 1
+            target = root / f"{dataset}-{partition}-{number}"
+            disk.rename(place, target)
+            disk.sync_directory(place.parent)
+            disk.sync_directory(root)
+            del self.damaged[dataset, partition]
+            return target
+
+    def _empty_log(self, partition: int) -> None:
+        """Empties the commit log, which could otherwise write again what has left the files."""
+        if not self.log.checkpoint():
+            raise PartitionReadOnly(
+                f"partition {partition} cannot begin anew: the commit log cannot be emptied. Check "
+                "the disk, then restart the node",
+                after_s=self._options.retry_after_s,
+            )
+
     def close_partition(self, partition: int) -> None:
         """Closes a partition of all datasets; its files stay."""
         with self._changing:
@@ -354,12 +407,7 @@ class Store:
             journal = self._journals.pop((dataset, partition), None)
             if journal is not None:
                 journal.close()
-        if not self.log.checkpoint():
-            raise PartitionReadOnly(
-                f"partition {partition} cannot begin anew: the commit log cannot be emptied. Check "
-                "the disk, then restart the node",
-                after_s=self._options.retry_after_s,
-            )
+        self._empty_log(partition)
         try:
             self._delete_removed()
             shutil.rmtree(new, ignore_errors=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from galileo import spans
-from galileo.errors import GalileoError, Overloaded, PartitionMoved, Unavailable
+from galileo.errors import CorruptData, GalileoError, Overloaded, PartitionMoved, Unavailable
 from galileo.node.group_commit import Results
 from galileo.node.shard import Shard, partition_moved
 from galileo.replication.values import Epochs
@@ -49,6 +49,14 @@ class LogOwner(Protocol):
 
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
         """Tells the machines of frames that will be written; returns the partitions that refuse."""
+        ...
+
+    def has_others(self, partition: int) -> bool:
+        """Whether other members vote, so that they have all that is committed; any thread."""
+        ...
+
+    def on_damage(self, dataset: str, partition: int, error: CorruptData) -> None:
+        """Begins a log anew of which stored bytes are damaged."""
         ...
 
     def on_written(self, reports: Sequence[WriteReport]) -> None:

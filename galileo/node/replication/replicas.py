@@ -31,7 +31,7 @@ from typing import Any
 
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError
+from galileo.errors import CorruptData, GalileoError
 from galileo.node.catalog import Catalog
 from galileo.node.replication.log_writer import LogWriter, WriteReport
 from galileo.node.replication.protocol import Envelope, ReplicaLink
@@ -70,6 +70,7 @@ from galileo.replication.values import (
 )
 from galileo.storage.commits import FrameGroup
 from galileo.storage.frame import Buffer
+from galileo.storage.journal import decode_frames
 from galileo.storage.store import Store
 
 KIND = "replicas"
@@ -250,8 +251,46 @@ class Replicas:
         self._is_alive = is_alive
         self._lead = lead
         self._learn = learn
+        self._set_damaged_aside()
         for partition, state in load_states(self._store).items():
             self._host(partition, state)
+
+    def _set_damaged_aside(self) -> None:
+        """Begins logs anew that the start has found damaged.
+
+        Raises:
+            CorruptData: no other node has what is committed.
+        """
+        states = load_states(self._store)
+        for partition in {partition for _, partition in self._store.damaged}:
+            self._begin_anew(partition, states.get(partition, ReplicaState()))
+
+    def _begin_anew(self, partition: int, state: ReplicaState) -> ReplicaState:
+        """Sets the damaged logs of a partition aside; blocks on the disk.
+
+        The state says first what may be lost, so that this member's vote does not deny it, and
+        promises the next term, so that the leader begins one: who joins it is sound again.
+
+        Raises:
+            CorruptData: no other node has what is committed.
+            OSError, GalileoError: the disk refuses.
+        """
+        damaged = {d: error for (d, p), error in self._store.damaged.items() if p == partition}
+        if state.set is not None and not state.set.voters - {self.me}:
+            raise next(iter(damaged.values()))
+        lost = {d: self._store.sequence_bound(d, partition) for d in damaged}
+        suspect = {**lost, **{d: max(n, lost.get(d, 0)) for d, n in state.suspect.items()}}
+        state = replace(state, suspect=MappingProxyType(suspect), promised=state.promised + 1)
+        self._store.save_batch(KIND, {str(partition): encode_state(state)})
+        for dataset, error in damaged.items():
+            place = self._catalog.set_aside(dataset, partition)
+            log.error(
+                "partition %d of %s is damaged in %s at byte %s; its files are in %s now, and it "
+                "is copied from other nodes",
+                *(partition, dataset, error.details.get("file"), error.details.get("offset")),
+                place,
+            )
+        return state
 
     # --- what the node asks --------------------------------------------------------------------
 
@@ -270,15 +309,15 @@ class Replicas:
 
     @property
     def under_replicated(self) -> list[int]:
-        """The partitions of this node that have too few voters, one that is gone, or no leader."""
+        """The partitions of this node with too few voters that have all, or without a leader."""
         led = {p for p in self.led if p in self._hosted}
         lacking = {p for p in led if not self._is_whole(self._hosted[p].machine)}
         return sorted(lacking | (self._live.partitions(self.me.node) - led))
 
     def _is_whole(self, machine: Replica) -> bool:
-        """Whether there are enough voters, all in the present directories of their nodes."""
+        """Whether enough voters have everything, in the present directories of their nodes."""
         current = machine.state.set
-        if current is None or not machine.is_settled:
+        if current is None or not machine.is_whole:
             return False
         is_present = all(
             self._identity_of(member.node) in ("", member.disk) for member in current.voters
@@ -461,16 +500,44 @@ class Replicas:
 
     def _fail(self, partition: int, hosted: _Hosted, error: GalileoError) -> None:
         if hosted.failed_at is None:
-            log.error("partition %d cannot be written: %s", partition, error)
+            log.error("partition %d has failed: %s", partition, error)
             hosted.failed_at = self._monotonic()
             self.terms = {p: term for p, term in self.terms.items() if p != partition}
             self._stop_leading(partition, hosted)
 
+    def has_others(self, partition: int) -> bool:
+        """Whether other members vote, so that they have all that is committed; any thread."""
+        hosted = self._hosted.get(partition)
+        current = None if hosted is None else hosted.machine.saved.set
+        return current is not None and bool(current.voters - {self.me})
+
+    def on_damage(self, dataset: str, partition: int, error: CorruptData) -> None:
+        """Begins a log anew of which stored bytes are damaged."""
+        hosted = self._hosted.get(partition)
+        if hosted is not None and hosted.failed_at is None:
+            self._store.damaged[dataset, partition] = error
+            self._fail(partition, hosted, error)
+
     def _restart(self, partition: int, hosted: _Hosted) -> None:
         """Replaces a machine, when nothing of its partition is under way."""
         is_idle = all(writer.has_nothing_to_do(partition) for writer in self._writers())
-        if is_idle and partition not in self._unsaved.keys() | self._saving:
+        if not is_idle or partition in self._unsaved.keys() | self._saving:
+            return
+        if any(damaged == partition for _, damaged in self._store.damaged):
+            hosted.failed_at = inf  # It is not restarted otherwise meanwhile.
+            self._spawn(self._repair(partition, hosted))
+        else:
             self._host(partition, hosted.machine.saved)
+
+    async def _repair(self, partition: int, hosted: _Hosted) -> None:
+        """Replaces a machine of which a log is damaged by one that gets the log from others."""
+        try:
+            state = await asyncio.to_thread(self._begin_anew, partition, hosted.machine.saved)
+        except (OSError, GalileoError) as error:
+            log.error("partition %d cannot be copied again: %s", partition, error)
+            hosted.failed_at = self._monotonic()
+        else:
+            self._host(partition, state)
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -603,10 +670,20 @@ class Replicas:
             last, frames = journal.frames(
                 message.after, until, bytes_max=self.options.message_bytes_max
             )
+            epochs = message.epochs.cut(last)
+            decode_frames(
+                frames,
+                schema=self._catalog.schema(message.log),
+                partition=partition,
+                after=message.after,
+                epochs=epochs,
+            )
         except GalileoError as error:
             log.warning("cannot read frames of partition %d: %s", partition, error)
+            if isinstance(error, CorruptData):
+                journal.report_damage(error)
             return None
-        return replace(message, epochs=message.epochs.cut(last)), frames
+        return replace(message, epochs=epochs), frames
 
     # --- states --------------------------------------------------------------------------------
 

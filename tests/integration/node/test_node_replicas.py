@@ -1,6 +1,7 @@
 """Random histories of replicated partitions on real nodes, disks and messages in this process.
 
-Messages are lost, repeated and late; nodes crash, lose their directories, and have full disks.
+Messages are lost, repeated and late; nodes crash, lose their directories, find single bytes of
+their files changed, and have full disks.
 Producers repeat each batch until it is acknowledged. At the end every replica has each batch once,
 and all replicas are equal; before, no complete answer lacks what was acknowledged.
 """
@@ -19,17 +20,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fault_injection.damage import flip
 
 from galileo.dht import topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, Unavailable
+from galileo.errors import GalileoError, PartitionMoved, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import CommitAnswer, CommitTask, ScanAnswer, ScanTask
 from galileo.node.replication.protocol import Envelope
-from galileo.node.replication.replicas import Replicas, ReplicasOptions
+from galileo.node.replication.replicas import Replicas, ReplicasOptions, load_states
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
 from galileo.replication.values import ReplicationOptions
@@ -46,6 +48,7 @@ NAMES = ("a", "b", "c")
 PARTITIONS = 2
 STEPS = 12
 ROWS = 6
+SEVERAL_FRAMES_BYTES = 5_000
 SETTLED_S = 90.0
 OPTIONS = ReplicasOptions(
     machine=ReplicationOptions(
@@ -408,15 +411,17 @@ def batch(number: int) -> pa.Table:
 async def hurt(world: World) -> None:
     """One fault, for some time; a directory is lost only while the other nodes have everything."""
     name = world.random.choice(NAMES)
-    fault = world.random.choice(("crash", "crash", "disk", "cut", "full", "all"))
+    fault = world.random.choice(("crash", "crash", "disk", "rot", "cut", "full", "all"))
     pause_s = world.random.uniform(0.1, 1.2)
-    if fault == "disk":
+    if fault in ("disk", "rot"):
         world.is_calm = True
         await await_whole(world)
         world.is_calm = False
-    if fault in ("crash", "disk"):
+    if fault in ("crash", "disk", "rot"):
         await world.crash(name, is_lost=fault == "disk")
         await asyncio.sleep(pause_s)
+        if fault == "rot" and (found := segments(world, name)):
+            rot(world.random.choice(found), world.random)
         world.start(name)
     elif fault == "all":
         for each in NAMES:
@@ -431,6 +436,22 @@ async def hurt(world: World) -> None:
         world.hosts[name].disk.is_full = True
         await asyncio.sleep(pause_s)
         world.hosts[name].disk.is_full = False
+
+
+def segments(world: World, name: str) -> list[Path]:
+    """The files of a node with several frames."""
+    files = sorted(world.places[name].glob("journals/*/*/*.segment"))
+    return [file for file in files if file.stat().st_size > SEVERAL_FRAMES_BYTES]
+
+
+def damaged(world: World, name: str) -> list[Path]:
+    """The logs that a node has set aside."""
+    return sorted((world.places[name] / "damaged").glob("*"))
+
+
+def rot(file: Path, chosen: random.Random) -> None:
+    """Changes a byte in the first half: damage of the end is like an interrupted write."""
+    flip(file, chosen.randrange(file.stat().st_size // 2))
 
 
 async def await_whole(world: World) -> None:
@@ -485,6 +506,55 @@ async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their
                 term = host.replicas.terms[partition]
                 assert synopsis.version.epoch >> 16 == term
                 SynopsisVersion(epoch=synopsis.version.epoch)  # It fits into what peers exchange.
+    finally:
+        await world.close()
+
+
+async def test_node_replicas_damaged_log_is_set_aside_and_copied_again(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    await world.begin()
+    world.is_calm = True
+    try:
+        await await_whole(world)
+        for number in range(8):
+            await world.send(number)
+        await world.crash("b", is_lost=False)
+        rot(world.random.choice(segments(world, "b")), world.random)
+        world.start("b")
+        states = load_states(world.hosts["b"].store)
+        assert len(damaged(world, "b")) == 1
+        assert [bool(state.suspect) for state in states.values()].count(True) == 1
+        await world.send(8)
+        await world.settle()
+        world.judge()
+        states = load_states(world.hosts["b"].store)
+        assert not any(state.suspect for state in states.values())
+    finally:
+        await world.close()
+
+
+async def test_node_replicas_damage_found_by_a_reader_is_copied_again(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    await world.begin()
+    world.is_calm = True
+    try:
+        await await_whole(world)
+        for number in range(8):
+            await world.send(number)
+        await world.settle()
+        ((name, host),) = [(n, h) for n, h in world.hosts.items() if 0 in h.replicas.led]
+        journal = host.node.catalog.shard("nam").journals[0]
+        first = journal.header(1)
+        segment = next(file for file in segments(world, name) if file.parent.name == "0")
+        flip(segment, first.observations_offset)
+        with pytest.raises(PartitionMoved):
+            journal.read(1)
+        while not damaged(world, name):
+            world.spread_leaders()
+            await asyncio.sleep(0.05)
+        await world.settle()
+        world.judge()
+        assert host.node.catalog.shard("nam").journals[0].read(1).num_rows
     finally:
         await world.close()
 

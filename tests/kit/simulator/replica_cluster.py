@@ -219,7 +219,8 @@ class ReplicaNode:
         if not self.world.conduct.takes_rot_for_torn:
             suspect = dict(disk.state.suspect)
             suspect[name] = max(end, suspect.get(name, 0))
-            disk.state = replace(disk.state, suspect=suspect)
+            promised = disk.state.promised + 1
+            disk.state = replace(disk.state, suspect=suspect, promised=promised)
 
     def wake(self) -> None:
         if self.is_up and self.is_paused:
