@@ -134,7 +134,8 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
         "this node is full and slow first: its group has fewer nodes than others, or it has more "
         "partitions than others of its group",
         "give partitions to the others with `galileo partition move --to NODE`; for a new cluster, "
-        'use groups of equal size and placement = "bounded" (docs/sizing.md)',
+        'use groups of equal size and placement = "bounded" (docs/sizing.md). With copies, wait: '
+        "leaders go back to their nodes by themselves",
     )
 
 
@@ -178,7 +179,7 @@ def _silence(report: NodeReport) -> Finding:
         "problem",
         report.name,
         f"does not answer at {report.address}: {report.failure}",
-        "its partitions are missing from answers, and ingest into them waits",
+        "partitions without copies elsewhere are missing from answers, and ingest into them waits",
         "check that it runs there (systemctl status galileo), its log and the firewall",
     )
 
@@ -188,6 +189,7 @@ def _of_node(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
     assert report.status is not None
     yield from _readiness(report, silent)
     yield from _stopped(report.name, report.status)
+    yield from _copies(report.name, report.status)
     yield from _disk(
         report.name,
         free=report.disk_free_bytes,
@@ -246,6 +248,19 @@ def _stopped(node: str, status: NodeStatus) -> Iterator[Finding]:
             "is draining",
             "it takes on no continuous queries",
             f"`galileo drain {node} --undo`, unless it is about to be stopped",
+        )
+
+
+def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
+    if status.under_replicated:
+        partitions = ", ".join(map(str, status.under_replicated))
+        yield Finding(
+            "warning",
+            node,
+            f"too few copies of partitions {partitions} are up to date, or they have no leader",
+            "the loss of another node or disk can make them unavailable, or lose observations",
+            "start the nodes that are away, or wait while copies are made; replace a node that is "
+            "gone for good with another one, or remove it (docs/replication.md)",
         )
 
 

@@ -249,6 +249,21 @@ class Replica:
             and all(self._has_caught_up(lead, member) for member in others)
         )
 
+    @property
+    def lag(self) -> int:
+        """Frames that the member which is furthest behind this leader lacks of one log."""
+        lead = self.leadership
+        if lead is None:
+            return 0
+        return max(
+            (
+                log.end - max(self._match(lead, member, name), log.start)
+                for member in lead.peers
+                for name, log in self.logs.items()
+            ),
+            default=0,
+        )
+
     def heard_at(self, member: Member) -> float:
         """When this leader heard a member last, or began to listen to it."""
         lead = self.leadership

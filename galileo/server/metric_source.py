@@ -69,6 +69,7 @@ def measurements(parts: NodeView, *, now: float, is_ready: bool) -> list[Measure
     return [
         ("galileo_ready", (), float(is_ready)),
         *_node(parts),
+        *_replicas(parts.node),
         *_elections_and_labels(parts.machine),
         *_ccqs(parts, now),
         *_datasets(parts.node),
@@ -99,6 +100,21 @@ def _node(parts: NodeView) -> Iterator[Measured]:
     yield "galileo_cache_limit_bytes", (), config.limits.cache_bytes_max
     yield "galileo_spilled_bytes", (), parts.machine.state.cache_usage.spilled_bytes
     yield "galileo_spilled_limit_bytes", (), config.limits.spill_bytes_max
+
+
+def _replicas(node: StorageNode) -> Iterator[Measured]:
+    replicas = node.replicas
+    if replicas is None:
+        return
+    now, counts = replicas.gauges(), replicas.counts
+    yield "galileo_replicas", ("leading",), now.leading
+    yield "galileo_replicas", ("following",), now.following
+    yield "galileo_replicas", ("learning",), now.learning
+    yield "galileo_under_replicated", (), len(replicas.under_replicated)
+    yield "galileo_replica_lag_commits", (), now.lag
+    yield "galileo_terms_led", (), counts.terms_led
+    yield "galileo_replica_bytes_sent", (), counts.frame_bytes_sent
+    yield "galileo_logs_set_aside", (), counts.logs_set_aside
 
 
 def _elections_and_labels(machine: Continuous) -> Iterator[Measured]:

@@ -85,6 +85,28 @@ DEFINITIONS = (
         "galileo_disk_free_bytes", "gauge", "Free on the file system of the node's directory"
     ),
     Definition("galileo_disk_size_bytes", "gauge", "Size of the file system of the directory"),
+    # --- of replicated partitions
+    Definition(
+        "galileo_replicas",
+        "gauge",
+        "Partitions of which this node has a copy, by whether it leads, follows, or still learns",
+        ("role",),
+    ),
+    Definition(
+        "galileo_under_replicated",
+        "gauge",
+        "Partitions of this node with too few copies that are up to date, or without a leader",
+    ),
+    Definition(
+        "galileo_replica_lag_commits",
+        "gauge",
+        "Commits that the copy which is furthest behind this node's leaders lacks of a dataset",
+    ),
+    Definition("galileo_terms_led", "counter", "Elections of a partition's leader that it won"),
+    Definition("galileo_replica_bytes_sent", "counter", "Bytes of commits sent to other copies"),
+    Definition(
+        "galileo_logs_set_aside", "counter", "Damaged logs that were copied again from others"
+    ),
     # --- of all continuous queries that the node coordinates
     Definition(
         "galileo_ccqs",

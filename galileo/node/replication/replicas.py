@@ -153,6 +153,36 @@ def decode_state(data: bytes) -> ReplicaState:
 
 
 @dataclass(slots=True)
+class ReplicaCounts:
+    """Since the node started.
+
+    Attributes:
+        terms_led: in which it began to lead a partition.
+        logs_set_aside: that were damaged.
+        frame_bytes_sent: to other replicas.
+    """
+
+    terms_led: int = 0
+    logs_set_aside: int = 0
+    frame_bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGauges:
+    """The replicas of a node at the moment.
+
+    Attributes:
+        leading, following, learning: partitions, by what this node is in their sets.
+        lag: frames that the member which is furthest behind this node's leaders lacks of one log.
+    """
+
+    leading: int
+    following: int
+    learning: int
+    lag: int
+
+
+@dataclass(slots=True)
 class _Hosted:
     """A machine, and what the driver keeps beside it.
 
@@ -197,6 +227,7 @@ class Replicas:
     Attributes:
         terms: the term of each partition in which this node takes commits.
         led: the partitions that this node leads, and whose frames readers see.
+        counts: since the node started.
     """
 
     def __init__(
@@ -212,6 +243,7 @@ class Replicas:
         self.options = options or ReplicasOptions()
         self.terms: Mapping[int, int] = {}
         self.led: frozenset[int] = frozenset()
+        self.counts = ReplicaCounts()
         self._live = live
         self._store = store
         self._monotonic = monotonic
@@ -268,8 +300,9 @@ class Replicas:
     def _begin_anew(self, partition: int, state: ReplicaState) -> ReplicaState:
         """Sets the damaged logs of a partition aside; blocks on the disk.
 
-        The state says first what may be lost, so that this member's vote does not deny it, and
-        promises the next term, so that the leader begins one: who joins it is sound again.
+        The state says first what may be lost, so that this member's vote does not deny it. Where
+        the end of a log is not known, it promises the next term, too, so that the leader begins
+        one: who joins it is sound again.
 
         Raises:
             CorruptData: no other node has what is committed.
@@ -278,12 +311,19 @@ class Replicas:
         damaged = {d: error for (d, p), error in self._store.damaged.items() if p == partition}
         if state.set is not None and not state.set.voters - {self.me}:
             raise next(iter(damaged.values()))
-        lost = {d: self._store.sequence_bound(d, partition) for d in damaged}
-        suspect = {**lost, **{d: max(n, lost.get(d, 0)) for d, n in state.suspect.items()}}
-        state = replace(state, suspect=MappingProxyType(suspect), promised=state.promised + 1)
+        suspect, promised = dict(state.suspect), state.promised
+        for dataset in damaged:
+            journal = self._catalog.shard(dataset).journals.get(partition)
+            if journal is None:
+                end, promised = self._store.sequence_bound(dataset, partition), state.promised + 1
+            else:
+                end = journal.end_sequence
+            suspect[dataset] = max(end, suspect.get(dataset, 0))
+        state = replace(state, suspect=MappingProxyType(suspect), promised=promised)
         self._store.save_batch(KIND, {str(partition): encode_state(state)})
         for dataset, error in damaged.items():
             place = self._catalog.set_aside(dataset, partition)
+            self.counts.logs_set_aside += 1
             log.error(
                 "partition %d of %s is damaged in %s at byte %s; its files are in %s now, and it "
                 "is copied from other nodes",
@@ -307,6 +347,17 @@ class Replicas:
         sets = {p: hosted.machine.state.set for p, hosted in self._hosted.items()}
         return sorted(p for p, one in sets.items() if one is not None and self.me in one.members)
 
+    def gauges(self) -> ReplicaGauges:
+        machines = [hosted.machine for hosted in self._hosted.values()]
+        sets = [one.state.set for one in machines if one.state.set is not None]
+        voting = sum(self.me in one.voters for one in sets)
+        return ReplicaGauges(
+            leading=len(self.led),
+            following=voting - len(self.led),
+            learning=sum(self.me in one.learners for one in sets),
+            lag=max((one.lag for one in machines), default=0),
+        )
+
     @property
     def under_replicated(self) -> list[int]:
         """The partitions of this node with too few voters that have all, or without a leader."""
@@ -315,12 +366,15 @@ class Replicas:
         return sorted(lacking | (self._live.partitions(self.me.node) - led))
 
     def _is_whole(self, machine: Replica) -> bool:
-        """Whether enough voters have everything, in the present directories of their nodes."""
+        """Whether enough voters live, in their nodes' present directories, and have everything."""
         current = machine.state.set
         if current is None or not machine.is_whole:
             return False
+        heard_since = self._monotonic() - self.options.machine.dead_after_s
         is_present = all(
-            self._identity_of(member.node) in ("", member.disk) for member in current.voters
+            self._identity_of(member.node) in ("", member.disk)
+            and machine.heard_at(member) >= heard_since
+            for member in current.voters
         )
         return is_present and len(current.voters) >= self._live.current.replicas
 
@@ -436,6 +490,7 @@ class Replicas:
         for shard in self._catalog.shards.values():
             shard.lead(partition, term)
         self.led = self.led | {partition}
+        self.counts.terms_led += 1
         self._lead(partition, term)
         log.info("leads partition %d in term %d", partition, term)
 
@@ -606,6 +661,9 @@ class Replicas:
                     envelopes = await self._take(box.messages)
                     if envelopes:
                         await self._link.send(node, envelopes)
+                        self.counts.frame_bytes_sent += sum(
+                            len(one.frames) for one in envelopes if one.frames is not None
+                        )
                     continue
                 except GalileoError as error:
                     log.debug("cannot send to %s: %s", node, error)

@@ -52,6 +52,11 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
         ({"peers_dead": ("b", "c")}, "problem", "does not hear from b and c"),
         ({"status": STOPPED}, "problem", "takes no writes: rain/p3"),
         ({"status": replace(STATUS, state="draining")}, "warning", "is draining"),
+        (
+            {"status": replace(STATUS, under_replicated=(3, 7))},
+            "warning",
+            "too few copies of partitions 3, 7",
+        ),
         ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),
         ({"disk_free_bytes": 1 << 20}, "problem", "are free on its disk"),
         ({"sync_s": 0.2}, "warning", "took 200 ms"),

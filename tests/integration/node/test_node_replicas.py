@@ -483,6 +483,10 @@ async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_ar
     try:
         assert under_replicated(world) == list(range(PARTITIONS))
         await await_whole(world)
+        gauges = [host.replicas.gauges() for host in world.hosts.values()]
+        assert sum(one.leading for one in gauges) == PARTITIONS
+        assert sum(one.following for one in gauges) == PARTITIONS * (len(NAMES) - 1)
+        assert not any(one.learning or one.lag for one in gauges)
     finally:
         await world.close()
 

@@ -219,7 +219,7 @@ class ReplicaNode:
         if not self.world.conduct.takes_rot_for_torn:
             suspect = dict(disk.state.suspect)
             suspect[name] = max(end, suspect.get(name, 0))
-            promised = disk.state.promised + 1
+            promised = disk.state.promised + self.world.loop.chance(0.5)
             disk.state = replace(disk.state, suspect=suspect, promised=promised)
 
     def wake(self) -> None:
