@@ -335,10 +335,11 @@ class LocalCluster:
     def remove(self, name: str) -> None:
         """Removes a node from the running cluster: its data and queries move to other nodes.
 
-        Its directory is deleted.
+        Its directory is deleted. A node that does not run is removed as lost for good.
 
         Raises:
-            InputError: there is no such node, or it is the last of its group.
+            InputError: there is no such node, it is the last of its group, or it does not run and
+                has the only copy of its partitions.
             Unavailable: a node cannot be reached; the same call goes on.
 
         Example:
@@ -347,7 +348,7 @@ class LocalCluster:
         node = self.node(name)
         with Client(*self.addresses, proof=self._proof) as client:
             try:
-                for _ in client.remove_node(name):
+                for _ in client.remove_node(name, lost=not node.running):
                     pass
             except InputError:
                 if name in Topology.from_json(client.topology_json()).by_name:

@@ -96,10 +96,11 @@ def add(
 @node.command()
 @click.argument("name", metavar="NODE")
 @click.option("--undo", is_flag=True, help="End the removal; what has moved stays where it is.")
+@click.option("--lost", is_flag=True, help="The node is gone for good; others have copies.")
 @json_option
 @click.pass_obj
 @handle_errors
-def remove(session: Session, *, name: str, undo: bool) -> None:
+def remove(session: Session, *, name: str, undo: bool, lost: bool) -> None:
     """Remove a node: its partitions and continuous queries move to others, then it stops.
 
     The node goes on by itself after Ctrl-C, and after a restart; the same command shows the
@@ -109,13 +110,16 @@ def remove(session: Session, *, name: str, undo: bool) -> None:
     Example:
       galileo node remove storm-2
       galileo node remove storm-2 --undo
+      galileo node remove storm-2 --lost
     """
+    if undo and lost:
+        raise click.UsageError("--undo and --lost exclude each other")
     with session.client() as client:
         if undo:
             client.keep_node(name)
             session.output.value({"node": name, "removed": False}, words=f"{name} stays")
             return
-        _remove(session, client, name, to="")
+        _remove(session, client, name, to="", lost=lost)
     session.output.value({"node": name, "removed": True}, words=f"{name} is removed")
 
 
@@ -171,10 +175,10 @@ def rebalance(session: Session, *, dry_run: bool) -> None:
     )
 
 
-def _remove(session: Session, client: Client, name: str, *, to: str) -> None:
+def _remove(session: Session, client: Client, name: str, *, to: str, lost: bool = False) -> None:
     with session.output.progress(unit="bytes", passing=True) as bar:
         task = bar.add_task(f"removing {name}")
-        for step in client.remove_node(name, to=to):
+        for step in client.remove_node(name, to=to, lost=lost):
             bar.update(
                 task,
                 description=_stage(step),

@@ -212,7 +212,9 @@ class AsyncClient(AsyncObservations):
         )
         await self._caller.unary(ClusterStub, "AddNode", request)
 
-    def remove_node(self, node: str, *, to: str = "") -> AsyncIterator[RemovalProgress]:
+    def remove_node(
+        self, node: str, *, to: str = "", lost: bool = False
+    ) -> AsyncIterator[RemovalProgress]:
         """Removes a node: its partitions and continuous queries move to others, then it stops.
 
         The node carries the removal out by itself; closing the iterator does not end it, and
@@ -222,12 +224,15 @@ class AsyncClient(AsyncObservations):
             node: its name in the topology.
             to: the node of the same group that takes all its partitions; those of the group, by
                 their shares, when empty.
+            lost: whether the node is gone for good. It is removed at once, if others have
+                copies of its partitions, which make new ones then.
 
         Returns:
             Its progress; at last with the stage "done".
 
         Raises:
-            InputError: there is no such node, or it is the last of its group.
+            InputError: there is no such node, it is the last of its group, or it is `lost` and
+                alive, or has the only copy of its partitions.
             Unavailable: a node cannot be reached.
 
         Example:
@@ -236,7 +241,7 @@ class AsyncClient(AsyncObservations):
         """
         instance_of(str, node, "the name of a node")
         instance_of(str, to, "the name of a node")
-        return node_removal.remove_node(self._caller, node, to=to)
+        return node_removal.remove_node(self._caller, node, to=to, lost=lost)
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> AsyncIterator[RangesProgress]:
         """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.

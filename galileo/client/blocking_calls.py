@@ -152,7 +152,9 @@ class BlockingCalls(BlockingBase):
             self._client.add_node(name, address, group=group, weight=weight, new_group=new_group)
         )
 
-    def remove_node(self, node: str, *, to: str = "") -> Iterator[RemovalProgress]:
+    def remove_node(
+        self, node: str, *, to: str = "", lost: bool = False
+    ) -> Iterator[RemovalProgress]:
         """Removes a node: its partitions and continuous queries move to others, then it stops.
 
         The node carries the removal out by itself; closing the iterator does not end it, and
@@ -162,19 +164,22 @@ class BlockingCalls(BlockingBase):
             node: its name in the topology.
             to: the node of the same group that takes all its partitions; those of the group, by
                 their shares, when empty.
+            lost: whether the node is gone for good. It is removed at once, if others have
+                copies of its partitions, which make new ones then.
 
         Returns:
             Its progress; at last with the stage "done".
 
         Raises:
-            InputError: there is no such node, or it is the last of its group.
+            InputError: there is no such node, it is the last of its group, or it is `lost` and
+                alive, or has the only copy of its partitions.
             Unavailable: a node cannot be reached.
 
         Example:
             >>> for progress in client.remove_node("node-3"):  # doctest: +SKIP
             ...     print(progress.stage, progress.left)
         """
-        return self._iterate(self._client.remove_node(node, to=to))
+        return self._iterate(self._client.remove_node(node, to=to, lost=lost))
 
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> Iterator[RangesProgress]:
         """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.

@@ -31,9 +31,11 @@ class RemovalProgress:
     bytes_total: int = 0
 
 
-def remove_node(caller: Caller, node: str, *, to: str) -> AsyncGenerator[RemovalProgress, None]:
+def remove_node(
+    caller: Caller, node: str, *, to: str, lost: bool
+) -> AsyncGenerator[RemovalProgress, None]:
     """See `AsyncClient.remove_node`."""
-    request = cluster_pb2.RemoveNodeRequest(node=node, to=to)
+    request = cluster_pb2.RemoveNodeRequest(node=node, to=to, lost=lost)
     caller.forget_addresses()  # Those of the other nodes are needed when the node is gone.
     shown: RemovalProgress | None = None
 

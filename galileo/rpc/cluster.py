@@ -37,6 +37,8 @@ class ClusterNodes(Protocol):
 
     async def start(self, *, to: str = "") -> None: ...
 
+    async def remove_lost(self, name: str) -> None: ...
+
     async def undo(self) -> None: ...
 
     def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]: ...
@@ -154,6 +156,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         assert self._nodes is not None
         if request.is_drained:
             await self._nodes.remove_drained(request.node)
+        elif request.lost:
+            await self._nodes.remove_lost(request.node)
+            yield cluster_pb2.RemoveNodeProgress(stage="done")
         elif known_node(self._node.topology, request.node).name != self._node.name:
             async with aclosing(self._peers.leave(request.node, request)) as parts:
                 async for part in parts:

@@ -7,6 +7,9 @@ group take its partitions; hands off its CCQs; stops to create datasets and hand
 its successor; and asks the successor to have the register remove it. Until the last step the
 removal can be undone; what was moved stays where it is.
 
+A node that is gone for good cannot do so. If others have copies of its partitions, the register
+removes it at once; leaders then make copies elsewhere.
+
 At each step the disk of this node or the register says what comes next, so whatever crashes, the
 removal goes on when the node is back.
 """
@@ -23,7 +26,7 @@ from functools import partial
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import NodeInfo
-from galileo.errors import GalileoError, TransientError, Unavailable
+from galileo.errors import GalileoError, InputError, TransientError, Unavailable
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
@@ -35,6 +38,8 @@ LEAVING = "leaving"
 PAUSE_S = 1.0
 DRAIN_S = 30.0
 PROGRESS_S = 0.2
+SILENT_S = 5.0
+"""A node that was lost a moment ago is still taken for alive."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,7 @@ class ClusterNodes:
         mail: sends them heartbeats.
         drain: hands off CCQs, or ends that.
         coordinated: counts the CCQs that this node coordinates.
+        is_alive: whether another node is heard from.
         on_removed: called when this node was removed.
     """
 
@@ -61,6 +67,7 @@ class ClusterNodes:
         mail: PeerMessenger,
         drain: Callable[[bool], None],
         coordinated: Callable[[], int],
+        is_alive: Callable[[str], bool],
         on_removed: Callable[[], None],
     ) -> None:
         self._node = node
@@ -69,6 +76,7 @@ class ClusterNodes:
         self._mail = mail
         self._drain = drain
         self._coordinated = coordinated
+        self._is_alive = is_alive
         self._on_removed = on_removed
         self._progress = _progress("move")
         self._failure: GalileoError | None = None
@@ -96,6 +104,33 @@ class ClusterNodes:
         """
         await self._register.change(lambda topology: topology_changes.remove_node(topology, name))
         self._mail.broadcast_heartbeat()
+
+    async def remove_lost(self, name: str) -> None:
+        """Removes another node that is gone for good, of whose partitions others have copies.
+
+        Raises:
+            InputError: there is no such node, it is alive, the only one of its group, or the only
+                one with its partitions.
+            Unavailable: too few voters of the register answer.
+        """
+        topology = self._node.topology
+        topology_changes.known_node(topology, name)
+        deadline = time.monotonic() + SILENT_S
+        while self._is_alive(name):
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"expected a node that is gone for good, got {name!r}, which is heard from; "
+                    "remove it without --lost, or stop it first",
+                    node=name,
+                )
+            await asyncio.sleep(PROGRESS_S)
+        if not topology.is_replicated and placement.partitions_by_node(topology)[name]:
+            raise InputError(
+                f"node {name!r} has the only copy of its partitions; start it again, or a node of "
+                "this name with what is left of its directory",
+                node=name,
+            )
+        await self.remove_drained(name)
 
     def resume(self) -> None:
         """Goes on with a removal that was begun before a restart."""

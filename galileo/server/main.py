@@ -170,6 +170,7 @@ class NodeProcess:
             mail=self.mail,
             drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
+            is_alive=self._is_alive,
             on_removed=self._stop_removed,
         )
         self.node.ingest.on_committed = self.driver.wake
@@ -178,7 +179,7 @@ class NodeProcess:
         self._replicas = self.node.connect_replicas(
             GrpcReplicaLink(self._peers),
             identity_of=self.mail.identity_of,
-            is_alive=lambda other: other not in self._members.dead,
+            is_alive=self._is_alive,
         )
         self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
@@ -196,6 +197,9 @@ class NodeProcess:
         self._published: dict[str, PublishedCommits] = {}
         self.node.samplers.on_revoked = self._fail_revoked
         self.node.on_dropped = self._on_dropped
+
+    def _is_alive(self, node: str) -> bool:
+        return node not in self._members.dead
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set, then lets calls finish for a moment and closes."""

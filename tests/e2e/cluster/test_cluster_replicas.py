@@ -16,6 +16,7 @@ from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
+from galileo.errors import InputError
 from galileo.labels import LabelSet
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
@@ -65,7 +66,13 @@ def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_no
         new.start()
         new.wait()
         wait_until(lambda: is_whole(client, 4), what="copies at four nodes", timeout_s=TIMEOUT_S)
+        with pytest.raises(InputError):
+            list(client.remove_node("node-1", lost=True))
+        cluster.node("node-1").kill()
         cluster.remove("node-1")
+        client = cluster.client(timeout="60s")
+        wait_until(lambda: is_whole(client, 3), what="copies elsewhere", timeout_s=TIMEOUT_S)
+        cluster.remove("node-2")
         client = cluster.client(timeout="60s")
         stream.finish()
         found = client.query("numbered", EVERYTHING)
