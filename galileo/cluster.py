@@ -62,8 +62,8 @@ class LocalCluster:
         port: of the first node, the others follow; free ports by default.
         partitions_per_group: by default twice the nodes of the largest group, at least 4; an
             existing directory keeps its number. See docs/sizing.md.
-        replicas: the copies of each partition, on different nodes of its group: by default 1; an
-            existing directory keeps its number. See docs/replication.md.
+        replicas: the copies of each partition, on different nodes of its group: by default 1, or
+            as many as an existing directory has. See docs/replication.md.
         settings: further configuration, {"section": {"key": value}}.
         proof: the credentials of its clients, if `settings` require authentication.
 
@@ -106,12 +106,8 @@ class LocalCluster:
                 if stored is None
                 else stored.get("partitions_per_group", PARTITIONS_PER_GROUP)
             )
+        self._replicas = replicas
         known = 1 if stored is None else stored.get("replicas", 1)
-        if stored is not None and replicas not in (None, known):
-            raise ConfigError(
-                f"expected replicas={known}, as the data in {self.directory} has, got {replicas}",
-                expected={"replicas": known},
-            )
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -214,6 +210,21 @@ class LocalCluster:
         for node in self.nodes:
             node.wait()
         self._await(lambda status: status.complete, START_TIMEOUT_S)
+        self._set_replicas()
+        self._await_copies()
+
+    def _set_replicas(self) -> None:
+        """Changes the number of copies of an existing directory to the one that was asked for."""
+        if self._replicas is None:
+            return
+        with Client(*self.addresses, proof=self._proof) as client:
+            if Topology.from_json(client.topology_json()).replicas == self._replicas:
+                return
+            for name in client.set_replicas(self._replicas):
+                self.node(name).restart()
+                self._await(lambda status: status.complete, START_TIMEOUT_S)
+
+    def _await_copies(self) -> None:
         self._await(
             lambda status: not any(node.under_replicated for node in status.nodes),
             COPIES_TIMEOUT_S,

@@ -89,6 +89,7 @@ COMMANDS = {
     "rebalance": "--dry-run",
     "dataset drop": "made --yes",
     "drain": "node-1",
+    "topology replicas": "2",
 }
 """Those that need no extra, in the order in which they run."""
 WITH_EXTRA = {

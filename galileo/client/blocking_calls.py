@@ -181,6 +181,28 @@ class BlockingCalls(BlockingBase):
         """
         return self._iterate(self._client.remove_node(node, to=to, lost=lost))
 
+    def set_replicas(self, replicas: int) -> tuple[str, ...]:
+        """Changes the number of copies of each partition.
+
+        In a cluster with copies, leaders make or delete some at once. In one with a single copy, a
+        partition gets others when its node was restarted.
+
+        Args:
+            replicas: from 2 to 5; 1 only where it is so already.
+
+        Returns:
+            The nodes to restart, one after the other; the next one when `status` is complete.
+
+        Raises:
+            InputError: there cannot be so many, or the ranges of the cluster were cut anew.
+            Unavailable: too few nodes can be reached.
+
+        Example:
+            >>> client.set_replicas(3)  # doctest: +SKIP
+            ('node-1', 'node-2', 'node-3')
+        """
+        return self._run(self._client.set_replicas(replicas))
+
     def set_ranges(self, ranges: Sequence[tuple[str, str]]) -> Iterator[RangesProgress]:
         """Cuts the geohash ranges of the groups anew; rows that are stored stay where they are.
 

@@ -17,7 +17,16 @@ from dataclasses import replace
 
 from galileo.dht import placement
 from galileo.dht.register import VOTERS_MAX
-from galileo.dht.topology import NO_DISK, NODES_MAX, Founding, Group, NodeInfo, RangeMap, Topology
+from galileo.dht.topology import (
+    NO_DISK,
+    NODES_MAX,
+    REPLICAS_MAX,
+    Founding,
+    Group,
+    NodeInfo,
+    RangeMap,
+    Topology,
+)
 from galileo.errors import ConfigError, InputError, Unavailable
 from galileo.hashing import text64
 
@@ -45,29 +54,82 @@ def pin(topology: Topology) -> Topology:
     return replace(topology, groups=groups, founding=founding)
 
 
-def identify(topology: Topology, name: str, identity: str) -> Topology:
-    """Records the directory with which a node began, unless one is recorded.
+def set_replicas(topology: Topology, count: int) -> Topology:
+    """Changes the number of copies of each partition.
+
+    A partition that had one copy begins in the directory of its owner, which names itself when it
+    starts again (`identify`). Until then it has one copy, and is not moved any more.
+
+    Raises:
+        InputError: there cannot be so many, copies are to be given up, or ranges were cut anew.
+    """
+    if count == topology.replicas:
+        return topology
+    if not 1 <= count <= REPLICAS_MAX:
+        raise InputError(f"expected 1 to {REPLICAS_MAX} copies, got {count}", parameter="replicas")
+    if count == 1:
+        raise InputError(
+            f"expected at least 2 copies in a cluster that has {topology.replicas}, got 1; create "
+            "a new cluster for one copy, and copy the data",
+            parameter="replicas",
+        )
+    if topology.range_epoch > 1 or topology.pending_ranges is not None:
+        raise InputError(
+            "expected a cluster with its first ranges, got one whose ranges were cut anew; it "
+            "cannot have copies yet",
+            expected="first_ranges",
+        )
+    pinned = pin(topology)
+    founding = pinned.founding
+    assert founding is not None
+    if not topology.is_replicated:
+        founding = replace(founding, disks=("",) * len(topology.partitions))
+    return replace(pinned, replicas=count, founding=founding)
+
+
+def unfounded(topology: Topology, owned: Collection[int]) -> frozenset[int]:
+    """Of the partitions of a node, those that have not begun in any directory as replicated."""
+    founding = topology.founding
+    if not topology.is_replicated:
+        return frozenset()
+    return frozenset(p for p in owned if founding is None or not founding.disks[p])
+
+
+def identify(topology: Topology, name: str, identity: str, owned: Collection[int]) -> Topology:
+    """Records the directory with which a node began, unless another one is recorded.
 
     It alone founds replicated partitions: another directory of the node may replace a lost one,
     whose partitions other nodes have.
+
+    Args:
+        topology: as it is.
+        name: of the node.
+        identity: of its directory.
+        owned: the partitions that the node owns, as it knows itself.
     """
-    if known_node(topology, name).identity:
+    known = known_node(topology, name).identity
+    if known and (known != identity or not unfounded(topology, owned)):
         return topology
     pinned = pin(topology)
     node = replace(pinned.by_name[name], identity=identity)
-    return _set_founder(_replace_node(pinned, name, node), node)
+    return _set_founder(_replace_node(pinned, name, node), node, owned)
 
 
-def _set_founder(topology: Topology, node: NodeInfo) -> Topology:
-    """Has the replicated partitions that a node owns at first begin in its directory."""
-    founding = topology.founding
-    if founding is None or not topology.is_replicated:
+def _set_founder(topology: Topology, node: NodeInfo, owned: Collection[int]) -> Topology:
+    """Has the replicated partitions that a node owns begin in its directory, if in none yet."""
+    founding, begun = topology.founding, unfounded(topology, owned)
+    if founding is None or not begun:
         return topology
-    disks = tuple(
-        disk or (node.identity if owner == node.name else "")
-        for owner, disk in zip(founding.owners, founding.disks, strict=True)
-    )
-    return replace(topology, founding=replace(founding, disks=disks))
+    owners = tuple(node.name if p in begun else one for p, one in enumerate(founding.owners))
+    disks = tuple(node.identity if p in begun else one for p, one in enumerate(founding.disks))
+    return replace(topology, founding=replace(founding, owners=owners, disks=disks))
+
+
+def _founded(topology: Topology, name: str) -> frozenset[int]:
+    """The partitions whose first owner a node is."""
+    founding = topology.founding
+    assert founding is not None
+    return frozenset(p for p, owner in enumerate(founding.owners) if owner == name)
 
 
 def add_node(
@@ -93,7 +155,8 @@ def add_node(
             return topology
         if is_expected(known) and known.address == node.address:
             known = replace(known, identity=node.identity)
-            return _set_founder(_replace_node(topology, node.name, known), known)
+            topology = _replace_node(topology, node.name, known)
+            return _set_founder(topology, known, _founded(topology, node.name))
         raise InputError(
             f"expected a name that no node of cluster {topology.cluster!r} has, got "
             f"{node.name!r}, a node at {known.address}; choose another name, or remove that node "
@@ -120,7 +183,7 @@ def add_node(
     counted = replace(founding, ordinals=founding.ordinals + 1)
     if is_new_group:
         new = _add_group(replace(pinned, founding=counted), Group(group, (joined,)))
-        return _set_founder(new, joined)
+        return _set_founder(new, joined, _founded(new, joined.name))
     number = _group_number(pinned, group)
     groups = [
         replace(one, nodes=(*one.nodes, joined)) if position == number else one

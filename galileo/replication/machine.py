@@ -271,13 +271,14 @@ class Replica:
             return inf if member == self.me else -inf
         return lead.peers[member].heard_at
 
-    def successor_at(self, node: str) -> Member | None:
-        """The voter of a node, if it could lead at once; None if this leader is not open."""
+    def successor_at(self, node: str, now: float) -> Member | None:
+        """The voter of a node, if it lives and could lead at once; None if this is not open."""
         lead, current = self.leadership, self.state.set
         if lead is None or current is None or not self.is_open:
             return None
-        ready = (m for m in current.voters if m.node == node and self._has_caught_up(lead, m))
-        return next(ready, None)
+        alive = self._alive(lead, now, within_s=self.options.dead_after_s)
+        ready = (m for m in current.voters & alive if self._has_caught_up(lead, m))
+        return next((member for member in ready if member.node == node), None)
 
     def has_lease(self, now: float) -> bool:
         """Whether it leads and no other member can have committed anything since."""

@@ -39,6 +39,8 @@ class ClusterNodes(Protocol):
 
     async def remove_lost(self, name: str) -> None: ...
 
+    async def set_replicas(self, count: int) -> list[str]: ...
+
     async def undo(self) -> None: ...
 
     def progress(self) -> AsyncGenerator[cluster_pb2.RemoveNodeProgress, None]: ...
@@ -170,6 +172,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
             async with aclosing(self._nodes.progress()) as parts:
                 async for part in parts:
                     yield part
+
+    @unary
+    async def SetReplicas(  # noqa: N802
+        self, request: cluster_pb2.SetReplicasRequest, context: Context
+    ) -> cluster_pb2.SetReplicasReply:
+        assert self._nodes is not None
+        restart = await self._nodes.set_replicas(request.replicas)
+        return cluster_pb2.SetReplicasReply(restart=restart)
 
     @streaming
     async def SetRanges(  # noqa: N802

@@ -132,6 +132,24 @@ class ClusterNodes:
             )
         await self.remove_drained(name)
 
+    async def set_replicas(self, count: int) -> list[str]:
+        """Changes the number of copies of each partition.
+
+        Returns:
+            The nodes that have to be restarted, which is all if there was one copy.
+
+        Raises:
+            InputError: as of `topology_changes.set_replicas`.
+            Unavailable: too few voters of the register answer.
+        """
+        had_one = not self._node.topology.is_replicated
+        await self._register.change(lambda topology: topology_changes.set_replicas(topology, count))
+        self._mail.broadcast_heartbeat()
+        topology = self._node.topology
+        is_begun = topology.founding is not None and all(topology.founding.disks)
+        must_restart = topology.is_replicated and (had_one or not is_begun)
+        return [node.name for node in topology.nodes] if must_restart else []
+
     def resume(self) -> None:
         """Goes on with a removal that was begun before a restart."""
         data = self._node.store.load_record(TOPOLOGY_KIND, LEAVING)

@@ -10,6 +10,7 @@ import secrets
 import signal
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,8 @@ class NodeProcess:
             asyncio.create_task(self._register.run()),
         ]
         identifying = asyncio.create_task(self._identify())
-        if self._replicas is not None:
-            running.append(asyncio.create_task(self._replicas.run()))
+        drives = self._expect_one_copy if self._replicas is None else self._replicas.run
+        running.append(asyncio.create_task(drives()))
         self._stop = stop
         self._nodes.resume()
         stopped = asyncio.create_task(stop.wait())
@@ -315,16 +316,39 @@ class NodeProcess:
         record = self.machine.state.record_table.get(ccq_id)
         return None if record is None else record.ccq.owner
 
+    async def _expect_one_copy(self) -> None:
+        """Runs while this node may have the only copy of its partitions.
+
+        Raises:
+            ConfigError: the cluster has copies, and this node began with another directory. It
+                would serve empty partitions.
+        """
+        while True:
+            topology = self.node.topology
+            node = topology.by_name.get(self.node.name)
+            identity = "" if node is None else node.identity
+            if topology.is_replicated and identity not in ("", self._store.identity):
+                raise ConfigError(
+                    f"the cluster has {topology.replicas} copies of each partition, and the file "
+                    f"of this node says 1; write replicas = {topology.replicas} into its [cluster] "
+                    "table, and start the node again",
+                    expected={"replicas": topology.replicas},
+                )
+            await asyncio.sleep(IDENTIFY_RETRY_S)
+
     async def _identify(self) -> None:
         """Records in the register with which directory this node has begun."""
         name, identity = self.node.name, self._store.identity
         while self._replicas is not None:
-            node = self.node.topology.by_name.get(name)
-            if node is None or node.identity:
+            topology, owned = self.node.topology, self.node.live.partitions(name)
+            node = topology.by_name.get(name)
+            if node is None or node.identity not in ("", identity):
+                return
+            if node.identity and not topology_changes.unfounded(topology, owned):
                 return
             try:
                 await self._register.change(
-                    lambda topology: topology_changes.identify(topology, name, identity)
+                    partial(topology_changes.identify, name=name, identity=identity, owned=owned)
                 )
             except GalileoError as error:
                 log.info("cannot record the identity of this node yet: %s", error)

@@ -249,6 +249,7 @@ class Replicas:
         self._monotonic = monotonic
         self._hosted: dict[int, _Hosted] = {}
         self._boxes: dict[tuple[str, bool], _Box] = {}
+        self._damaged: dict[tuple[str, int], CorruptData] = {}
         self._unsaved: dict[int, tuple[_Hosted, ReplicaState]] = {}
         self._saving: set[int] = set()
         self._log_start = b""
@@ -567,11 +568,29 @@ class Replicas:
         return current is not None and bool(current.voters - {self.me})
 
     def on_damage(self, dataset: str, partition: int, error: CorruptData) -> None:
-        """Begins a log anew of which stored bytes are damaged."""
-        hosted = self._hosted.get(partition)
-        if hosted is not None and hosted.failed_at is None:
-            self._store.damaged[dataset, partition] = error
-            self._fail(partition, hosted, error)
+        """Notes that stored bytes of a log are damaged; `_repair_damaged` does the rest."""
+        if (dataset, partition) not in self._store.damaged:
+            self._damaged.setdefault((dataset, partition), error)
+
+    def _repair_damaged(self) -> None:
+        """Begins damaged logs anew where this node follows; where it leads, it hands over first."""
+        for (dataset, partition), error in list(self._damaged.items()):
+            hosted = self._hosted[partition]
+            if hosted.machine.leadership is not None:
+                self._hand_over_to_any(partition, hosted)
+            elif hosted.failed_at is None and self.has_others(partition):
+                del self._damaged[dataset, partition]
+                self._store.damaged[dataset, partition] = error
+                self._fail(partition, hosted, error)
+
+    def _hand_over_to_any(self, partition: int, hosted: _Hosted) -> None:
+        """Hands over to a voter that has everything, if there is one."""
+        current = hosted.machine.state.set
+        for member in sorted(current.voters - {self.me}) if current is not None else ():
+            successor = hosted.machine.successor_at(member.node, self._monotonic())
+            if successor is not None:
+                self._step(partition, HandOverRequested(successor))
+                return
 
     def _restart(self, partition: int, hosted: _Hosted) -> None:
         """Replaces a machine, when nothing of its partition is under way."""
@@ -838,7 +857,7 @@ class Replicas:
             first = rankings[partition][0]
             if first == self.me.node or now < hosted.announced_at + self.options.return_after_s:
                 continue
-            successor = hosted.machine.successor_at(first)
+            successor = hosted.machine.successor_at(first, now)
             if successor is not None:
                 hosted.announced_at = now  # If it fails, it is tried again later.
                 self._step(partition, HandOverRequested(successor))
@@ -893,6 +912,7 @@ class Replicas:
                     rankings = placement.rankings(self._live.current)
                     self._want_members(rankings)
                     self._note_dropped()
+                    self._repair_damaged()
                     self._return_leadership(rankings)
                     await self._discard()
                 await asyncio.sleep(self.options.tick_s)

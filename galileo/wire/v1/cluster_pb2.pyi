@@ -175,6 +175,47 @@ class SetRangesRequest(_message.Message):
 Global___SetRangesRequest: _TypeAlias = SetRangesRequest  # noqa: Y015
 
 @_typing.final
+class SetReplicasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    replicas: _builtins.int
+    def __init__(
+        self,
+        *,
+        replicas: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReplicasRequest: _TypeAlias = SetReplicasRequest  # noqa: Y015
+
+@_typing.final
+class SetReplicasReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTART_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def restart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that have to be restarted, one after the other"""
+
+    def __init__(
+        self,
+        *,
+        restart: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restart", b"restart"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReplicasReply: _TypeAlias = SetReplicasReply  # noqa: Y015
+
+@_typing.final
 class RangeStart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -79,6 +79,11 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.FromString,
                 _registered_method=True)
+        self.SetReplicas = channel.unary_unary(
+                '/galileo.v1.Cluster/SetReplicas',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.FromString,
+                _registered_method=True)
         self.SetRetention = channel.unary_unary(
                 '/galileo.v1.Cluster/SetRetention',
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
@@ -158,6 +163,13 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetReplicas(self, request, context):
+        """Changes the number of copies of each partition.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRetention(self, request, context):
         """A dataset's retention policy: changes it, tells it, or does at once what it demands.
         """
@@ -224,6 +236,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.SetRanges,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.SerializeToString,
+            ),
+            'SetReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetReplicas,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.SerializeToString,
             ),
             'SetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRetention,
@@ -484,6 +501,33 @@ class Cluster:
             '/galileo.v1.Cluster/SetRanges',
             galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRangesProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.v1.Cluster/SetReplicas',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 from fault_injection.damage import flip
 
-from galileo.dht import topology_changes
+from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, PartitionMoved, Unavailable
@@ -245,7 +245,12 @@ class World:
     async def begin(self, *, datasets: bool = True) -> None:
         for name in NAMES:
             store = Store.open(self.new_place(name), wall=lambda: START_US / 1e6)
-            self.topology = topology_changes.identify(self.topology, name, store.identity)
+            self.topology = topology_changes.identify(
+                self.topology,
+                name,
+                store.identity,
+                placement.partitions_by_node(self.topology)[name],
+            )
             store.close()
         for name in NAMES:
             self.start(name)

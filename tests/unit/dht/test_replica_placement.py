@@ -14,11 +14,12 @@ from galileo.dht.topology import (
     NO_DISK,
     REPLICAS_MAX,
     Group,
+    Move,
     NodeInfo,
     Topology,
     even_ranges,
 )
-from galileo.errors import ConfigError
+from galileo.errors import ConfigError, InputError
 
 
 def cluster(nodes: int, *, partitions: int = 64, replicas: int = 3) -> Topology:
@@ -60,33 +61,72 @@ def test_rankings_leave_out_leaving_nodes() -> None:
     assert all("n2" not in ranking for ranking in placement.rankings(topology).values())
 
 
+def identify(topology: Topology, name: str, disk: str) -> Topology:
+    owned = placement.partitions_by_node(topology)[name]
+    return topology_changes.identify(topology, name, disk, owned)
+
+
 def test_identify_names_the_first_directory_for_good() -> None:
     topology = cluster(3)
     for name in ("n0", "n1", "n2"):
-        topology = topology_changes.identify(topology, name, f"disk of {name}")
+        topology = identify(topology, name, f"disk of {name}")
     founding = topology.founding
     assert founding is not None
     assert founding.disks == tuple(f"disk of {owner}" for owner in founding.owners)
-    assert topology_changes.identify(topology, "n1", "another disk") is topology
+    assert identify(topology, "n1", "another disk") is topology
     assert Topology.from_json(topology.to_json()) == topology
 
 
 def test_remove_node_of_replicas_lets_its_partitions_begin_nowhere_again() -> None:
-    topology = topology_changes.identify(cluster(3), "n0", "disk")
+    topology = identify(cluster(3), "n0", "disk")
     removed = topology_changes.remove_node(topology, "n0")
     assert removed.founding is not None
     assert "disk" not in removed.founding.disks
     assert NO_DISK in removed.founding.disks
     assert "n0" not in removed.founding.owners
-    late = topology_changes.identify(removed, "n1", "late disk")
+    late = identify(removed, "n1", "late disk")
     assert late.founding is not None
     assert late.founding.disks.count(NO_DISK) == removed.founding.disks.count(NO_DISK)
 
 
 def test_identify_of_one_copy_names_no_directory_for_partitions() -> None:
-    topology = topology_changes.identify(cluster(3, replicas=1), "n0", "disk")
+    topology = identify(cluster(3, replicas=1), "n0", "disk")
     assert topology.founding is not None
     assert topology.founding.disks == ()
+
+
+def test_set_replicas_of_one_copy_lets_partitions_begin_at_their_owners() -> None:
+    one = topology_changes.pin(cluster(3, replicas=1))
+    moved = replace(one, moved=(Move(0, 1, "n2"),))
+    topology = topology_changes.set_replicas(one, 3)
+    assert topology.founding is not None
+    assert not any(topology.founding.disks)
+    for name, owned in placement.partitions_by_node(moved).items():
+        topology = topology_changes.identify(topology, name, f"disk of {name}", owned)
+    assert topology.founding is not None
+    assert topology.founding.disks[0] == "disk of n2"
+    assert topology.founding.disks == tuple(f"disk of {name}" for name in topology.founding.owners)
+    again = topology_changes.identify(topology, "n0", "disk of n0", topology.partitions)
+    assert again is topology
+
+
+def test_set_replicas_of_copies_changes_the_number_alone() -> None:
+    topology = identify(cluster(3, replicas=2), "n0", "disk")
+    assert topology_changes.set_replicas(topology, 3) == replace(topology, replicas=3)
+    assert topology_changes.set_replicas(topology, 2) is topology
+
+
+@pytest.mark.parametrize("count", [0, 1, REPLICAS_MAX + 1])
+def test_set_replicas_to_other_numbers_raises(count: int) -> None:
+    with raises(InputError, parameter="replicas"):
+        topology_changes.set_replicas(cluster(3), count)
+
+
+def test_set_replicas_of_ranges_cut_anew_raises() -> None:
+    topology = cluster(3, replicas=1)
+    cut = replace(topology, former_ranges=(topology.ranges,))
+    with raises(InputError, expected="first_ranges"):
+        topology_changes.set_replicas(cut, 3)
 
 
 @pytest.mark.parametrize("replicas", [0, REPLICAS_MAX + 1])

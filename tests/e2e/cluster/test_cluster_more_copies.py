@@ -1,0 +1,95 @@
+"""A cluster that began with one copy of each partition gets more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.ledger import numbered, numbered_schema
+from fault_injection.nodes import wait_until
+from fault_injection.stream import Stream
+
+from galileo.client import Client
+from galileo.cluster import LocalCluster
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+from galileo.errors import InputError
+
+QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
+TIMEOUT_S = 60.0
+
+
+def rows(client: Client) -> int:
+    found = client.query("numbered", EVERYTHING)
+    assert found.complete
+    return int(found.table.column("rows").to_numpy().sum())
+
+
+@pytest.mark.timeout(300)
+def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Path) -> None:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 1_000))
+        owners = placement.owners(Topology.from_json(client.topology_json()))
+        target = next(node.name for node in cluster.nodes if node.name != owners[0])
+        list(client.move(0, to=target))
+        before = client.query("numbered", EVERYTHING)
+    with LocalCluster(3, 1, tmp_path, replicas=3) as cluster:
+        client = cluster.client(timeout="60s")
+        status = client.status()
+        assert not any(node.under_replicated for node in status.nodes)
+        after = client.query("numbered", EVERYTHING)
+        keys = [("partition", "ascending"), ("sequence", "ascending"), ("row", "ascending")]
+        assert after.table.sort_by(keys).equals(before.table.sort_by(keys))
+        client.ingest("numbered", numbered(1_000, 1_000))
+        lost = cluster.node(target)
+        lost.kill()
+        shutil.rmtree(tmp_path / target)
+        assert rows(client) == 2_000
+        lost.start()
+        lost.wait()
+        wait_until(lambda: copies(client), what="all copies again", timeout_s=TIMEOUT_S)
+        with pytest.raises(InputError):
+            client.set_replicas(1)
+        assert client.set_replicas(2) == ()
+        assert rows(client) == 2_000
+    with LocalCluster(3, 1, tmp_path) as cluster:
+        client = cluster.client(timeout="60s")
+        assert Topology.from_json(client.topology_json()).replicas == 2
+        assert rows(client) == 2_000
+
+
+@pytest.mark.timeout(300)
+def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    settings = {"evaluator": evaluator}
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, settings=settings) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = WatchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        for name in client.set_replicas(3):
+            cluster.node(name).restart()
+            wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
+        wait_until(lambda: copies(client), what="all copies", timeout_s=TIMEOUT_S)
+        stream.finish()
+        assert rows(client) == stream.sent
+        wanted = client.query("numbered", QUERY)
+        wait_until(lambda: reader.count() >= len(wanted), what="labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit
+
+
+def copies(client: Client) -> bool:
+    status = client.status()
+    return status.complete and not any(node.under_replicated for node in status.nodes)
