@@ -37,7 +37,8 @@ PAGES = {
     "samplers": ("Commands for samplers", "sampler"),
     "cluster": (
         "Commands for clusters",
-        "up status top doctor whoami topology node rebalance partition drain backup restore verify",
+        "up status top doctor whoami topology node rebalance partition drain backup restore verify "
+        "recover",
     ),
     "nodes": ("Commands for the setup of nodes", "serve evaluator config ca cert token completion"),
 }

@@ -81,6 +81,7 @@ COMMANDS = {
     "verify": "{cluster}/node-1",
     "backup": "{cluster}/node-1 saved",
     "restore": "saved restored",
+    "recover": "{cluster}/node-1 --lost node-2 --help",
     "partition move": "0 --to node-1 --dry-run",
     "node list": "",
     "node add": "node-9 127.0.0.1:1 --help",

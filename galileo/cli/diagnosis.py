@@ -260,7 +260,8 @@ def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
             f"too few copies of partitions {partitions} are up to date, or they have no leader",
             "the loss of another node or disk can make them unavailable, or lose observations",
             "start the nodes that are away, or wait while copies are made; replace a node that is "
-            "gone for good with another one, or remove it (docs/replication.md)",
+            "gone for good with another one, or remove it (docs/replication.md). If most copies of "
+            "a partition are lost for good, see galileo recover (docs/maintenance.md)",
         )
 
 

@@ -75,6 +75,10 @@ COMMANDS = {
         "galileo.cli.node:rebalance",
         "Move partitions until every node has its share of its group, without downtime.",
     ),
+    "recover": LazyCommand(
+        "galileo.cli.recover:recover",
+        "Go on with the copies in DIRECTORY of a stopped node after a majority of copies is lost.",
+    ),
     "restore": LazyCommand(
         "galileo.cli.backup:restore",
         "Create a node's DIRECTORY, which must not exist, from the backup SOURCE.",
