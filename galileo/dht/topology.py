@@ -156,8 +156,8 @@ class Topology:
         ask the partitions of all of them. Their number plus 1 is the *range epoch*.
     pending_ranges: the ranges of the next epoch, while nodes learn of them. Queries ask their
         partitions, too, but no row is stored by them yet.
-    replicas: the copies of each partition, on different nodes of its group. Above 1, a move tells
-        who leads a partition, and its number is the leader's term.
+    replicas: the copies of each partition, on different nodes of its group. Above 1, a move names
+        the leader of a partition, and its number is the leader's term.
     """
 
     cluster: str

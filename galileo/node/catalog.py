@@ -136,11 +136,8 @@ class Catalog:
             unsummarised_paths_max=self._options.unsummarised_paths_max,
             log=self._store.log,
             is_replicated=self._machines is not None,
-            may_serve=self._may_serve,
+            may_serve=None if self._machines is None else self._machines.holds_lease,
         )
-
-    def _may_serve(self, partition: int) -> bool:
-        return self._machines is None or self._machines.holds_lease(partition)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)

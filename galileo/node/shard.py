@@ -90,7 +90,7 @@ class Shard:
         unsummarised_paths_max: int = 65_536,
         log: CommitLog | None = None,
         is_replicated: bool = False,
-        may_serve: Callable[[int], bool] = lambda _: True,
+        may_serve: Callable[[int], bool] | None = None,
     ) -> None:
         self.schema = schema
         self._unsummarised_paths_max = unsummarised_paths_max
@@ -175,7 +175,8 @@ class Shard:
 
     def check_own(self, partitions: Iterable[int]) -> None:
         """Raises PartitionMoved where some are not this node's own, as far as it knows for sure."""
-        others = [p for p in partitions if not (self.owns(p) and self._may_serve(p))]
+        may_serve = self._may_serve or self.owns
+        others = [p for p in partitions if not (self.owns(p) and may_serve(p))]
         if others:
             raise partition_moved(others)
 

@@ -61,7 +61,7 @@ from galileo.storage.frame import (
     producer_name,
 )
 from galileo.storage.producers import ProducerIndex
-from galileo.storage.recovery import Replayed, SegmentScan, in_groups, scan
+from galileo.storage.recovery import Replayed, ScannedFrame, SegmentScan, in_groups, scan
 from galileo.storage.retention import LogFile, LogStart, Truncation
 from galileo.storage.segment import Segment, SegmentMaps, corrupt_error, segment_paths
 from galileo.storage.writer import JournalOptions, SegmentWriter
@@ -152,14 +152,6 @@ class Epochs(Protocol):
     def at(self, sequence: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PendingFrame:
-    """A durable frame that readers do not see yet."""
-
-    header: FrameHeader
-    paths: pa.RecordBatch
-
-
 class PartitionJournal:
     """One directory of segment files. `append` excludes itself; readers never wait for it.
 
@@ -207,7 +199,7 @@ class PartitionJournal:
         self.on_damage: Callable[[CorruptData], GalileoError] | None = None
         self._writer = SegmentWriter(directory, options)
         self.syncs = self._writer.syncs
-        self._pending: deque[PendingFrame] = deque()
+        self._pending: deque[ScannedFrame] = deque()
         self._epochs: list[tuple[int, int]] = []
         self._is_over = False
         self._writing = threading.Lock()
@@ -376,7 +368,7 @@ class PartitionJournal:
             if appending.is_finished:
                 self._hold(group, [frame.paths for frame in frames])
 
-    def publish(self, until: int) -> list[PendingFrame]:
+    def publish(self, until: int) -> list[ScannedFrame]:
         """Lets readers see pending frames.
 
         Args:
@@ -691,10 +683,10 @@ class PartitionJournal:
             commits = Replayed.of(frames)
             self._update_newest(retention.newest_us(self._schema, commits.paths))
             if is_replicated:
-                self._pending += [PendingFrame(frame.header, frame.paths) for frame in frames]
+                self._pending += frames
                 published = self.publish(max(frame.header.committed for frame in frames))
                 if published:
-                    replay(replayed_of(published))
+                    replay(Replayed.of(published))
             else:
                 for frame in frames:
                     self._count(frame.header)
@@ -835,7 +827,7 @@ class PartitionJournal:
     def _hold(self, group: FrameGroup, paths: Sequence[pa.RecordBatch]) -> None:
         """Takes durable frames into the index, where they are pending."""
         self._take_in(group)
-        self._pending += map(PendingFrame, group.headers, paths)
+        self._pending += map(ScannedFrame, group.headers, paths)
 
     def _take_in(self, group: FrameGroup) -> None:
         assert self._writer.path is not None, "a group was written to no file"
@@ -880,14 +872,6 @@ class PartitionJournal:
         if place < 0:  # It was dropped since we looked.
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
         return segments[place]
-
-
-def replayed_of(frames: Sequence[PendingFrame]) -> Replayed:
-    """The commits of consecutive frames, at least one."""
-    counts = np.array([frame.header.paths for frame in frames], dtype=np.int64)
-    batches = [frame.paths for frame in frames]
-    paths = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return Replayed(frames[0].header.sequence, counts, paths)
 
 
 def decode_frames(

@@ -48,7 +48,7 @@ class LogOwner(Protocol):
         ...
 
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
-        """Tells the machines of frames that will be written; returns the partitions that refuse."""
+        """Steps the machines with frames to be written; returns the partitions that refuse."""
         ...
 
     def has_others(self, partition: int) -> bool:
@@ -438,7 +438,7 @@ class LogWriter:
         }
 
     def _begin(self, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
-        """Tells the machines of new frames, and waits for their answer."""
+        """Steps the machines with new frames, and waits for their answer."""
         dataset = self._shard.schema.key
         return self._in_loop(lambda: self._machines.begin(dataset, groups))
 

@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from galileo.dht import placement
+from galileo.dht.topology import Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError
 from galileo.node.catalog import Catalog
@@ -184,7 +185,7 @@ class ReplicaGauges:
 
 @dataclass(slots=True)
 class _Hosted:
-    """A machine, and what the driver keeps beside it.
+    """A machine, and what the driver keeps for it.
 
     Attributes:
         announced: the term in which it was announced as leader, 0 if it is not.
@@ -249,10 +250,10 @@ class Replicas:
         self._monotonic = monotonic
         self._hosted: dict[int, _Hosted] = {}
         self._boxes: dict[tuple[str, bool], _Box] = {}
+        self._founding: Founding | None = None
         self._damaged: dict[tuple[str, int], CorruptData] = {}
         self._unsaved: dict[int, tuple[_Hosted, ReplicaState]] = {}
         self._saving: set[int] = set()
-        self._log_start = b""
         self._has_unsaved = asyncio.Event()
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -404,17 +405,21 @@ class Replicas:
     def _found(self) -> None:
         """Starts the machines of partitions that begin at this node's directory."""
         founding = self._live.current.founding
-        for partition, disk in enumerate(founding.disks if founding is not None else ()):
+        if founding is None or founding is self._founding:
+            return
+        self._founding = founding
+        for partition, disk in enumerate(founding.disks):
             if disk == self.me.disk and partition not in self._hosted:
                 first = ReplicaSet(0, 1, frozenset([self.me]))
                 self._host(partition, ReplicaState(set=first))
 
-    def _step(self, partition: int, event: ReplicaEvent, frames: Buffer | None = None) -> None:
+    def _step(self, partition: int, event: ReplicaEvent, envelope: Envelope | None = None) -> None:
+        """Steps a machine; with the envelope that the event came in, if it is a message."""
         hosted = self._hosted[partition]
         if hosted.failed_at is not None:
             return
         for effect in hosted.machine.step(event, self._monotonic()):
-            self._carry_out(partition, hosted, effect, event, frames)
+            self._carry_out(partition, hosted, effect, envelope)
         self._after_step(partition, hosted)
 
     def _carry_out(
@@ -422,8 +427,7 @@ class Replicas:
         partition: int,
         hosted: _Hosted,
         effect: ReplicaEffect,
-        event: ReplicaEvent,
-        frames: Buffer | None,
+        envelope: Envelope | None,
     ) -> None:
         if isinstance(effect, SendMessage):
             self._send(partition, effect.to, effect.message)
@@ -431,15 +435,14 @@ class Replicas:
             self._unsaved[partition] = hosted, effect.state
             self._has_unsaved.set()
         else:
-            self._write(partition, hosted, effect, event, frames)
+            self._write(partition, hosted, effect, envelope)
 
     def _write(
         self,
         partition: int,
         hosted: _Hosted,
         effect: ReplicaEffect,
-        event: ReplicaEvent,
-        frames: Buffer | None,
+        envelope: Envelope | None,
     ) -> None:
         """Has the writer of a log do an effect; nothing if the dataset was dropped."""
         assert not isinstance(effect, SaveReplicaState | SendMessage)
@@ -447,16 +450,16 @@ class Replicas:
         if writer is None:
             return
         if isinstance(effect, WriteFrames):
-            assert isinstance(event, MessageArrived)
-            message = event.message
-            assert isinstance(message, Append | Fetched)
-            assert frames is not None, "a message with frames that came without"
-            writer.write(partition, message.epochs, frames)
+            assert envelope is not None, "frames are written when they have come"
+            assert isinstance(envelope.message, Append | Fetched)
+            assert envelope.frames is not None, "a message with frames that came without"
+            writer.write(partition, envelope.message.epochs, envelope.frames)
         elif isinstance(effect, TruncateLog):
             hosted.under_way.pop(effect.log, None)
             writer.truncate(partition, effect.end)
         elif isinstance(effect, ResetLog):
-            writer.restart(partition, self._log_start)
+            assert envelope is not None, "a log begins anew with a leader's frames"
+            writer.restart(partition, envelope.log_start)
         elif isinstance(effect, DropFrames):
             writer.drop(partition, effect.until)
         else:
@@ -511,7 +514,7 @@ class Replicas:
     # --- leaders write -------------------------------------------------------------------------
 
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
-        """Tells the machines of commits that are about to be written.
+        """Steps the machines with commits that are about to be written.
 
         Returns:
             The partitions that this node does not lead any more, or not in the term of the frames.
@@ -539,7 +542,7 @@ class Replicas:
         )
 
     def on_written(self, reports: Sequence[WriteReport]) -> None:
-        """Tells the machines what is durable; one whose write failed begins again."""
+        """Steps the machines with what is durable; one whose write failed begins again."""
         for report in reports:
             hosted = self._hosted.get(report.partition)
             writer = self._catalog.log_writer(report.dataset)
@@ -631,9 +634,8 @@ class Replicas:
             if missing is not None:
                 self._learn_dataset(envelope.sender.node, missing)
                 continue
-            self._log_start = envelope.log_start
             event = MessageArrived(envelope.sender, message)
-            self._step(envelope.partition, event, envelope.frames)
+            self._step(envelope.partition, event, envelope)
 
     def _unknown_dataset(self, message: Message) -> str | None:
         """A dataset of the message that this node has to learn first."""
@@ -815,7 +817,7 @@ class Replicas:
         return self._monotonic() < heard_at + self.options.heal_after_s
 
     def _note_dropped(self) -> None:
-        """Tells the machines what retention has dropped."""
+        """Steps the machines with what retention has dropped."""
         for dataset, shard in self._catalog.shards.items():
             for partition, journal in shard.journals.items():
                 hosted = self._hosted.get(partition)
