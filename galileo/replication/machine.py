@@ -264,6 +264,11 @@ class Replica:
             default=0,
         )
 
+    def knows_leader(self, now: float) -> bool:
+        """Whether it leads, or has heard a leader within `dead_after_s`."""
+        is_heard = now < self._heard_at + self.options.dead_after_s
+        return self.leadership is not None or (self.leader is not None and is_heard)
+
     def heard_at(self, member: Member) -> float:
         """When this leader heard a member last, or began to listen to it."""
         lead = self.leadership

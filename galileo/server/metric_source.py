@@ -111,6 +111,7 @@ def _replicas(node: StorageNode) -> Iterator[Measured]:
     yield "galileo_replicas", ("following",), now.following
     yield "galileo_replicas", ("learning",), now.learning
     yield "galileo_under_replicated", (), len(replicas.under_replicated)
+    yield "galileo_leaderless", (), len(replicas.leaderless)
     yield "galileo_replica_lag_commits", (), now.lag
     yield "galileo_terms_led", (), counts.terms_led
     yield "galileo_replica_bytes_sent", (), counts.frame_bytes_sent

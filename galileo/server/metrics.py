@@ -98,6 +98,11 @@ DEFINITIONS = (
         "Partitions of this node with too few copies that are up to date, or without a leader",
     ),
     Definition(
+        "galileo_leaderless",
+        "gauge",
+        "Partitions of which this node has a copy and hears no leader",
+    ),
+    Definition(
         "galileo_replica_lag_commits",
         "gauge",
         "Commits that the copy which is furthest behind this node's leaders lacks of a dataset",

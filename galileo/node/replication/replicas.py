@@ -365,7 +365,14 @@ class Replicas:
         """The partitions of this node with too few voters that have all, or without a leader."""
         led = {p for p in self.led if p in self._hosted}
         lacking = {p for p in led if not self._is_whole(self._hosted[p].machine)}
-        return sorted(lacking | (self._live.partitions(self.me.node) - led))
+        unled = self._live.partitions(self.me.node) - led
+        return sorted(lacking | unled | set(self.leaderless))
+
+    @property
+    def leaderless(self) -> list[int]:
+        """The partitions of which this node is a member and hears no leader."""
+        now = self._monotonic()
+        return [p for p in self.member_of if not self._hosted[p].machine.knows_leader(now)]
 
     def _is_whole(self, machine: Replica) -> bool:
         """Whether enough voters live, in their nodes' present directories, and have everything."""

@@ -102,6 +102,16 @@ def test_founder_takes_frames_alone_and_grows() -> None:
     assert [cluster.end(member) for member in (A, B, C)] == [3, 3, 3]
 
 
+def test_members_know_no_leader_when_they_have_not_heard_it() -> None:
+    cluster = Cluster()
+    cluster.found()
+    assert [cluster.machines[one].knows_leader(cluster.now) for one in (A, B)] == [True, False]
+    cluster.want(A, B, C)
+    assert all(machine.knows_leader(cluster.now) for machine in cluster.machines.values())
+    later = cluster.now + cluster.machines[B].options.dead_after_s
+    assert [cluster.machines[one].knows_leader(later) for one in (A, B)] == [True, False]
+
+
 def test_member_that_comes_back_without_files_gets_all_again() -> None:
     """Its leader once counted it with what it had before it left and deleted its files."""
     cluster = Cluster()
