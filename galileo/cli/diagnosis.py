@@ -134,8 +134,7 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
         "this node is full and slow first: its group has fewer nodes than others, or it has more "
         "partitions than others of its group",
         "give partitions to the others with `galileo partition move --to NODE`; for a new cluster, "
-        'use groups of equal size and placement = "bounded" (docs/sizing.md). With copies, wait: '
-        "leaders go back to their nodes by themselves",
+        'use groups of equal size and placement = "bounded" (docs/sizing.md)',
     )
 
 

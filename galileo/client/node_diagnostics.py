@@ -12,7 +12,7 @@ from galileo.client.cluster_caller import cluster_caller, topology_of
 from galileo.client.decode import node_status
 from galileo.client.results import NodeStatus
 from galileo.dht import placement
-from galileo.dht.topology import NodeInfo
+from galileo.dht.topology import NodeInfo, Topology
 from galileo.errors import GalileoError, NotPermitted
 from galileo.wire.caller import Caller, CallOptions, Connection
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
@@ -107,10 +107,15 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
     return replace(
         _of(node, status),
         topology_fingerprint=topology.fingerprint,
-        relative_load=placement.relative_loads(topology)[node.name],
+        relative_load=_relative_load(topology, node.name),
         clock_s=clock_s,
         clock_within_s=within_s,
     )
+
+
+def _relative_load(topology: Topology, node: str) -> float:
+    """See `NodeReport`; with copies, leaders spread by themselves."""
+    return 1.0 if topology.is_replicated else placement.relative_loads(topology)[node]
 
 
 async def _status(node: Connection, *, is_whole: bool) -> cluster_pb2.NodeStatus:
