@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fault_injection.damage import flip
+from fault_injection.damage import flip, frames
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
@@ -553,11 +553,12 @@ async def test_node_replicas_damage_found_by_a_reader_is_copied_again(tmp_path: 
         await world.settle()
         ((name, host),) = [(n, h) for n, h in world.hosts.items() if 0 in h.replicas.led]
         journal = host.node.catalog.shard("nam").journals[0]
-        first = journal.header(1)
         segment = next(file for file in segments(world, name) if file.parent.name == "0")
-        flip(segment, first.observations_offset)
-        with pytest.raises(PartitionMoved):
-            journal.read(1)
+        for offset, header in frames(segment):
+            flip(segment, offset + header.observations_offset)
+        sequences = range(1, journal.last_sequence + 1)
+        with pytest.raises(PartitionMoved):  # A batch that was sent twice has been read already.
+            _ = [journal.read(sequence) for sequence in sequences]
         while not damaged(world, name):
             world.spread_leaders()
             await asyncio.sleep(0.05)
