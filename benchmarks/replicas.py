@@ -167,7 +167,7 @@ def _wait_copies(client: Client) -> None:
     deadline = time.monotonic() + WHOLE_S
     while time.monotonic() < deadline:
         status = client.status()
-        if status.complete and not any(node.under_replicated for node in status.nodes):
+        if status.complete and not status.under_replicated:
             return
         time.sleep(LOOK_S)
     raise TimeoutError(f"expected all copies within {WHOLE_S:.0f} s")

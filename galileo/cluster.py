@@ -211,7 +211,7 @@ class LocalCluster:
             node.wait()
         self._await(lambda status: status.complete, START_TIMEOUT_S)
         self._set_replicas()
-        self._await_copies()
+        self._await(lambda status: not status.under_replicated, COPIES_TIMEOUT_S)
 
     def _set_replicas(self) -> None:
         """Changes the number of copies of an existing directory to the one that was asked for."""
@@ -223,12 +223,6 @@ class LocalCluster:
             for name in client.set_replicas(self._replicas):
                 self.node(name).restart()
                 self._await(lambda status: status.complete, START_TIMEOUT_S)
-
-    def _await_copies(self) -> None:
-        self._await(
-            lambda status: not any(node.under_replicated for node in status.nodes),
-            COPIES_TIMEOUT_S,
-        )
 
     def _expect_unused(self) -> None:
         """Raises InputError if another process listens at the addresses of this cluster."""

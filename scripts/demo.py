@@ -193,7 +193,7 @@ def _await_copies(client: Client) -> bool:
     started = time.monotonic()
     while time.monotonic() - started < COPIES_TIMEOUT_S:
         status = client.status()
-        if status.complete and not any(node.under_replicated for node in status.nodes):
+        if status.complete and not status.under_replicated:
             say("  (the node is back with an empty disk, and has got a copy of everything)")
             return True
         time.sleep(0.1)

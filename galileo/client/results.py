@@ -481,6 +481,11 @@ class ClusterStatus:
         """Whether every node answered."""
         return all(node.state != "unreachable" for node in self.nodes)
 
+    @property
+    def under_replicated(self) -> tuple[int, ...]:
+        """The partitions that a node which answered names as `NodeStatus.under_replicated`."""
+        return tuple(sorted({p for node in self.nodes for p in node.under_replicated}))
+
     def _repr_html_(self) -> str:
         rows = [
             {

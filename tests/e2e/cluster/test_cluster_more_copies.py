@@ -40,8 +40,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         before = client.query("numbered", EVERYTHING)
     with LocalCluster(3, 1, tmp_path, replicas=3) as cluster:
         client = cluster.client(timeout="60s")
-        status = client.status()
-        assert not any(node.under_replicated for node in status.nodes)
+        assert not client.status().under_replicated
         after = client.query("numbered", EVERYTHING)
         keys = [("partition", "ascending"), ("sequence", "ascending"), ("row", "ascending")]
         assert after.table.sort_by(keys).equals(before.table.sort_by(keys))
@@ -92,4 +91,4 @@ def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
 
 def copies(client: Client) -> bool:
     status = client.status()
-    return status.complete and not any(node.under_replicated for node in status.nodes)
+    return status.complete and not status.under_replicated

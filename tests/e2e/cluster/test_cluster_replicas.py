@@ -28,8 +28,8 @@ def is_whole(client: Client, nodes: int) -> bool:
     status = client.status()
     topology = Topology.from_json(client.topology_json())
     owners = set(placement.owners(topology).values())
-    is_replicated = not any(node.under_replicated for node in status.nodes)
-    return status.complete and is_replicated and len(owners) == nodes == len(status.nodes)
+    is_replicated = status.complete and not status.under_replicated
+    return is_replicated and len(owners) == nodes == len(status.nodes)
 
 
 def rows(labels: LabelSet) -> int:

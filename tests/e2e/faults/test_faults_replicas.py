@@ -108,4 +108,4 @@ def _hurt_disk(world: GrowthWorld, node: LocalNode, fault: str) -> None:
 def _is_whole(world: GrowthWorld) -> bool:
     """Whether each partition has a leader and all its copies."""
     status = world.client.status()
-    return status.complete and not any(node.under_replicated for node in status.nodes)
+    return status.complete and not status.under_replicated
