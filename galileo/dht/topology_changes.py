@@ -117,11 +117,11 @@ def identify(topology: Topology, name: str, identity: str, owned: Collection[int
 
 def _set_founder(topology: Topology, node: NodeInfo, owned: Collection[int]) -> Topology:
     """Has the replicated partitions that a node owns begin in its directory, if in none yet."""
-    founding, begun = topology.founding, unfounded(topology, owned)
-    if founding is None or not begun:
+    founding, here = topology.founding, unfounded(topology, owned)
+    if founding is None or not here:
         return topology
-    owners = tuple(node.name if p in begun else one for p, one in enumerate(founding.owners))
-    disks = tuple(node.identity if p in begun else one for p, one in enumerate(founding.disks))
+    owners = tuple(node.name if p in here else one for p, one in enumerate(founding.owners))
+    disks = tuple(node.identity if p in here else one for p, one in enumerate(founding.disks))
     return replace(topology, founding=replace(founding, owners=owners, disks=disks))
 
 

@@ -136,7 +136,7 @@ class Catalog:
             unsummarised_paths_max=self._options.unsummarised_paths_max,
             log=self._store.log,
             is_replicated=self._machines is not None,
-            may_serve=None if self._machines is None else self._machines.holds_lease,
+            may_serve=(lambda _: True) if self._machines is None else self._machines.holds_lease,
         )
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:

@@ -90,7 +90,7 @@ class Shard:
         unsummarised_paths_max: int = 65_536,
         log: CommitLog | None = None,
         is_replicated: bool = False,
-        may_serve: Callable[[int], bool] | None = None,
+        may_serve: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.schema = schema
         self._unsummarised_paths_max = unsummarised_paths_max
@@ -175,8 +175,7 @@ class Shard:
 
     def check_own(self, partitions: Iterable[int]) -> None:
         """Raises PartitionMoved where some are not this node's own, as far as it knows for sure."""
-        may_serve = self._may_serve or self.owns
-        others = [p for p in partitions if not (self.owns(p) and may_serve(p))]
+        others = [p for p in partitions if not (self.owns(p) and self._may_serve(p))]
         if others:
             raise partition_moved(others)
 
@@ -510,9 +509,7 @@ class Shard:
 
     def _synopsis_epoch(self, partition: int) -> int:
         remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)
-        if (
-            self._is_replicated
-        ):  # The number is a term, and a leader that restarts gets another one.
+        if self._is_replicated:  # It is a term, and a leader that restarts gets another one.
             return moves * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
         return self._epoch + _REMADE * remade + _MOVED * moves
 

@@ -242,12 +242,10 @@ class Replica:
     def is_whole(self) -> bool:
         """Whether it leads, and all voters of its set follow it and lack few frames."""
         lead = self.leadership
-        others = self._set().voters - {self.me} if lead is not None else frozenset()
-        return (
-            lead is not None
-            and self._is_settled(lead)
-            and all(self._has_caught_up(lead, member) for member in others)
-        )
+        if lead is None or not self._is_settled(lead):
+            return False
+        others = self._set().voters - {self.me}
+        return all(self._has_caught_up(lead, member) for member in others)
 
     @property
     def lag(self) -> int:
@@ -276,14 +274,14 @@ class Replica:
             return inf if member == self.me else -inf
         return lead.peers[member].heard_at
 
-    def successor_at(self, node: str, now: float) -> Member | None:
-        """The voter of a node, if it lives and could lead at once; None if this is not open."""
-        lead, current = self.leadership, self.state.set
-        if lead is None or current is None or not self.is_open:
-            return None
+    def successors(self, now: float) -> list[Member]:
+        """The other voters that live and could lead at once; none if this leader is not open."""
+        lead = self.leadership
+        if lead is None or not self.is_open:
+            return []
         alive = self._alive(lead, now, within_s=self.options.dead_after_s)
-        ready = (m for m in current.voters & alive if self._has_caught_up(lead, m))
-        return next((member for member in ready if member.node == node), None)
+        others = self._set().voters & alive - {self.me}
+        return sorted(member for member in others if self._has_caught_up(lead, member))
 
     def has_lease(self, now: float) -> bool:
         """Whether it leads and no other member can have committed anything since."""

@@ -43,7 +43,7 @@ class GrpcReplicaLink:
         self._peers = peers
 
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
-        frames_bytes = sum(len(one.frames) for one in envelopes if one.frames is not None)
+        frames_bytes = sum(envelope.frames_bytes for envelope in envelopes)
         for request in envelopes_to_pb(envelopes):
             # `ByteSize` encodes the request, which costs as much as a copy of all frames.
             is_large = frames_bytes > SMALL_BYTES or request.ByteSize() > SMALL_BYTES

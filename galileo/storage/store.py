@@ -65,8 +65,8 @@ class Store:
     Attributes:
         epoch: 1 at the first opening of this directory, higher at each later one.
         log: the commit log.
-        damaged: replicas that `recover` could not open, by (dataset, partition), until they are
-            set aside.
+        damaged: logs of replicas that `recover` could not open, or that are found damaged later,
+            by (dataset, partition), until they are set aside.
     """
 
     def __init__(
@@ -352,9 +352,7 @@ class Store:
             OSError, PartitionReadOnly: the disk refuses.
         """
         with self._changing:
-            journal = self._journals.pop((dataset, partition), None)
-            if journal is not None:
-                journal.close()
+            self._close_journal(dataset, partition)
             self._empty_log(partition)
             disk, place = self._options.disk, self.partition_directory(dataset, partition)
             root = self._directory / "damaged"
@@ -364,8 +362,13 @@ class Store:
             disk.rename(place, target)
             disk.sync_directory(place.parent)
             disk.sync_directory(root)
-            del self.damaged[dataset, partition]
+            self.damaged.pop((dataset, partition), None)  # The dataset may be dropped meanwhile.
             return target
+
+    def _close_journal(self, dataset: str, partition: int) -> None:
+        journal = self._journals.pop((dataset, partition), None)
+        if journal is not None:
+            journal.close()
 
     def _empty_log(self, partition: int) -> None:
         """Empties the commit log, which could otherwise write again what has left the files."""
@@ -404,9 +407,7 @@ class Store:
         )
         first = LogStart.from_bytes(log_start).until + 1
         with self._changing:
-            journal = self._journals.pop((dataset, partition), None)
-            if journal is not None:
-                journal.close()
+            self._close_journal(dataset, partition)
         self._empty_log(partition)
         try:
             self._delete_removed()

@@ -27,6 +27,10 @@ class Envelope:
     frames: Buffer | None = None
     log_start: bytes = b""
 
+    @property
+    def frames_bytes(self) -> int:
+        return 0 if self.frames is None else len(self.frames)
+
 
 class ReplicaLink(Protocol):
     """Sends to another node by name; raises `Unavailable` where it cannot be reached."""

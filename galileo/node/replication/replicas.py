@@ -251,7 +251,6 @@ class Replicas:
         self._hosted: dict[int, _Hosted] = {}
         self._boxes: dict[tuple[str, bool], _Box] = {}
         self._founding: Founding | None = None
-        self._damaged: dict[tuple[str, int], CorruptData] = {}
         self._unsaved: dict[int, tuple[_Hosted, ReplicaState]] = {}
         self._saving: set[int] = set()
         self._has_unsaved = asyncio.Event()
@@ -579,35 +578,27 @@ class Replicas:
 
     def on_damage(self, dataset: str, partition: int, error: CorruptData) -> None:
         """Notes that stored bytes of a log are damaged; `_repair_damaged` does the rest."""
-        if (dataset, partition) not in self._store.damaged:
-            self._damaged.setdefault((dataset, partition), error)
+        if not self._catalog.is_dropped(dataset):
+            self._store.damaged.setdefault((dataset, partition), error)
 
     def _repair_damaged(self) -> None:
         """Begins damaged logs anew where this node follows; where it leads, it hands over first."""
-        for (dataset, partition), error in list(self._damaged.items()):
+        for (_, partition), error in list(self._store.damaged.items()):
             hosted = self._hosted[partition]
-            if hosted.machine.leadership is not None:
-                self._hand_over_to_any(partition, hosted)
-            elif hosted.failed_at is None and self.has_others(partition):
-                del self._damaged[dataset, partition]
-                self._store.damaged[dataset, partition] = error
+            if hosted.failed_at is not None or not self.has_others(partition):
+                continue
+            if hosted.machine.leadership is None:
                 self._fail(partition, hosted, error)
-
-    def _hand_over_to_any(self, partition: int, hosted: _Hosted) -> None:
-        """Hands over to a voter that has everything, if there is one."""
-        current = hosted.machine.state.set
-        for member in sorted(current.voters - {self.me}) if current is not None else ():
-            successor = hosted.machine.successor_at(member.node, self._monotonic())
-            if successor is not None:
-                self._step(partition, HandOverRequested(successor))
-                return
+            elif successors := hosted.machine.successors(self._monotonic()):
+                self._step(partition, HandOverRequested(successors[0]))
 
     def _restart(self, partition: int, hosted: _Hosted) -> None:
         """Replaces a machine, when nothing of its partition is under way."""
         is_idle = all(writer.has_nothing_to_do(partition) for writer in self._writers())
         if not is_idle or partition in self._unsaved.keys() | self._saving:
             return
-        if any(damaged == partition for _, damaged in self._store.damaged):
+        is_damaged = any(damaged == partition for _, damaged in self._store.damaged)
+        if is_damaged and self.has_others(partition):
             hosted.failed_at = inf  # It is not restarted otherwise meanwhile.
             self._spawn(self._repair(partition, hosted))
         else:
@@ -689,9 +680,7 @@ class Replicas:
                     envelopes = await self._take(box.messages)
                     if envelopes:
                         await self._link.send(node, envelopes)
-                        self.counts.frame_bytes_sent += sum(
-                            len(one.frames) for one in envelopes if one.frames is not None
-                        )
+                        self.counts.frame_bytes_sent += sum(e.frames_bytes for e in envelopes)
                     continue
                 except GalileoError as error:
                     log.debug("cannot send to %s: %s", node, error)
@@ -836,6 +825,7 @@ class Replicas:
         """Forgets the logs of dropped datasets."""
         for dataset in datasets:
             for partition in list(self._hosted):
+                self._store.damaged.pop((dataset, partition), None)
                 self._step(partition, LogForgotten(dataset))
 
     def _want_members(self, rankings: Mapping[int, Sequence[str]]) -> None:
@@ -866,11 +856,11 @@ class Replicas:
             first = rankings[partition][0]
             if first == self.me.node or now < hosted.announced_at + self.options.return_after_s:
                 continue
-            successor = hosted.machine.successor_at(first, now)
-            if successor is not None:
-                hosted.announced_at = now  # If it fails, it is tried again later.
-                self._step(partition, HandOverRequested(successor))
-                return
+            for successor in hosted.machine.successors(now):
+                if successor.node == first:
+                    hosted.announced_at = now  # If it fails, it is tried again later.
+                    self._step(partition, HandOverRequested(successor))
+                    return
 
     async def _discard(self) -> None:
         """Deletes the files of partitions that this node is no member of any more.

@@ -25,7 +25,7 @@ from fault_injection.damage import flip, frames
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, PartitionMoved, Unavailable
+from galileo.errors import CorruptData, GalileoError, PartitionMoved, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
@@ -479,21 +479,25 @@ def _is_whole(world: World) -> bool:
     return led == list(range(PARTITIONS)) and not under_replicated(world)
 
 
-async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_are_there(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A world that has just begun, and in which nothing fails by itself."""
     world = World(tmp_path, 0)
     await world.begin()
     world.is_calm = True
-    try:
-        assert under_replicated(world) == list(range(PARTITIONS))
-        await await_whole(world)
-        gauges = [host.replicas.gauges() for host in world.hosts.values()]
-        assert sum(one.leading for one in gauges) == PARTITIONS
-        assert sum(one.following for one in gauges) == PARTITIONS * (len(NAMES) - 1)
-        assert not any(one.learning or one.lag for one in gauges)
-    finally:
-        await world.close()
+    yield world
+    await world.close()
+
+
+async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_are_there(
+    world: World,
+) -> None:
+    assert under_replicated(world) == list(range(PARTITIONS))
+    await await_whole(world)
+    gauges = [host.replicas.gauges() for host in world.hosts.values()]
+    assert sum(one.leading for one in gauges) == PARTITIONS
+    assert sum(one.following for one in gauges) == PARTITIONS * (len(NAMES) - 1)
+    assert not any(one.learning or one.lag for one in gauges)
 
 
 async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their_terms(
@@ -519,54 +523,55 @@ async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their
         await world.close()
 
 
-async def test_node_replicas_damaged_log_is_set_aside_and_copied_again(tmp_path: Path) -> None:
-    world = World(tmp_path, 0)
-    await world.begin()
-    world.is_calm = True
-    try:
-        await await_whole(world)
-        for number in range(8):
-            await world.send(number)
-        await world.crash("b", is_lost=False)
-        rot(world.random.choice(segments(world, "b")), world.random)
-        world.start("b")
-        states = load_states(world.hosts["b"].store)
-        assert len(damaged(world, "b")) == 1
-        assert [bool(state.suspect) for state in states.values()].count(True) == 1
-        await world.send(8)
-        await world.settle()
-        world.judge()
-        states = load_states(world.hosts["b"].store)
-        assert not any(state.suspect for state in states.values())
-    finally:
-        await world.close()
+async def test_node_replicas_damaged_log_is_set_aside_and_copied_again(world: World) -> None:
+    await await_whole(world)
+    for number in range(8):
+        await world.send(number)
+    await world.crash("b", is_lost=False)
+    rot(world.random.choice(segments(world, "b")), world.random)
+    world.start("b")
+    states = load_states(world.hosts["b"].store)
+    assert len(damaged(world, "b")) == 1
+    assert [bool(state.suspect) for state in states.values()].count(True) == 1
+    await world.send(8)
+    await world.settle()
+    world.judge()
+    states = load_states(world.hosts["b"].store)
+    assert not any(state.suspect for state in states.values())
 
 
-async def test_node_replicas_damage_found_by_a_reader_is_copied_again(tmp_path: Path) -> None:
-    world = World(tmp_path, 0)
-    await world.begin()
-    world.is_calm = True
-    try:
-        await await_whole(world)
-        for number in range(8):
-            await world.send(number)
-        await world.settle()
-        ((name, host),) = [(n, h) for n, h in world.hosts.items() if 0 in h.replicas.led]
-        journal = host.node.catalog.shard("nam").journals[0]
-        segment = next(file for file in segments(world, name) if file.parent.name == "0")
-        for offset, header in frames(segment):
-            flip(segment, offset + header.observations_offset)
-        sequences = range(1, journal.last_sequence + 1)
-        with pytest.raises(PartitionMoved):  # A batch that was sent twice has been read already.
-            _ = [journal.read(sequence) for sequence in sequences]
-        while not damaged(world, name):
-            world.spread_leaders()
-            await asyncio.sleep(0.05)
-        await world.settle()
-        world.judge()
-        assert host.node.catalog.shard("nam").journals[0].read(1).num_rows
-    finally:
-        await world.close()
+async def test_node_replicas_damage_found_by_a_reader_is_copied_again(world: World) -> None:
+    await await_whole(world)
+    for number in range(8):
+        await world.send(number)
+    await world.settle()
+    ((name, host),) = [(n, h) for n, h in world.hosts.items() if 0 in h.replicas.led]
+    journal = host.node.catalog.shard("nam").journals[0]
+    segment = next(file for file in segments(world, name) if file.parent.name == "0")
+    for offset, header in frames(segment):
+        flip(segment, offset + header.observations_offset)
+    sequences = range(1, journal.last_sequence + 1)
+    with pytest.raises(PartitionMoved):  # A batch that was sent twice has been read already.
+        _ = [journal.read(sequence) for sequence in sequences]
+    while not damaged(world, name):
+        world.spread_leaders()
+        await asyncio.sleep(0.05)
+    await world.settle()
+    world.judge()
+    assert host.node.catalog.shard("nam").journals[0].read(1).num_rows
+
+
+async def test_node_replicas_damage_of_a_dropped_dataset_harms_no_partition(world: World) -> None:
+    """A reader may find it when the dataset has just been dropped."""
+    await await_whole(world)
+    for host in world.hosts.values():
+        await host.node.drop("nam", 1)
+    follower = next(host for host in world.hosts.values() if 0 not in host.replicas.led)
+    follower.replicas.on_damage("nam", 0, CorruptData("the checksum of frame 1 is wrong"))
+    for _ in range(10):  # Longer than a failed machine waits until it begins again.
+        world.spread_leaders()
+        await asyncio.sleep(OPTIONS.members_s)
+    await await_whole(world)
 
 
 @pytest.mark.timeout(300)

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import json
 import socket
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from simulator.instant_replicas import LOG, InstantReplicas
 
 from galileo.dht.register import Ballot, Entry, RegisterState, node_of, seat_of
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.node.replication import replicas
-from galileo.replication.machine import Replica
-from galileo.replication.messages import (
-    LogSynced,
-    Message,
-    MessageArrived,
-    ReplicaEvent,
-    ReplicaTicked,
-    ResetLog,
-    SaveReplicaState,
-    SendMessage,
-    StateSaved,
-    TruncateLog,
-    WriteFrames,
-)
 from galileo.replication.values import ORDINALS, Epochs, Member, ReplicaSet, ReplicaState
 from galileo.server import recovery, topology_register
 from galileo.storage.store import Store
 
 NODES = ("a", "b", "c", "d", "e")
-LOG = "log"
 
 
 def free_address() -> str:
@@ -166,45 +151,13 @@ def test_plan_opens_the_seats_of_lost_nodes_when_the_topology_has_no_majority(
     assert found.chosen.number == found.promised > 12_289
 
 
-class Survivors:
-    """Machines whose disks and lines work at once."""
-
-    def __init__(self, states: Mapping[Member, tuple[ReplicaState, Epochs]]) -> None:
-        self.now = 0.0
-        self.led: set[Member] = set()
-        self.machines = {
-            member: Replica(
-                member,
-                NODES.index(member.node),
-                state=state,
-                logs={LOG: (epochs, 0)},
-                now=0.0,
-            )
-            for member, (state, epochs) in states.items()
-        }
-        self._under_way: deque[tuple[Member, Member, Message]] = deque()
-
-    def run(self, seconds: float = 20.0) -> None:
-        while self.now < seconds:
-            self.now += 0.05
-            for member in self.machines:
-                self.step(member, ReplicaTicked())
-            while self._under_way:
-                sender, target, message = self._under_way.popleft()
-                if target in self.machines:
-                    self.step(target, MessageArrived(sender, message))
-            self.led |= {one for one, machine in self.machines.items() if machine.is_open}
-
-    def step(self, member: Member, event: ReplicaEvent) -> None:
-        machine = self.machines[member]
-        for effect in machine.step(event, self.now):
-            if isinstance(effect, SendMessage):
-                self._under_way.append((member, effect.to, effect.message))
-            elif isinstance(effect, SaveReplicaState):
-                self.step(member, StateSaved(effect.state))
-            elif isinstance(effect, WriteFrames | TruncateLog | ResetLog):
-                self.step(member, LogSynced(effect.log, machine.logs[effect.log].end))
-        machine.check()
+def survivors(states: Mapping[Member, tuple[ReplicaState, Epochs]]) -> InstantReplicas:
+    """What 20 seconds make of these members."""
+    cluster = InstantReplicas()
+    for member, (state, epochs) in states.items():
+        cluster.start(member, NODES.index(member.node), state, epochs)
+    cluster.run(20.0)
+    return cluster
 
 
 def old_state(store: Store, names: str, *, term: int, promised: int) -> ReplicaState:
@@ -217,14 +170,13 @@ def test_members_of_the_old_set_that_come_back_never_lead(store: Store) -> None:
     (a,), (b,), (c,) = (members(store, name) for name in "abc")
     epochs = Epochs(((1, 7 * ORDINALS),), 10)
     later = old_state(store, "abc", term=300 * ORDINALS, promised=300 * ORDINALS + 1)
-    cluster = Survivors(
+    cluster = survivors(
         {
             a: (plan(store, "b", "c").states[0], epochs),
             b: (later, epochs.extend(8 * ORDINALS, 12)),
             c: (later, epochs.extend(8 * ORDINALS, 12)),
         }
     )
-    cluster.run()
     assert cluster.led == {a}
     assert cluster.machines[a].logs[LOG].committed == 10
 
@@ -241,7 +193,6 @@ def test_survivors_elect_the_longest_log_of_the_latest_term(store: Store, recove
     old = old_state(store, "abcde", term=7 * ORDINALS, promised=9 * ORDINALS)
     longest = epochs.extend(8 * ORDINALS, 15)
     second = ReplicaState(new.set, new.promised, old.joined) if "b" in recovered else old
-    cluster = Survivors({a: (new, epochs), b: (second, longest)})
-    cluster.run()
+    cluster = survivors({a: (new, epochs), b: (second, longest)})
     assert cluster.led
     assert {machine.logs[LOG].committed for machine in cluster.machines.values()} == {15}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from simulator.instant_replicas import LOG, InstantReplicas
 
-from galileo.replication.machine import Replica
 from galileo.replication.messages import (
     DropFrames,
     FrameAppended,
@@ -12,66 +11,24 @@ from galileo.replication.messages import (
     LogForgotten,
     LogSynced,
     MembersWanted,
-    Message,
-    MessageArrived,
-    ReplicaEffect,
-    ReplicaEvent,
-    ReplicaTicked,
     ResetLog,
-    SaveReplicaState,
-    SendMessage,
-    StateSaved,
-    TruncateLog,
-    WriteFrames,
 )
 from galileo.replication.values import Epochs, Member, ReplicaSet, ReplicaState
 
 A, B, C = (Member(name, f"{name}-0") for name in "abc")
-LOG = "log"
 
 
-class Cluster:
-    """Machines whose disks and lines work at once."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.machines: dict[Member, Replica] = {}
-        self.effects: dict[Member, list[ReplicaEffect]] = {}
-        self._under_way: deque[tuple[Member, Member, Message]] = deque()
-
-    def start(self, member: Member, state: ReplicaState, log: Epochs | None = None) -> None:
-        logs = {} if log is None else {LOG: (log, log.end)}
-        ordinal = [A, B, C].index(member)
-        self.machines[member] = Replica(member, ordinal, state=state, logs=logs, now=self.now)
-        self.effects[member] = []
-
+class Cluster(InstantReplicas):
     def found(self, log: Epochs | None = None) -> None:
         """A cluster of A alone, whose partition B and C do not know."""
-        self.start(A, ReplicaState(ReplicaSet(0, 1, frozenset({A})), 0, 0), log)
-        self.start(B, ReplicaState())
-        self.start(C, ReplicaState())
+        end = 0 if log is None else log.end
+        self.start(A, 0, ReplicaState(ReplicaSet(0, 1, frozenset({A})), 0, 0), log, committed=end)
+        self.start(B, 1, ReplicaState())
+        self.start(C, 2, ReplicaState())
         self.run()
 
     def run(self, seconds: float = 5.0) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 0.05
-            for member in self.machines:
-                self.step(member, ReplicaTicked())
-            while self._under_way:
-                sender, target, message = self._under_way.popleft()
-                self.step(target, MessageArrived(sender, message))
-
-    def step(self, member: Member, event: ReplicaEvent) -> None:
-        machine = self.machines[member]
-        for effect in machine.step(event, self.now):
-            self.effects[member].append(effect)
-            if isinstance(effect, SendMessage):
-                self._under_way.append((member, effect.to, effect.message))
-            elif isinstance(effect, SaveReplicaState):
-                self.step(member, StateSaved(effect.state))
-            elif isinstance(effect, WriteFrames | TruncateLog | ResetLog):
-                self.step(member, LogSynced(effect.log, machine.logs[effect.log].end))
+        super().run(seconds)
 
     def append(self, frames: int) -> None:
         for _ in range(frames):
@@ -121,7 +78,7 @@ def test_member_that_comes_back_without_files_gets_all_again() -> None:
     cluster.want(A, B)
     assert cluster.voters() == {A, B}
     left = cluster.machines[A].state
-    cluster.start(C, ReplicaState(left.set, left.promised))
+    cluster.start(C, 2, ReplicaState(left.set, left.promised))
     cluster.want(A, B, C)
     assert cluster.voters() == {A, B, C}
     assert cluster.end(C) == 100
