@@ -137,6 +137,7 @@ class Quiet(NamedNodes):
         self.logs = {partition: Log(partition) for partition in range(PARTITIONS)}
         self.checker = Checker(self.logs, self.loop.counters, has_cursors=True)
         self._names = tuple(f"n{number}" for number in range(nodes))
+        self.founders = nodes
         self.nodes = [Node(name, self) for name in self._names]
         self._producers = [Producer(f"p{number}", self) for number in range(PRODUCERS)]
         ccq = Ccq("q", "sim", query(1, 0), INTERVAL_S, NEVER)
