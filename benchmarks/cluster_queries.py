@@ -1,8 +1,10 @@
-"""What queries cost the nodes of a cluster: processor time of all of them."""
+"""What queries, and submissions of continuous ones, cost the nodes of a cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import psutil
@@ -25,6 +27,9 @@ QUERIES = {
     "everything": ("", 3),
 }
 """Name, query, and how often it is asked in one run."""
+AT_ONCE = 64
+SUBMITTED_PER_S = 200.0
+TIMES_MEAN = 1.3
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -60,6 +65,58 @@ def _spent(client: Client, query: str, *, times: int, idle: float) -> float:
         if not client.query(DATASET, query).complete:
             raise AssertionError("expected a complete answer, a node is away")
     return (_used() - before - idle * (time.perf_counter() - started)) / times
+
+
+def measure_submissions(bench: Bench) -> Iterator[Figure]:
+    nodes, count = bench.sizes.submissions
+    with (
+        clusters.cluster(bench.directory, nodes=nodes, groups=1) as running,
+        clusters.warm_evaluator(running),
+        running.client(timeout=clusters.PATIENCE) as client,
+    ):
+        clusters.create_dataset(running, client, DATASET)
+        client.ingest(DATASET, clusters.forecast(bench.sizes.preload_rows, stride=1))
+        time.sleep(SETTLE_S)
+        before, started = _used(), time.perf_counter()
+        time.sleep(IDLE_S)
+        idle = (_used() - before) / (time.perf_counter() - started)
+        per_s, spent = list[float](), list[float]()
+        for _ in range(bench.sizes.runs):
+            before = _used()
+            took_s = asyncio.run(_submit(running, count))
+            per_s.append(count / took_s)
+            spent.append((_used() - before - idle * took_s) / count)
+        loads = Counter(one.coordinator for one in client.list_ccqs())
+    yield Figure(
+        f"busiest coordinator of {nodes} nodes, {loads.total():,} continuous queries",
+        "times the mean",
+        Spread.of([max(loads.values()) * nodes / loads.total()]),
+        goals=(Goal("at most", TIMES_MEAN),),
+    )
+    yield Figure(
+        f"continuous queries submitted one by one, {AT_ONCE} at a time, {nodes} nodes",
+        "CCQs/s",
+        Spread.of(per_s),
+        goals=(Goal("at least", SUBMITTED_PER_S),),
+    )
+    yield Figure("one of these submissions, all nodes", "s", Spread.of(spent))
+
+
+async def _submit(running: galileo.LocalCluster, count: int) -> float:
+    """Seconds that it takes to submit so many queries without matches, each at the next node."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    clients = [galileo.AsyncClient(one, timeout=clusters.PATIENCE) for one in running.addresses]
+
+    async def submit(number: int) -> None:
+        async with gate:
+            client, query = clients[number % len(clients)], f"temperature > {400 + number}"
+            await client.submit(DATASET, query, interval="1h", expiration="2h")
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(submit, range(count)))
+    took_s = time.perf_counter() - started
+    await asyncio.gather(*(client.close() for client in clients))
+    return took_s
 
 
 def _used() -> float:

@@ -30,6 +30,7 @@ class Sizes:
         fetch_answers: in how many updates, where it is not one.
         growth, growth_results: stored observations, and labels fetched at each of these sizes.
         query_nodes: nodes of each cluster that is asked.
+        submissions: (nodes, continuous queries submitted to them one by one).
         idle_ccqs, idle_s: continuous queries that have nothing to do, and for how long to look.
         verify: (observations in a commit, commits) of each store that is verified.
         recovery: (paths in a commit, commits, whether merged) of each store that is recovered.
@@ -68,6 +69,7 @@ class Sizes:
     growth: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
     growth_results: int = 10_000
     query_nodes: tuple[int, ...] = (1, 2, 4, 8)
+    submissions: tuple[int, int] = (12, 1_000)
     idle_ccqs: tuple[int, ...] = (0, 100, 1_000)
     idle_s: float = 30.0
     verify: tuple[tuple[int, int], ...] = ((10_000, 400), (1_000, 4_000), (10, 100_000))
@@ -118,6 +120,7 @@ QUICK = Sizes(
     growth=(5_000, 20_000),
     growth_results=500,
     query_nodes=(1, 2),
+    submissions=(2, 20),
     idle_ccqs=(0, 5),
     idle_s=2.0,
     verify=((500, 20),),

@@ -59,6 +59,11 @@ AREAS = (
     Area("fetch", "Fetching cached results", fetch.measure),
     Area("idle", "A cluster that has nothing to do", idle.measure),
     Area("asking", "Queries of a cluster", cluster_queries.measure),
+    Area(
+        "submitting",
+        "Submitting continuous queries to a cluster",
+        cluster_queries.measure_submissions,
+    ),
     Area("streaming", "Streaming large answers", streaming.measure),
     Area("clients", "Many clients at once", clients.measure),
     Area("verify", "Checking every stored byte", storage.measure_verify),

@@ -13,8 +13,8 @@ A CCQ leaves the common path only when it must. CCQs that the node refuses are o
 node. A CCQ for which a higher term or an end becomes known is answered with that. A known CCQ (a
 repeated submission) needs no election, only copies.
 
-A CCQ begins at the origin: nothing is evaluated at submission, and the first cycle finds what is
-stored. So a crash in between can neither lose nor repeat anything.
+A CCQ begins at the frontier of the initial result that its client gets with the answer. Where
+nothing was evaluated at submission, that is the origin, and the first cycle finds what is stored.
 
 Stages of a CCQ: unassigned (until a node has accepted it), unacknowledged (until enough nodes have
 stored it), answered. The ids of unassigned and unacknowledged CCQs are reserved: no other election
@@ -82,6 +82,7 @@ class _Batch:
     Attributes:
         places: the index of each id in the outcomes.
         copies: the nodes that have stored each unacknowledged CCQ.
+        need_bytes: the expected cache size of all CCQs for which a coordinator is sought.
     """
 
     name: str
@@ -95,6 +96,7 @@ class _Batch:
     declined: set[str] = field(default_factory=set)
     next_ack_request_at: float = 0.0
     begun_at: float = 0.0
+    need_bytes: int = 0
 
 
 class BatchSubmissions:
@@ -308,8 +310,11 @@ class BatchSubmissions:
         self, batch: _Batch, item: BatchItem, place: int, *, known: Record | None
     ) -> None:
         ccq_id = item.ccq.id
-        batch.unassigned[ccq_id] = known or Record(item.ccq, term=0, coordinator="")
-        if known is not None:
+        if known is None:
+            new = Record(item.ccq, term=0, coordinator="", retrieved=item.reached)
+            batch.unassigned[ccq_id] = new
+            batch.need_bytes += item.need_bytes
+        else:
             self._await_copies(batch, known, {self._state.me}, batch.begun_at)
         batch.places[ccq_id] = place
         self._batch_by_ccq[ccq_id] = batch
@@ -328,7 +333,7 @@ class BatchSubmissions:
             polled_first=options.batch_polled_first,
             is_excluding_self=self._state.is_draining,
         )
-        return [*effects, *self._step(batch, Started(0, rounds), now)]
+        return [*effects, *self._step(batch, Started(batch.need_bytes, rounds), now)]
 
     def _step(self, batch: _Batch, event: ElectionEvent, now: float) -> Effects:
         effects: Effects = []

@@ -109,15 +109,19 @@ class SubmitRequested:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One CCQ of a batch; nothing was evaluated yet.
+    """One CCQ of a batch.
 
     Attributes:
         ccq: its id was chosen by the client; the same CCQ may be submitted again.
         candidates: nodes that may hold matches; their groups are polled first.
+        reached: frontier of the initial result; empty if nothing was evaluated yet.
+        need_bytes: expected cache size.
     """
 
     ccq: Ccq
     candidates: tuple[str, ...] = ()
+    reached: Cursor = EMPTY_CURSOR
+    need_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class RecordTable:
         known = self._replicas.get(ccq_id)
         if known is not None:
             return known
-        nodes = (node for group in self._options.groups for node in group)
+        nodes = tuple(node for group in self._options.groups for node in group)
         replicas = replicas_of(ccq_id, nodes, self._options.record_replicas)
         return self._teams.setdefault(replicas, replicas)  # One object for all equal ones.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Iterable
 from hashlib import blake2b
 
 
@@ -12,6 +12,7 @@ def draw(key: str, node: str) -> bytes:
     return blake2b(f"{key}\0{node}".encode(), digest_size=8).digest()
 
 
-def replicas_of(ccq_id: str, nodes: Iterable[str], count: int) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=4096)
+def replicas_of(ccq_id: str, nodes: tuple[str, ...], count: int) -> tuple[str, ...]:
     """The `count` nodes with the lowest draws, or all; a node more or less changes one at most."""
     return tuple(heapq.nsmallest(count, nodes, key=lambda node: draw(ccq_id, node)))

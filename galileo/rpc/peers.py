@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from galileo.cursor import EMPTY_CURSOR
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
+from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.schema import Schema
@@ -62,6 +64,11 @@ from galileo.wire.v1.samplers_pb2_grpc import SamplersStub
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
+SCAN_GROUP_WAIT_S = 0.01
+"""The longest that small scans wait for those before them at the same node."""
+SCAN_GROUP_MAX = 32
+"""Small scans of one call; their labels have to fit in one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
@@ -104,6 +111,7 @@ class GrpcPeers:
         self._topology = TopologyState.of(topology)
         self._is_dead = is_dead
         self._caller = Caller(keys=keys)
+        self._small_scans: dict[str, GroupedCalls[ScanTask, peers_pb2.SmallScan]] = {}
         self.options = PeerOptions()
 
     async def close(self) -> None:
@@ -155,13 +163,30 @@ class GrpcPeers:
         return [FoundBatch(sequence, last) for sequence, last in pairs]
 
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
-        request, timeout_s = scan_task_to_pb(task), self.options.scan_s
-        reply = await self._call(node, PeerStorageStub, "ScanSmall", request, timeout_s)
-        if reply.is_large:
+        """Concurrent scans at one node share calls."""
+        scans = self._small_scans.get(node)
+        if scans is None:
+            scans = self._small_scans[node] = GroupedCalls(
+                functools.partial(self._scan_group, node),
+                wait_s=SCAN_GROUP_WAIT_S,
+                items_max=SCAN_GROUP_MAX,
+            )
+        scan = await scans.call(task)
+        if scan.is_large:
             return None
-        labels = [ScanLabels(task.item, read_stream(reply.labels))] if reply.labels else []
-        reached, gone = cursor_from_pb(reply.reached), cursor_from_pb(reply.gone)
+        labels = [ScanLabels(task.item, read_stream(scan.labels))] if scan.labels else []
+        reached, gone = cursor_from_pb(scan.reached), cursor_from_pb(scan.gone)
         return [*labels, ScanDone(task.item, reached, gone)]
+
+    async def _scan_group(
+        self, node: str, tasks: Sequence[ScanTask]
+    ) -> list[peers_pb2.SmallScan | Exception]:
+        request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
+        timeout_s = self.options.scan_s
+        reply = await self._call(node, PeerStorageStub, "ScanSmall", request, timeout_s)
+        return [
+            error_from_pb(scan.error) if scan.HasField("error") else scan for scan in reply.scans
+        ]
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
@@ -9,7 +10,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidObservations
+from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.rows import RowOptions
@@ -197,24 +198,34 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
 
     @unary
     async def ScanSmall(  # noqa: N802
-        self, request: storage_pb2.ScanItem, context: Context
+        self, request: storage_pb2.ScanRequest, context: Context
     ) -> peers_pb2.ScanSmallReply:
-        task = scan_task_from_pb(request)
-        answers = await self._node.local_scans.scan_small(task)
+        scans = await asyncio.gather(*(self._scan_small(item, context) for item in request.items))
+        bytes_left = CHUNK_BYTES_MAX
+        for scan in scans:
+            bytes_left -= len(scan.labels)
+            if bytes_left < 0:  # Few labels with long texts.
+                scan.CopyFrom(peers_pb2.SmallScan(is_large=True))
+        return peers_pb2.ScanSmallReply(scans=scans)
+
+    async def _scan_small(
+        self, item: storage_pb2.ScanItem, context: Context
+    ) -> peers_pb2.SmallScan:
+        try:
+            answers = await self._node.local_scans.scan_small(scan_task_from_pb(item))
+        except GalileoError as error:
+            return peers_pb2.SmallScan(error=error_to_pb(redact_for(error, context)))
         if answers is None:
-            return peers_pb2.ScanSmallReply(is_large=True)
-        reply = peers_pb2.ScanSmallReply()
+            return peers_pb2.SmallScan(is_large=True)
+        scan = peers_pb2.SmallScan()
         tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
         if tables:
-            labels = to_ipc(pa.concat_tables(tables).combine_chunks())
-            if len(labels) > CHUNK_BYTES_MAX:  # Few labels with long texts.
-                return peers_pb2.ScanSmallReply(is_large=True)
-            reply.labels = labels
+            scan.labels = to_ipc(pa.concat_tables(tables).combine_chunks())
         for answer in answers:
             if isinstance(answer, ScanDone):
-                reply.reached.CopyFrom(cursor_to_pb(answer.reached))
-                reply.gone.CopyFrom(cursor_to_pb(answer.gone))
-        return reply
+                scan.reached.CopyFrom(cursor_to_pb(answer.reached))
+                scan.gone.CopyFrom(cursor_to_pb(answer.gone))
+        return scan
 
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
         """Checks quotas of queries in methods that nodes call, too."""

@@ -27,6 +27,7 @@ from galileo.errors import (
     UnknownCcq,
     UnknownDataset,
 )
+from galileo.grouped_calls import GroupedCalls
 from galileo.labels import LabelSet
 from galileo.model.schema import Schema
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
@@ -47,7 +48,12 @@ from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
 from galileo.samplers import SamplerSpec
 from galileo.server.bulk_fetch import BulkFetches
-from galileo.server.bulk_submit import BulkSubmitter, quota_exceeded
+from galileo.server.bulk_submit import (
+    SUBMISSIONS_MAX,
+    SUBMIT_TIMEOUT_S,
+    BulkSubmitter,
+    quota_exceeded,
+)
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
@@ -57,8 +63,9 @@ from galileo.wire.v1 import continuous_pb2
 
 T = TypeVar("T")
 
-SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
+GROUP_WAIT_S = 0.2
+"""The longest that an election waits for the one before: one with a dead node takes seconds."""
 MOVING_RETRY_S = 0.2
 """Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
 # For the first estimate of a CCQ's cache: as much as it has found so far may come again.
@@ -104,6 +111,7 @@ class ContinuousQueries:
         self._clock = clock
         self._limits = limits
         self._warm = warm
+        self._has_spark = False
         self._many = BulkFetches(
             node,
             driver,
@@ -111,6 +119,9 @@ class ContinuousQueries:
             clock=clock,
             limits=limits,
             check=self._check_not_revoked,
+        )
+        self._elections = GroupedCalls(
+            self._elect_group, wait_s=GROUP_WAIT_S, items_max=SUBMISSIONS_MAX
         )
         self._submissions = BulkSubmitter(
             node,
@@ -145,23 +156,39 @@ class ContinuousQueries:
             await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
         initial = await self._initial(query, made)
-        answer = await self._ask(
-            lambda request: ccq.SubmitRequested(
-                request=request,
-                ccq=made,
+        outcome = await self._elections.call(
+            ccq.BatchItem(
+                made,
+                self._candidates(query),
                 reached=initial.tail.frontier,
                 need_bytes=BYTES_PER_LABEL * len(initial.labels),
-                candidates=self._candidates(query),
-            ),
-            timeout_s=SUBMIT_TIMEOUT_S,
+            )
         )
-        if isinstance(answer, ccq.RefuseSubmit):
-            raise answer.failure.to_error()
+        if outcome.failure is not None:
+            raise outcome.failure.to_error()
         self._ccqs.record_submitted(made.owner)
-        facts = self._ccqs.info(Record(made, answer.term, answer.coordinator))
+        facts = self._ccqs.info(Record(made, outcome.term, outcome.coordinator))
         progress, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, progress)
         return Submitted(facts, initial.labels, token, windows)
+
+    async def _elect_group(self, items: tuple[ccq.BatchItem, ...]) -> Sequence[ccq.Outcome]:
+        """Elects the coordinators of CCQs that were submitted at about the same time."""
+
+        def make(request: int) -> ccq.ContinuousEvent:
+            if len(items) > 1:
+                return ccq.BatchSubmitted(request, items)
+            one = items[0]
+            return ccq.SubmitRequested(
+                request, one.ccq, one.reached, one.need_bytes, one.candidates
+            )
+
+        answer = await self._ask(make, timeout_s=SUBMIT_TIMEOUT_S)
+        if isinstance(answer, ccq.AnswerBatch):
+            return answer.outcomes
+        if isinstance(answer, ccq.RefuseSubmit):
+            return [ccq.Outcome(one.ccq.id, failure=answer.failure) for one in items]
+        return [ccq.Outcome(answer.ccq_id, answer.coordinator, answer.term)]
 
     async def submit_many(
         self, submissions: Sequence[Submission | GalileoError]
@@ -189,7 +216,9 @@ class ContinuousQueries:
         )
 
     def _checked(self, submission: Submission, query: Query) -> Ccq:
-        require("spark", purpose=f"a continuous query at node {self._node.name}")
+        if not self._has_spark:  # Looking for it takes as long as the rest of the checks.
+            require("spark", purpose=f"a continuous query at node {self._node.name}")
+            self._has_spark = True
         limits = self._limits
         if not _CCQ_ID.fullmatch(submission.ccq_id):
             raise InputError(

@@ -64,9 +64,9 @@ from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.tagged_json import TaggedJson
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages; raised when older versions would misinterpret a message."""
-PROTOCOLS_UNDERSTOOD = (7,)
+PROTOCOLS_UNDERSTOOD = (8,)
 """Versions that are accepted from other nodes, for rolling upgrades."""
 
 _NOT_URGENT = (messages.Digest,)

@@ -356,11 +356,11 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 BULK = """
     Storage/Ingest Storage/Read Storage/Scan Continuous/FetchMany Continuous/SubmitMany
     PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
-    PeerCluster/Gossip Replication/ReplicateFrames
+    PeerCluster/Gossip Replication/ReplicateFrames PeerStorage/ScanSmall
 """
 QUERIES = """
     Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
-    Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest PeerStorage/ScanSmall
+    Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest
     Replication/Replicate
 """
 

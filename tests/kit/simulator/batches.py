@@ -1,4 +1,4 @@
-"""A client that submits the CCQs of several readers as one batch."""
+"""Submissions of the CCQs of several readers as one batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEffect, Outcome
-from galileo.cursor import EMPTY_CURSOR
-from simulator.clients import PATIENCE_S, Reader, Service
+from simulator.clients import (
+    NOTHING_EVALUATED,
+    PATIENCE_S,
+    Initial,
+    Reader,
+    Service,
+    evaluate_initial,
+)
 from simulator.logs import query
 from simulator.loop import demand
 from simulator.node import Node
@@ -25,6 +31,7 @@ class BatchClient:
         self._world = world
         self._left = list(readers)
         self._awaited = 0
+        self._initial: dict[str, Initial] = {}
 
     def submit(self) -> None:
         """Submit the unanswered CCQs at any node."""
@@ -33,20 +40,32 @@ class BatchClient:
         world = self._world
         request = self._awaited = world.next_request()
         node = world.any_node()
-        ccqs = [reader.ccq for reader in self._left]
-        rival = replace(ccqs[0], query=query(7, 3))
-        event = BatchSubmitted(request, tuple(BatchItem(ccq) for ccq in (*ccqs, rival)))
-        for ccq in ccqs:
-            world.checker.present(ccq.id, EMPTY_CURSOR)
-        world.network.send("batch", node.name, lambda: node.receive(lambda: self._ask(node, event)))
+        is_evaluated = world.loop.chance(0.5)
+
+        def ask() -> None:
+            self._ask(node, request, is_evaluated=is_evaluated)
+
+        world.network.send("batch", node.name, lambda: node.receive(ask))
         world.loop.after(PATIENCE_S, lambda: self._retry(request))
 
-    def _ask(self, node: Node, event: BatchSubmitted) -> None:
-        def back(effect: ContinuousEffect) -> None:
-            take = self._on_answer
-            self._world.network.send(node.name, "batch", lambda: take(event.request, effect))
+    def _ask(self, node: Node, request: int, *, is_evaluated: bool) -> None:
+        """Ask a node for coordinators; with initial results, it does so for several clients."""
+        if self._awaited != request:
+            return
+        world, items = self._world, list[BatchItem]()
+        for reader in self._left:
+            ccq = reader.ccq
+            initial = evaluate_initial(world, node, ccq) if is_evaluated else NOTHING_EVALUATED
+            self._initial[ccq.id] = initial
+            world.checker.present(ccq.id, initial.reached)
+            items.append(BatchItem(ccq, reached=initial.reached))
+        world.loop.counters["batches evaluated" if is_evaluated else "batches unevaluated"] += 1
+        rival = BatchItem(replace(items[0].ccq, query=query(7, 3)))
 
-        node.ask(event, back)
+        def back(effect: ContinuousEffect) -> None:
+            world.network.send(node.name, "batch", lambda: self._on_answer(request, effect))
+
+        node.ask(BatchSubmitted(request, (*items, rival)), back)
 
     def _retry(self, request: int) -> None:
         if self._awaited == request:
@@ -70,7 +89,7 @@ class BatchClient:
     def _is_over(self, reader: Reader, outcome: Outcome) -> bool:
         demand(outcome.ccq_id == reader.ccq.id, "the outcomes are not in the order of the items")
         if outcome.failure is None:
-            reader.begin(outcome.coordinator)
+            reader.begin(self._initial[reader.ccq.id], outcome.coordinator)
             return True
         if outcome.failure.kind in ("unavailable", "overloaded"):
             self._world.loop.counters["submissions refused"] += 1

@@ -159,20 +159,20 @@ class Reader(_Client):
         node = self.world.any_node()
 
         def ask() -> None:
-            initial = _initial(self.world, node, self.ccq)
+            initial = evaluate_initial(self.world, node, self.ccq)
             self.world.checker.present(self.ccq.id, initial.reached)
             event = SubmitRequested(request, self.ccq, initial.reached, need_bytes=1 << 20)
             node.ask(event, lambda effect: self.back(node, lambda: take(effect, initial)))
 
-        def take(effect: ContinuousEffect, initial: _Initial) -> None:
+        def take(effect: ContinuousEffect, initial: Initial) -> None:
             if self._awaited == request:
                 self._on_submitted(effect, initial)
 
         self.call(node, ask)
 
-    def begin(self, coordinator: str) -> None:
-        """Read a CCQ that was submitted for it, from the start."""
-        self._on_begun(_Initial([], EMPTY_CURSOR, EMPTY_CURSOR, None), coordinator)
+    def begin(self, initial: Initial, coordinator: str) -> None:
+        """Read a CCQ that was submitted for it, after its initial result."""
+        self._on_begun(initial, coordinator)
 
     def give_up(self, failure: Failure) -> None:
         """Stop: its CCQ was refused with a terminal error."""
@@ -222,7 +222,7 @@ class Reader(_Client):
         if self._awaited == request:
             self._fetch()
 
-    def _on_submitted(self, effect: ContinuousEffect, initial: _Initial) -> None:
+    def _on_submitted(self, effect: ContinuousEffect, initial: Initial) -> None:
         if isinstance(effect, RefuseSubmit):
             self.loop.counters["submissions refused"] += 1
             if effect.failure.kind == "unavailable":
@@ -233,7 +233,7 @@ class Reader(_Client):
         assert isinstance(effect, AnswerSubmit)
         self._on_begun(initial, effect.coordinator)
 
-    def _on_begun(self, initial: _Initial, coordinator: str) -> None:
+    def _on_begun(self, initial: Initial, coordinator: str) -> None:
         paths, reached, dropped = initial.paths, initial.reached, initial.dropped
         self.world.checker.verify_initial(
             self.ccq, paths, reached, dropped=dropped, now=self.loop.now
@@ -402,7 +402,7 @@ class Reader(_Client):
 
 
 @dataclass(frozen=True, slots=True)
-class _Initial:
+class Initial:
     """The first result of a CCQ: matches up to `reached`, without deleted ones, and the event
     clock.
     """
@@ -413,7 +413,11 @@ class _Initial:
     clock_us: int | None
 
 
-def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
+NOTHING_EVALUATED = Initial([], EMPTY_CURSOR, EMPTY_CURSOR, None)
+"""The initial result of a CCQ whose first cycle finds what is stored."""
+
+
+def evaluate_initial(world: Service, node: Node, ccq: Ccq) -> Initial:
     """The initial result, from the partitions that answer to `node`."""
     paths: list[Path] = []
     reached, dropped = {}, {}
@@ -423,4 +427,4 @@ def _initial(world: Service, node: Node, ccq: Ccq) -> _Initial:
             reached[partition], dropped[partition] = log.end, log.dropped
             paths += scan(ccq, log, after=log.dropped, until=log.end)
     clock = node.machine.state.clock_of(ccq.dataset)
-    return _Initial(paths, Cursor(reached), Cursor(dropped), clock.at(Cursor(reached)))
+    return Initial(paths, Cursor(reached), Cursor(dropped), clock.at(Cursor(reached)))

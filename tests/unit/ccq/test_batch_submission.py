@@ -29,7 +29,7 @@ from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, Rec
 from galileo.ccq.model import NODES_MAX, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.state import RECORDS_PER_MESSAGE
-from galileo.cursor import EMPTY_CURSOR
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
 from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
 
@@ -64,6 +64,29 @@ def test_submit_batch_all_accepted_answers_in_order():
     effects = driver.hear("c", AssignmentsAnswered((("q", NODES_MAX),), ()))
     outcomes = tuple(Outcome(i, "c", NODES_MAX) for i in "qr")
     assert effects == [AnswerBatch(1, outcomes)]
+
+
+def test_submit_batch_evaluated_items_begin_at_their_frontiers():
+    driver = Driver()
+    driver.feed(UsageMeasured(BUSY))
+    evaluated = BatchItem(CCQ, reached=Cursor({0: 3}), need_bytes=1 << 20)
+    polls = driver.feed(BatchSubmitted(1, (evaluated, *items("r"))))
+    for peer in "bc":
+        effects = driver.hear(peer, PollAnswer(polls[0].message.election, IDLE))
+    offered_records = effects[-1].message.records
+    assert [record.retrieved for record in offered_records] == [Cursor({0: 3}), EMPTY_CURSOR]
+
+
+def test_submit_batch_caches_of_all_have_to_fit():
+    driver = Driver()
+    driver.feed(UsageMeasured(BUSY))
+    small = replace(IDLE, memory_free_bytes=3 << 30)
+    batch = tuple(BatchItem(replace(CCQ, id=i), need_bytes=2 << 30) for i in "qr")
+    polls = driver.feed(BatchSubmitted(1, batch))
+    name = polls[0].message.election
+    driver.hear("b", PollAnswer(name, small))
+    effects = driver.hear("c", PollAnswer(name, replace(small, memory_free_bytes=16 << 30)))
+    assert {send.to for send in only(effects, Send)} == {"c"}
 
 
 def test_assign_many_saves_then_accepts():

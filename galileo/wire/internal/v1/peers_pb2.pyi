@@ -24,10 +24,33 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ScanSmallReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SCANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scans(self) -> _containers.RepeatedCompositeFieldContainer[Global___SmallScan]:
+        """in the order of the items"""
+
+    def __init__(
+        self,
+        *,
+        scans: _abc.Iterable[Global___SmallScan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scans", b"scans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanSmallReply: _TypeAlias = ScanSmallReply  # noqa: Y015
+
+@_typing.final
+class SmallScan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     LABELS_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     IS_LARGE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     labels: _builtins.bytes
     """Arrow IPC stream of the label schema; empty: none"""
     is_large: _builtins.bool
@@ -36,6 +59,10 @@ class ScanSmallReply(_message.Message):
     def reached(self) -> _common_pb2.Cursor: ...
     @_builtins.property
     def gone(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """likewise: the item failed"""
+
     def __init__(
         self,
         *,
@@ -43,14 +70,15 @@ class ScanSmallReply(_message.Message):
         reached: _common_pb2.Cursor | None = ...,
         gone: _common_pb2.Cursor | None = ...,
         is_large: _builtins.bool = ...,
+        error: _common_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "reached", b"reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "gone", b"gone", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "is_large", b"is_large", "labels", b"labels", "reached", b"reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "gone", b"gone", "is_large", b"is_large", "labels", b"labels", "reached", b"reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ScanSmallReply: _TypeAlias = ScanSmallReply  # noqa: Y015
+Global___SmallScan: _TypeAlias = SmallScan  # noqa: Y015
 
 @_typing.final
 class SynopsisVersion(_message.Message):

@@ -47,7 +47,7 @@ class PeerStorageStub:
                 _registered_method=True)
         self.ScanSmall = channel.unary_unary(
                 '/galileo.internal.v1.PeerStorage/ScanSmall',
-                request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.SerializeToString,
+                request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.FromString,
                 _registered_method=True)
         self.RegisterQueries = channel.unary_unary(
@@ -81,7 +81,8 @@ class PeerStorageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScanSmall(self, request, context):
-        """Between nodes: the answer of Storage.Scan to one item without bound and sampler, if it is small.
+        """Between nodes: the answers of Storage.Scan to items without bound and sampler, as far as they
+        are small.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,7 +117,7 @@ def add_PeerStorageServicer_to_server(servicer, server):
             ),
             'ScanSmall': grpc.unary_unary_rpc_method_handler(
                     servicer.ScanSmall,
-                    request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.FromString,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.SerializeToString,
             ),
             'RegisterQueries': grpc.unary_unary_rpc_method_handler(
@@ -209,7 +210,7 @@ class PeerStorage:
             request,
             target,
             '/galileo.internal.v1.PeerStorage/ScanSmall',
-            galileo_dot_wire_dot_v1_dot_storage__pb2.ScanItem.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_storage__pb2.ScanRequest.SerializeToString,
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ScanSmallReply.FromString,
             options,
             channel_credentials,

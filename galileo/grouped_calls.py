@@ -1,0 +1,81 @@
+"""Calls that share a costly step: what arrives while one group is carried out is the next group.
+
+A log commits in the same way what many writers append with one sync. A call that comes alone waits
+for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Call(Generic[Item, Result]):
+    """A call that waits for its result; `context` has its trace."""
+
+    item: Item
+    result: asyncio.Future[Result]
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+
+class GroupedCalls(Generic[Item, Result]):
+    """Calls of one kind, from the tasks of one event loop.
+
+    Args:
+        carry_out: a group of items; returns a result or an error for each, in their order. What it
+            raises is raised by all calls of the group. It runs in the context of the first call.
+        wait_s: the longest that a group waits for the one before, which may be slow.
+        items_max: of a group.
+    """
+
+    def __init__(
+        self,
+        carry_out: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]],
+        *,
+        wait_s: float,
+        items_max: int,
+    ) -> None:
+        self._carry_out = carry_out
+        self._wait_s = wait_s
+        self._items_max = items_max
+        self._waiting: list[_Call[Item, Result]] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def call(self, item: Item) -> Result:
+        """The result of one item. A cancelled call leaves the others of its group alone."""
+        call = _Call[Item, Result](item, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start_groups())
+        return await call.result
+
+    async def _start_groups(self) -> None:
+        while self._waiting:
+            group = self._waiting[: self._items_max]
+            del self._waiting[: self._items_max]
+            running = asyncio.create_task(self._run(group), context=group[0].context)
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+            await asyncio.wait({running}, timeout=self._wait_s)
+
+    async def _run(self, group: Sequence[_Call[Item, Result]]) -> None:
+        results: Sequence[Result | Exception]
+        try:
+            results = await self._carry_out(tuple(call.item for call in group))
+        except Exception as error:
+            results = [error] * len(group)
+        for call, result in zip(group, results, strict=True):
+            if call.result.done():
+                continue  # It was cancelled.
+            if isinstance(result, Exception):
+                call.result.set_exception(result)
+            else:
+                call.result.set_result(result)
