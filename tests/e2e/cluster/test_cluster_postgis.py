@@ -5,8 +5,9 @@ server of its own. In each round the same random observations go into both: late
 nulls, over many partitions, a part of them sent twice as a client does whose answer was lost. Then
 each continuous query is fetched until it has everything of the round, and the observations behind
 its labels are compared with the rows of PostGIS that match and were in no round before, by their
-numbers. What the two mean differently by a place is kept out as in `test_query_postgis.py`: no
-observation lies within `EDGE` of an edge or `RING_M` of a circle.
+numbers, and one query is asked anew. With copies, another node is down every `ROUNDS_DOWN` rounds.
+What the two mean differently by a place is kept out as in `test_query_postgis.py`: no observation
+lies within `EDGE` of an edge or `RING_M` of a circle.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ROWS_MAX = 400
 REPEATED = 0.3
 INTERVAL, EXPIRATION, PATIENCE = "250ms", "6h", "120s"
 ROUND_S = 180.0
+ROUNDS_DOWN = 20
 EDGE, RING_M = 1e-6, 10.0
 """Degrees, metres."""
 START_US, WEEK_US = 1_393_632_000_000_000, 7 * 86_400_000_000
@@ -85,7 +87,7 @@ QUERIES = {
 """CQL2, and what PostGIS is asked."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def session():
     try:
         with postgis.running() as running:
@@ -131,7 +133,8 @@ class Reader:
             assert time.monotonic() < deadline, f"{self.ccq.info.query} has not reached {reached}"
 
 
-def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys, replicas):
     random = np.random.default_rng(SEED)
     session.ask(
         "CREATE TABLE gauges (number int PRIMARY KEY, latitude float8, longitude float8, "
@@ -140,7 +143,8 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
         "(ST_SetSRID(ST_MakePoint(longitude, latitude), 4326)) STORED)"
     )
     session.ask("CREATE TABLE seen (query int, number int, PRIMARY KEY (query, number))")
-    with galileo.LocalCluster(nodes=3, groups=2) as cluster:
+    groups = 2 if replicas == 1 else 1
+    with galileo.LocalCluster(nodes=3, groups=groups, replicas=replicas) as cluster:
         client = cluster.client(timeout=PATIENCE)
         client.create_dataset(SCHEMA)
         readers = []
@@ -148,8 +152,11 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
             ccq = client.submit("gauges", text, interval=INTERVAL, expiration=EXPIRATION)
             assert len(ccq.initial) == 0
             readers.append(Reader(client, ccq, condition, ccq.token))
-        counts = {"observations": 0, "sent twice": 0, "compared": 0, "empty": 0}
+        counts = {"observations": 0, "sent twice": 0, "compared": 0, "empty": 0, "killed": 0}
         for number in range(ROUNDS):
+            if replicas > 1 and number % ROUNDS_DOWN == 0:
+                kill_another(cluster, client, random)
+                counts["killed"] += 1
             table = observations(random, first=counts["observations"])
             counts["observations"] += table.num_rows
             reached = ingest(client, table, random, counts, name=f"round-{number}")
@@ -160,6 +167,8 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
                 assert got == expected, (SEED, number, reader.ccq.info.query)
                 counts["compared"] += len(got)
                 counts["empty"] += not got
+            reader = readers[int(random.integers(len(readers)))]
+            assert asked(client, reader) == matching(session, reader.condition), (SEED, number)
         for reader in readers:
             assert len(set(reader.numbers)) == len(reader.numbers)
         assert min(len(reader.numbers) for reader in readers) > 0
@@ -169,8 +178,22 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys):
                 f"\n{ROUNDS} rounds of {len(readers)} continuous queries: "
                 f"{counts['observations']:,} observations, {counts['sent twice']:,} sent twice; "
                 f"{updates:,} updates with {counts['compared']:,} observations in all, the same "
-                f"as PostGIS; {counts['empty']:,} times nothing matched"
+                f"as PostGIS; {counts['empty']:,} times nothing matched; "
+                f"{ROUNDS} queries asked anew, {counts['killed']} nodes killed"
             )
+
+
+def kill_another(cluster: galileo.LocalCluster, client: Client, random) -> None:
+    """The node that is down is started again; when all copies are there, one is killed."""
+    for node in cluster.nodes:
+        if not node.running:
+            node.start()
+            node.wait()
+    deadline = time.monotonic() + ROUND_S
+    while (status := client.status()).under_replicated or not status.complete:
+        assert time.monotonic() < deadline, f"{status.under_replicated} have too few copies"
+        time.sleep(0.2)
+    cluster.nodes[int(random.integers(len(cluster.nodes)))].kill()
 
 
 def observations(random, *, first: int) -> pa.Table:
@@ -218,7 +241,9 @@ def ingest(client: Client, table: pa.Table, random, counts: dict[str, int], *, n
     """In batches of random size; now and then all or some of them again, under the same name."""
     rows = int(random.integers(1, table.num_rows + 1))
     receipt = client.ingest("gauges", table, producer=name, batch_rows=rows)
-    assert (receipt.rows, receipt.duplicate_rows) == (table.num_rows, 0)
+    # What a node has stored, and could not answer before it was killed, is sent again.
+    assert receipt.rows == table.num_rows
+    assert receipt.duplicate_rows == 0 or counts["killed"]
     if random.random() < REPEATED:
         again = client.ingest("gauges", table, producer=name, batch_rows=rows)
         assert again.duplicate_rows == table.num_rows
@@ -231,6 +256,18 @@ def insert(session, directory: Path, table: pa.Table) -> None:
     columns = ["number", "latitude", "longitude", "time", "level", "count", "river"]
     pcsv.write_csv(table.select(columns), file)
     session.ask(f"\\copy gauges ({', '.join(columns)}) FROM '{file}' CSV HEADER \nSELECT 1")
+
+
+def asked(client: Client, reader: Reader) -> list[int]:
+    """The numbers of all that a query finds."""
+    labels = client.query("gauges", reader.ccq.info.query)
+    assert labels.complete
+    return sorted(client.read(labels).column("number").to_pylist())
+
+
+def matching(session, condition: str) -> list[int]:
+    _, rows = session.ask(f"SELECT number FROM gauges WHERE ({condition}) ORDER BY number")
+    return [int(row) for row in rows]
 
 
 def polled(session, query: int, condition: str) -> list[int]:
