@@ -149,11 +149,16 @@ class Selection:
     def _shares(
         self, query: Query, commits: CursorRange | None
     ) -> tuple[frozenset[int], frozenset[int]]:
-        """The partitions that may hold a match: this node's, and those of others."""
+        """The partitions that may hold a match: this node's, and those of others.
+
+        Those that this node led until lately are among the others, whose scans find the leader.
+        """
         candidates = self._scans.candidates(query)
         if commits is not None:
             candidates &= commits.partitions
         own = self._topology.partitions(self._name) & candidates
+        if own:
+            own = self._catalog.shard(query.schema.key).surely_own(own)
         return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:

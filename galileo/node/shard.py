@@ -175,9 +175,16 @@ class Shard:
 
     def check_own(self, partitions: Iterable[int]) -> None:
         """Raises PartitionMoved where some are not this node's own, as far as it knows for sure."""
-        others = [p for p in partitions if not (self.owns(p) and self._may_serve(p))]
+        others = [p for p in partitions if not self._surely_owns(p)]
         if others:
             raise partition_moved(others)
+
+    def surely_own(self, partitions: Iterable[int]) -> frozenset[int]:
+        """Those of which no other node can have commits that this one lacks."""
+        return frozenset(filter(self._surely_owns, partitions))
+
+    def _surely_owns(self, partition: int) -> bool:
+        return self.owns(partition) and self._may_serve(partition)
 
     def journal(self, partition: int) -> PartitionJournal:
         """The journal of a partition with commits.

@@ -1,15 +1,21 @@
-"""Nodes of a cluster with copies of each partition die, hang, lose their disks, and rot."""
+"""Nodes of a cluster with copies of each partition die and hang; their disks fail in each way."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from fault_injection.damage import flip
+from fault_injection.disks import FLAGS, LoopDisk
 from fault_injection.growth_world import GrowthWorld, growth_world
 from fault_injection.nodes import wait_until
+from fault_injection.requirements import ATTACHING, LOOP_DISK, Need
+from fault_injection.strace import SYNC, fault, injecting
 from fault_injection.trial import Trial
 
 from galileo.dht import placement
@@ -27,18 +33,30 @@ DOWN_S = (2.0, 6.0)
 PAUSE_S = (3.0, 12.0)
 BETWEEN_S = (3.0, 5.0)
 WHOLE_S = 120.0
+SYNC_S = (0.05, 0.5)
+"""What each sync of a slow disk takes."""
+DISK_BYTES = 256 << 20
 ROTTEN_BYTES_MIN = 20_000
 """A file with several frames: damage of the last one is taken for an interrupted write."""
 
 
-def scenario(name: str, what: str, fault: str, *, nodes: int = 3, victims: int = 1) -> object:
-    mark = pytest.mark.fault(f"replica-{name}", ROW, rounds=1, holds=f"{what}: {HOLDS}")
-    return pytest.param(fault, nodes, victims, marks=mark, id=name)
+def scenario(
+    name: str,
+    phrase: str,
+    what: str,
+    *,
+    nodes: int = 3,
+    victims: int = 1,
+    needs: tuple[Need, ...] = (),
+) -> object:
+    holds = f"{phrase}: {HOLDS}"
+    mark = pytest.mark.fault(f"replica-{name}", ROW, rounds=1, needs=needs, holds=holds)
+    return pytest.param(what, nodes, victims, marks=mark, id=name)
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
-    ("fault", "nodes", "victims"),
+    ("what", "nodes", "victims"),
     [
         scenario("kill", "a leader is killed and started again", "kill"),
         scenario("disk-loss", "a leader is killed and its directory deleted", "disk loss"),
@@ -48,33 +66,71 @@ def scenario(name: str, what: str, fault: str, *, nodes: int = 3, victims: int =
         scenario(
             "two-of-five", "two of five directories are lost", "disk loss", nodes=5, victims=2
         ),
+        scenario(
+            "power-cut",
+            "all nodes lose their power at one moment, and their file systems what was not synced",
+            "power cut",
+            victims=3,
+            needs=(LOOP_DISK,),
+        ),
+        scenario(
+            "slow-disk",
+            "each sync of a leader takes up to half a second",
+            "slow disk",
+            needs=(ATTACHING,),
+        ),
     ],
 )
-def test_replicas(trial: Trial, fault: str, nodes: int, victims: int) -> None:
-    with growth_world(trial, nodes=nodes, replicas=nodes) as world:
+def test_replicas(trial: Trial, what: str, nodes: int, victims: int) -> None:
+    with (
+        _disks(trial, nodes if what == "power cut" else 0) as disks,
+        growth_world(trial, nodes=nodes, replicas=nodes) as world,
+    ):
         for _ in trial.each_round():
             for _ in range(FAULTS):
-                _befall(world, fault, victims)
-                if fault in ("disk loss", "rot"):
+                _befall(world, what, victims, disks)
+                if what in ("disk loss", "rot"):
                     wait_until(lambda: _is_whole(world), what="all copies", timeout_s=WHOLE_S)
 
 
-def _befall(world: GrowthWorld, fault: str, count: int) -> None:
+@contextmanager
+def _disks(trial: Trial, count: int) -> Iterator[Mapping[str, LoopDisk]]:
+    """A file system for each node's directory, by the nodes' names."""
+    place = trial.directory / "cluster"
+    with ExitStack() as stack:
+        disks = {}
+        for number in range(1, count + 1):
+            name = f"node-{number}"
+            disk = LoopDisk(trial.directory / f"disk-{number}", size_bytes=DISK_BYTES)
+            disks[name] = stack.enter_context(disk)
+            place.mkdir(exist_ok=True)
+            (disk.directory / name).mkdir()
+            (place / name).symlink_to(disk.directory / name)
+        yield disks
+
+
+def _befall(world: GrowthWorld, what: str, count: int, disks: Mapping[str, LoopDisk]) -> None:
     """Hurts some nodes at one moment, and lets them work again."""
     trial, victims = world.trial, _victims(world, count)
-    with world.step(fault):
+    with world.step(what):
         began = time.monotonic()
-        if fault == "pause":
+        if what == "slow disk":
+            _slow_down(world, victims)
+        elif what == "pause":
             for node in victims:
                 node.pause()
             time.sleep(trial.random.uniform(*PAUSE_S))
             for node in victims:
                 node.resume()
         else:
+            if what == "power cut":
+                _cut_power(world, victims, disks)
             for node in victims:
                 node.kill()
             for node in victims:
-                _hurt_disk(world, node, fault)
+                _hurt_disk(world, node, what)
+            for disk in disks.values():
+                disk.repair()
             time.sleep(trial.random.uniform(*DOWN_S))
             for node in victims:
                 node.start()
@@ -85,6 +141,28 @@ def _befall(world: GrowthWorld, fault: str, count: int) -> None:
         world.check()
 
 
+def _slow_down(world: GrowthWorld, victims: Sequence[LocalNode]) -> None:
+    trial = world.trial
+    delay_us = round(trial.random.uniform(*SYNC_S) * 1e6)
+    with ExitStack() as stack:
+        for node in victims:
+            assert node.pid is not None
+            faults = fault(SYNC, f"delay_enter={delay_us}", when="1+")
+            stack.enter_context(injecting(node.pid, faults, trace=Path(os.devnull)))
+        time.sleep(trial.random.uniform(*PAUSE_S))
+
+
+def _cut_power(
+    world: GrowthWorld, victims: Sequence[LocalNode], disks: Mapping[str, LoopDisk]
+) -> None:
+    for node in victims:
+        node.pause()
+    for node in victims:
+        flag = world.trial.random.choice((1, 2, 2))
+        disks[node.name].cut_power(flag=flag)
+        world.trial.counts[f"cuts, {FLAGS[flag]}"] += 1
+
+
 def _victims(world: GrowthWorld, count: int) -> Sequence[LocalNode]:
     """Leaders if it is one, or any nodes."""
     names = sorted({*placement.owners(world.topology).values()})
@@ -93,11 +171,11 @@ def _victims(world: GrowthWorld, count: int) -> Sequence[LocalNode]:
     return [world.cluster.node(name) for name in world.trial.random.sample(names, count)]
 
 
-def _hurt_disk(world: GrowthWorld, node: LocalNode, fault: str) -> None:
+def _hurt_disk(world: GrowthWorld, node: LocalNode, what: str) -> None:
     place, random = world.cluster.directory / node.name, world.trial.random
-    if fault == "disk loss":
+    if what == "disk loss":
         shutil.rmtree(place)
-    elif fault == "rot":
+    elif what == "rot":
         files = sorted(place.glob("journals/*/*/*.segment"))
         large = [file for file in files if file.stat().st_size > ROTTEN_BYTES_MIN]
         for file in random.sample(large, min(1, len(large))):

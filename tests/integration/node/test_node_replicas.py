@@ -14,7 +14,7 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,17 @@ from fault_injection.damage import flip, frames
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import CorruptData, GalileoError, PartitionMoved, Unavailable
+from galileo.errors import (
+    CorruptData,
+    GalileoError,
+    IncompleteAnswer,
+    PartitionMoved,
+    Unavailable,
+)
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
-from galileo.node.peers import CommitAnswer, CommitTask, ScanAnswer, ScanTask
+from galileo.node.peers import CommitAnswer, CommitTask, ReadTask, ScanAnswer, ScanTask
 from galileo.node.replication.protocol import Envelope
 from galileo.node.replication.replicas import Replicas, ReplicasOptions, load_states
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -139,6 +145,10 @@ class Network:
         async for answer in self._reach(node).local_scans.scan(tasks):
             yield answer
 
+    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
+        async for table in self._reach(node).reading.read_local(task):
+            yield table
+
     async def datasets(self, node: str) -> list[Schema]:
         return [shard.schema for shard in self._reach(node).catalog.shards.values()]
 
@@ -228,8 +238,10 @@ class World:
         return self.hosts[node].store.identity if node in self.hosts else ""
 
     def spread_leaders(self) -> None:
-        moves = {move for host in self.hosts.values() for move in host.live.current.moved}
-        for host in self.hosts.values():
+        """As gossip does; a node that is cut off does not hear of leaders."""
+        linked = [host for name, host in self.hosts.items() if name not in self.cut]
+        moves = {move for host in linked for move in host.live.current.moved}
+        for host in linked:
             host.live.adopt(moves)
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -308,24 +320,20 @@ class World:
             await asyncio.sleep(0.05)
 
     async def ask(self, node: StorageNode, due: int) -> None:
-        rows, end = 0, None
+        """A complete answer has all that was acknowledged before, however it is asked for."""
+        way = self.random.choice((labels, count, select))
         try:
-            async for part in node.scans.run(parse("", SCHEMA)):
-                if isinstance(part, ScanEnd):
-                    end = part
-                else:
-                    rows += sum(part.column("rows").to_pylist())
+            rows = await way(node)
+        except IncompleteAnswer:
+            self.incomplete += 1
+            return
         except GalileoError:
             return
         except RuntimeError as error:
             _expect_crash(error)
             return
-        assert end is not None
-        if end.missing:
-            self.incomplete += 1
-        else:
-            self.complete += 1
-            assert rows >= due, f"a complete answer has {rows} rows, {due} were acknowledged"
+        self.complete += 1
+        assert rows >= due, f"{way.__name__} has {rows} rows, {due} were acknowledged"
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -391,6 +399,25 @@ class World:
             await host.stop()
         self.hosts.clear()
         await asyncio.gather(*self._late, return_exceptions=True)
+
+
+async def labels(node: StorageNode) -> int:
+    rows = 0
+    async for part in node.scans.run(parse("", SCHEMA)):
+        if not isinstance(part, ScanEnd):
+            rows += sum(part.column("rows").to_pylist())
+        elif part.missing:
+            raise IncompleteAnswer("partitions are missing", missing=sorted(part.missing))
+    return rows
+
+
+async def count(node: StorageNode) -> int:
+    return await node.selection.count(parse("temperature > 0", SCHEMA))
+
+
+async def select(node: StorageNode) -> int:
+    query = parse("temperature > 0", SCHEMA)
+    return sum([table.num_rows async for table in node.selection.select(query)])
 
 
 def _expect_crash(error: RuntimeError) -> None:
@@ -572,6 +599,26 @@ async def test_node_replicas_damage_of_a_dropped_dataset_harms_no_partition(worl
         world.spread_leaders()
         await asyncio.sleep(OPTIONS.members_s)
     await await_whole(world)
+
+
+@pytest.mark.parametrize("way", [labels, count, select])
+async def test_node_replicas_leader_that_is_cut_off_answers_nothing_old(
+    world: World, way: Callable[[StorageNode], Coroutine[Any, Any, int]]
+) -> None:
+    await await_whole(world)
+    (old,) = [host for host in world.hosts.values() if 0 in host.replicas.led]
+    others = [host for host in world.hosts.values() if host is not old]
+    world.cut.add(old.name)
+    led = frozenset[int]()
+    while led != frozenset(range(PARTITIONS)):
+        await asyncio.sleep(0.02)
+        led = frozenset(p for host in others for p in host.replicas.led)
+    await others[0].node.ingest.ingest("nam", batch(1), producer="p", batch=1)
+    answer = asyncio.create_task(way(old.node))
+    await asyncio.wait({answer}, timeout=OPTIONS.machine.dead_after_s)
+    world.cut.clear()
+    world.spread_leaders()
+    assert await answer == ROWS
 
 
 @pytest.mark.timeout(300)

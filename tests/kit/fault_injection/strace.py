@@ -37,7 +37,8 @@ def fault(calls: Sequence[str], what: str, *, when: str) -> list[str]:
 
     Args:
         calls: names of system calls.
-        what: "signal=SIGKILL", "error=EIO" and the like; before the call takes place.
+        what: "signal=SIGKILL", "error=EIO", "delay_enter=1000" (microseconds) and the like;
+            before the call takes place.
         when: which ones, counted by each thread for itself: "3" the third, "2+" from the second.
     """
     names = ",".join(calls)
