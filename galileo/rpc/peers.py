@@ -64,8 +64,8 @@ from galileo.wire.v1.samplers_pb2_grpc import SamplersStub
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
-SCAN_GROUP_WAIT_S = 0.01
-"""The longest that small scans wait for those before them at the same node."""
+SCAN_GROUP_WAIT_S = 0.2
+"""The longest that small scans wait for those before them at the same node, which may be slow."""
 SCAN_GROUP_MAX = 32
 """Small scans of one call; their labels have to fit in one message."""
 

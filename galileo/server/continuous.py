@@ -65,7 +65,9 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 30.0
 GROUP_WAIT_S = 0.2
-"""The longest that an election waits for the one before: one with a dead node takes seconds."""
+"""The longest that scans and elections wait for those before, which a dead node may hold up."""
+SCANS_MAX = 64
+"""Scans of one group; their results are in memory at the same time."""
 MOVING_RETRY_S = 0.2
 """Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
 # For the first estimate of a CCQ's cache: as much as it has found so far may come again.
@@ -82,6 +84,15 @@ log = logging.getLogger(__name__)
 class _Initial:
     labels: LabelSet
     tail: ScanEnd
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The evaluation of a query at its submission; `task` is None until it begins."""
+
+    query: Query
+    made: Ccq
+    task: asyncio.Task[_Initial] | None = None
 
 
 class ContinuousQueries:
@@ -120,6 +131,7 @@ class ContinuousQueries:
             limits=limits,
             check=self._check_not_revoked,
         )
+        self._scans = GroupedCalls(self._scan_group, wait_s=GROUP_WAIT_S, items_max=SCANS_MAX)
         self._elections = GroupedCalls(
             self._elect_group, wait_s=GROUP_WAIT_S, items_max=SUBMISSIONS_MAX
         )
@@ -155,7 +167,7 @@ class ContinuousQueries:
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
-        initial = await self._initial(query, made)
+        initial = await self._scanned(query, made)
         outcome = await self._elections.call(
             ccq.BatchItem(
                 made,
@@ -171,6 +183,23 @@ class ContinuousQueries:
         progress, windows = self._first_windows(made, initial)
         token = tokens.encode(made.id, initial.tail.frontier, progress)
         return Submitted(facts, initial.labels, token, windows)
+
+    async def _scanned(self, query: Query, made: Ccq) -> _Initial:
+        """The initial result; scans of one group begin together, so their calls are shared."""
+        scan = _Scan(query, made)
+        try:
+            return await (await self._scans.call(scan))
+        finally:
+            if scan.task is not None:
+                scan.task.cancel()
+
+    async def _scan_group(self, scans: tuple[_Scan, ...]) -> list[asyncio.Task[_Initial]]:
+        """Begins scans, and waits for the quick ones."""
+        for scan in scans:
+            scan.task = asyncio.create_task(self._initial(scan.query, scan.made))
+        tasks = [scan.task for scan in scans if scan.task is not None]
+        await asyncio.wait(tasks, timeout=GROUP_WAIT_S)
+        return tasks
 
     async def _elect_group(self, items: tuple[ccq.BatchItem, ...]) -> Sequence[ccq.Outcome]:
         """Elects the coordinators of CCQs that were submitted at about the same time."""
