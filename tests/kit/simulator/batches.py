@@ -50,8 +50,8 @@ class BatchClient:
 
     def _ask(self, node: Node, request: int, *, is_evaluated: bool) -> None:
         """Ask a node for coordinators; with initial results, it does so for several clients."""
-        if self._awaited != request:
-            return
+        if self._awaited != request or not self._left:
+            return  # Another call is under way, or this message has come twice.
         world, items = self._world, list[BatchItem]()
         for reader in self._left:
             ccq = reader.ccq
