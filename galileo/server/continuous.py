@@ -86,15 +86,6 @@ class _Initial:
     tail: ScanEnd
 
 
-@dataclass(slots=True)
-class _Scan:
-    """The evaluation of a query at its submission; `task` is None until it begins."""
-
-    query: Query
-    made: Ccq
-    task: asyncio.Task[_Initial] | None = None
-
-
 class ContinuousQueries:
     """Implements `rpc.continuous.CcqApi` with the driver and the node.
 
@@ -186,20 +177,27 @@ class ContinuousQueries:
 
     async def _scanned(self, query: Query, made: Ccq) -> _Initial:
         """The initial result; scans of one group begin together, so their calls are shared."""
-        scan = _Scan(query, made)
-        try:
-            return await (await self._scans.call(scan))
-        finally:
-            if scan.task is not None:
-                scan.task.cancel()
+        begin = asyncio.Event()
 
-    async def _scan_group(self, scans: tuple[_Scan, ...]) -> list[asyncio.Task[_Initial]]:
+        async def scan() -> _Initial:
+            await begin.wait()
+            return await self._initial(query, made)
+
+        scanning = asyncio.create_task(scan())
+        try:
+            await self._scans.call((begin, scanning))
+            return await scanning
+        finally:
+            scanning.cancel()
+
+    async def _scan_group(
+        self, scans: tuple[tuple[asyncio.Event, asyncio.Task[_Initial]], ...]
+    ) -> list[None]:
         """Begins scans, and waits for the quick ones."""
-        for scan in scans:
-            scan.task = asyncio.create_task(self._initial(scan.query, scan.made))
-        tasks = [scan.task for scan in scans if scan.task is not None]
-        await asyncio.wait(tasks, timeout=GROUP_WAIT_S)
-        return tasks
+        for begin, _ in scans:
+            begin.set()
+        await asyncio.wait([scanning for _, scanning in scans], timeout=GROUP_WAIT_S)
+        return [None] * len(scans)
 
     async def _elect_group(self, items: tuple[ccq.BatchItem, ...]) -> Sequence[ccq.Outcome]:
         """Elects the coordinators of CCQs that were submitted at about the same time."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from galileo import request_id
 from galileo.config import LimitsSection
 from galileo.errors import MissingExtra
 from galileo.model.schema import Feature, Schema
@@ -52,3 +54,30 @@ async def test_submit_at_a_node_without_spark_names_the_extra(
             "package": "pyspark",
             "command": "pip install 'galileo-store[spark]'",
         }
+
+
+async def test_scans_that_begin_together_are_parts_of_their_own_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unused: Any = None
+    queries = ContinuousQueries(
+        unused,
+        unused,
+        ccqs=unused,
+        work=unused,
+        peers=unused,
+        clock=unused,
+        limits=LimitsSection(),
+        warm=unused,
+    )
+
+    async def evaluate(query: str, made: object) -> tuple[str, str]:
+        return query, request_id.current()
+
+    monkeypatch.setattr(queries, "_initial", evaluate)
+
+    async def scan(name: Any) -> object:
+        with request_id.serving(name):
+            return await queries._scanned(name, unused)
+
+    assert await asyncio.gather(*map(scan, "abc")) == [(name, name) for name in "abc"]
