@@ -48,9 +48,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
 
 
 def _figures(running: galileo.LocalCluster, client: Client, count: int) -> Iterator[Figure]:
-    before, started = _used(), time.perf_counter()
-    time.sleep(IDLE_S)
-    idle = (_used() - before) / (time.perf_counter() - started)
+    idle = _idle()
     for name, (query, times) in QUERIES.items():
         client.query(DATASET, query)
         spent = [_spent(client, query, times=times, idle=idle) for _ in range(RUNS)]
@@ -77,9 +75,7 @@ def measure_submissions(bench: Bench) -> Iterator[Figure]:
         clusters.create_dataset(running, client, DATASET)
         client.ingest(DATASET, clusters.forecast(bench.sizes.preload_rows, stride=1))
         time.sleep(SETTLE_S)
-        before, started = _used(), time.perf_counter()
-        time.sleep(IDLE_S)
-        idle = (_used() - before) / (time.perf_counter() - started)
+        idle = _idle()
         per_s, spent = list[float](), list[float]()
         for _ in range(bench.sizes.runs):
             before = _used()
@@ -115,6 +111,13 @@ async def _submit(running: galileo.LocalCluster, count: int) -> float:
         started = time.perf_counter()
         await asyncio.gather(*map(submit, range(count)))
         return time.perf_counter() - started
+
+
+def _idle() -> float:
+    """Processor seconds that the nodes use in a second in which no query is asked."""
+    before, started = _used(), time.perf_counter()
+    time.sleep(IDLE_S)
+    return (_used() - before) / (time.perf_counter() - started)
 
 
 def _used() -> float:

@@ -12,7 +12,7 @@ import random
 import pyarrow as pa
 import pytest
 from conditions import Maker, by_duckdb, by_row
-from fault_injection.nodes import wait_until
+from fault_injection.nodes import kill_another
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster
@@ -21,7 +21,6 @@ from galileo.model.schema import Schema
 CASES = int(os.environ.get("GALILEO_DIFFERENTIAL_CASES", "60"))
 SEED = int(os.environ.get("GALILEO_DIFFERENTIAL_SEED", "1"))
 WORLDS = 6
-TIMEOUT_S = 120.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -64,15 +63,9 @@ def test_cluster_answers_equal_those_of_duckdb_while_a_node_is_down(capsys) -> N
         client = cluster.client(timeout="60s")
         makers = [Maker(SEED * 1_000 + number) for number in range(WORLDS)]
         worlds = [World(client, maker, number) for number, maker in enumerate(makers)]
-        nodes = list(cluster.nodes)
         for case in range(CASES):
             if case % 20 == 0:
-                for node in nodes:
-                    if not node.running:
-                        node.start()
-                        node.wait()
-                wait_until(lambda: _is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
-                drawn.choice(nodes).kill()
+                kill_another(cluster, client, drawn.randrange(len(cluster.nodes)))
                 counts["nodes killed"] += 1
             number = drawn.randrange(WORLDS)
             maker, world = makers[number], worlds[number]
@@ -93,8 +86,3 @@ def test_cluster_answers_equal_those_of_duckdb_while_a_node_is_down(capsys) -> N
     assert counts["telling"] >= CASES // 3
     with capsys.disabled():
         print("\n" + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-
-
-def _is_whole(client: Client) -> bool:
-    status = client.status()
-    return status.complete and not status.under_replicated

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered, numbered_schema
-from fault_injection.nodes import wait_until
+from fault_injection.nodes import is_whole, wait_until
 from fault_injection.stream import Stream
 
 from galileo.client import Client
@@ -51,7 +51,7 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         assert rows(client) == 2_000
         lost.start()
         lost.wait()
-        wait_until(lambda: copies(client), what="all copies again", timeout_s=TIMEOUT_S)
+        wait_until(lambda: is_whole(client), what="all copies again", timeout_s=TIMEOUT_S)
         with pytest.raises(InputError):
             client.set_replicas(1)
         assert client.set_replicas(2) == ()
@@ -79,7 +79,7 @@ def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
         for name in client.set_replicas(3):
             cluster.node(name).restart()
             wait_until(lambda: client.status().complete, what="the node", timeout_s=TIMEOUT_S)
-        wait_until(lambda: copies(client), what="all copies", timeout_s=TIMEOUT_S)
+        wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
         stream.finish()
         assert rows(client) == stream.sent
         wanted = client.query("numbered", QUERY)
@@ -87,8 +87,3 @@ def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
         reader.close()
         audit = reader.deliveries.audit(wanted)
         assert not audit.wrong, audit
-
-
-def copies(client: Client) -> bool:
-    status = client.status()
-    return status.complete and not status.under_replicated

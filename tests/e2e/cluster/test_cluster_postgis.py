@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 import shapely
+from fault_injection.nodes import kill_another
 
 import galileo
 from benchmarks import postgis
@@ -155,7 +156,7 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys, rep
         counts = {"observations": 0, "sent twice": 0, "compared": 0, "empty": 0, "killed": 0}
         for number in range(ROUNDS):
             if replicas > 1 and number % ROUNDS_DOWN == 0:
-                kill_another(cluster, client, random)
+                kill_another(cluster, client, int(random.integers(len(cluster.nodes))))
                 counts["killed"] += 1
             table = observations(random, first=counts["observations"])
             counts["observations"] += table.num_rows
@@ -181,19 +182,6 @@ def test_updates_equal_new_rows_of_a_polled_postgis(session, shared, capsys, rep
                 f"as PostGIS; {counts['empty']:,} times nothing matched; "
                 f"{ROUNDS} queries asked anew, {counts['killed']} nodes killed"
             )
-
-
-def kill_another(cluster: galileo.LocalCluster, client: Client, random) -> None:
-    """The node that is down is started again; when all copies are there, one is killed."""
-    for node in cluster.nodes:
-        if not node.running:
-            node.start()
-            node.wait()
-    deadline = time.monotonic() + ROUND_S
-    while (status := client.status()).under_replicated or not status.complete:
-        assert time.monotonic() < deadline, f"{status.under_replicated} have too few copies"
-        time.sleep(0.2)
-    cluster.nodes[int(random.integers(len(cluster.nodes)))].kill()
 
 
 def observations(random, *, first: int) -> pa.Table:

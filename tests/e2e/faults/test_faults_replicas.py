@@ -13,7 +13,7 @@ import pytest
 from fault_injection.damage import flip
 from fault_injection.disks import FLAGS, LoopDisk
 from fault_injection.growth_world import GrowthWorld, growth_world
-from fault_injection.nodes import wait_until
+from fault_injection.nodes import is_whole, wait_until
 from fault_injection.requirements import ATTACHING, LOOP_DISK, Need
 from fault_injection.strace import SYNC, fault, injecting
 from fault_injection.trial import Trial
@@ -90,7 +90,7 @@ def test_replicas(trial: Trial, what: str, nodes: int, victims: int) -> None:
             for _ in range(FAULTS):
                 _befall(world, what, victims, disks)
                 if what in ("disk loss", "rot"):
-                    wait_until(lambda: _is_whole(world), what="all copies", timeout_s=WHOLE_S)
+                    wait_until(lambda: is_whole(world.client), what="all copies", timeout_s=WHOLE_S)
 
 
 @contextmanager
@@ -181,9 +181,3 @@ def _hurt_disk(world: GrowthWorld, node: LocalNode, what: str) -> None:
         for file in random.sample(large, min(1, len(large))):
             flip(file, random.randrange(file.stat().st_size // 2))
             world.trial.counts["bytes changed"] += 1
-
-
-def _is_whole(world: GrowthWorld) -> bool:
-    """Whether each partition has a leader and all its copies."""
-    status = world.client.status()
-    return status.complete and not status.under_replicated

@@ -23,6 +23,7 @@ MERGING = {
 PATIENCE = "120s"
 PARTITIONS = 2
 PRODUCERS = 2
+WHOLE_S = 120.0
 
 
 @contextlib.contextmanager
@@ -67,6 +68,22 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 6
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(0.01)
+
+
+def is_whole(client: Client) -> bool:
+    """Whether all nodes answer, and each partition has a leader and all its copies."""
+    status = client.status()
+    return status.complete and not status.under_replicated
+
+
+def kill_another(cluster: LocalCluster, client: Client, number: int) -> None:
+    """Starts the nodes that are down, and kills one when all copies are there."""
+    for node in cluster.nodes:
+        if not node.running:
+            node.start()
+            node.wait()
+    wait_until(lambda: is_whole(client), what="all copies", timeout_s=WHOLE_S)
+    cluster.nodes[number].kill()
 
 
 @contextlib.contextmanager
