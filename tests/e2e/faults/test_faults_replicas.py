@@ -27,6 +27,7 @@ HOLDS = (
     "once, on each disk; a complete answer has all that was acknowledged before; every label is "
     "delivered once"
 )
+MIXED = ("kill", "disk loss", "pause", "rot")
 FAULTS = 6
 """In each round."""
 DOWN_S = (2.0, 6.0)
@@ -73,6 +74,7 @@ def scenario(
             victims=3,
             needs=(LOOP_DISK,),
         ),
+        scenario("mixed", "leaders are hurt in one of these ways, drawn anew each time", "mixed"),
         scenario(
             "slow-disk",
             "each sync of a leader takes up to half a second",
@@ -89,7 +91,7 @@ def test_replicas(trial: Trial, what: str, nodes: int, victims: int) -> None:
         for _ in trial.each_round():
             for _ in range(FAULTS):
                 _befall(world, what, victims, disks)
-                if what in ("disk loss", "rot"):
+                if what in ("disk loss", "rot", "mixed"):
                     wait_until(lambda: is_whole(world.client), what="all copies", timeout_s=WHOLE_S)
 
 
@@ -111,6 +113,7 @@ def _disks(trial: Trial, count: int) -> Iterator[Mapping[str, LoopDisk]]:
 
 def _befall(world: GrowthWorld, what: str, count: int, disks: Mapping[str, LoopDisk]) -> None:
     """Hurts some nodes at one moment, and lets them work again."""
+    what = world.trial.random.choice(MIXED) if what == "mixed" else what
     trial, victims = world.trial, _victims(world, count)
     with world.step(what):
         began = time.monotonic()

@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ import pyarrow as pa
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.damage import observations, read_all
 from fault_injection.delivery import Deliveries
+from fault_injection.history import Read
 from fault_injection.ledger import Ledger, Producer, numbered_schema
 from fault_injection.nodes import wait_until
 from fault_injection.trial import Trial
@@ -47,6 +49,7 @@ FIRST_S, DRAIN_S, TIDY_S = 300.0, 300.0, 60.0
 RECOVERED_S = 15.0
 """After a restart every answer is complete; a bound for a busy machine."""
 
+Settings = dict[str, dict[str, Any]]
 Span = tuple[float, float]
 """Beginning and end, by the monotonic clock."""
 
@@ -64,15 +67,16 @@ def many_queries(count: int) -> list[str]:
 
 
 class QueryReader(threading.Thread):
-    """Queries everything, and counts and reads a part of it, again and again.
+    """Reads everything, and counts and reads a part of it, again and again.
 
-    A complete answer has all that was acknowledged before.
+    The ledger's history has what was read of everything. A part that is counted or read has at
+    least what a query found before.
 
     Attributes:
         calls: of each kind, with their beginnings and ends.
         incomplete: answers that named missing partitions, and calls that were refused because
             some were missing.
-        lacking: complete answers without acknowledged observations; there must be none.
+        lacking: complete answers with fewer observations than before; there must be none.
         failure: the error that ended it early; there must be none.
     """
 
@@ -109,11 +113,16 @@ class QueryReader(threading.Thread):
             raise RuntimeError("a reader of queries failed") from self.failure
 
     def _query(self) -> bool:
-        due = self._ledger.acknowledged
+        began = time.monotonic()
         labels = self._client.query(DATASET)
-        if labels.complete:
-            self._expect(_rows(labels), due)
-        return labels.complete
+        try:
+            table = self._client.read(labels, columns=["number"])
+        except TransientError:
+            return False
+        numbers = table.column("number").to_numpy().astype(np.int64)
+        is_complete = labels.complete and not _has_missing(table)
+        self._ledger.history.add_read(Read(began, time.monotonic(), numbers, is_complete))
+        return is_complete
 
     def _count(self) -> bool:
         labels = self._client.query(DATASET, READ)
@@ -130,7 +139,7 @@ class QueryReader(threading.Thread):
             table = self._client.read(labels, exact=False)
         except TransientError:
             return False
-        is_complete = labels.complete and b"galileo.missing" not in (table.schema.metadata or {})
+        is_complete = labels.complete and not _has_missing(table)
         if is_complete:
             self._expect(table.num_rows, _rows(labels))
         return is_complete
@@ -305,16 +314,28 @@ class GrowthWorld:
 
 
 @contextlib.contextmanager
-def growth_world(trial: Trial, *, nodes: int = 1, replicas: int = 1) -> Iterator[GrowthWorld]:
+def growth_world(
+    trial: Trial,
+    *,
+    nodes: int = 1,
+    replicas: int = 1,
+    settings: Settings | None = None,
+    prepare: Callable[[LocalCluster], None] = lambda _: None,
+) -> Iterator[GrowthWorld]:
     """A world of one group after its first updates; judged at the end of the block.
 
     Args:
         trial: of the scenario.
         nodes: at the begin.
         replicas: of each partition.
+        settings: of the nodes, by section.
+        prepare: called with the cluster before it starts.
     """
     place = trial.directory / "cluster"
-    cluster = LocalCluster(nodes, 1, place, partitions_per_group=PARTITIONS, replicas=replicas)
+    cluster = LocalCluster(
+        *(nodes, 1, place), partitions_per_group=PARTITIONS, replicas=replicas, settings=settings
+    )
+    prepare(cluster)
     with cluster:
         client = cluster.client(timeout=PATIENCE)
         client.create_dataset(numbered_schema(DATASET))
@@ -354,6 +375,7 @@ def _judge(world: GrowthWorld) -> None:
     world.queries.stop()
     _note_stalls(world)
     trial.judge(world.ledger.audit(world.client), "the end")
+    _judge_history(world)
     trial.counts["queries"] += sum(map(len, world.queries.calls.values()))
     trial.counts["queries incomplete"] += len(world.queries.incomplete)
     _judge_incomplete(world)
@@ -365,6 +387,13 @@ def _judge(world: GrowthWorld) -> None:
     for kind, count in world.many.errors.items():
         trial.counts[f"fetches answered with {kind}"] += count
     wait_until(lambda: not left_behind(world), what="old copies to go", timeout_s=TIDY_S)
+
+
+def _judge_history(world: GrowthWorld) -> None:
+    audit = world.ledger.history.audit()
+    for name in ("writes", "reads", "lacking", "early", "repeated"):
+        world.trial.counts[f"history: {name}"] += getattr(audit, name)
+    world.trial.expect(audit.is_linearizable, f"no correct store has this history: {audit}")
 
 
 def _judge_incomplete(world: GrowthWorld) -> None:
@@ -434,6 +463,10 @@ def _note_stalls(world: GrowthWorld) -> None:
                 (end - began for began, end in spans if _overlap((began, end), span)), default=0.0
             )
             world.trial.note_longest(f"longest {what} amid a {name}, ms", longest)
+
+
+def _has_missing(table: pa.Table) -> bool:
+    return b"galileo.missing" in (table.schema.metadata or {})
 
 
 def _rows(labels: LabelSet) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fault_injection.history import History
 from galileo.client import Client
 from galileo.errors import GalileoError
 from galileo.model.schema import Feature, Schema
@@ -89,14 +90,21 @@ class Ledger:
     Args:
         dataset: of `numbered_schema`.
         rows: in one batch.
+
+    Attributes:
+        history: of the batches; readers may add what they read.
     """
 
     dataset: str
     rows: int = ROWS
+    history: History = field(init=False)
     _next: Iterator[int] = field(default_factory=itertools.count)
     _acknowledged: list[int] = field(default_factory=list)
     _doubtful: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.history = History(self.rows)
 
     def send(self, client: Client) -> None:
         """One batch; it is acknowledged when this returns, and in doubt when it raises.
@@ -107,9 +115,11 @@ class Ledger:
         with self._lock:
             batch = next(self._next)
             self._doubtful.add(batch)
+        self.history.begin_write(batch, time.monotonic())
         receipt = client.ingest(self.dataset, numbered(batch * self.rows, self.rows))
         if receipt.rows != self.rows:
             raise AssertionError(f"expected a receipt of {self.rows} rows, got {receipt}")
+        self.history.end_write(batch, time.monotonic())
         with self._lock:
             self._doubtful.remove(batch)
             self._acknowledged.append(batch)
