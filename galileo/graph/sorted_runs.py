@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from galileo.graph.arena import allocate
 from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
+from galileo.model.sort_keys import merge_order
 from galileo.query.columns import Mask
 from galileo.query.zone_maps import Zones
 
@@ -139,9 +140,7 @@ def compact(
     commit = np.concatenate([number.take(run.paths.commit) for number, run in pairs])
     stacks: list[tuple[Array, ...]] = [*zip(*(run.paths.arrays() for run in runs), strict=True)]
     stacks[COMMIT] = (commit,)
-    cell, bucket = np.concatenate(stacks[CELL]), np.concatenate(stacks[BUCKET])
-    order = np.lexsort((bucket, cell))
-    del cell, bucket
+    order = merge_order([np.concatenate(stacks[CELL]), np.concatenate(stacks[BUCKET])])
     if any(mask is not None for mask in held):
         order = order[commit.take(order) >= 0]
     if len(order) == 0:

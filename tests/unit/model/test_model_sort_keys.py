@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from galileo.model.sort_keys import differs, sort_order
+from galileo.model.sort_keys import differs, merge_order, sort_order
 
 FLOATS = [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-300]
 INTS = [0, 1, -1, 2**63 - 1, -(2**63), 2**53, 2**53 + 1]
@@ -45,7 +45,7 @@ def stable(by: list[npt.NDArray[Any]]) -> list[int]:
 @example([np.array([7, 7, 7]), np.array([2, 2, 2]), np.array([0.0, -0.0, 0.0])])
 @example([np.array([True, True]), np.array([0, 2**64 - 1], dtype=np.uint64)])
 def test_sort_order_random_keys_equals_stable_sort(by: list[npt.NDArray[Any]]) -> None:
-    assert sort_order(by).tolist() == stable(by)
+    assert sort_order(by).tolist() == merge_order(by).tolist() == stable(by)
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 200, 1 << 40])
