@@ -59,9 +59,9 @@ class TopologyState:
     def adopt(self, moves: Iterable[Move]) -> None:
         """Apply moves; older ones than the known ones change nothing."""
         with self._changing:
-            last = {move.partition: move for move in self._now.moved}
-            last |= {move.partition: move for move in self.moves(moves)}
-            self._now = replace(self._now, moved=tuple(sorted(last.values())))
+            if new := self.moves(moves):
+                last = {move.partition: move for move in (*self._now.moved, *new)}
+                self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def replace_nodes(self, topology: Topology) -> None:
         """Take over a later version; moves and addresses that this node has learned remain."""

@@ -49,6 +49,15 @@ def test_topology_state_adopt_in_any_order_gives_same_owners(
     assert live.current.fingerprint == TOPOLOGY.fingerprint, "nodes agree while the news travel"
 
 
+def test_topology_state_adopt_known_moves_keeps_topology() -> None:
+    """Each gossip repeats the moves, and what follows from a topology is computed once for it."""
+    live = TopologyState(TOPOLOGY)
+    live.adopt([Move(0, 2, "b"), Move(1, 1, "a")])
+    adopted = live.current
+    live.adopt([Move(0, 2, "b"), Move(0, 1, "a")])
+    assert live.current is adopted
+
+
 def test_topology_state_adopt_move_to_unknown_node_is_ignored() -> None:
     live = TopologyState(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
