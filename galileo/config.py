@@ -53,6 +53,8 @@ class NodeSection:
     has no [cluster] table. `address`: where other nodes and clients reach this node, `listen` when
     empty. `group` and `weight` are those of the added node; an empty group is the one with the
     fewest nodes.
+
+    `rack`: the rack of this node from its next start on; empty: the one that the cluster knows.
     """
 
     name: str = ""
@@ -62,6 +64,7 @@ class NodeSection:
     address: str = ""
     group: str = ""
     weight: float = 1.0
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +460,7 @@ def _check_node(config: Config) -> None:
             expected="node_of_topology",
             key="node.name",
         )
+    dataclasses.replace(config.topology.by_name[config.node.name], rack=config.node.rack)
 
 
 def _check_directory(config: Config) -> None:
@@ -678,7 +682,7 @@ def _topology_of(raw: Mapping[str, Any], node: NodeSection) -> tuple[Topology, b
                 "expected node.name and node.listen of a node that joins a cluster, got "
                 f"{node.name!r} and {node.listen!r}"
             )
-        alone = Group("alone", (NodeInfo(node.name, address, node.weight),))
+        alone = Group("alone", (NodeInfo(node.name, address, node.weight, rack=node.rack),))
         return Topology("joining", (alone,), even_ranges(1)), True
     if "cluster" not in raw:
         raise ConfigError(

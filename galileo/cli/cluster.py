@@ -322,7 +322,7 @@ def whoami(session: Session) -> None:
 @json_option
 @click.pass_context
 def topology(context: click.Context) -> None:
-    """Show the groups, their nodes and their geohash ranges.
+    """Show the groups, their nodes with their racks, and their geohash ranges.
 
     \b
     Example:
@@ -347,6 +347,7 @@ def _show_topology(session: Session) -> None:
                 "group": group["name"],
                 "node": node["name"],
                 "address": node["address"],
+                "rack": node.get("rack", ""),
                 "geohashes": ranges_of_group(topology["ranges"], number),
             }
             | ({} if pending is None else {"announced": ranges_of_group(pending, number)})

@@ -13,6 +13,7 @@ from galileo.cli.lazy import Group
 from galileo.cli.output import EXIT_INPUT, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.dht import placement
+from galileo.dht.rack_spread import rack_spread
 from galileo.errors import ConfigError
 from galileo.redaction import redacted
 
@@ -35,9 +36,9 @@ def config() -> None:
 def check(session: Session, *, files: tuple[Path, ...]) -> None:
     """Check FILES: every key and value, and whether their [cluster] tables are the same.
 
-    Reports all problems, where a node would stop at the first, and warns if one node would store
-    much more than the others. Reads the files alone, not the environment. The exit status is 0
-    without problems, 2 with some.
+    Reports all problems, where a node would stop at the first. Warns if one node would store much
+    more than the others, or if the racks do not suit the copies. Reads the files alone, not the
+    environment. The exit status is 0 without problems, 2 with some.
 
     \b
     Example:
@@ -47,7 +48,7 @@ def check(session: Session, *, files: tuple[Path, ...]) -> None:
     problems_by_file = [(file, what) for file in files for what in _problems(file)]
     if not problems_by_file:
         problems_by_file = [(file, redacted(what)) for file, what in _differences(files)]
-    warnings = [] if problems_by_file else _warnings(files[0])
+    warnings = [] if problems_by_file else _warnings(files)
     if session.output.as_json:
         problems = [{"file": str(file), "what": what} for file, what in problems_by_file]
         warned = {"warnings": warnings}
@@ -70,12 +71,27 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _warnings(file: Path) -> list[str]:
-    """What makes the initial placement uneven, of a file without problems; it has no moves."""
-    topology = configuration.from_dict(configuration.read(file)).topology
-    groups = tuple(replace(group, nodes=group.founders) for group in topology.groups)
+def _warnings(files: tuple[Path, ...]) -> list[str]:
+    """What is uneven at first, of files without problems; they have no moves."""
+    loaded = [configuration.from_dict(configuration.read(file)) for file in files]
+    racks = {one.node.name: one.node.rack for one in loaded if one.node.rack}
+    topology = loaded[0].topology
+    groups = tuple(
+        replace(
+            group,
+            nodes=tuple(
+                replace(node, rack=racks.get(node.name, node.rack)) for node in group.founders
+            ),
+        )
+        for group in topology.groups
+    )
     loads = placement.relative_loads(replace(topology, groups=groups))
-    return [f"{finding.what}; {finding.advice}" for finding in diagnosis.unevenness(loads)]
+    spreads = [rack_spread(group, replicas=topology.replicas) for group in groups]
+    findings = [
+        *diagnosis.unevenness(loads),
+        *(one for spread in spreads if spread for one in diagnosis.rack_findings(spread)),
+    ]
+    return [f"{finding.what}; {finding.advice}" for finding in findings]
 
 
 def _problems(file: Path) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import NodeStatus
+from galileo.dht.rack_spread import RackSpread
 from galileo.server.host_checks import HostCondition
 
 Severity: TypeAlias = Literal["problem", "warning"]
@@ -118,6 +119,9 @@ def _between(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         )
     yield from _clocks(answered)
     yield from unevenness({report.name: report.relative_load for report in answered})
+    for spread in dict.fromkeys(report.rack_spread for report in answered):
+        if spread is not None:
+            yield from rack_findings(spread)
 
 
 def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
@@ -136,6 +140,30 @@ def unevenness(loads: Mapping[str, float]) -> Iterator[Finding]:
         "give partitions to the others with `galileo partition move --to NODE`; for a new cluster, "
         'use groups of equal size and placement = "bounded" (docs/sizing.md)',
     )
+
+
+def rack_findings(spread: RackSpread) -> Iterator[Finding]:
+    """What keeps the copies of a group from being in different racks, or even."""
+    if spread.racks < spread.copies:
+        yield Finding(
+            "warning",
+            "",
+            f"group {spread.group} has {spread.racks} racks for {spread.copies} copies of each "
+            "partition",
+            "copies of a partition share a rack; when it fails, the partition can stop until the "
+            "rack is back, and if its disks are lost, observations can be",
+            f"spread the nodes of the group over {spread.copies} racks (node.rack)",
+        )
+    if spread.relative_copies > RELATIVE_LOAD_MAX:
+        yield Finding(
+            "warning",
+            "",
+            f"{spread.busiest} has {spread.relative_copies:.1f} times the copies that it would "
+            "have without racks",
+            "its rack is smaller than others and has copies of most partitions, so this node is "
+            "full and slow first",
+            f"give each rack of group {spread.group} as many nodes as the others, or add racks",
+        )
 
 
 def _lost(answered: Sequence[NodeReport]) -> Iterator[Finding]:

@@ -41,8 +41,9 @@ def doctor(session: Session, *, path: Path | None, directory: Path | None) -> No
 
     Checks every node: whether it answers and is ready, its version, clock, free disk, disk speed,
     open files, Java, sampler sandbox, limits that are nearly reached, and continuous queries that
-    fail or are overloaded. Warns if one node stores much more than the others. The exit status is
-    1 if there is a problem, else 0. With access control it needs the token of an admin.
+    fail or are overloaded. Warns if one node stores much more than the others, or if the racks do
+    not suit the copies. The exit status is 1 if there is a problem, else 0. With access control it
+    needs the token of an admin.
 
     \b
     Example:

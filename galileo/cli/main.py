@@ -116,7 +116,7 @@ COMMANDS = {
     ),
     "topology": LazyCommand(
         "galileo.cli.cluster:topology",
-        "Show the groups, their nodes and their geohash ranges.",
+        "Show the groups, their nodes with their racks, and their geohash ranges.",
     ),
     "up": LazyCommand("galileo.cli.cluster:up", "Run a cluster on this machine until Ctrl-C."),
     "verify": LazyCommand(

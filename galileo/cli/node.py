@@ -50,6 +50,7 @@ def list_nodes(session: Session) -> None:
                 "address": one.address,
                 "state": "leaving" if one.leaving else states.get(one.name, "unreachable"),
                 "weight": one.weight,
+                "rack": one.rack,
                 "partitions": len(owned[one.name]),
             }
             for group in topology.groups
@@ -69,12 +70,20 @@ def list_nodes(session: Session) -> None:
     show_default=True,
     help="Its share of the partitions, relative to other nodes of the group.",
 )
+@click.option("--rack", default="", help="Its rack; nodes of one rack can fail together.")
 @click.option("--new-group", is_flag=True, help="Make the group, with this node as its first.")
 @json_option
 @click.pass_obj
 @handle_errors
 def add(
-    session: Session, *, name: str, address: str, group: str, weight: float, new_group: bool
+    session: Session,
+    *,
+    name: str,
+    address: str,
+    group: str,
+    weight: float,
+    rack: str,
+    new_group: bool,
 ) -> None:
     """Announce a node that will join with galileo serve --join.
 
@@ -87,7 +96,7 @@ def add(
       galileo node add storm-5 10.0.0.15:7701 --group east --new-group
     """
     with session.client() as client:
-        client.add_node(name, address, group=group, weight=weight, new_group=new_group)
+        client.add_node(name, address, group=group, weight=weight, rack=rack, new_group=new_group)
     then = "galileo topology cut" if new_group else "galileo rebalance"
     words = f"start {name} with: galileo serve --join; then run {then}"
     session.output.value({"node": name, "address": address}, words=words)

@@ -50,6 +50,7 @@ _overrides = click.option(
 @click.option("--name", default="", help="Short for --set node.name=NAME.")
 @click.option("--directory", default="", help="Short for --set node.directory=DIRECTORY.")
 @click.option("--listen", default="", metavar="HOST:PORT", help="Short for --set node.listen=...")
+@click.option("--rack", default="", help="Short for --set node.rack=RACK.")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -66,6 +67,7 @@ def serve(
     name: str,
     directory: str,
     listen: str,
+    rack: str,
     insecure: bool,
 ) -> None:
     """Run one node until it receives SIGTERM or SIGINT.
@@ -85,6 +87,7 @@ def serve(
         "node.name": name,
         "node.directory": directory,
         "node.listen": listen,
+        "node.rack": rack,
         "security.insecure": "true" if insecure else "",
     }
     chosen = [f"{key}={value}" for key, value in given.items() if value]

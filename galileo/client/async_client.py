@@ -182,6 +182,7 @@ class AsyncClient(AsyncObservations):
         *,
         group: str = "",
         weight: float = 1.0,
+        rack: str = "",
         new_group: bool = False,
     ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
@@ -193,6 +194,7 @@ class AsyncClient(AsyncObservations):
             address: "host:port" at which nodes and clients reach it.
             group: that it belongs to; the one with the fewest nodes when empty.
             weight: its share of the partitions, relative to that of other nodes of the group.
+            rack: its rack; nodes of one rack can fail together. A rack of its own when empty.
             new_group: whether `group` is made with this node, which gets its partitions. The group
                 stores nothing before `set_ranges`.
 
@@ -207,8 +209,9 @@ class AsyncClient(AsyncObservations):
         instance_of(str, name, "the name of a node")
         instance_of(str, address, "the address of a node")
         instance_of(str, group, "the name of a group")
+        instance_of(str, rack, "the name of a rack")
         request = cluster_pb2.AddNodeRequest(
-            name=name, address=address, group=group, weight=weight, new_group=new_group
+            name=name, address=address, group=group, weight=weight, rack=rack, new_group=new_group
         )
         await self._caller.unary(ClusterStub, "AddNode", request)
 

@@ -126,6 +126,7 @@ class BlockingCalls(BlockingBase):
         *,
         group: str = "",
         weight: float = 1.0,
+        rack: str = "",
         new_group: bool = False,
     ) -> None:
         """Announces a node that will join; `galileo serve --join` joins without this call.
@@ -137,6 +138,7 @@ class BlockingCalls(BlockingBase):
             address: "host:port" at which nodes and clients reach it.
             group: that it belongs to; the one with the fewest nodes when empty.
             weight: its share of the partitions, relative to that of other nodes of the group.
+            rack: its rack; nodes of one rack can fail together. A rack of its own when empty.
             new_group: whether `group` is made with this node, which gets its partitions. The group
                 stores nothing before `set_ranges`.
 
@@ -149,7 +151,9 @@ class BlockingCalls(BlockingBase):
             >>> client.add_node("node-9", "10.0.0.19:7701")  # doctest: +SKIP
         """
         self._run(
-            self._client.add_node(name, address, group=group, weight=weight, new_group=new_group)
+            self._client.add_node(
+                name, address, group=group, weight=weight, rack=rack, new_group=new_group
+            )
         )
 
     def remove_node(

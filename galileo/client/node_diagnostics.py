@@ -12,6 +12,7 @@ from galileo.client.cluster_caller import cluster_caller, topology_of
 from galileo.client.decode import node_status
 from galileo.client.results import NodeStatus
 from galileo.dht import placement
+from galileo.dht.rack_spread import RackSpread, rack_spread
 from galileo.dht.topology import NodeInfo, Topology
 from galileo.errors import GalileoError, NotPermitted
 from galileo.wire.caller import Caller, CallOptions, Connection
@@ -43,6 +44,7 @@ class NodeReport:
         java, containment: the problem with Java and with the sandbox; empty: none.
         peers_dead: names of the nodes from which it receives no heartbeats.
         relative_load: its rows over its mean by weight, if all groups store the same.
+        rack_spread: of its group, if copies are spread over racks.
     """
 
     name: str
@@ -69,6 +71,7 @@ class NodeReport:
     durability: str = "fsync"
     peers_dead: tuple[str, ...] = ()
     relative_load: float = 1.0
+    rack_spread: RackSpread | None = None
 
 
 async def conditions(
@@ -98,6 +101,7 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
         clock_s, within_s = await caller.ask(node.address, _clock)
         status = await caller.ask(node.address, functools.partial(_status, is_whole=True))
         topology = await caller.ask(node.address, topology_of)
+        spread = rack_spread(topology.group_of(node.name), replicas=topology.replicas)
     except NotPermitted:
         raise
     except GalileoError as error:
@@ -108,6 +112,7 @@ async def _report(caller: Caller, node: NodeInfo) -> NodeReport:
         _of(node, status),
         topology_fingerprint=topology.fingerprint,
         relative_load=_relative_load(topology, node.name),
+        rack_spread=spread,
         clock_s=clock_s,
         clock_within_s=within_s,
     )

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.dht.rack_spread import draw_by_score, rank_nodes, rounded
 from galileo.dht.topology import BOUNDED, Group, Move, NodeInfo, RangeMap, Topology, first_cells
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
@@ -129,7 +130,9 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
 
     The first one should lead. Each rank is drawn as "bounded" draws owners, without the nodes of
     earlier ranks, so that every node gets its share of each rank, and few change when a node comes
-    or goes. Leaving nodes, and those that have not joined yet, are left out.
+    or goes. Where nodes share racks, the copies are spread over these (`dht.rack_spread`). Nodes
+    after as many as there are copies replace lost ones. Leaving nodes, and those that have not
+    joined yet, are left out.
     """
     ranked: dict[int, tuple[str, ...]] = {}
     for number, group in enumerate(topology.groups):
@@ -141,16 +144,29 @@ def rankings(topology: Topology) -> Mapping[int, tuple[str, ...]]:
 @lru_cache(maxsize=16)
 def _rank_group(group: Group, partitions: range, *, replicas: int) -> Mapping[int, tuple[str, ...]]:
     """The ranking of a group; it does not depend on who leads at the moment."""
-    nodes = [one for one in group.nodes if not one.leaving and (one.identity or not one.joined)]
-    names = sorted(node.name for node in nodes)
-    scores = _scores(names, partitions)
-    ranks = {p: list[str]() for p in partitions}
-    for rank in range(len(nodes)):
-        columns = _draw_rank(nodes, scores) if rank < replicas else scores.argmax(1)
-        for row, (p, column) in enumerate(zip(partitions, columns.tolist(), strict=True)):
-            ranks[p].append(names[column])
-            scores[row, column] = 0
-    return {p: tuple(names) for p, names in ranks.items()}
+    nodes = sorted(group.present, key=lambda node: node.name)
+    names = np.array([node.name for node in nodes], dtype=object)
+    scores, copies = _scores(names.tolist(), partitions), min(replicas, len(nodes))
+    if len({node.fault_domain for node in nodes}) < len(nodes):
+        leaders = _draw_rank(nodes, scores)
+        first = rank_nodes(nodes, scores, leaders=leaders, copies=copies)
+    else:
+        first = _rank_alone(nodes, scores, copies=copies)
+    np.put_along_axis(scores, first, np.uint64(0), axis=1)
+    rest = np.argsort(~scores, axis=1, kind="stable")[:, : len(nodes) - copies]
+    ranks = np.hstack([first, rest])
+    return {p: tuple(names[row]) for p, row in zip(partitions, ranks, strict=True)}
+
+
+def _rank_alone(
+    nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64], *, copies: int
+) -> npt.NDArray[np.int64]:
+    """The first ranks where no two nodes share a rack."""
+    scores, ranks = scores.copy(), np.empty((len(scores), copies), dtype=np.int64)
+    for rank in range(copies):
+        ranks[:, rank] = _draw_rank(nodes, scores)
+        np.put_along_axis(scores, ranks[:, rank : rank + 1], np.uint64(0), axis=1)
+    return ranks
 
 
 def _draw_rank(nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
@@ -158,14 +174,8 @@ def _draw_rank(nodes: Sequence[NodeInfo], scores: npt.NDArray[np.uint64]) -> npt
 
     A score of zero excludes a node. Where quotas leave none, the best one that is not excluded.
     """
-    by_name = _quotas(nodes, len(scores))
-    left = np.array([by_name[name] for name in sorted(by_name)])
-    drawn = np.full(len(scores), -1, dtype=np.int64)
-    order = np.argsort(~scores, axis=None, kind="stable")
-    for row, column in zip(*np.unravel_index(order, scores.shape), strict=True):
-        if drawn[row] < 0 and left[column] > 0 and scores[row, column]:
-            drawn[row] = column
-            left[column] -= 1
+    quotas = _quotas(nodes, len(scores))
+    drawn = draw_by_score(scores, np.array([quotas[node.name] for node in nodes]))
     return np.where(drawn < 0, scores.argmax(axis=1), drawn)
 
 
@@ -338,17 +348,7 @@ def _quotas(
     """
     weights = sum(Fraction(node.weight) for node in nodes)
     shares = {node.name: partitions * Fraction(node.weight) / weights for node in nodes}
-    quotas = {name: int(share) for name, share in shares.items()}
-
-    def precedence(name: str) -> tuple[bool, bool, Fraction, int, str]:
-        remainder = shares[name] - quotas[name]
-        is_above = counts is not None and counts.get(name, 0) > quotas[name]
-        return not remainder, not is_above, -remainder, text64("quota", name), name
-
-    left = partitions - sum(quotas.values())
-    for name in sorted(quotas, key=precedence)[:left]:
-        quotas[name] += 1
-    return quotas
+    return rounded(shares, counts=counts)
 
 
 def _scores(names: Sequence[str], partitions: range) -> npt.NDArray[np.uint64]:

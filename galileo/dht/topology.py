@@ -53,6 +53,9 @@ class NodeInfo:
 
     `identity`: random name of its first directory, if it joined by command or partitions are
     replicated.
+
+    `rack`: nodes of one rack can fail together, so the copies of a partition are spread over racks.
+    Empty: the node counts as a rack of its own.
     """
 
     name: str
@@ -62,9 +65,12 @@ class NodeInfo:
     joined: bool = False
     leaving: bool = False
     identity: str = ""
+    rack: str = ""
 
     def __post_init__(self) -> None:
         _check_name("node", self.name)
+        if self.rack:
+            _check_name("rack", self.rack)
         if not is_address(self.address):
             raise ConfigError(
                 f"expected host:port as address of node {self.name!r}, got {self.address!r}",
@@ -84,6 +90,11 @@ class NodeInfo:
                 expected="ordinal",
                 node=self.name,
             )
+
+    @property
+    def fault_domain(self) -> str:
+        """Its rack, or what stands for the node alone; a blank is in no name of a rack."""
+        return self.rack or f"node {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,13 @@ class Group:
     def founders(self) -> tuple[NodeInfo, ...]:
         """The initial nodes."""
         return tuple(node for node in self.nodes if not node.joined)
+
+    @property
+    def present(self) -> tuple[NodeInfo, ...]:
+        """The nodes that have joined and are not being removed."""
+        return tuple(
+            node for node in self.nodes if not node.leaving and (node.identity or not node.joined)
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -300,6 +318,11 @@ class Topology:
     def by_name(self) -> Mapping[str, NodeInfo]:
         return {node.name: node for node in self.nodes}
 
+    @cached_property
+    def fault_domains(self) -> Mapping[str, str]:
+        """The fault domain of each node."""
+        return {node.name: node.fault_domain for node in self.nodes}
+
     @property
     def range_epoch(self) -> int:
         """The number of the present ranges, from 1; each change increases it by one."""
@@ -384,6 +407,7 @@ class Topology:
                             "leaving": n.leaving,
                             "identity": n.identity,
                         }
+                        | ({"rack": n.rack} if n.rack else {})
                         for n in group.nodes
                     ],
                 }

@@ -115,6 +115,20 @@ def identify(topology: Topology, name: str, identity: str, owned: Collection[int
     return _set_founder(_replace_node(pinned, name, node), node, owned)
 
 
+def set_rack(topology: Topology, name: str, rack: str) -> Topology:
+    """Records in which rack a node is; leaders then spread copies anew.
+
+    Raises:
+        InputError: there is no such node.
+        ConfigError: it is no name of a rack.
+    """
+    node = known_node(topology, name)
+    if topology.founding is not None and node.rack == rack:
+        return topology
+    pinned = pin(topology)
+    return _replace_node(pinned, name, replace(pinned.by_name[name], rack=rack))
+
+
 def _set_founder(topology: Topology, node: NodeInfo, owned: Collection[int]) -> Topology:
     """Has the replicated partitions that a node owns begin in its directory, if in none yet."""
     founding, here = topology.founding, unfounded(topology, owned)

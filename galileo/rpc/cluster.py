@@ -146,7 +146,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.AddNodeReply:
         assert self._nodes is not None
         node = NodeInfo(
-            request.name, request.address, request.weight or 1.0, identity=request.identity
+            request.name,
+            request.address,
+            request.weight or 1.0,
+            identity=request.identity,
+            rack=request.rack,
         )
         topology = await self._nodes.add(node, group=request.group, is_new_group=request.new_group)
         return cluster_pb2.AddNodeReply(topology=topology)

@@ -77,6 +77,7 @@ async def _join(config: Config, store: Store) -> None:
         address=config.topology.by_name[config.node.name].address,
         group=config.node.group,
         weight=config.node.weight,
+        rack=config.node.rack,
         identity=store.identity,
     )
     caller = Caller(keys=config.keys)

@@ -218,7 +218,7 @@ class NodeProcess:
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
         ]
-        identifying = asyncio.create_task(self._identify())
+        introducing = asyncio.create_task(self._introduce())
         drives = self._expect_one_copy if self._replicas is None else self._replicas.run
         running.append(asyncio.create_task(drives()))
         self._stop = stop
@@ -234,7 +234,7 @@ class NodeProcess:
                 await asyncio.to_thread(monitoring.close)
             await server.stop(GRACE_S)
             await self._nodes.close()
-            ended = [*running, stopped, identifying]
+            ended = [*running, stopped, introducing]
             for task in ended:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)
@@ -336,8 +336,23 @@ class NodeProcess:
                 )
             await asyncio.sleep(IDENTIFY_RETRY_S)
 
+    async def _introduce(self) -> None:
+        """Records in the register the directory of this node, and the rack that its file names."""
+        await self._identify()
+        name, rack = self.node.name, self._config.node.rack
+        while rack and name in (topology := self.node.topology).by_name:
+            if topology.agreed_version and topology.by_name[name].rack == rack:
+                return
+            try:
+                await self._register.change(
+                    partial(topology_changes.set_rack, name=name, rack=rack)
+                )
+            except GalileoError as error:
+                log.info("cannot record the rack of this node yet: %s", error)
+                await asyncio.sleep(IDENTIFY_RETRY_S)
+
     async def _identify(self) -> None:
-        """Records in the register with which directory this node has begun."""
+        """Records with which directory this node has begun, where partitions have copies."""
         name, identity = self.node.name, self._store.identity
         while self._replicas is not None:
             topology, owned = self.node.topology, self.node.live.partitions(name)

@@ -40,6 +40,7 @@ TEXTS = {
     "node.name": "node-2",
     "node.listen": "127.0.0.1:7999",
     "node.address": "127.0.0.1:7998",
+    "node.rack": "room-2",
     "storage.durability": "none",
     "samplers.uploads": "sandboxed",
     "metrics.address": "127.0.0.1:9701",
@@ -131,6 +132,13 @@ def test_config_key_in_override_is_used(key: str, write: Write) -> None:
 
 
 JOINING = {"node": {"name": "n", "directory": "/data", "listen": "127.0.0.1:7709"}}
+
+
+def test_config_rack_that_is_no_name_raises_config_error() -> None:
+    with raises(ConfigError, expected="name", name="rack"):
+        config.from_dict(with_key("node.rack", "Room 2"))
+    with raises(ConfigError, expected="name", name="rack"):
+        config.from_dict({"node": {**JOINING["node"], "join": "h:7701", "rack": "Room 2"}})
 
 
 @pytest.mark.parametrize("given", ["h:7701, h", ["h:7701", "h"]])

@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from galileo.dht import placement
+from galileo.dht.rack_spread import in_rounds
 from galileo.dht.topology import Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError
@@ -790,15 +791,16 @@ class Replicas:
     def _wanted(self, ranking: Sequence[str], hosted: _Hosted) -> frozenset[Member]:
         """The members that a partition should have, in a cluster as it is now.
 
-        They are the first nodes of its ranking that live. A member that was not heard for
-        `heal_after_s` counts as dead, unless there is no node to replace it.
+        They are the first nodes of its ranking that live, in as many racks as there are. A member
+        that was not heard for `heal_after_s` counts as dead, unless there is no node to replace it.
         """
         current = hosted.machine.state.set
         assert current is not None, "a leader has a set"
         members = {member.node: member for member in current.members}
         usable = [node for node in ranking if self._is_usable(node, hosted, members)]
         rest = [node for node in ranking if node in members and node not in usable]
-        wanted = [*usable, *rest][: self._live.current.replicas]
+        topology = self._live.current
+        wanted = [*in_rounds(usable, topology.fault_domains), *rest][: topology.replicas]
         return frozenset(
             Member(node, self._identity_of(node) or members[node].disk) for node in wanted
         )

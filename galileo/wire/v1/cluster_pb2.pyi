@@ -30,6 +30,7 @@ class AddNodeRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     NEW_GROUP_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     """host:port at which other nodes and clients reach it"""
@@ -41,6 +42,8 @@ class AddNodeRequest(_message.Message):
     """random name of its directory"""
     new_group: _builtins.bool
     """the group is made with it"""
+    rack: _builtins.str
+    """empty: a rack of its own"""
     def __init__(
         self,
         *,
@@ -50,10 +53,11 @@ class AddNodeRequest(_message.Message):
         weight: _builtins.float = ...,
         identity: _builtins.str = ...,
         new_group: _builtins.bool = ...,
+        rack: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "new_group", b"new_group", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "identity", b"identity", "name", b"name", "new_group", b"new_group", "rack", b"rack", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

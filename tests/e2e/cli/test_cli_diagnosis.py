@@ -10,6 +10,7 @@ from galileo.cli.cluster import answered_only, remarks
 from galileo.cli.diagnosis import of_cluster, of_host
 from galileo.client.node_diagnostics import CcqProblem, NodeReport
 from galileo.client.results import ClusterStatus, NodeStatus
+from galileo.dht.rack_spread import RackSpread
 from galileo.server.host_checks import REFUSED_S, HostCondition
 
 STATUS = NodeStatus("a", "g", "10.0.0.1:7701", "up")
@@ -33,6 +34,10 @@ WELL = NodeReport(
 )
 HOST = HostCondition(400 << 30, 500 << 30, 0.001, 10, 65_536, "", "")
 STOPPED = replace(STATUS, stopped=("rain/p3: writing failed",))
+
+
+FEW_RACKS = RackSpread("g", racks=2, copies=3, busiest="a", relative_copies=1.2)
+UNEVEN_RACKS = RackSpread("g", racks=3, copies=3, busiest="a", relative_copies=1.5)
 
 
 def found(*reports: NodeReport) -> list[tuple[str, str, str]]:
@@ -113,6 +118,19 @@ def test_diagnosis_of_uneven_load_is_one_finding() -> None:
         "a stores 1.5 times its mean if groups store the same, and 1 of 2 nodes store nothing"
     )
     assert found(replace(WELL, relative_load=1.2)) == []
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [
+        (FEW_RACKS, "group g has 2 racks for 3 copies of each partition"),
+        (UNEVEN_RACKS, "a has 1.5 times the copies that it would have without racks"),
+    ],
+)
+def test_diagnosis_of_racks_is_one_finding_for_all_nodes(spread: RackSpread, said: str) -> None:
+    [finding] = found(replace(WELL, rack_spread=spread), replace(WELL, rack_spread=spread))
+    assert finding == ("warning", "", said)
+    assert found(replace(WELL, rack_spread=replace(UNEVEN_RACKS, relative_copies=1.2))) == []
 
 
 def test_diagnosis_ignores_an_uncertain_clock() -> None:

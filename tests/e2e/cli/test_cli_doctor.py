@@ -170,6 +170,23 @@ def test_config_check_of_differing_clusters_names_them(tmp_path: Path) -> None:
     assert "got 'a' in both" in twice["what"]
 
 
+def test_config_check_of_racks_that_do_not_suit_the_copies_warns(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.toml" for name in "ab"]
+    third = '{name = "c", address = "127.0.0.1:7703", rack = "r2"}, ]'
+    for file in files:
+        text = TEXT.format(name=file.stem, directory="/data").replace("\n]}", third + "}")
+        text = text.replace('"bounded"', '"bounded"\npartitions_per_group = 6\nreplicas = 2')
+        file.write_text(text.replace("[node]", '[node]\nrack = "r1"'))
+    done = run("config", "check", *map(str, files), "--json")
+    assert done.exit_code == 0
+    [warning] = json.loads(done.stdout)["warnings"]
+    assert warning.startswith("c has 1.5 times the copies that it would have without racks; ")
+    for file in files:
+        file.write_text(file.read_text().replace("replicas = 2", "replicas = 3"))
+    [warning] = json.loads(run("config", "check", *map(str, files), "--json").stdout)["warnings"]
+    assert warning.startswith("group g has 2 racks for 3 copies of each partition; ")
+
+
 def test_config_check_of_uneven_groups_warns(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     text = TEXT.format(name="a", directory="/data")

@@ -132,6 +132,29 @@ def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
         assert not any(tail.missing for tail in answers)
 
 
+def test_rack_of_a_file_is_in_the_topology_and_changes_with_a_restart(tmp_path: Path) -> None:
+    settings = {"node": {"rack": "r1"}}
+    with LocalCluster(1, 1, tmp_path, settings=settings) as cluster:
+        wait_until(lambda: racks(cluster) == {"node-1": "r1"}, what="the rack")
+        client = cluster.client()
+        client.add_node("node-9", "127.0.0.1:9", rack="r9")
+        joining = cluster.join()
+        joining.start()
+        joining.wait()
+        config = tmp_path / "node-1.toml"
+        config.write_text(config.read_text().replace('"r1"', '"r2"'))
+        cluster.node("node-1").restart()
+        expected = {"node-1": "r2", "node-2": "r1", "node-9": "r9"}
+        wait_until(lambda: racks(cluster) == expected, what="the other rack")
+        shown = json.loads(command(cluster, "node", "list"))
+        assert {one["node"]: one["rack"] for one in shown} == expected
+
+
+def racks(cluster: LocalCluster) -> dict[str, str]:
+    text = cluster.client(timeout="60s").topology_json()
+    return {node.name: node.rack for node in Topology.from_json(text).nodes}
+
+
 def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -> None:
     with LocalCluster(1, 1, tmp_path, partitions_per_group=4) as cluster:
         for _ in range(2):

@@ -15,6 +15,7 @@ import random
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,30 @@ OPTIONS = ReplicasOptions(
     restart_s=0.1,
     discard_s=0.5,
     return_after_s=1.0,
+)
+
+
+TOPOLOGY = Topology(
+    "test",
+    (Group("one", tuple(NodeInfo(n, f"127.0.0.1:{p}") for p, n in enumerate(NAMES, start=1))),),
+    even_ranges(1),
+    PARTITIONS,
+    placement=BOUNDED,
+    replicas=3,
+)
+RACKS = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "z", "f": "z"}
+RACKED = replace(
+    TOPOLOGY,
+    groups=(
+        Group(
+            "one",
+            tuple(
+                NodeInfo(name, f"127.0.0.1:{p}", rack=rack)
+                for p, (name, rack) in enumerate(RACKS.items(), start=1)
+            ),
+        ),
+    ),
+    partitions_per_group=5,
 )
 
 
@@ -170,7 +195,7 @@ class Host:
             self.live,
             store=self.store,
             peers=world.network,
-            options=NodeOptions(replication=OPTIONS),
+            options=NodeOptions(replication=world.options),
         )
         self.node.moves.on_moved = world.spread_leaders
         replicas = self.node.connect_replicas(
@@ -214,10 +239,18 @@ class Line:
 
 
 class World:
-    """Three nodes, and producers and readers of one dataset."""
+    """The nodes of a topology, and producers and readers of one dataset."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        *,
+        topology: Topology = TOPOLOGY,
+        options: ReplicasOptions = OPTIONS,
+    ) -> None:
         self.random = random.Random(seed)
+        self.topology, self.options = topology, options
         self.directory = directory
         self.network = Network()
         self.hosts: dict[str, Host] = {}
@@ -228,11 +261,6 @@ class World:
         self.acknowledged: set[int] = set()
         self.complete = self.incomplete = self.places_made = 0
         self._late: set[asyncio.Task[None]] = set()
-        nodes = tuple(NodeInfo(n, f"127.0.0.1:{p}") for p, n in enumerate(NAMES, start=1))
-        groups = (Group("one", nodes),)
-        self.topology = Topology(
-            "test", groups, even_ranges(1), PARTITIONS, placement=BOUNDED, replicas=3
-        )
 
     def identity_of(self, node: str) -> str:
         return self.hosts[node].store.identity if node in self.hosts else ""
@@ -255,7 +283,7 @@ class World:
         return self.places[name]
 
     async def begin(self, *, datasets: bool = True) -> None:
-        for name in NAMES:
+        for name in self.topology.by_name:
             store = Store.open(self.new_place(name), wall=lambda: START_US / 1e6)
             self.topology = topology_changes.identify(
                 self.topology,
@@ -264,7 +292,7 @@ class World:
                 placement.partitions_by_node(self.topology)[name],
             )
             store.close()
-        for name in NAMES:
+        for name in self.topology.by_name:
             self.start(name)
         for host in self.hosts.values() if datasets else ():
             host.node.catalog.adopt(SCHEMA)
@@ -487,13 +515,37 @@ def rot(file: Path, chosen: random.Random) -> None:
 
 
 async def await_whole(world: World) -> None:
+    await await_condition(world, _is_whole)
+
+
+async def await_condition(world: World, is_met: Callable[[World], bool]) -> None:
     try:
         async with asyncio.timeout(SETTLED_S):
-            while not _is_whole(world):
+            while not is_met(world):
                 world.spread_leaders()
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        pytest.fail(f"not whole: {world.describe()}")
+        pytest.fail(f"not {is_met.__name__}: {world.describe()}")
+
+
+def voters(world: World) -> dict[int, list[str]]:
+    """The voters of each partition that has a leader, as that knows them."""
+    states = {
+        partition: host.replicas._hosted[partition].machine.state.set
+        for host in world.hosts.values()
+        for partition in host.replicas.led
+    }
+    return {p: [one.node for one in state.voters] for p, state in states.items() if state}
+
+
+def is_in_three_racks(world: World) -> bool:
+    """Whether each partition has three voters that run, each in another rack."""
+    found, racks = voters(world), world.topology.fault_domains
+    return len(found) == len(world.topology.partitions) and all(
+        sorted(racks[name] for name in names if name in world.hosts) == ["x", "y", "z"]
+        and len(names) == 3
+        for names in found.values()
+    )
 
 
 def under_replicated(world: World) -> list[int]:
@@ -525,6 +577,26 @@ async def test_node_replicas_new_cluster_is_under_replicated_until_all_copies_ar
     assert sum(one.leading for one in gauges) == PARTITIONS
     assert sum(one.following for one in gauges) == PARTITIONS * (len(NAMES) - 1)
     assert not any(one.learning or one.lag for one in gauges)
+
+
+async def test_node_replicas_are_in_different_racks_when_racks_change_and_a_node_is_lost(
+    tmp_path: Path,
+) -> None:
+    options = replace(OPTIONS, heal_after_s=2.0)
+    world = World(tmp_path, 0, topology=RACKED, options=options)
+    await world.begin()
+    world.is_calm = True
+    try:
+        await await_condition(world, is_in_three_racks)
+        for node, rack in (("b", "y"), ("d", "z"), ("f", "x")):
+            world.topology = topology_changes.set_rack(world.topology, node, rack)
+        for host in world.hosts.values():
+            host.live.replace_nodes(world.topology)
+        await await_condition(world, is_in_three_racks)
+        await world.crash("c", is_lost=True)
+        await await_condition(world, is_in_three_racks)
+    finally:
+        await world.close()
 
 
 async def test_node_replicas_dataset_created_under_leaders_has_synopses_of_their_terms(
