@@ -56,7 +56,7 @@ def cluster(
     groups: int = 2,
     partitions: int = 4,
 ) -> Iterator[galileo.LocalCluster]:
-    """A running cluster with its data in a new directory below `directory`.
+    """A running cluster with one copy of its data in a new directory below `directory`.
 
     Args:
         directory: on the disk to be measured.
@@ -67,7 +67,12 @@ def cluster(
     """
     place = directory / f"cluster-{nodes}-{time.monotonic_ns()}"
     with galileo.LocalCluster(
-        nodes, min(nodes, groups), place, settings=settings, partitions_per_group=partitions
+        nodes,
+        min(nodes, groups),
+        place,
+        settings=settings,
+        partitions_per_group=partitions,
+        replicas=1,
     ) as running:
         yield running
 

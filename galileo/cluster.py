@@ -40,6 +40,8 @@ from galileo.wire import forks
 PORT_MAX = 65_535
 FREE_PORTS = range(10_000, 32_768)
 PORT_ATTEMPTS_MAX = 1_000
+REPLICAS = 3
+"""Copies of a new cluster whose groups have as many nodes."""
 COPIES_TIMEOUT_S = 15.0
 """Longest wait for the copies of a cluster's partitions; a lost disk takes longer."""
 PORT_TIMEOUT_S = 3.0
@@ -56,14 +58,15 @@ class LocalCluster:
 
     Args:
         nodes: the number of nodes, which are assigned to the groups in turn.
-        groups: the number of groups.
+        groups: the number of groups: by default 1, or as many as an existing directory has.
         directory: of data, configuration and logs; without it a temporary directory, which is
             removed at the end. An existing directory with the same numbers keeps its data.
         port: of the first node, the others follow; free ports by default.
         partitions_per_group: by default twice the nodes of the largest group, at least 4; an
             existing directory keeps its number. See docs/sizing.md.
-        replicas: the copies of each partition, on different nodes of its group: by default 1, or
-            as many as an existing directory has. See docs/replication.md.
+        replicas: the copies of each partition, on different nodes of its group: by default 3 if
+            each group has at least three nodes, else 1; an existing directory keeps its number.
+            See docs/replication.md.
         settings: further configuration, {"section": {"key": value}}.
         proof: the credentials of its clients, if `settings` require authentication.
 
@@ -78,7 +81,7 @@ class LocalCluster:
     def __init__(
         self,
         nodes: int = 3,
-        groups: int = 2,
+        groups: int | None = None,
         directory: str | Path | None = None,
         *,
         port: int | None = None,
@@ -89,16 +92,13 @@ class LocalCluster:
     ) -> None:
         require("server", purpose="LocalCluster")
         self._proof = proof or Credentials()
-        if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
-            raise InputError(
-                f"expected at least one node in each group, got {nodes!r} nodes and {groups!r} "
-                "groups",
-                parameter="nodes",
-            )
+        _check_counts(nodes, 1 if groups is None else groups)
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="galileo-")).absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
         stored = self._stored_cluster()
+        if groups is None:
+            groups = 1 if stored is None else len(stored["groups"])
         self._expect_counts(stored, nodes, groups)
         if partitions_per_group is None:
             partitions_per_group = (
@@ -107,7 +107,9 @@ class LocalCluster:
                 else stored.get("partitions_per_group", PARTITIONS_PER_GROUP)
             )
         self._replicas = replicas
-        known = 1 if stored is None else stored.get("replicas", 1)
+        if replicas is None:
+            is_enough = stored is None and nodes // groups >= REPLICAS
+            replicas = REPLICAS if is_enough else (stored or {}).get("replicas", 1)
         self._settings = settings or {}
         self._clients: list[Client] = []
         self._refused = False
@@ -117,7 +119,7 @@ class LocalCluster:
         self._topology: dict[str, Any] = {
             "name": f"local-{os.getpid()}-{addresses[0].rpartition(':')[2]}",
             "partitions_per_group": partitions_per_group,
-            "replicas": known if replicas is None else replicas,
+            "replicas": replicas,
             "placement": BOUNDED if stored is None else stored.get("placement", RENDEZVOUS),
             "ranges": [list(pair) for pair in even_ranges(groups)],
             "groups": [
@@ -143,11 +145,11 @@ class LocalCluster:
         )
 
     def _stored_cluster(self) -> dict[str, Any] | None:
-        """The [cluster] table of an existing directory."""
-        first = "node-1"
-        if not ((self.directory / first).is_dir() and self._config_of(first).exists()):
+        """The [cluster] table of an existing directory; node-1 may be lost or removed."""
+        config = self._config_of("node-1")
+        if not config.exists() or not any(one.is_dir() for one in self.directory.glob("node-*")):
             return None
-        table: dict[str, Any] = tomllib.loads(self._config_of(first).read_text())["cluster"]
+        table: dict[str, Any] = tomllib.loads(config.read_text())["cluster"]
         return table
 
     def _expect_counts(self, stored: dict[str, Any] | None, nodes: int, groups: int) -> None:
@@ -301,7 +303,8 @@ class LocalCluster:
     def join(self, group: int | str = 0, *, new_group: bool = False) -> LocalNode:
         """Makes a node that joins the running cluster when it is started.
 
-        It has no partitions at first; `Client.plan_rebalance` says which to move to it.
+        It has no partitions at first. With copies, it gets its share by itself; with one copy,
+        `Client.plan_rebalance` says which to move to it.
 
         Args:
             group: the number of one of the first groups, or a name.
@@ -474,6 +477,14 @@ class LocalCluster:
             tables.append(("cluster", self._topology))
         text = "\n".join(_toml_table(key, values) for key, values in tables)
         self._config_of(name).write_text(text)
+
+
+def _check_counts(nodes: object, groups: object) -> None:
+    if type(nodes) is not int or type(groups) is not int or not 1 <= groups <= nodes:
+        raise InputError(
+            f"expected at least one node in each group, got {nodes!r} nodes and {groups!r} groups",
+            parameter="nodes",
+        )
 
 
 def stop_evaluator(directory: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> None:

@@ -49,11 +49,12 @@ RESTARTS_MAX = 3
 
 @click.command()
 @click.option("--nodes", "count", default=3, show_default=True, help="How many node processes.")
-@click.option("--groups", default=2, show_default=True, help="How many groups.")
+@click.option("--groups", type=int, help="How many groups.  [default: 1, or as the directory has]")
 @click.option(
     "--replicas",
     type=click.IntRange(1, REPLICAS_MAX),
-    help="Copies of each partition.  [default: 1, or as the directory has]",
+    help="Copies of each partition.  [default: 3 if groups have three nodes, else 1; or as the "
+    "directory has]",
 )
 @click.option("--port", default=PORT, show_default=True, help="Port of the first node.")
 @click.option(
@@ -75,7 +76,7 @@ def up(
     session: Session,
     *,
     count: int,
-    groups: int,
+    groups: int | None,
     replicas: int | None,
     port: int,
     directory: Path | None,
@@ -88,7 +89,7 @@ def up(
     \b
     Example:
       galileo up --nodes 3 --directory ~/galileo-data
-      galileo up --nodes 3 --groups 1 --replicas 3
+      galileo up --nodes 3 --replicas 1
       galileo up --set samplers.uploads=sandboxed
     """
     settings = _settings(overrides)

@@ -95,7 +95,7 @@ def test_local_cluster_restarted_has_its_data_and_all_nodes(tmp_path: Path) -> N
 
 def test_local_cluster_of_an_earlier_version_keeps_its_placement(tmp_path: Path) -> None:
     """Files of that version name no rule of placement, and had four partitions in each group."""
-    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4)
+    cluster = galileo.LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1)
     cluster._topology.pop("placement")
     with cluster, galileo.connect(*cluster.addresses) as client:
         client.create_dataset(SCHEMA)
@@ -118,12 +118,45 @@ def test_local_cluster_of_an_earlier_version_keeps_its_placement(tmp_path: Path)
 
 
 def test_local_cluster_new_places_partitions_evenly(tmp_path: Path) -> None:
-    with galileo.LocalCluster(4, directory=tmp_path, settings=IMPATIENT) as cluster:
+    with galileo.LocalCluster(4, 2, tmp_path, settings=IMPATIENT) as cluster:
         topology = Topology.from_json(cluster.client().topology_json())
     assert set(placement.relative_loads(topology).values()) == {1.0}
     again = galileo.LocalCluster(4, directory=tmp_path)
     assert again._topology["placement"] == "bounded"
     assert again._topology["partitions_per_group"] == 4
+    assert (len(again._topology["groups"]), again._topology["replicas"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "replicas", "expected"),
+    [
+        (3, None, None, (1, 3)),
+        (8, None, None, (1, 3)),
+        (2, None, None, (1, 1)),
+        (3, 2, None, (2, 1)),
+        (5, 2, None, (2, 1)),
+        (6, 2, None, (2, 3)),
+        (3, None, 1, (1, 1)),
+        (2, None, 2, (1, 2)),
+    ],
+)
+def test_local_cluster_new_has_three_copies_where_groups_have_three_nodes(
+    tmp_path: Path, nodes: int, groups: int | None, replicas: int | None, expected: tuple[int, int]
+) -> None:
+    topology = galileo.LocalCluster(nodes, groups, tmp_path, replicas=replicas)._topology
+    assert (len(topology["groups"]), topology["replicas"]) == expected
+
+
+@pytest.mark.parametrize("present", ["node-1", "node-2"])
+@pytest.mark.parametrize(("groups", "replicas"), [(1, 1), (2, 1), (1, 3)])
+def test_local_cluster_of_an_existing_directory_keeps_its_groups_and_copies(
+    tmp_path: Path, groups: int, replicas: int, present: str
+) -> None:
+    first = galileo.LocalCluster(3, groups, tmp_path, replicas=replicas)
+    first._write_config("node-1")
+    (tmp_path / present).mkdir()
+    again = galileo.LocalCluster(3, directory=tmp_path)
+    assert again._topology == first._topology
 
 
 @pytest.mark.parametrize(("nodes", "groups"), [(0, 0), (1, 2), (2, 0)])

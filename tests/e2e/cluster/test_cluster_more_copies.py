@@ -30,7 +30,7 @@ def rows(client: Client) -> int:
 
 @pytest.mark.timeout(300)
 def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Path) -> None:
-    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:
         client = cluster.client(timeout="60s")
         client.create_dataset(numbered_schema("numbered"))
         client.ingest("numbered", numbered(0, 1_000))
@@ -67,7 +67,9 @@ def test_cluster_gets_copies_by_a_rolling_restart_amid_a_stream(
     tmp_path: Path, evaluator: dict[str, Any]
 ) -> None:
     settings = {"evaluator": evaluator}
-    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, settings=settings) as cluster:
+    with LocalCluster(
+        3, 1, tmp_path, partitions_per_group=4, replicas=1, settings=settings
+    ) as cluster:
         client = cluster.client(timeout="60s")
         client.create_dataset(numbered_schema("numbered"))
         ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")

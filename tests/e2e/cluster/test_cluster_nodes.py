@@ -89,7 +89,7 @@ def test_cluster_nodes_join_and_leave_under_load_without_loss(
 
 def test_remove_node_undone_keeps_the_node(tmp_path: Path) -> None:
     """The removal cannot end, since the node that takes the partitions is stopped."""
-    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:
         client = Client(cluster.node("node-1").address, timeout="60s")
         cluster.node("node-3").pause()
         for progress in client.remove_node("node-2", to="node-3"):
@@ -204,7 +204,7 @@ def test_cluster_ranges_are_cut_under_load_without_loss(
 
 
 def test_ranges_wait_for_a_node_that_is_down_and_can_be_taken_back(tmp_path: Path) -> None:
-    with LocalCluster(3, 1, tmp_path, partitions_per_group=4) as cluster:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:
         client = cluster.client()
         ranges = [("", "group-1"), ("s", "group-1")]
         node = cluster.node("node-3")
