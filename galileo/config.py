@@ -78,6 +78,8 @@ class StorageSection:
 
     `retention_check_s`: how often the retention policies of datasets are applied.
     `retention_min_age_s`: younger commits are dropped only by a policy that ignores readers.
+
+    `scrub_days`: within so many days all stored commits are read again to find damage; 0: never.
     """
 
     segment_bytes_max: int = 64 << 20
@@ -89,6 +91,7 @@ class StorageSection:
     compaction_interval_s: float = 10.0
     retention_check_s: float = 60.0
     retention_min_age_s: float = 60.0
+    scrub_days: float = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,7 @@ SECTIONS: dict[str, type] = {
 }
 MOVED_KEYS = {"evaluator": {"master": "spark", "heap_mb": "spark"}}
 """Keys that earlier versions had in another section, and the section that has them now."""
-ZERO_KEYS = frozenset({"spark.tasks"})
+ZERO_KEYS = frozenset({"spark.tasks", "storage.scrub_days"})
 """Numbers for which zero has a meaning."""
 UPLOAD_POLICIES = ("disabled", "sandboxed")
 LOG_FORMATS = ("text", "json")

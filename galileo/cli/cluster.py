@@ -209,6 +209,8 @@ def remarks(status: ClusterStatus) -> str:
         if node.under_replicated:
             partitions = ", ".join(map(str, node.under_replicated))
             lines.append(f"{node.name}: too few copies of partitions {partitions}")
+        lines += [f"{node.name}: damaged: {damage}" for damage in node.damaged]
+        lines += [f"{node.name}: copies differ: {difference}" for difference in node.diverged]
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
     # Each node reports what it knows, which is most often the same.

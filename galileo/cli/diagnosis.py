@@ -217,6 +217,7 @@ def _of_node(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
     yield from _readiness(report, silent)
     yield from _stopped(report.name, report.status)
     yield from _copies(report.name, report.status)
+    yield from _contents(report.name, report.status)
     yield from _disk(
         report.name,
         free=report.disk_free_bytes,
@@ -289,6 +290,28 @@ def _copies(node: str, status: NodeStatus) -> Iterator[Finding]:
             "start the nodes that are away, or wait while copies are made; replace a node that is "
             "gone for good with another one, or remove it (docs/replication.md). If most copies of "
             "a partition are lost for good, see galileo recover (docs/maintenance.md)",
+        )
+
+
+def _contents(node: str, status: NodeStatus) -> Iterator[Finding]:
+    for damage in status.damaged:
+        yield Finding(
+            "problem",
+            node,
+            f"stored bytes are damaged: {damage}",
+            "answers that need them fail, and the node may not start again without another copy",
+            "check the disk, and run galileo verify on the directory. With copies on other nodes, "
+            "delete the directory and start the node again; without, restore the file from a "
+            "backup (docs/maintenance.md)",
+        )
+    for difference in status.diverged:
+        yield Finding(
+            "problem",
+            node,
+            f"copies differ, and no checksum fails: {difference}",
+            "answers depend on which node leads the partition; none is changed by itself",
+            "keep both directories and find out which copy is right, then have the other node get "
+            "its copies anew (docs/maintenance.md, Copies that differ)",
         )
 
 

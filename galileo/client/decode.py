@@ -224,6 +224,8 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         stopped=tuple(value.stopped),
         lost=tuple(value.lost),
         under_replicated=tuple(value.under_replicated),
+        damaged=tuple(value.damaged),
+        diverged=tuple(value.diverged),
         evaluator_problem=value.evaluator_problem,
         calls=dict(value.calls),
         datasets=tuple(

@@ -410,6 +410,8 @@ class NodeStatus:
     node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
     commits that a node had reported and has no more, as this node knows. `under_replicated` are
     its partitions that have fewer up-to-date copies than `replicas` asks for, or no leader yet.
+    `damaged` are files that fail their checksums and that no other copy has replaced.
+    `diverged` are copies whose commits differ from those of this node, which leads their partition.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
     if they are.
     """
@@ -432,6 +434,8 @@ class NodeStatus:
     stopped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     under_replicated: tuple[int, ...] = ()
+    damaged: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()
     evaluator_problem: str = ""
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)

@@ -40,6 +40,7 @@ from galileo.node.retention_plan import Readers
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.row_reader import RowReader
 from galileo.node.sampler_store import SamplerStore, UploadOptions
+from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
 from galileo.storage.store import Store
@@ -96,6 +97,7 @@ class StorageNode:
 
     Attributes:
         on_dropped: called when datasets have just been dropped here.
+        scrub: reads stored commits again in the background, once it has begun.
         replicas: the machines of its replicated partitions; None if there is one copy.
         is_home: whether this node creates and drops datasets; not any more if it is being removed.
     """
@@ -190,6 +192,7 @@ class StorageNode:
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)
         )
         self._retaining: RetentionRunner | None = None
+        self.scrub: ScrubRunner | None = None
 
     @property
     def topology(self) -> Topology:
@@ -252,6 +255,10 @@ class StorageNode:
         self._retaining = RetentionRunner(
             self.catalog, options or RetentionRunnerOptions(), readers=readers
         )
+
+    def begin_scrub(self, options: ScrubOptions) -> None:
+        """Begins to read stored commits again; when the replicas are connected, if there are."""
+        self.scrub = ScrubRunner(self.catalog, self.store, options)
 
     # --- datasets ------------------------------------------------------------------------------
 
@@ -476,7 +483,18 @@ class StorageNode:
             if journal.stopped
         ]
 
+    def damaged(self) -> list[str]:
+        """The damaged files that are known, each with its place and reason."""
+        waiting = [str(error) for error in list(self.store.damaged.values())]
+        return waiting if self.scrub is None else [*self.scrub.damages(), *waiting]
+
+    def diverged(self) -> list[str]:
+        """The copies that differ from those of this node, which leads them, without damage."""
+        return [] if self.replicas is None else list(self.replicas.comparison.diverged.values())
+
     async def close(self) -> None:
+        if self.scrub is not None:
+            await asyncio.to_thread(self.scrub.stop)
         if self._merging is not None:
             await asyncio.to_thread(self._merging.stop)
         if self._retaining is not None:

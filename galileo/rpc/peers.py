@@ -310,11 +310,12 @@ class GrpcPeers:
         """Calls a node about one of its partitions."""
         return await self._call(node, MigrationStub, method, request, self.options.move_s)
 
-    async def replicating(self, node: str, method: str, request: Any) -> None:
+    async def replicating(self, node: str, method: str, request: Any) -> Any:
         """Sends messages of replicas, also to dead nodes."""
-        is_small = method == "Replicate"
-        timeout_s = self.options.gossip_s if is_small else self.options.frames_s
-        await self._connection(node).unary(ReplicationStub, method, request, timeout_s=timeout_s)
+        is_large = method == "ReplicateFrames"
+        timeout_s = self.options.frames_s if is_large else self.options.gossip_s
+        connection = self._connection(node)
+        return await connection.unary(ReplicationStub, method, request, timeout_s=timeout_s)
 
     async def exchange(self, node: str, request: peers_pb2.GossipRequest) -> peers_pb2.GossipReply:
         """Sends gossip, also to dead nodes, so that a restarted one is detected."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from galileo.errors import InputError
-from galileo.node.replication.protocol import Envelope
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.storage_node import StorageNode
 from galileo.replication import messages
 from galileo.replication.messages import Message
@@ -35,6 +35,17 @@ class ReplicationServicer(replication_pb2_grpc.ReplicationServicer):
 
     ReplicateFrames = Replicate
 
+    @unary
+    async def Digest(  # noqa: N802
+        self, request: pb.DigestRequest, context: Context
+    ) -> pb.DigestReply:
+        replicas = self._node.replicas
+        ranges = [CommitRange(r.partition, r.dataset, r.after, r.until) for r in request.ranges]
+        digests: list[RangeDigest | None] = [None] * len(ranges)
+        if replicas is not None and request.disk == replicas.me.disk:
+            digests = replicas.comparison.digests(ranges)
+        return pb.DigestReply(digests=map(_digest_to_pb, digests))
+
 
 class GrpcReplicaLink:
     """Implements `node.replication.protocol.ReplicaLink` over gRPC."""
@@ -49,6 +60,24 @@ class GrpcReplicaLink:
             is_large = frames_bytes > SMALL_BYTES or request.ByteSize() > SMALL_BYTES
             method = "ReplicateFrames" if is_large else "Replicate"
             await self._peers.replicating(node, method, request)
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> list[RangeDigest | None]:
+        parts = [
+            pb.CommitRange(partition=r.partition, dataset=r.dataset, after=r.after, until=r.until)
+            for r in ranges
+        ]
+        request = pb.DigestRequest(disk=member.disk, ranges=parts)
+        reply: pb.DigestReply = await self._peers.replicating(member.node, "Digest", request)
+        known = [RangeDigest(d.after, d.digest) if d.is_known else None for d in reply.digests]
+        return known[: len(ranges)] + [None] * (len(ranges) - len(known))
+
+
+def _digest_to_pb(digest: RangeDigest | None) -> pb.RangeDigest:
+    if digest is None:
+        return pb.RangeDigest()
+    return pb.RangeDigest(is_known=True, after=digest.after, digest=digest.digest)
 
 
 def _has_frames(message: pb.ReplicaMessage) -> bool:

@@ -39,6 +39,7 @@ from galileo.node.compaction_runner import CompactionRunnerOptions
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.sampler_store import UploadOptions
+from galileo.node.scrub_runner import CALM_S, ScrubOptions
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.rpc.access import Principal
@@ -182,6 +183,8 @@ class NodeProcess:
             identity_of=self.mail.identity_of,
             is_alive=self._is_alive,
         )
+        if config.storage.scrub_days:
+            self.node.begin_scrub(_scrubbing(config.storage, clock))
         self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
             self.node,
@@ -574,6 +577,17 @@ def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:
     return RetentionRunnerOptions(
         check_s=storage.retention_check_s,
         min_age_s=storage.retention_min_age_s,
+        wall=clock.wall,
+        monotonic=clock.monotonic,
+    )
+
+
+def _scrubbing(storage: StorageSection, clock: Clock) -> ScrubOptions:
+    """With an interval of less than some minutes, for trials, the first read waits less, too."""
+    period_s = storage.scrub_days * 86_400
+    return ScrubOptions(
+        period_s=period_s,
+        calm_s=min(CALM_S, period_s / 10),
         wall=clock.wall,
         monotonic=clock.monotonic,
     )

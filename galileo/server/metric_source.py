@@ -70,6 +70,7 @@ def measurements(parts: NodeView, *, now: float, is_ready: bool) -> list[Measure
         ("galileo_ready", (), float(is_ready)),
         *_node(parts),
         *_replicas(parts.node),
+        *_scrub(parts.node),
         *_elections_and_labels(parts.machine),
         *_ccqs(parts, now),
         *_datasets(parts.node),
@@ -116,6 +117,15 @@ def _replicas(node: StorageNode) -> Iterator[Measured]:
     yield "galileo_terms_led", (), counts.terms_led
     yield "galileo_replica_bytes_sent", (), counts.frame_bytes_sent
     yield "galileo_logs_set_aside", (), counts.logs_set_aside
+    yield "galileo_replicas_diverged", (), len(replicas.comparison.diverged)
+
+
+def _scrub(node: StorageNode) -> Iterator[Measured]:
+    yield "galileo_damaged_files", (), len(node.damaged())
+    if node.scrub is not None:
+        yield "galileo_scrub_bytes", (), node.scrub.counts.bytes
+        yield "galileo_scrub_damages", (), node.scrub.counts.damages
+        yield "galileo_scrub_age_seconds", (), node.scrub.age_s
 
 
 def _elections_and_labels(machine: Continuous) -> Iterator[Measured]:

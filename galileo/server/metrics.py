@@ -112,6 +112,24 @@ DEFINITIONS = (
     Definition(
         "galileo_logs_set_aside", "counter", "Damaged logs that were copied again from others"
     ),
+    Definition(
+        "galileo_replicas_diverged",
+        "gauge",
+        "Copies whose commits differ from those of this node, which leads them, without damage",
+    ),
+    # --- of stored bytes
+    Definition(
+        "galileo_damaged_files",
+        "gauge",
+        "Damaged files that are known and that no other copy has replaced",
+    ),
+    Definition("galileo_scrub_bytes", "counter", "Bytes that the scrub has read from the disk"),
+    Definition("galileo_scrub_damages", "counter", "Damaged files that the scrub has found"),
+    Definition(
+        "galileo_scrub_age_seconds",
+        "gauge",
+        "All that was stored so long ago was read again since",
+    ),
     # --- of all continuous queries that the node coordinates
     Definition(
         "galileo_ccqs",

@@ -15,6 +15,7 @@ from galileo.wire.codec import cursor_to_pb, held_to_pb
 from galileo.wire.v1 import cluster_pb2
 
 LOSSES_MAX = 20
+DAMAGES_MAX = 20
 """CCQs that a status lists."""
 
 
@@ -82,5 +83,7 @@ class Usage:
             partitions=sorted(node.partitions),
             lost=[str(one) for one in node.view.losses.known[:LOSSES_MAX]],
             topology_version=node.topology.agreed_version,
+            damaged=node.damaged()[:DAMAGES_MAX],
+            diverged=node.diverged()[:DAMAGES_MAX],
             under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
         )

@@ -11,9 +11,9 @@ multiple of 64 bytes, and every byte is under a CRC-32C.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import ConfigError, CorruptData
-from galileo.storage.disk import read_at
 from galileo.storage.frame import Body, FrameHeader, checksum, padded
+from galileo.storage.sequential_reader import OpenFile, SequentialReader
 
 MAGIC = b"\x89GLM\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 2
@@ -64,6 +64,9 @@ _BLOCKS = pa.schema(
 )
 
 Numbers = npt.NDArray[np.int64]
+
+_open_for_index = partial(SequentialReader, window_bytes=TRAILER_BYTES)
+"""The trailer goes through the window; the index is larger, and is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +180,24 @@ def encode_index(headers: list[FrameHeader], entries: list[BlockEntry]) -> list[
     return [*index, covered + _CRC.pack(checksum([covered]))]
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> Index:
     """Reads and checks the end of a merged segment; no block is looked at.
+
+    Args:
+        path: of the file.
+        open_file: how it is read.
 
     Raises:
         CorruptData: trailer or index fail their checksums; without a place.
         ConfigError: the file is of a format that this version does not know.
         OSError: the disk cannot read it, or there is no such file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        length = os.fstat(descriptor).st_size
+    with open_file(path) as window:
+        length = window.size
         place = max(0, length - TRAILER_BYTES)
-        trailer = read_at(descriptor, TRAILER_BYTES, offset=place)
+        trailer = window.all_bytes_at(place, TRAILER_BYTES)
         version, partition, first, offset, commits_bytes, blocks_bytes, crc = _trailer(trailer)
-        data = read_at(descriptor, commits_bytes + blocks_bytes, offset=offset)
-    finally:
-        os.close(descriptor)
+        data = window.all_bytes_at(offset, commits_bytes + blocks_bytes)
     if offset + commits_bytes + blocks_bytes != place or checksum([data]) != crc:
         raise CorruptData("the checksum or the length of the index is wrong")
     commits = _decode_commits(data[:commits_bytes], version)

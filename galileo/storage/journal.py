@@ -60,6 +60,7 @@ from galileo.storage.frame import (
     encode_header,
     producer_name,
 )
+from galileo.storage.history import LogHistory
 from galileo.storage.producers import ProducerIndex
 from galileo.storage.recovery import Replayed, ScannedFrame, SegmentScan, in_groups, scan
 from galileo.storage.retention import LogFile, LogStart, Truncation
@@ -167,6 +168,7 @@ class PartitionJournal:
         rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
         syncs: how long the disk took to make commits durable.
+        history: digests of the commits, pending ones included.
     """
 
     def __init__(
@@ -201,6 +203,7 @@ class PartitionJournal:
         self.syncs = self._writer.syncs
         self._pending: deque[ScannedFrame] = deque()
         self._epochs: list[tuple[int, int]] = []
+        self.history = LogHistory()
         self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
@@ -400,6 +403,7 @@ class PartitionJournal:
             while self._pending and self._pending[-1].header.sequence > after:
                 header = self._pending.pop().header
                 self._producers.remove(header.producer, header.batch)
+                self.history.remove(header)
             while self._epochs and self._epochs[-1][0] > after:
                 self._epochs.pop()
             while len(self._segments) > 1 and self._segments[-1].first_sequence > after + 1:
@@ -588,6 +592,7 @@ class PartitionJournal:
             self._segments = self._segments[len(files) :]
             self._producers.truncate(mark.until)
             self._trim_epochs()
+            self.history.drop(mark.until)
             self.rows_total -= dropped.rows
             self.paths_total -= dropped.paths
         for file in files:
@@ -629,6 +634,7 @@ class PartitionJournal:
             self._disk.unlink(path)
         self._mark = retention.recover_log_start(self._directory, disk=self._disk)
         self.last_sequence = self.dropped
+        self.history = LogHistory(self.dropped)
         for path in compacted_segment_paths(self._directory):
             self._recover_compacted(path, replay)
         plain = segment_paths(self._directory)
@@ -702,6 +708,7 @@ class PartitionJournal:
     def _index_compacted(self, index: Index) -> None:
         """Takes the commits of a merged segment into the indices, all at once."""
         self._producers.add_merged(index)
+        self.history.add_merged(index)
         self.rows_total += int(index.numbers("rows").sum())
         self.paths_total += int(index.numbers("paths").sum())
         self.last_sequence = index.first_sequence + index.commits.num_rows - 1
@@ -733,6 +740,7 @@ class PartitionJournal:
         newest.add(header, verified=verified)
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
         self._add_epoch(header.sequence, header.epoch)
+        self.history.add(header)
 
     def _update_newest(self, newest: int) -> None:
         self._segments[-1].newest_us = max(self._segments[-1].newest_us, newest)

@@ -21,7 +21,7 @@ from galileo.storage.frame import (
     decode_header,
 )
 from galileo.storage.recovery import is_torn
-from galileo.storage.sequential_reader import WINDOW_BYTES, SequentialReader
+from galileo.storage.sequential_reader import WINDOW_BYTES, OpenFile, SequentialReader
 
 SMALL_BYTES = 32 << 10
 """Frames up to here are looked at in memory, whole; so much of a window is at most read again."""
@@ -78,7 +78,7 @@ class _VerifyCursor:
 
 
 def check_segment(
-    path: Path, *, partition: int, last: bool, window_bytes: int = WINDOW_BYTES
+    path: Path, *, partition: int, last: bool, open_file: OpenFile = SequentialReader
 ) -> FileCheck:
     """Reads all of a segment file and compares it with its checksums.
 
@@ -86,13 +86,13 @@ def check_segment(
         path: of the file; its name says its first sequence.
         partition: that its frames must be of.
         last: whether it is the partition's last file, which may have a torn tail.
-        window_bytes: read at a time.
+        open_file: how it is read.
 
     Raises:
         FileNotFoundError: there is no such file any more.
         ConfigError: a frame is of a format that this version does not know.
     """
-    with SequentialReader(path, window_bytes=window_bytes) as window:
+    with open_file(path) as window:
         first = int(path.stem)
         walk = _VerifyCursor(window, partition, last, FileCheck(window.size, first), first)
         while walk.offset < window.size:
@@ -103,7 +103,7 @@ def check_segment(
 
 
 def check_compacted(
-    path: Path, *, partition: int, window_bytes: int = WINDOW_BYTES, run: RunPieces = map
+    path: Path, *, partition: int, open_file: OpenFile = SequentialReader, run: RunPieces = map
 ) -> FileCheck:
     """Reads all of a merged segment and compares it with its checksums; errors as above.
 
@@ -112,12 +112,12 @@ def check_compacted(
     Args:
         path: of the file; its name says its first sequence.
         partition: that it must be of.
-        window_bytes: read at a time.
+        open_file: how it is read; called once for the index and once for each piece.
         run: applies a function to pieces of the file, in threads where it likes.
     """
     result = FileCheck(path.stat().st_size, None)
     try:
-        index = read_index(path)
+        index = read_index(path, open_file=open_file)
     except FileNotFoundError:
         raise
     except (CorruptData, OSError) as error:
@@ -127,7 +127,7 @@ def check_compacted(
     if (index.partition, index.first_sequence) != (partition, int(path.stem)):
         place = f"sequence {index.first_sequence} of partition {index.partition}"
         result.flaws.append(Corruption(0, None, f"its place is not here but at {place}"))
-    check = functools.partial(_check_blocks, path, window_bytes=window_bytes)
+    check = functools.partial(_check_blocks, path, open_file=open_file)
     for commits, flaws in run(check, _pieces(index.blocks)):
         result.commits += commits
         result.flaws += flaws
@@ -143,11 +143,11 @@ def _pieces(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
 
 
 def _check_blocks(
-    path: Path, blocks: Sequence[Block], *, window_bytes: int
+    path: Path, blocks: Sequence[Block], *, open_file: OpenFile
 ) -> tuple[int, list[Corruption]]:
     """The number of valid commits, and the damage of the others."""
     commits, result = 0, []
-    with SequentialReader(path, window_bytes=window_bytes) as window:
+    with open_file(path) as window:
         for block in blocks:
             flaws = list(_block_flaws(window, block))
             commits += 0 if flaws else block.entry.commits

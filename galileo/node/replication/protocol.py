@@ -32,7 +32,35 @@ class Envelope:
         return 0 if self.frames is None else len(self.frames)
 
 
+@dataclass(frozen=True, slots=True)
+class CommitRange:
+    """The commits of a log from `after + 1` to `until`."""
+
+    partition: int
+    dataset: str
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeDigest:
+    """The digest of a range at one replica.
+
+    Attributes:
+        after: at least that of the range; what lies before is dropped there.
+    """
+
+    after: int
+    digest: int
+
+
 class ReplicaLink(Protocol):
     """Sends to another node by name; raises `Unavailable` where it cannot be reached."""
 
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> None: ...
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> list[RangeDigest | None]:
+        """The digest of each range at another member; None where that does not know it."""
+        ...

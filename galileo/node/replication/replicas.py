@@ -35,6 +35,7 @@ from galileo.dht.topology import Founding
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import CorruptData, GalileoError
 from galileo.node.catalog import Catalog
+from galileo.node.replication.comparison import Comparison
 from galileo.node.replication.log_writer import LogWriter, WriteReport
 from galileo.node.replication.protocol import Envelope, ReplicaLink
 from galileo.node.shard import partition_moved
@@ -96,6 +97,7 @@ class ReplicasOptions:
         return_after_s: a leader hands over to the node that should lead, when it has led so long.
         message_bytes_max: frames of one message; a single frame may exceed it.
         box_max: messages that wait for one node; beyond it the oldest are lost.
+        compare_s: between two comparisons of this leader's logs with those of the other members.
     """
 
     machine: ReplicationOptions = field(default_factory=ReplicationOptions)
@@ -108,6 +110,7 @@ class ReplicasOptions:
     return_after_s: float = 10.0
     message_bytes_max: int = 4 << 20
     box_max: int = 20_000
+    compare_s: float = 60.0
 
 
 def _has_frames(message: Message) -> bool:
@@ -230,6 +233,7 @@ class Replicas:
         terms: the term of each partition in which this node takes commits.
         led: the partitions that this node leads, and whose frames readers see.
         counts: since the node started.
+        comparison: of this leader's logs with those of the other members, once it is connected.
     """
 
     def __init__(
@@ -285,6 +289,9 @@ class Replicas:
         self._is_alive = is_alive
         self._lead = lead
         self._learn = learn
+        self.comparison = Comparison(
+            catalog, link, followers=self._followers, interval_s=self.options.compare_s
+        )
         self._set_damaged_aside()
         for partition, state in load_states(self._store).items():
             self._host(partition, state)
@@ -373,6 +380,11 @@ class Replicas:
         """The partitions of which this node is a member and hears no leader."""
         now = self._monotonic()
         return [p for p in self.member_of if not self._hosted[p].machine.knows_leader(now)]
+
+    def _followers(self) -> dict[int, list[Member]]:
+        """The other voters of the partitions that this node leads."""
+        sets = {p: self._hosted[p].machine.state.set for p in self.led if p in self._hosted}
+        return {p: sorted(one.voters - {self.me}) for p, one in sets.items() if one is not None}
 
     def _is_whole(self, machine: Replica) -> bool:
         """Whether enough voters live, in their nodes' present directories, and have everything."""
@@ -898,6 +910,7 @@ class Replicas:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         self._spawn(self._save())
+        self._spawn(self.comparison.run())
         try:
             members_at = -inf
             while True:

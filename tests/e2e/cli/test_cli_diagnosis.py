@@ -62,6 +62,16 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
             "warning",
             "too few copies of partitions 3, 7",
         ),
+        (
+            {"status": replace(STATUS, damaged=("nam/p3: 1.segment at byte 64: wrong",))},
+            "problem",
+            "stored bytes are damaged: nam/p3: 1.segment at byte 64: wrong",
+        ),
+        (
+            {"status": replace(STATUS, diverged=("partition 3 of nam: the copy of b differs",))},
+            "problem",
+            "no checksum fails: partition 3 of nam: the copy of b differs",
+        ),
         ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),
         ({"disk_free_bytes": 1 << 20}, "problem", "are free on its disk"),
         ({"sync_s": 0.2}, "warning", "took 200 ms"),
@@ -154,6 +164,13 @@ def test_diagnosis_of_lost_commits_is_one_finding() -> None:
     knowing = replace(WELL, status=replace(STATUS, lost=("partition 3",)))
     [(severity, node, what)] = found(knowing, replace(knowing, name="b"))
     assert (severity, node, what) == ("problem", "", "commits are lost: partition 3")
+
+
+def test_status_remarks_name_damage_and_copies_that_differ() -> None:
+    node = replace(STATUS, damaged=("nam/p3: at byte 64",), diverged=("the copy of b differs",))
+    words = remarks(ClusterStatus((node,)))
+    assert f"{node.name}: damaged: nam/p3: at byte 64" in words
+    assert f"{node.name}: copies differ: the copy of b differs" in words
 
 
 def test_status_remarks_name_lost_commits_once() -> None:

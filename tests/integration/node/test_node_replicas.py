@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import random
 import shutil
@@ -37,14 +38,15 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import CommitAnswer, CommitTask, ReadTask, ScanAnswer, ScanTask
-from galileo.node.replication.protocol import Envelope
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import Replicas, ReplicasOptions, load_states
+from galileo.node.scrub_runner import ScrubOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query import parse
-from galileo.replication.values import ReplicationOptions
+from galileo.replication.values import Member, ReplicationOptions
 from galileo.rpc.replication import envelopes_from_pb, envelopes_to_pb
 from galileo.storage.disk import RealDisk
-from galileo.storage.frame import Buffer
+from galileo.storage.frame import Buffer, encode_header
 from galileo.storage.store import Store
 from galileo.storage.writer import JournalOptions
 from galileo.wire.internal.v1.peers_pb2 import SynopsisVersion
@@ -53,6 +55,7 @@ SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=2, time_
 START_US = 1_330_560_000_000_000
 NAMES = ("a", "b", "c")
 PARTITIONS = 2
+SCRUB = ScrubOptions(bytes_per_s_min=1e12, bytes_per_s_max=1e12, calm_s=0.0)
 STEPS = 12
 ROWS = 6
 SEVERAL_FRAMES_BYTES = 5_000
@@ -71,6 +74,7 @@ OPTIONS = ReplicasOptions(
     restart_s=0.1,
     discard_s=0.5,
     return_after_s=1.0,
+    compare_s=0.2,
 )
 
 
@@ -230,6 +234,14 @@ class Line:
             for _ in range(copies):
                 late_s = 0.0 if world.is_calm else world.random.choice((0.0, 0.0, 0.005, 0.05))
                 world.later(self._deliver(node, type(request).FromString(data), late_s))
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> list[RangeDigest | None]:
+        host = self._world.hosts.get(member.node)
+        if host is None or host.replicas.me != member:
+            raise Unavailable(f"node {member.node} is away", node=member.node)
+        return host.replicas.comparison.digests(ranges)
 
     async def _deliver(self, node: str, request: Any, late_s: float) -> None:
         await asyncio.sleep(late_s)
@@ -417,6 +429,15 @@ class World:
             parts = [self.batches(host, partition) for partition in range(PARTITIONS)]
             stored = {number for part in parts for number in part}
             assert self.acknowledged <= stored, "an acknowledged batch is lost"
+            assert host.replicas.comparison.diverged == {}
+        for partition in range(PARTITIONS):
+            assert len({self.digest(host, partition) for host in self.hosts.values()}) == 1
+
+    def digest(self, host: Host, partition: int) -> int:
+        journal = host.node.catalog.shard("nam").journals[partition]
+        digest = journal.history.digest(0, journal.last_sequence)
+        assert digest is not None
+        return digest
 
     def batches(self, host: Host, partition: int) -> list[int]:
         journal = host.node.catalog.shard("nam").journals[partition]
@@ -548,6 +569,13 @@ def is_in_three_racks(world: World) -> bool:
     )
 
 
+async def until(world: World, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SETTLED_S):
+        while not condition():
+            world.spread_leaders()
+            await asyncio.sleep(0.05)
+
+
 def under_replicated(world: World) -> list[int]:
     return sorted(p for host in world.hosts.values() for p in host.replicas.under_replicated)
 
@@ -658,6 +686,96 @@ async def test_node_replicas_damage_found_by_a_reader_is_copied_again(world: Wor
     await world.settle()
     world.judge()
     assert host.node.catalog.shard("nam").journals[0].read(1).num_rows
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+async def test_node_replicas_scrub_finds_damage_that_no_reader_meets(
+    world: World, role: str
+) -> None:
+    await await_whole(world)
+    for number in range(8):
+        await world.send(number)
+    await world.settle()
+    name, host = next(
+        (n, h) for n, h in world.hosts.items() if (0 in h.replicas.led) == (role == "leader")
+    )
+    segment = next(file for file in segments(world, name) if file.parent.name == "0")
+    offset, header = next(iter(frames(segment)))
+    flip(segment, offset + header.observations_offset)
+    for one in world.hosts.values():
+        one.node.begin_scrub(SCRUB)
+    await until(world, lambda: bool(damaged(world, name)))
+    await world.settle()
+    world.judge()
+    assert [len(damaged(world, other)) for other in NAMES] == [int(n == name) for n in NAMES]
+    scrub = host.node.scrub
+    assert scrub is not None
+    await until(world, lambda: scrub.state.is_over)
+    assert host.node.damaged() == []
+
+
+async def test_node_replicas_scrub_of_the_only_copy_reports_damage(world: World) -> None:
+    """The other nodes have lost their directories, and this one has all: nothing stops."""
+    await await_whole(world)
+    for number in range(8):
+        await world.send(number)
+    await world.settle()
+    name, host = next((n, h) for n, h in world.hosts.items() if 0 in h.replicas.led)
+    for other in set(NAMES) - {name}:
+        await world.crash(other, is_lost=True)
+    segment = next(file for file in segments(world, name) if file.parent.name == "0")
+    offset, header = next(iter(frames(segment)))
+    flip(segment, offset + header.observations_offset)
+    host.node.begin_scrub(SCRUB)
+    await until(world, lambda: bool(host.node.damaged()))
+    assert str(segment) in host.node.damaged()[0]
+    assert damaged(world, name) == []
+
+
+def change_history(segment: Path) -> None:
+    """Gives the first frame another batch number, with right checksums."""
+    offset, header = next(iter(frames(segment)))
+    changed = encode_header(dataclasses.replace(header, batch=999))
+    with segment.open("r+b") as file:
+        file.seek(offset)
+        file.write(changed)
+
+
+@pytest.mark.parametrize("whose", ["leader", "follower"])
+async def test_node_replicas_copies_that_differ_without_damage_are_named_and_kept(
+    world: World, whose: str
+) -> None:
+    await await_whole(world)
+    for number in range(8):
+        await world.send(number)
+    await world.settle()
+    world.judge()
+    name = next(n for n, h in world.hosts.items() if (0 in h.replicas.led) == (whose == "leader"))
+    await world.crash(name, is_lost=False)
+    segment = next(file for file in segments(world, name) if file.parent.name == "0")
+    change_history(segment)
+    world.start(name)
+    await await_whole(world)
+    diverged: dict[tuple[str, int, str], str] = {}
+    while not diverged:
+        await asyncio.sleep(OPTIONS.compare_s)
+        (leader,) = [host for host in world.hosts.values() if 0 in host.replicas.led]
+        diverged = leader.replicas.comparison.diverged
+    others = set(NAMES) - {leader.name}
+    last = leader.node.catalog.shard("nam").journals[0].last_sequence
+    assert {node for _, _, node in diverged} == (others if leader.name == name else {name})
+    assert {partition for _, partition, _ in diverged} == {0}
+    assert f"differs in commits 1 to {last}" in next(iter(diverged.values()))
+    leader.node.begin_scrub(SCRUB)
+    await world.send(20)
+    assert [damaged(world, other) for other in NAMES] == [[], [], []]
+
+    # The operator has the node get its copies anew.
+    await world.crash(name, is_lost=True)
+    world.start(name)
+    await await_whole(world)
+    hosts = world.hosts.values()
+    await until(world, lambda: not any(one.replicas.comparison.diverged for one in hosts))
 
 
 async def test_node_replicas_damage_of_a_dropped_dataset_harms_no_partition(world: World) -> None:

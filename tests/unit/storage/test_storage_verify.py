@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from galileo.storage.disk import RealDisk
 from galileo.storage.frame import ALIGNMENT, HEADER_BYTES_MAX, decode_header
 from galileo.storage.journal import Commit
 from galileo.storage.segment_verify import check_segment
+from galileo.storage.sequential_reader import SequentialReader
 from galileo.storage.store import Store
 from galileo.storage.verify import Report, bytes_to_read, verify
 from galileo.storage.writer import JournalOptions
@@ -160,14 +162,15 @@ def edges(stored: bytes) -> tuple[list[int], list[int]]:
 
 
 def test_check_segment_small_window_gives_same_report(node: Path) -> None:
+    small = partial(SequentialReader, window_bytes=512)
     for path in segments(node):
         partition = int(path.parent.name)
         whole = check_segment(path, partition=partition, last=True)
-        assert check_segment(path, partition=partition, last=True, window_bytes=512) == whole
+        assert check_segment(path, partition=partition, last=True, open_file=small) == whole
         flip(path, 700)
         whole = check_segment(path, partition=partition, last=False)
         assert whole.flaws
-        assert check_segment(path, partition=partition, last=False, window_bytes=512) == whole
+        assert check_segment(path, partition=partition, last=False, open_file=small) == whole
 
 
 def test_verify_torn_tail_is_damage_except_in_last_file(node: Path) -> None:

@@ -19,6 +19,106 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class DigestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISK_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    disk: _builtins.str
+    """of the receiver; another one knows no digests"""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitRange]: ...
+    def __init__(
+        self,
+        *,
+        disk: _builtins.str = ...,
+        ranges: _abc.Iterable[Global___CommitRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestRequest: _TypeAlias = DigestRequest  # noqa: Y015
+
+@_typing.final
+class CommitRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DATASET_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    dataset: _builtins.str
+    after: _builtins.int
+    until: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        dataset: _builtins.str = ...,
+        after: _builtins.int = ...,
+        until: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset", "partition", b"partition", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRange: _TypeAlias = CommitRange  # noqa: Y015
+
+@_typing.final
+class DigestReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RangeDigest]:
+        """one for each range, in their order"""
+
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[Global___RangeDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestReply: _TypeAlias = DigestReply  # noqa: Y015
+
+@_typing.final
+class RangeDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_KNOWN_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    is_known: _builtins.bool
+    after: _builtins.int
+    """what lies before is dropped there; at least that of the range"""
+    digest: _builtins.int
+    def __init__(
+        self,
+        *,
+        is_known: _builtins.bool = ...,
+        after: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "digest", b"digest", "is_known", b"is_known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangeDigest: _TypeAlias = RangeDigest  # noqa: Y015
+
+@_typing.final
 class ReplicateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,6 +44,11 @@ class ReplicationStub:
                 request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateReply.FromString,
                 _registered_method=True)
+        self.Digest = channel.unary_unary(
+                '/galileo.internal.v1.Replication/Digest',
+                request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestReply.FromString,
+                _registered_method=True)
 
 
 class ReplicationServicer:
@@ -62,6 +67,13 @@ class ReplicationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Digest(self, request, context):
+        """Between nodes: digests of ranges of commits that the receiver has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +86,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.ReplicateFrames,
                     request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateReply.SerializeToString,
+            ),
+            'Digest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Digest,
+                    request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +147,33 @@ class Replication:
             '/galileo.internal.v1.Replication/ReplicateFrames',
             galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
             galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.ReplicateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Digest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.internal.v1.Replication/Digest',
+            galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestRequest.SerializeToString,
+            galileo_dot_wire_dot_internal_dot_v1_dot_replication__pb2.DigestReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fault_injection.damage import flip, frames
+
+from galileo.generate import NamLike
+from galileo.model import paths
+from galileo.node.catalog import Catalog, CatalogOptions
+from galileo.node.scrub_runner import KIND, NAME, ScrubOptions, ScrubRunner
+from galileo.storage.compaction import CompactionOptions
+from galileo.storage.journal import Commit
+from galileo.storage.scrub import ScrubState
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+WEATHER = NamLike(stride=40)
+SCHEMA = WEATHER.schema()
+COMMITS = 12
+PATIENCE_S = 60.0
+DAY_S = 86_400.0
+BEGAN = 1.5e9
+
+
+class Clock:
+    """A wall clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Node:
+    """An opened directory, and the scrub that runs on it."""
+
+    def __init__(self, directory: Path, clock: Clock, **changes: float) -> None:
+        journals = JournalOptions(durability="none", segment_bytes_max=50_000)
+        self.store = Store.open(directory, journals, wall=clock)
+        executor = ThreadPoolExecutor(1)
+        options = CatalogOptions()
+        self.catalog = Catalog(self.store, executor=executor, syncing=executor, options=options)
+        fast = ScrubOptions(
+            bytes_per_s_min=1e12, bytes_per_s_max=1e12, calm_s=0.0, save_s=0.0, wall=clock
+        )
+        self.scrub = ScrubRunner(self.catalog, self.store, dataclasses.replace(fast, **changes))
+
+    @property
+    def size(self) -> int:
+        return sum(j.bytes_on_disk for j in self.catalog.shard("nam").journals.values())
+
+    def close(self) -> None:
+        self.scrub.stop()
+        asyncio.run(self.catalog.close())
+        self.store.close()
+
+
+class Waits(threading.Event):
+    """Adds up how long it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_s += timeout or 0.0
+        return self.is_set()
+
+
+def commits() -> list[Commit]:
+    tables = WEATHER.stream("2012-03-01", hours=COMMITS)
+    return [Commit("model", n, *paths.index(SCHEMA, table)) for n, table in enumerate(tables)]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Two partitions with the same commits, each in several segments."""
+    options = JournalOptions(durability="none", segment_bytes_max=50_000)
+    with Store.open(tmp_path / "node", options, wall=lambda: BEGAN) as store:
+        store.recover(lambda *_: None)
+        store.create_dataset(SCHEMA)
+        for partition in (0, 5):
+            for commit in commits():
+                store.journal("nam", partition).append([commit])
+            assert store.journal("nam", partition).segments > 3
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def start(directory: Path, clock: Clock) -> Iterator[Callable[..., Node]]:
+    """Starts a node on the directory; closes it at the end."""
+    started: list[Node] = []
+
+    def start(**changes: float) -> Node:
+        started.append(Node(directory, clock, **changes))
+        return started[-1]
+
+    yield start
+    for node in started:
+        node.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("journals/nam/*/*.*"))
+
+
+def observations_of(path: Path) -> int:
+    """A place in the observations of the first commit, which a start does not read."""
+    offset, header = next(iter(frames(path)))
+    return offset + header.observations_offset + 100
+
+
+def test_scrub_reads_every_file_once_a_period(start: Callable[..., Node], clock: Clock) -> None:
+    node = start(period_s=DAY_S)
+    wait_until(lambda: node.scrub.state.is_over)
+    assert node.size <= node.scrub.counts.bytes <= node.size + 4096 * 20
+    assert node.scrub.age_s == 0
+    assert node.scrub.damages() == []
+    before = node.scrub.counts.bytes
+    node.close()
+
+    clock.now += DAY_S / 2
+    node = start(period_s=DAY_S)
+    assert (node.scrub.state.is_over, node.scrub.age_s) == (True, DAY_S / 2)
+    node.close()
+    assert node.scrub.counts.bytes == 0, "a round began before it was due"
+
+    clock.now += DAY_S / 2
+    node = start(period_s=DAY_S)
+    wait_until(lambda: node.scrub.state.is_over and node.scrub.age_s == 0)
+    assert node.scrub.counts.bytes == before
+
+
+def test_scrub_goes_on_after_a_restart_where_it_was(
+    start: Callable[..., Node], directory: Path
+) -> None:
+    read = 0
+    for _ in range(200):
+        node = start(bytes_per_s_min=5e6, bytes_per_s_max=5e6)
+        begun = node.scrub.state.last
+        wait_until(lambda: node.scrub.state.last != begun or node.scrub.state.is_over)  # noqa: B023
+        node.close()
+        read += node.scrub.counts.bytes
+        if node.scrub.state.is_over:
+            break
+    else:
+        pytest.fail("the round does not end")
+    size = sum(path.stat().st_size for path in files(directory))
+    largest = max(path.stat().st_size for path in files(directory))
+    assert read < size + len(files(directory)) * (largest + 4096)
+    with Store.open(directory, JournalOptions(durability="none"), wall=lambda: BEGAN) as store:
+        data = store.load_record(KIND, NAME)
+        assert data is not None
+        assert ScrubState.from_bytes(data) == node.scrub.state
+
+
+@pytest.mark.parametrize(
+    ("period_s", "rate"), [(DAY_S, 1e5), (0.01, 1e6)], ids=["much time", "too little time"]
+)
+def test_scrub_rate_is_bounded(start: Callable[..., Node], period_s: float, rate: float) -> None:
+    node = start(calm_s=DAY_S, period_s=period_s, bytes_per_s_min=1e5, bytes_per_s_max=1e6)
+    node.scrub.stop()
+    waits = Waits()
+    node.scrub._stopping = waits
+    node.scrub._round()
+    assert node.scrub.counts.bytes >= node.size
+    assert waits.waited_s == pytest.approx(node.scrub.counts.bytes / rate)
+
+
+def test_scrub_reports_damage_of_the_only_copy_until_it_is_mended(
+    start: Callable[..., Node], directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = files(directory)[1]
+    flip(path, observations_of(path))
+    node = start(period_s=DAY_S)
+    wait_until(lambda: node.scrub.state.is_over)
+    (damage,) = node.scrub.damages()
+    assert damage.startswith(f"nam/p{path.parent.name}: {path.name} at byte ")
+    assert node.scrub.counts.damages == 1
+    assert str(path) in caplog.text
+    journal = node.catalog.shard("nam").journals[5]
+    assert journal.append([dataclasses.replace(commits()[0], batch=99)])[0].sequence == COMMITS + 1
+    node.close()
+
+    node = start(period_s=DAY_S)
+    assert node.scrub.damages() == [damage], "a restart has forgotten the damage"
+    node.close()
+
+    flip(path, observations_of(path))
+    clock.now += DAY_S
+    node = start(period_s=DAY_S)
+    wait_until(lambda: node.scrub.state.is_over and node.scrub.age_s == 0)
+    assert node.scrub.damages() == []
+
+
+@pytest.mark.parametrize("what", ["merged", "dropped", "dataset dropped"])
+def test_scrub_passes_over_files_that_vanish(
+    start: Callable[..., Node], what: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """The files vanish after the round has listed them, when it has read the first."""
+    node = start(calm_s=DAY_S)
+    node.scrub.stop()
+    journal = node.catalog.shard("nam").journals[0]
+    reads = 0
+
+    def vanish(size: int) -> None:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            return
+        if what == "merged":
+            assert journal.merge(CompactionOptions(bytes_min=1), lambda _: True)
+        elif what == "dropped":
+            assert journal.drop(COMMITS - 1).files > 1
+        else:
+            node.store.drop_dataset("nam", 1)
+            journal.end()
+            node.store.delete_dropped()
+
+    node.scrub._stopping.clear()
+    monkeypatch.setattr(node.scrub, "_pace", vanish)
+    node.scrub._round()
+    assert reads > 1 or what == "dataset dropped"
+    assert node.scrub.damages() == []
+    assert node.scrub.counts.damages == 0
+    assert node.scrub.state.is_over
+
+
+def test_scrub_passes_over_a_damaged_file_that_was_replaced(
+    start: Callable[..., Node], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the log had begun anew while it was read."""
+    path = files(directory)[0]
+    flip(path, observations_of(path))
+    node = start(calm_s=DAY_S)
+    node.scrub.stop()
+    node.scrub._stopping.clear()
+    shard = node.catalog.shard("nam")
+    journals = dict(shard.journals)
+    reads = 0
+
+    def replace(_: int) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            shard.journals = {p: journal for p, journal in journals.items() if p != 0}
+
+    monkeypatch.setattr(node.scrub, "_pace", replace)
+    node.scrub._round()
+    assert reads > 2
+    assert node.scrub.damages() == []
