@@ -10,16 +10,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from fault_injection.damage import flip
+from fault_injection.damage import flip, frames
 from fault_injection.disks import FLAGS, LoopDisk
 from fault_injection.growth_world import GrowthWorld, growth_world
-from fault_injection.nodes import is_whole, wait_until
+from fault_injection.ledger import Ledger, numbered_schema
+from fault_injection.nodes import is_whole, send, wait_until
 from fault_injection.requirements import ATTACHING, LOOP_DISK, Need
 from fault_injection.strace import SYNC, fault, injecting
 from fault_injection.trial import Trial
 
 from galileo.dht import placement
 from galileo.local_node import LocalNode
+from galileo.storage.verify import verify
 
 ROW = "disks lost, leaders replaced"
 HOLDS = (
@@ -39,6 +41,11 @@ SYNC_S = (0.05, 0.5)
 DISK_BYTES = 256 << 20
 ROTTEN_BYTES_MIN = 20_000
 """A file with several frames: damage of the last one is taken for an interrupted write."""
+
+
+ARCHIVE, ARCHIVE_BATCHES = "archive", 12
+SCRUB_S = 4.0
+FOUND_S = 60.0
 
 
 def scenario(
@@ -93,6 +100,52 @@ def test_replicas(trial: Trial, what: str, nodes: int, victims: int) -> None:
                 _befall(world, what, victims, disks)
                 if what in ("disk loss", "rot", "mixed"):
                     wait_until(lambda: is_whole(world.client), what="all copies", timeout_s=WHOLE_S)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.fault(
+    "replica-rot-unread",
+    ROW,
+    rounds=1,
+    holds=f"bytes change that no query reads: found by the scrub, and copied again. {HOLDS}",
+)
+def test_replicas_rot_that_no_query_reads(trial: Trial) -> None:
+    settings = {"storage": {"scrub_days": SCRUB_S / 86_400}}
+    with growth_world(trial, nodes=3, replicas=3, settings=settings) as world:
+        world.client.create_dataset(numbered_schema(ARCHIVE))
+        archive = Ledger(ARCHIVE)
+        send(archive, world.client, batches=ARCHIVE_BATCHES)
+        wait_until(lambda: is_whole(world.client), what="all copies", timeout_s=WHOLE_S)
+        for _ in trial.each_round():
+            for _ in range(FAULTS):
+                _rot_unread(world)
+        for node in world.cluster.nodes:
+            damages = verify(world.cluster.directory / node.name).damages
+            trial.expect(not damages, f"{node.name} has {damages[:3]} at the end")
+        differ = [one for node in world.client.status().nodes for one in node.diverged]
+        trial.expect(not differ, f"copies differ: {differ[:3]}")
+        trial.judge(archive.audit(world.client), "the archive")
+        world.client.drop_dataset(ARCHIVE)  # What is on the disks is judged without it.
+
+
+def _rot_unread(world: GrowthWorld) -> None:
+    """Changes a byte of observations on the disk of a running node, and waits for the repair."""
+    random = world.trial.random
+    place = world.cluster.directory / random.choice(world.cluster.nodes).name
+    files = sorted(place.glob(f"journals/{ARCHIVE}/*/*.segment"))
+    file = random.choice([one for one in files if one.stat().st_size])
+    offset, header = random.choice(frames(file))
+    aside = set(place.glob("damaged/*"))
+    with world.step("hidden rot"):
+        flip(file, offset + header.observations_offset + random.randrange(header.rows * 8))
+        wait_until(
+            lambda: len(set(place.glob("damaged/*")) - aside) == 1,
+            what=f"the scrub to find damage of {file}",
+            timeout_s=FOUND_S,
+        )
+        wait_until(lambda: is_whole(world.client), what="all copies", timeout_s=WHOLE_S)
+        world.check()
+    world.trial.counts["bytes changed"] += 1
 
 
 @contextmanager
