@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from fault_injection.ccq_readers import WatchReader
 from fault_injection.ledger import numbered_schema
@@ -13,11 +14,13 @@ from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
 
 from galileo.client import Client
+from galileo.client.results import NodeStatus
 from galileo.cluster import LocalCluster
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.labels import LabelSet
+from galileo.wire.internal.v1 import replication_pb2, replication_pb2_grpc
 
 QUERY, EVERYTHING = "temperature > 260", "temperature > -100"
 TIMEOUT_S = 120.0
@@ -34,6 +37,26 @@ def is_whole(client: Client, nodes: int) -> bool:
 
 def rows(labels: LabelSet) -> int:
     return int(labels.table.column("rows").to_numpy().sum())
+
+
+def known_digests(cluster: LocalCluster, client: Client) -> list[int]:
+    """What the nodes answer about a log at the directory with which its partition began."""
+    founding = Topology.from_json(client.topology_json()).founding
+    assert founding is not None
+    sequences = {p: s for node in client.status().nodes for p, s in _sequences(node).items()}
+    request = replication_pb2.DigestRequest(
+        disk=founding.disks[0],
+        ranges=[replication_pb2.CommitRange(dataset="numbered", until=sequences.get(0, 0))],
+    )
+    digests = []
+    for node in cluster.nodes:
+        with grpc.insecure_channel(node.address) as channel:
+            digests += replication_pb2_grpc.ReplicationStub(channel).Digest(request).digests
+    return [one.digest for one in digests if one.is_known]
+
+
+def _sequences(node: NodeStatus) -> dict[int, int]:
+    return {int(p): s for facts in node.datasets for p, s in facts["sequences"].items()}
 
 
 @pytest.mark.timeout(600)
@@ -53,6 +76,10 @@ def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_no
         reader.start()
         stream.start()
         wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+
+        wait_until(
+            lambda: len(known_digests(cluster, client)) == 1, what="a digest", timeout_s=TIMEOUT_S
+        )
 
         lost = cluster.nodes[1]
         lost.kill()

@@ -155,6 +155,11 @@ def test_journal_history_is_the_same_after_merging_and_restarts(
     digests = merged_digests(index).tolist()
     assert digests == [commit_digest(index.header(n)) for n in range(len(digests))]
     assert len(digests) > RANGE / 2
+    for batch in range(1_000, 1_020):
+        journal.append([make_commit(batch)])
+    assert journal.merge(EVERYTHING, lambda _: True)
+    assert len(compacted_segment_paths(stored)) == 2
+    before = digest_of(journal)
     journal.close()
     again = open_journal(stored, SMALL).journal
     assert digest_of(again) == before
