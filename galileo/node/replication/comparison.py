@@ -73,18 +73,27 @@ class Comparison:
 
     async def compare(self) -> None:
         """Compares all logs that this node leads once."""
-        ranges = self._ranges()
-        compared = {(r.dataset, r.partition, m.node) for m, of in ranges.items() for r in of}
-        self.diverged = {copy: what for copy, what in self.diverged.items() if copy in compared}
+        followers = self._followers()
+        self._forget(followers)
+        ranges = self._ranges(followers)
         for member, of_member in ranges.items():
             for start in range(0, len(of_member), RANGES_MAX):
                 await self._compare_with(member, of_member[start : start + RANGES_MAX])
 
-    def _ranges(self) -> dict[Member, list[CommitRange]]:
+    def _forget(self, followers: Mapping[int, Sequence[Member]]) -> None:
+        """Drops what is known of logs that are gone, and of copies that this node leads no more."""
+        nodes = {partition: {one.node for one in of} for partition, of in followers.items()}
+        self.diverged = {
+            (dataset, partition, node): what
+            for (dataset, partition, node), what in self.diverged.items()
+            if dataset in self._catalog.shards and node in nodes.get(partition, ())
+        }
+
+    def _ranges(self, followers: Mapping[int, Sequence[Member]]) -> dict[Member, list[CommitRange]]:
         """What each member is asked for."""
         ranges = defaultdict[Member, list[CommitRange]](list)
         before, self._ends = self._ends, {}
-        for partition, members in self._followers().items():
+        for partition, members in followers.items():
             for dataset, shard in self._catalog.shards.items():
                 journal = shard.journals.get(partition)
                 if journal is None:
