@@ -361,7 +361,7 @@ BULK = """
 QUERIES = """
     Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
     Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest
-    Replication/Replicate
+    Replication/Digest Replication/Replicate
 """
 
 
