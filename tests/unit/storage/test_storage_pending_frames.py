@@ -15,6 +15,7 @@ from galileo.model.schema import Schema
 from galileo.replication.values import Epochs
 from galileo.storage.commits import Commit, Committed
 from galileo.storage.compaction import CompactionOptions
+from galileo.storage.history import commit_digests
 from galileo.storage.journal import PartitionJournal, decode_frames
 from galileo.storage.writer import JournalOptions
 
@@ -108,11 +109,17 @@ def test_journals_of_a_leader_and_a_follower_equal_lists(
             journals[which].merge(EVERYTHING, lambda size: True)
         for journal, of, until in zip(journals, logs, seen, strict=True):
             check(journal, of, until)
+    for journal in journals:
+        headers = [journal.header(n) for n in range(1, journal.last_sequence + 1)]
+        expected = sum(commit_digests(headers).tolist()) % 2**64 if headers else 0
+        assert journal.history.digest(0, journal.last_sequence) == expected
 
 
 def check(journal: PartitionJournal, log: list[tuple[int, int]], seen: int) -> None:
     assert journal.end_sequence == len(log)
     assert journal.last_sequence == seen
+    assert journal.history.digest(0, len(log)) is not None
+    assert journal.history.digest(0, len(log) + 1) is None
     epochs = Epochs(journal.epochs, journal.end_sequence)
     assert [epochs.at(n) for n in range(1, len(log) + 1)] == [epoch for epoch, _ in log]
     for sequence in range(max(1, seen - 3), seen + 1):
