@@ -261,11 +261,29 @@ async def test_find_seals_each_log_once_in_an_epoch(
     for number in range(3):
         await western.ingest(make_observations(100, number), producer=f"p{number}")
     journals = [
-        journal
-        for name in "ac"
-        for journal in western[name].catalog.shard("nam").journals.values()
+        journal for name in "ac" for journal in western[name].catalog.shard("nam").journals.values()
     ]
     assert [(journal.last_sequence, journal.sealed_epoch) for journal in journals] == [(4, 2)] * 4
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_partitions_with_seals_alone_answer_and_have_no_time(
+    western: Any, make_observations: Callable[..., pa.Table], is_restarted: bool
+) -> None:
+    cut(western, ALL_EAST)
+    table = make_observations(100)
+    await western.ingest(table)
+    for name in "abc" if is_restarted else "":
+        await western.restart(name)
+    answer = await western.ask(at="b")
+    assert sum(answer.table.column("rows").to_pylist()) == 100
+    sealed = [western[name].catalog.shard("nam") for name in "ac"]
+    assert {p: s for shard in sealed for p, s in shard.published().items()} == dict.fromkeys(
+        range(4), 1
+    )
+    for shard in sealed:
+        assert shard.event_clock() == ()
+        assert all(synopsis.version.sequence == 1 for synopsis in shard.synopses().values())
 
 
 async def test_ingest_after_a_restart_with_former_ranges_is_refused_by_the_seal(
