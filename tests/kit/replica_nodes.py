@@ -202,7 +202,7 @@ class Line:
     async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
         world, sender = self._world, envelopes[0].sender.node
         chance = world.random.random()
-        if node not in world.hosts or {node, sender} & world.cut:
+        if node not in world.hosts or {node, sender} & world.cut or sender in world.muted:
             raise Unavailable(f"node {node} is away", node=node)
         if not world.is_calm and chance < 0.03:
             raise Unavailable(f"the line to node {node} broke", node=node)
@@ -225,6 +225,8 @@ class World:
 
     Attributes:
         known: the topology that each node has stored, without the leaders.
+        cut: nodes whose replicas neither send nor get messages.
+        muted: nodes whose replicas send none.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.places: dict[str, Path] = {}
         self.cut: set[str] = set()
+        self.muted: set[str] = set()
         self.is_calm = False
         self.is_over = False
         self.acknowledged: set[int] = set()
@@ -399,18 +402,16 @@ class World:
 
     def ends(self, partition: int) -> set[tuple[int, int, int]]:
         """The ends of the replicas of a partition, and up to where they are committed and seen."""
-        shards = [host.node.catalog.shard("nam") for host in self.group_of(partition)]
-        journals = [(shard, shard.journals.get(partition)) for shard in shards]
-        return {
-            (0, 0, 0)
-            if journal is None
-            else (
-                journal.end_sequence,
-                journal.last_sequence,
-                shard.published_sequence(partition),
-            )
-            for shard, journal in journals
-        }
+        ends = set[tuple[int, int, int]]()
+        for host in self.group_of(partition):
+            shard = host.node.catalog.shards.get("nam")
+            journal = None if shard is None else shard.journals.get(partition)
+            if shard is None or journal is None:
+                ends.add((0, 0, 0))
+            else:
+                seen = shard.published_sequence(partition)
+                ends.add((journal.end_sequence, journal.last_sequence, seen))
+        return ends
 
     def group_of(self, partition: int) -> list[Host]:
         """The running nodes that may have replicas of a partition."""
@@ -432,7 +433,8 @@ class World:
 
     def batches(self, host: Host, partition: int) -> list[tuple[str, int]]:
         """Producer and number of each batch that a replica has."""
-        journal = host.node.catalog.shard("nam").journals.get(partition)
+        shard = host.node.catalog.shards.get("nam")
+        journal = None if shard is None else shard.journals.get(partition)
         last = 0 if journal is None else journal.last_sequence
         headers = [journal.header(n) for n in range(1, last + 1)] if journal is not None else []
         return [(header.producer, header.batch) for header in headers]
