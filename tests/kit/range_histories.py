@@ -349,6 +349,7 @@ class _Connection:
         head = storage_pb2.IngestRequest()
         head.CopyFrom(request.head)
         ingesting = asyncio.create_task(_ingest(node, head, request.observations))
+        ingesting.add_done_callback(lambda task: task.cancelled() or task.exception())
         if history.random.random() < LATE:
             again = self._come_again(head, request.observations)
             history.late.append(asyncio.create_task(again))
@@ -372,7 +373,6 @@ class _Connection:
             if done or nodes.get(self.name) is not node:
                 break
         if not ingesting.done():
-            ingesting.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Unavailable("the node restarts")
         try:
             return ingesting.result()

@@ -75,6 +75,20 @@ OPTIONS = ReplicasOptions(
     return_after_s=1.0,
 )
 
+PATIENT = replace(
+    OPTIONS,
+    machine=ReplicationOptions(
+        dead_after_s=1.5,
+        lease_s=1.0,
+        stagger_s=0.3,
+        campaign_s=1.2,
+        beat_s=0.25,
+        resend_s=0.25,
+    ),
+    members_s=0.2,
+)
+"""For many nodes in one process, on a machine that is busy."""
+
 
 class Disk(RealDisk):
     """A disk that can be full, and that ends with its node at one moment; it is not waited for."""
@@ -177,7 +191,7 @@ class Host:
             self.live,
             store=self.store,
             peers=world.network,
-            options=NodeOptions(replication=OPTIONS),
+            options=NodeOptions(replication=world.options),
         )
         self.node.moves.on_moved = world.spread_leaders
         replicas = self.node.connect_replicas(
@@ -236,7 +250,9 @@ class World:
         *,
         groups: Sequence[Sequence[str]] = (NAMES,),
         schema: Schema = SCHEMA,
+        options: ReplicasOptions = OPTIONS,
     ) -> None:
+        self.options = options
         self.random = random.Random(seed)
         self.directory = directory
         self.network = Network()

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from range_histories import EAST, WEST, CopiesHistory
-from replica_nodes import Host, World, under_replicated
+from replica_nodes import PATIENT, Host, World, under_replicated
 
 from galileo.dht import placement, topology_changes
 from galileo.errors import GalileoError, RangesChanged, TransientError
@@ -53,7 +53,8 @@ def history(
     """`await history(seed)` plays one history in a world of its own."""
 
     async def played(seed: int) -> CopiesHistory:
-        world = World(tmp_path / f"{seed}", seed, groups=GROUPS, schema=schema)
+        where = tmp_path / f"{seed}"
+        world = World(where, seed, groups=GROUPS, schema=schema, options=PATIENT)
         await world.begin()
         history = CopiesHistory(world, random.Random(seed), rows)
         try:
