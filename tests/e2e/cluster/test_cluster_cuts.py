@@ -17,7 +17,7 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 
 QUERY = "temperature > 260"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 MAPS = ([("", "group-1"), ("8", "east")], [("", "east")], [("", "east"), ("d", "group-1")])
 
 
@@ -55,7 +55,7 @@ def test_cluster_with_copies_cuts_its_ranges_while_leaders_are_killed(
             killed = leader(cluster, client, number % 4)
             killed.kill()
             steps = client.set_ranges(ranges)
-            assert next(steps).waiting == (killed.name,)
+            assert killed.name in next(steps).waiting
             killed.start()
             assert [*steps][-1].stage == "done"
             killed.wait()
