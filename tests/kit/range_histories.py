@@ -380,7 +380,7 @@ class _Connection:
             raise Unavailable("the node restarts") from error
 
     async def _come_again(self, head: Any, observations: Any) -> None:
-        """Brings a request a second time; nobody waits for the answer."""
+        """Brings a request a second time; its answer is not waited for."""
         await asyncio.sleep(LATE_S * self.history.random.random())
         node = self.history.cluster.network.nodes.get(self.name)
         if node is not None:

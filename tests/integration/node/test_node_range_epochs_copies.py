@@ -1,4 +1,4 @@
-"""Ranges are cut anew in a cluster with copies: each row is stored once, whoever leads."""
+"""Ranges are cut anew in a cluster with copies: each row is stored once, whichever node leads."""
 
 from __future__ import annotations
 
