@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from replica_nodes import await_whole
@@ -37,8 +37,8 @@ NAMED, FRESH, BATCHES = 2, 3, 4
 CUTS = 3
 LOST = 0.12
 """The share of requests, and of answers, that the network loses."""
-LATE, LATE_S = 0.08, 1.0
-"""The share of requests that come again, and how much later at most."""
+LATE = 0.08
+"""The share of requests that come again, later."""
 PAUSE_S = 0.002
 DEADLINE_S, LOOK_S = 5.0, 0.05
 """Of a call, and between two looks at it; a node that is closed amid one may never answer."""
@@ -64,7 +64,12 @@ class History:
         cluster: nodes in two groups, with the dataset "nam".
         random: decides everything but the threads of the nodes.
         rows: makes a table with that many rows, of which each names its station.
+
+    Attributes:
+        late_s: how much later requests come again at most.
     """
+
+    late_s: ClassVar[float] = 0.2
 
     cluster: Any
     random: random.Random
@@ -217,6 +222,7 @@ class History:
 class CopiesHistory(History):
     """A history of a `replica_nodes.World`."""
 
+    late_s = 1.0
     spare: set[str]
     """Nodes that began on an empty directory, and do not know the present topology yet."""
 
@@ -381,7 +387,7 @@ class _Connection:
 
     async def _come_again(self, head: Any, observations: Any) -> None:
         """Brings a request a second time; its answer is not waited for."""
-        await asyncio.sleep(LATE_S * self.history.random.random())
+        await asyncio.sleep(self.history.late_s * self.history.random.random())
         node = self.history.cluster.network.nodes.get(self.name)
         if node is not None:
             with suppress(GalileoError, RuntimeError, TimeoutError):
