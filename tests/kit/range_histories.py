@@ -354,8 +354,7 @@ class _Connection:
             return cluster_pb2.TopologyReply(topology_json=node.topology.to_json())
         head = storage_pb2.IngestRequest()
         head.CopyFrom(request.head)
-        ingesting = asyncio.create_task(_ingest(node, head, request.observations))
-        ingesting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        ingesting = _ingesting(node, head, request.observations)
         if history.random.random() < LATE:
             again = self._come_again(head, request.observations)
             history.late.append(asyncio.create_task(again))
@@ -390,9 +389,15 @@ class _Connection:
         await asyncio.sleep(self.history.late_s * self.history.random.random())
         node = self.history.cluster.network.nodes.get(self.name)
         if node is not None:
-            with suppress(GalileoError, RuntimeError, TimeoutError):
-                async with asyncio.timeout(DEADLINE_S):
-                    await _ingest(node, head, observations)
+            with suppress(GalileoError):
+                await self._answer(node, _ingesting(node, head, observations))
+
+
+def _ingesting(node: StorageNode, head: Any, observations: Any) -> asyncio.Task[CommitAnswer]:
+    """A node's work on a request, which goes on when no one waits for it."""
+    task = asyncio.create_task(_ingest(node, head, observations))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def _ingest(node: StorageNode, head: Any, observations: Any) -> CommitAnswer:
