@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from range_histories import EAST, WEST, CopiesHistory
+from range_histories import EAST, WEST, CopiesHistory, Violation
 from replica_nodes import PATIENT, Host, World, under_replicated
 
 from galileo.dht import placement, topology_changes
@@ -333,3 +333,18 @@ async def test_ingest_random_history_with_copies_stores_each_row_once(
     history: Any, seed: int
 ) -> None:
     await history(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutate", [_no_seal, _seal_in_memory, _finds_uncommitted])
+async def test_random_histories_with_copies_convict_a_mutant(
+    history: Any, mutate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    for seed in range(HISTORIES):
+        try:
+            await history(seed)
+        except Violation:
+            return
+    pytest.fail(f"no history of {HISTORIES} shows that the mutant is wrong")
