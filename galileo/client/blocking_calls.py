@@ -198,7 +198,7 @@ class BlockingCalls(BlockingBase):
             The nodes to restart, one after the other; the next one when `status` is complete.
 
         Raises:
-            InputError: there cannot be so many, or the ranges of the cluster were cut anew.
+            InputError: there cannot be so many, or 1 where there are more.
             Unavailable: too few nodes can be reached.
 
         Example:

@@ -61,7 +61,7 @@ def set_replicas(topology: Topology, count: int) -> Topology:
     starts again (`identify`). Until then it has one copy, and is not moved any more.
 
     Raises:
-        InputError: there cannot be so many, copies are to be given up, or ranges were cut anew.
+        InputError: there cannot be so many, or copies are to be given up.
     """
     if count == topology.replicas:
         return topology
@@ -72,12 +72,6 @@ def set_replicas(topology: Topology, count: int) -> Topology:
             f"expected at least 2 copies in a cluster that has {topology.replicas}, got 1; create "
             "a new cluster for one copy, and copy the data",
             parameter="replicas",
-        )
-    if topology.range_epoch > 1 or topology.pending_ranges is not None:
-        raise InputError(
-            "expected a cluster with its first ranges, got one whose ranges were cut anew; it "
-            "cannot have copies yet",
-            expected="first_ranges",
         )
     pinned = pin(topology)
     founding = pinned.founding

@@ -28,7 +28,6 @@ from galileo.errors import (
     InputError,
     PartitionMoved,
     PartitionReadOnly,
-    RangesChanged,
 )
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
@@ -97,7 +96,6 @@ class Catalog:
         self._moves_of = moves_of
         self._owned = owned
         self._fenced: set[int] = set()
-        self._range_epoch = 1
         self._executor = executor
         self._syncing = syncing
         self._options = options
@@ -325,7 +323,6 @@ class Catalog:
         dataset: str,
         commits: Mapping[int, Commit],
         *,
-        range_epoch: int = 1,
         known: Results | None = None,
     ) -> Future[Results]:
         """Commits the parts of a batch to this node's own partitions; thread-safe.
@@ -335,7 +332,6 @@ class Catalog:
         Args:
             dataset: its key.
             commits: the parts, by partition.
-            range_epoch: of the ranges by which the batch was split.
             known: the results of other parts.
 
         Returns:
@@ -344,7 +340,6 @@ class Catalog:
 
         Raises:
             UnknownDataset: there is no such dataset.
-            RangesChanged: `seal` was called with a later epoch.
         """
         refused: Results = dict(known or {})
         if self._machines is not None:
@@ -356,21 +351,9 @@ class Catalog:
             except GalileoError as error:
                 refused[partition] = error
         with self._opening:
-            if range_epoch < self._range_epoch:
-                raise ranges_changed(self._range_epoch)
             refused |= {partition: fenced(partition) for partition in self._fenced & commits.keys()}
             accepted = {p: commit for p, commit in commits.items() if p not in refused}
             return self._writer(dataset).submit(accepted, refused)
-
-    def seal(self, dataset: str, range_epoch: int) -> Future[Results]:
-        """Refuses commits of earlier range epochs from now on; thread-safe.
-
-        Returns:
-            What is done when all commits that were accepted before are written.
-        """
-        with self._opening:
-            self._range_epoch = max(self._range_epoch, range_epoch)
-            return self._writer(dataset).flush()
 
     def log_writer(self, dataset: str) -> LogWriter | None:
         """The writer of a dataset's replicated logs; None if there is no such dataset here."""
@@ -540,16 +523,6 @@ def fenced(partition: int) -> PartitionMoved:
         f"partition {partition} is being moved to another node, or was just now; send the same "
         "batch again",
         after_s=FENCED_S,
-    )
-
-
-def ranges_changed(range_epoch: int) -> RangesChanged:
-    """The error for rows that were split by earlier ranges."""
-    return RangesChanged(
-        f"expected a batch that was split by the ranges of epoch {range_epoch}; read the topology "
-        "and send the whole batch again",
-        range_epoch=range_epoch,
-        after_s=0.05,
     )
 
 

@@ -7,9 +7,15 @@ name under which a commit is stored has the epoch, from the second on. Before a 
 batch, it asks the partitions where the rows would have been in each earlier epoch, and drops the
 rows that one of them has.
 
-The answer is final, since a node that knows an epoch takes no commit of an earlier one (*seal*). So
-is the last number that a producer has used in an earlier epoch: batches with higher numbers need no
-question. Nor do batches of which the producer says that it never sent them before (`first_epoch`).
+The answer is final, since the log of each asked partition is *sealed* first: a commit without rows
+says that none of an earlier epoch follows it, and the journal refuses such a commit from then on.
+A seal is a commit as any other. So it is in all copies, moves with its partition, and every later
+leader has it before it takes commits. What is before it is committed, too; the node looks for a
+batch when the seal is.
+
+Final is also the last number that a producer has used in an earlier epoch: batches with higher
+numbers need no question. Nor do batches of which the producer says that it never sent them before
+(`first_epoch`).
 """
 
 from __future__ import annotations
@@ -26,18 +32,18 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
-from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, PartitionReadOnly, TransientError, Unavailable
+from galileo.errors import GalileoError, TransientError
 from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.node.group_commit import Results
 from galileo.node.peers import BatchLookup, CommitAnswer, FoundBatch, Peers
+from galileo.node.shard import Shard
+from galileo.storage.commits import SEAL, seal_of
 
-EPOCH_MARK = "~"
+EPOCH_MARK = SEAL
 """Before the range epoch in the name of a producer; no producer's own name has it."""
 LAST_NUMBERS_KEPT = 65_536
-UNKNOWN_EPOCH_AFTER_S = 0.1
 NOTHING_STORED = CommitAnswer(0, 0, 0, EMPTY_CURSOR)
 
 Parts = dict[int, paths.Indexed]
@@ -95,43 +101,49 @@ class NewParts:
 class EarlierBatches:
     """Finds the batches of earlier range epochs, here and at other nodes."""
 
-    def __init__(
-        self, name: str, topology: TopologyState, *, catalog: Catalog, peers: Peers
-    ) -> None:
+    def __init__(self, name: str, *, catalog: Catalog, peers: Peers) -> None:
         self._name = name
-        self._topology = topology
         self._catalog = catalog
         self._peers = peers
         self._last: OrderedDict[tuple[str, str, Place], int] = OrderedDict()
 
     async def find(self, lookup: BatchLookup) -> list[FoundBatch]:
-        """Which of this node's partitions have a batch; seals them first.
+        """Which of this node's partitions have a batch; seals their logs first.
 
         Raises:
-            Unavailable: this node does not know the range epoch of the asker yet.
             PartitionMoved: another node has one of the partitions.
-            PartitionReadOnly: a failed disk may have the batch.
+            PartitionReadOnly, Overloaded: a partition takes no commits, hence no seal.
+            RangesChanged: the range epoch of the asker is sealed, too.
         """
-        if lookup.range_epoch > self._topology.current.range_epoch:
-            raise unknown_epoch(self._name)
         shard = self._catalog.shard(lookup.dataset)
-        sealed = await asyncio.to_thread(self._catalog.seal, lookup.dataset, lookup.range_epoch)
-        await asyncio.wrap_future(sealed)
+        await self._seal(shard, lookup)
         found = []
         for epoch, partition in lookup.places:
-            journal, name = shard.journals.get(partition), stored_producer(lookup.producer, epoch)
-            sequence = None if journal is None else journal.find_batch(name, lookup.batch)
-            last = None if journal is None else journal.last_batch(name)
-            if journal is not None and sequence is None and journal.stopped:
-                raise PartitionReadOnly(
-                    f"partition {partition} takes no writes ({journal.stopped}), and may have "
-                    "this batch; send it again when that is mended",
-                    after_s=1.0,
-                    partition=partition,
-                )
+            journal, name = shard.journal(partition), stored_producer(lookup.producer, epoch)
+            sequence, last = journal.find_batch(name, lookup.batch), journal.last_batch(name)
             found.append(FoundBatch(sequence or 0, -1 if last is None else last))
-        shard.check_own({partition for _, partition in lookup.places})
         return found
+
+    async def _seal(self, shard: Shard, lookup: BatchLookup) -> None:
+        """Returns when all logs that are asked are sealed, and readers see the seals.
+
+        A log that is sealed already needs nothing, whatever has become of its partition.
+        """
+        journals = shard.journals
+        unsealed = {
+            partition
+            for epoch, partition in lookup.places
+            if partition not in journals or journals[partition].sealed_epoch <= epoch
+        }
+        if not unsealed:
+            return
+        shard.check_own(unsealed)
+        seals = dict.fromkeys(unsealed, seal_of(shard.schema, lookup.range_epoch))
+        sealing = await asyncio.to_thread(self._catalog.commit, lookup.dataset, seals)
+        results = await asyncio.wrap_future(sealing)
+        for result in results.values():
+            if isinstance(result, GalileoError):
+                raise result
 
     async def drop_stored(
         self, schema: Schema, parts: Parts, batch: BatchIdentity, topology: Topology
@@ -188,15 +200,6 @@ class EarlierBatches:
             if len(self._last) > LAST_NUMBERS_KEPT:
                 self._last.popitem(last=False)
         return {place: one.sequence for place, one in zip(places, answers, strict=True)}
-
-
-def unknown_epoch(node: str) -> Unavailable:
-    """The error of a node that does not know the ranges by which a batch was split."""
-    return Unavailable(
-        f"node {node!r} does not know the present ranges yet; try again",
-        after_s=UNKNOWN_EPOCH_AFTER_S,
-        node=node,
-    )
 
 
 _Former = Mapping[int, Mapping[int, npt.NDArray[np.int32]]]

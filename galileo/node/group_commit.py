@@ -96,16 +96,6 @@ class GroupCommit:
                 self._writing = self._executor.submit(self._write_group)
         return waiting.done
 
-    def flush(self) -> Future[Results]:
-        """What is done when all commits that were submitted before are written; thread-safe."""
-        with self._lock:
-            waiting = _Waiting({}, {})
-            if self._writing is None:
-                waiting.done.set_result({})
-            else:
-                self._queue.append(waiting)
-            return waiting.done
-
     def is_idle(self, partition: int) -> bool:
         """Whether all accepted commits of a partition are written."""
         with self._lock:

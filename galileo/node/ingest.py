@@ -28,24 +28,23 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged
+from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged, Unavailable
 from galileo.model import paths
 from galileo.model.observations import normalise
 from galileo.model.schema import Schema
-from galileo.node.catalog import Catalog, ranges_changed
+from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
-    UNKNOWN_EPOCH_AFTER_S,
     BatchIdentity,
     EarlierBatches,
     Parts,
-    unknown_epoch,
 )
 from galileo.node.group_commit import Results
 from galileo.node.peers import CommitAnswer, CommitTask, Peers
-from galileo.storage.journal import Commit, Committed
+from galileo.storage.commits import Commit, Committed, ranges_changed
 
 _PRODUCER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+UNKNOWN_EPOCH_AFTER_S = 0.1
 RANGES_TIMEOUT_S = 5.0
 """A whole batch waits so long for the node to learn of the ranges that another node knows."""
 
@@ -65,7 +64,7 @@ class Ingest:
         self._topology = topology
         self._catalog = catalog
         self._peers = peers
-        self.earlier = EarlierBatches(name, topology, catalog=catalog, peers=peers)
+        self.earlier = EarlierBatches(name, catalog=catalog, peers=peers)
         self._rows_max = rows_max
         self.on_committed: Callable[[], None] = lambda: None
 
@@ -217,12 +216,10 @@ class Ingest:
         """The results by partition, when the parts are durable."""
         producer = identity.stored_producer
         commits = {
-            p: Commit(producer, identity.number, rows, derived)
+            p: Commit(producer, identity.number, rows, derived, identity.range_epoch)
             for p, (rows, derived) in parts.items()
         }
-        return self._catalog.commit(
-            schema.key, commits, range_epoch=identity.range_epoch, known=known
-        )
+        return self._catalog.commit(schema.key, commits, known=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +242,15 @@ def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | 
         return result
     duplicates = result.rows if result.duplicate else 0
     return CommitAnswer(result.rows, result.paths, duplicates, Cursor({partition: result.sequence}))
+
+
+def unknown_epoch(node: str) -> Unavailable:
+    """The error of a node that does not know the ranges by which a batch was split."""
+    return Unavailable(
+        f"node {node!r} does not know the present ranges yet; try again",
+        after_s=UNKNOWN_EPOCH_AFTER_S,
+        node=node,
+    )
 
 
 PRODUCER_SHOWN = 140

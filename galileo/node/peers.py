@@ -49,7 +49,7 @@ class BatchLookup:
     """A question for a batch of earlier range epochs.
 
     Attributes:
-        range_epoch: of the asker; the asked node takes no commits of earlier ones any more.
+        range_epoch: of the asker; the asked logs take no commits of earlier ones any more.
         places: earlier range epochs, each with a partition of the asked node.
     """
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.cursor import Cursor
@@ -119,8 +120,7 @@ class Shard:
         """Indexes commits that the journal already has; at start, before `attach`."""
         sequences = np.arange(replayed.first_sequence, replayed.last_sequence + 1)
         self.graph.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
-        buckets = column_micros(replayed.paths.column("bucket"))
-        self._note(partition, replayed, newest_us=int(buckets.max()))
+        self._note(partition, replayed, column_micros(replayed.paths.column("bucket")))
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
         """Begins to serve a partition; `moves` is the number of its last move."""
@@ -451,27 +451,25 @@ class Shard:
             paths = pa.concat_batches(batches)
             self.graph.insert_many(paths, Commits(places, np.array(sequences)), counts)
             first = np.flatnonzero(differs(places))  # The commits of a partition are together.
-            starts = np.concatenate([[0], np.cumsum(counts)])
-            # No commit is without paths, so no partition has an empty stretch of them.
-            newest = np.maximum.reduceat(column_micros(paths.column("bucket")), starts[first])
-            stops = [*first[1:].tolist(), len(places)]
-            for start, stop, newest_us in zip(first.tolist(), stops, newest.tolist(), strict=True):
+            starts, buckets = np.concatenate([[0], np.cumsum(counts)]), paths.column("bucket")
+            stops, micros = [*first[1:].tolist(), len(places)], column_micros(buckets)
+            for start, stop in zip(first.tolist(), stops, strict=True):
                 of_partition = paths.slice(starts[start], starts[stop] - starts[start])
                 replayed = Replayed(sequences[start], counts[start:stop], of_partition)
-                self._note(partitions[start], replayed, newest_us=newest_us)
+                self._note(partitions[start], replayed, micros[starts[start] : starts[stop]])
         except BaseException as error:
             for partition in set(partitions):
                 reason = f"a commit that was stored could not be indexed: {error!r}"
                 self.journals[partition].stop(reason)
             raise
 
-    def _note(self, partition: int, commits: Replayed, *, newest_us: int) -> None:
+    def _note(self, partition: int, commits: Replayed, buckets: npt.NDArray[np.int64]) -> None:
         """Keeps commits for the synopsis, and publishes them.
 
         Args:
             partition: of the commits.
             commits: behind those that are published.
-            newest_us: the start of their newest time bucket.
+            buckets: the start of the time bucket of each of their paths; seals have none.
         """
         with self._summarising:
             self._unsummarised.setdefault(partition, []).append(commits)
@@ -479,7 +477,8 @@ class Shard:
             self._unsummarised_paths[partition] = waiting
             if waiting >= self._unsummarised_paths_max:
                 self._summarise(partition)
-        self._wind(ClockStep(partition, commits.last_sequence, newest_us))
+        if len(buckets):
+            self._wind(ClockStep(partition, commits.last_sequence, int(buckets.max())))
         self._published[partition] = commits.last_sequence
         self._change = object()
 

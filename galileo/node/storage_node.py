@@ -50,6 +50,9 @@ SYNC_THREADS = 8
 SCAN_THREADS = 4
 """Scans have threads of their own, so that no query waits behind the disk."""
 
+TOPOLOGY_PAUSE_S, TOPOLOGY_LOOKS_MAX = 0.05, 100
+"""A node that does not know the topology of the cluster yet looks so often for it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -353,6 +356,7 @@ class StorageNode:
         """
         home = dataset_home(self.topology, dataset)
         if home != self.name and self._lacks(dataset):
+            await self._await_topology()
             with contextlib.suppress(GalileoError):
                 await self.sync_datasets(home, [dataset])
         return self.catalog.schema(dataset)
@@ -369,6 +373,7 @@ class StorageNode:
             return await self.schema(name)
         home, key = dataset_home(self.topology, name), self.catalog.key_of(name)
         if key is None and home != self.name:
+            await self._await_topology()
             with contextlib.suppress(GalileoError):
                 await self._learn_all(home)
             key = self.catalog.key_of(name)
@@ -378,11 +383,39 @@ class StorageNode:
         return not (self.catalog.knows(dataset) or self.catalog.is_dropped(dataset))
 
     async def sync_datasets(self, node: str, keys: Sequence[str]) -> None:
-        """Fetches from `node` the datasets with these keys, where this one lacks some."""
+        """Fetches from `node` the datasets with these keys, where this one lacks some.
+
+        Raises:
+            Unavailable: this node does not know the topology of the cluster yet, or `node` does not
+                answer.
+        """
         if any(map(self._lacks, keys)):
             await self._learn_all(node)
 
+    @property
+    def _knows_topology(self) -> bool:
+        """Whether this node knows a topology of the register, or needs none.
+
+        With copies, a node may begin on an empty directory. The topology of its file may lack
+        ranges by which rows were stored, so it learns no dataset before the present one.
+        """
+        topology = self.topology
+        return not topology.is_replicated or topology.agreed_version > 0
+
+    async def _await_topology(self) -> None:
+        """Waits for the topology of the register, if this node lacks it."""
+        for _ in range(TOPOLOGY_LOOKS_MAX):
+            if self._knows_topology:
+                return
+            await asyncio.sleep(TOPOLOGY_PAUSE_S)
+
     async def _learn_all(self, node: str) -> None:
+        if not self._knows_topology:
+            raise Unavailable(
+                f"node {self.name!r} does not know the topology of the cluster yet; try again",
+                after_s=TOPOLOGY_PAUSE_S,
+                node=self.name,
+            )
         for schema in await self._peers.datasets(node):
             await self.adopt(schema)
 

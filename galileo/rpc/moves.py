@@ -84,9 +84,7 @@ class MovesServicer(migration_pb2_grpc.MigrationServicer):
         self, request: migration_pb2.HandOverRequest, context: Context
     ) -> migration_pb2.HandOverReply:
         move = Move(request.partition, request.number, request.to)
-        await self._node.giving.hand_over(
-            Handoff(move, _contents(request.contents), request.range_epoch)
-        )
+        await self._node.giving.hand_over(Handoff(move, _contents(request.contents)))
         return migration_pb2.HandOverReply()
 
 
@@ -129,7 +127,6 @@ class GrpcMigrationPeer:
             number=asked.move.number,
             to=asked.move.node,
             contents=[_contents_to_pb(manifest, b"") for manifest in asked.contents],
-            range_epoch=asked.range_epoch,
         )
         await self._peers.moving(node, "HandOver", request)
         return asked.move

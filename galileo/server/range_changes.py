@@ -54,12 +54,6 @@ class RangeChanges:
             ConfigError: they are no ranges.
             Unavailable: too few voters of the register answer.
         """
-        if self._node.topology.is_replicated:
-            raise InputError(
-                "expected a cluster with one copy of each partition; ranges of replicated "
-                "partitions cannot be cut anew yet",
-                expected="one_replica",
-            )
         wanted = numbered_ranges(self._node.topology, ranges)
         propose = partial(topology_changes.propose_ranges, ranges=wanted)
         topology = await self._register.change(propose)

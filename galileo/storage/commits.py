@@ -17,12 +17,16 @@ from galileo.errors import (
     InputError,
     InvalidObservations,
     MessageTooLarge,
+    RangesChanged,
 )
+from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.frame import Buffer, FrameHeader, encode_header
 
 COMMIT_BYTES_MAX = 1 << 30
 """Bytes of the observations of one commit, as an Arrow message."""
+SEAL = "~"
+"""The producer of seals; no producer's own name has this character."""
 JOINED_BYTES_MAX = 64 << 10
 """Frames up to this size become one buffer: a copy costs less than the handling of each part."""
 
@@ -32,12 +36,32 @@ RowRanges: TypeAlias = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.intege
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One batch of one producer, as `model.paths.index` gives it."""
+    """One batch of one producer, as `model.paths.index` gives it.
+
+    Attributes:
+        range_epoch: of the ranges by which it was split; a log with a later seal refuses it.
+    """
 
     producer: str
     batch: int
     observations: pa.Table | pa.RecordBatch
     paths: pa.RecordBatch
+    range_epoch: int = 1
+
+    @property
+    def is_seal(self) -> bool:
+        return self.producer == SEAL
+
+
+def seal_of(schema: Schema, range_epoch: int) -> Commit:
+    """The commit without rows after which a log takes no commits of earlier range epochs."""
+    return Commit(
+        SEAL,
+        range_epoch,
+        pa.RecordBatch.from_pylist([], schema=schema.observation_schema),
+        pa.RecordBatch.from_pylist([], schema=schema.path_schema),
+        range_epoch,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +84,7 @@ class FrameGroup:
         batches: header and observations of each new commit, by producer and batch.
         newest_us: the end of the newest time bucket.
         paths: of each frame that stays pending, by sequence.
+        sealed: the range epoch of the last seal among them, 0 without any.
     """
 
     first: int
@@ -69,6 +94,7 @@ class FrameGroup:
     batches: dict[tuple[str, int], tuple[FrameHeader, pa.RecordBatch]] = field(default_factory=dict)
     newest_us: int = TIME_MIN_US
     paths: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    sealed: int = 0
 
     @property
     def next_sequence(self) -> int:
@@ -82,6 +108,8 @@ class FrameGroup:
         self.buffers += [b"".join(frame)] if size <= JOINED_BYTES_MAX else frame
         self.size += size
         self.batches[header.producer, header.batch] = header, observations
+        if header.producer == SEAL:
+            self.sealed = max(self.sealed, header.batch)
 
 
 def first_result(commit: Commit, first: Committed, stored: pa.Table) -> Committed | GalileoError:
@@ -107,7 +135,19 @@ def is_new(result: Committed | GalileoError, group: FrameGroup) -> bool:
     return isinstance(result, Committed) and result.sequence >= group.first
 
 
-def to_record_batch(data: Any, schema: pa.Schema, what: str) -> pa.RecordBatch:
+def ranges_changed(range_epoch: int) -> RangesChanged:
+    """The error for rows that were split by earlier ranges."""
+    return RangesChanged(
+        f"expected a batch that was split by the ranges of epoch {range_epoch}; read the topology "
+        "and send the whole batch again",
+        range_epoch=range_epoch,
+        after_s=0.05,
+    )
+
+
+def to_record_batch(
+    data: Any, schema: pa.Schema, what: str, *, may_be_empty: bool = False
+) -> pa.RecordBatch:
     """The observations of a commit as one record batch; checks schema and size.
 
     Raises:
@@ -119,7 +159,7 @@ def to_record_batch(data: Any, schema: pa.Schema, what: str) -> pa.RecordBatch:
             f"expected {what} with the columns {', '.join(map(str, schema))}; "
             f"got {', '.join(map(str, data.schema))}"
         )
-    if data.num_rows == 0:
+    if data.num_rows == 0 and not may_be_empty:
         raise InvalidObservations(f"expected {what} of at least one row, got none")
     batch = data.combine_chunks().to_batches()[0] if isinstance(data, pa.Table) else data
     size = pa.ipc.get_record_batch_size(batch)  # `nbytes` takes four times as long.

@@ -22,16 +22,18 @@ from galileo.model.sort_keys import differs
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
 from galileo.storage.commit_log import Stretch
-from galileo.storage.commits import Commit as Commit
-from galileo.storage.commits import Committed as Committed
 from galileo.storage.commits import (
+    SEAL,
     FrameGroup,
     RowRanges,
     first_result,
     is_new,
+    ranges_changed,
     take_rows,
     to_record_batch,
 )
+from galileo.storage.commits import Commit as Commit
+from galileo.storage.commits import Committed as Committed
 from galileo.storage.compacted_format import Index
 from galileo.storage.compacted_segment import (
     BlockCache,
@@ -165,6 +167,8 @@ class PartitionJournal:
     Attributes:
         on_damage: called with the error of damaged bytes; returns the one to raise in its place.
         last_sequence: of the newest commit that readers see, 0 where there is none.
+        sealed_epoch: the range epoch of the last seal that readers see, 1 without any. What the log
+            has of earlier epochs is before that seal, and stays so.
         rows_total, paths_total: over all commits that are there.
         torn_bytes: length of the torn tail that was cut when the journal was opened.
         syncs: how long the disk took to make commits durable.
@@ -181,6 +185,7 @@ class PartitionJournal:
         wall: Callable[[], float],
     ) -> None:
         self.last_sequence = 0
+        self.sealed_epoch = 1
         self.rows_total = 0
         self.paths_total = 0
         self.torn_bytes = 0
@@ -306,8 +311,9 @@ class PartitionJournal:
 
         Returns:
             For each commit its result, in order. Errors are results too: `BatchConflict`,
-            `InputError` for what can never be stored, `PartitionReadOnly` for everything new
-            while the disk refuses. A known (producer, batch) is answered in any state.
+            `InputError` for what can never be stored, `RangesChanged` after a seal of a later
+            range epoch, `PartitionReadOnly` for everything new while the disk refuses. A known
+            (producer, batch) is answered in any state.
         """
         with self.appending(commits) as appending:
             if appending.group.headers and appending.write():
@@ -633,7 +639,7 @@ class PartitionJournal:
         for path in unfinished_paths(self._directory):
             self._disk.unlink(path)
         self._mark = retention.recover_log_start(self._directory, disk=self._disk)
-        self.last_sequence = self.dropped
+        self.last_sequence, self.sealed_epoch = self.dropped, self._mark.sealed_epoch
         self.history = LogHistory(self.dropped)
         for path in compacted_segment_paths(self._directory):
             self._recover_compacted(path, replay)
@@ -709,6 +715,7 @@ class PartitionJournal:
         """Takes the commits of a merged segment into the indices, all at once."""
         self._producers.add_merged(index)
         self.history.add_merged(index)
+        self.sealed_epoch = self._last_seal
         self.rows_total += int(index.numbers("rows").sum())
         self.paths_total += int(index.numbers("paths").sum())
         self.last_sequence = index.first_sequence + index.commits.num_rows - 1
@@ -760,6 +767,9 @@ class PartitionJournal:
             dropped = self._mark.batches.first_result(commit, self._observation_schema)
             if dropped is not None:
                 return dropped
+            sealed = max(self._last_seal, group.sealed)
+            if commit.range_epoch < sealed:
+                return ranges_changed(sealed)
             refusal = self._writer.refusal()
             if refusal is not None:
                 return refusal
@@ -767,6 +777,11 @@ class PartitionJournal:
         except GalileoError as error:
             return error
         return Committed(header.sequence, header.rows, header.paths, duplicate=False)
+
+    @property
+    def _last_seal(self) -> int:
+        """The range epoch of the last seal, also of a pending one; 1 without any."""
+        return max(self._producers.last_batch(SEAL) or 1, self.sealed_epoch)
 
     def _known(self, commit: Commit, group: FrameGroup) -> tuple[FrameHeader, pa.Table] | None:
         """The first commit of this producer and batch, with its observations."""
@@ -792,10 +807,14 @@ class PartitionJournal:
     def _encode(
         self, commit: Commit, group: FrameGroup, epoch: int, committed: int | None
     ) -> FrameHeader:
+        may_be_empty = commit.is_seal
         observations = to_record_batch(
-            commit.observations, self._observation_schema, "observations"
+            commit.observations,
+            self._observation_schema,
+            "observations",
+            may_be_empty=may_be_empty,
         )
-        paths = to_record_batch(commit.paths, self._path_schema, "paths")
+        paths = to_record_batch(commit.paths, self._path_schema, "paths", may_be_empty=may_be_empty)
         observations_body, paths_body = encode_body(observations), encode_body(paths)
         header = FrameHeader(
             partition=self._partition,
@@ -831,6 +850,8 @@ class PartitionJournal:
         self.rows_total += header.rows
         self.paths_total += header.paths
         self.last_sequence = header.sequence
+        if header.producer == SEAL:
+            self.sealed_epoch = max(self.sealed_epoch, header.batch)
 
     def _hold(self, group: FrameGroup, paths: Sequence[pa.RecordBatch]) -> None:
         """Takes durable frames into the index, where they are pending."""

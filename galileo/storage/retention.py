@@ -4,13 +4,14 @@ Retention drops whole files, oldest first. Before the first one is deleted, a re
 commit up to which the log is dropped (the *log start*) and the dropped batches of each producer, so
 that a repeated batch is still recognised. A crash in between leaves files before the log start,
 which the next start deletes. The log start never moves back and is always the end of a file; the
-next file, which may be empty, exists before the record.
+next file, which may be empty, exists before the record. The record keeps the last dropped seal of
+range epochs, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
 from galileo.model.schema import Schema
-from galileo.model.times import column_micros
-from galileo.storage.commits import Commit, Committed, conflict, to_record_batch
+from galileo.model.times import TIME_MIN_US, column_micros
+from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
 from galileo.storage.frame import encode_body
@@ -80,7 +81,12 @@ class Truncation:
 
 
 def newest_us(schema: Schema, paths: pa.RecordBatch) -> int:
-    """The end of the newest time bucket of a commit, microseconds since 1970."""
+    """The end of the newest time bucket of commits, microseconds since 1970.
+
+    `TIME_MIN_US` if these are seals alone.
+    """
+    if paths.num_rows == 0:
+        return TIME_MIN_US
     return int(column_micros(paths.column("bucket")).max()) + schema.time_bucket_us
 
 
@@ -140,10 +146,10 @@ class TruncatedProducers:
         if place is None:
             return None
         first, crc = self._result(place), self._crcs[place].as_py()
-        is_same = first.rows == commit.observations.num_rows and crc in (
-            None,
-            encode_body(to_record_batch(commit.observations, schema, "observations")).crc,
+        sent = to_record_batch(
+            commit.observations, schema, "observations", may_be_empty=commit.is_seal
         )
+        is_same = first.rows == sent.num_rows and crc in (None, encode_body(sent).crc)
         return first if is_same else conflict(commit, first)
 
     def last_batch(self, producer: str) -> int | None:
@@ -168,20 +174,30 @@ NO_PRODUCERS = TruncatedProducers(BATCHES.empty_table())
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """The dropped part of a partition's log: its commits 1 to `until`."""
+    """The dropped part of a partition's log: its commits 1 to `until`.
+
+    Attributes:
+        batches: of these commits, as many as are kept.
+        sealed_epoch: that of the last seal of range epochs among them, 1 without any.
+    """
 
     until: int = 0
     batches: TruncatedProducers = NO_PRODUCERS
+    sealed_epoch: int = 1
 
     def advance(self, until: int, dropped: pa.Table) -> LogStart:
         """The mark after `dropped` were dropped too, cut to what a record may hold."""
-        mark = LogStart(until, self.batches.merge(dropped))
+        seals = dropped.filter(pc.equal(dropped.column("producer"), SEAL)).column("batch")
+        sealed_epoch = max([self.sealed_epoch, *seals.to_pylist()])
+        mark = LogStart(until, self.batches.merge(dropped), sealed_epoch)
         while len(mark.to_bytes()) > LOG_START_BYTES_MAX:
-            mark = LogStart(until, mark.batches.newest(len(mark.batches) // 2))
+            mark = replace(mark, batches=mark.batches.newest(len(mark.batches) // 2))
         return mark
 
     def to_bytes(self) -> bytes:
         stamp = {"format": str(FORMAT_VERSION), "until": str(self.until)}
+        if self.sealed_epoch > 1:
+            stamp["sealed_epoch"] = str(self.sealed_epoch)
         table = self.batches.batches.replace_schema_metadata(stamp)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema, options=_WRITING) as writer:
@@ -201,6 +217,7 @@ class LogStart:
                 table = reader.read_all()
             stamp = table.schema.metadata
             version, until = int(stamp[b"format"]), int(stamp[b"until"])
+            sealed_epoch = int(stamp.get(b"sealed_epoch", 1))
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptData(
                 f"expected the mark of dropped commits: {error}", expected="mark"
@@ -215,7 +232,7 @@ class LogStart:
         if "observations_crc" not in table.schema.names:
             unknown = pa.nulls(table.num_rows, pa.uint32())
             table = table.append_column(BATCHES.field("observations_crc"), unknown)
-        return LogStart(until, TruncatedProducers(table))
+        return LogStart(until, TruncatedProducers(table), sealed_epoch)
 
 
 NOTHING_TRUNCATED = LogStart()

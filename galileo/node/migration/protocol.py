@@ -98,14 +98,10 @@ class PartitionManifest:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Asks a node to give a partition away, to a node that has a copy of all of it.
-
-    `range_epoch` is that of the receiver: it must not take commits that the giver refuses.
-    """
+    """Asks a node to give a partition away, to a node that has a copy of all of it."""
 
     move: Move
     contents: tuple[DatasetManifest, ...]
-    range_epoch: int = 1
 
 
 class MigrationPeer(Protocol):

@@ -154,13 +154,6 @@ class PartitionSource:
                     after_s=0.0,
                     expected="fence",
                 )
-            if handoff.range_epoch < self._live.current.range_epoch:
-                raise Unavailable(
-                    f"node {move.node!r} does not know the present ranges yet; move partition "
-                    f"{move.partition} again",
-                    after_s=1.0,
-                    expected="range_epoch",
-                )
             manifest = dataset_manifest(self._catalog, move.partition)
             if manifest != handoff.contents or move.number != self._number(move.partition):
                 raise Unavailable(

@@ -215,8 +215,7 @@ class PartitionTarget:
         await asyncio.to_thread(self._moves.open, move, listing.contents)
         await asyncio.to_thread(self._moves.expect, move, listing.contents)
         try:
-            epoch = self._live.current.range_epoch
-            await self._movers.hand_over(owner, Handoff(move, listing.contents, epoch))
+            await self._movers.hand_over(owner, Handoff(move, listing.contents))
         except TransientError as error:
             if not await self._was_handed_over(owner, move):
                 raise Unavailable(

@@ -154,12 +154,7 @@ class _Refuse:
     error: GalileoError
 
 
-@dataclass(frozen=True, slots=True)
-class _Flush:
-    done: Future[Results]
-
-
-_Step: TypeAlias = _Store | _Write | _Truncate | _Restart | _Drop | _Publish | _Refuse | _Flush
+_Step: TypeAlias = _Store | _Write | _Truncate | _Restart | _Drop | _Publish | _Refuse
 _Parts: TypeAlias = Mapping[int, Sequence[_Step]]
 """Steps of one kind, by partition."""
 
@@ -275,21 +270,6 @@ class LogWriter:
             bound=self._waiting_max,
         )
 
-    def flush(self) -> Future[Results]:
-        """What is done when all commits that were submitted before are settled."""
-        done: Future[Results] = Future()
-        with self._lock:
-            busy = [p for p, waiting in self._waiting.items() if waiting]
-            left = _Batch(len(busy), {}, done)
-            for partition in busy:
-                flush = _Flush(Future())
-                flush.done.add_done_callback(_counting(left, partition))
-                self._queue(partition).steps.append(flush)
-                self._work_on(partition)
-        if not busy:
-            done.set_result({})
-        return done
-
     def is_idle(self, partition: int) -> bool:
         """Whether all accepted commits of a partition are settled."""
         with self._lock:
@@ -387,7 +367,6 @@ class LogWriter:
             _Publish: self._publish,
             _Store: self._store,
             _Write: self._write,
-            _Flush: self._flush,
         }
         for kind, act in acts.items():
             if kind in of_kind:
@@ -404,8 +383,6 @@ class LogWriter:
                 for step in steps:
                     if isinstance(step, _Store):
                         step.done(error)
-                    elif isinstance(step, _Flush):
-                        step.done.set_result({})
                 self._end_waits(partition, error)
             return dict.fromkeys(parts, error)
 
@@ -459,15 +436,6 @@ class LogWriter:
             done(outcome)
         else:
             self._queues[partition].unpublished.append((outcome.sequence, outcome, done))
-
-    def _after_unpublished(self, partition: int, flush: _Flush) -> None:
-        waiting = self._queues[partition].unpublished
-        last = max((sequence for sequence, _, _ in waiting), default=0)
-        if not last:
-            flush.done.set_result({})
-        else:
-            nothing = Unavailable("flushed", after_s=0.0)
-            waiting.append((last, nothing, lambda _: flush.done.set_result({})))
 
     def _write(self, parts: _Parts) -> Errors:
         errors: Errors = {}
@@ -550,13 +518,6 @@ class LogWriter:
         while waiting:
             waiting.popleft()[2](error)
 
-    def _flush(self, parts: _Parts) -> Errors:
-        for partition, steps in parts.items():
-            for step in steps:
-                assert isinstance(step, _Flush)
-                self._after_unpublished(partition, step)
-        return {}
-
     def _report(self, errors: Errors) -> None:
         reports = []
         for partition, error in errors.items():
@@ -580,14 +541,3 @@ class LogWriter:
             self._shard.maintain()
         except Exception:
             log.exception("merging runs of a graph failed")
-
-
-def _counting(batch: _Batch, partition: int) -> Callable[[Future[Results]], None]:
-    def count(_: Future[Results]) -> None:
-        with batch.lock:
-            batch.left -= 1
-            is_over = batch.left == 0
-        if is_over and batch.done.set_running_or_notify_cancel():
-            batch.done.set_result({})
-
-    return count

@@ -37,6 +37,8 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         owners = placement.owners(Topology.from_json(client.topology_json()))
         target = next(node.name for node in cluster.nodes if node.name != owners[0])
         list(client.move(0, to=target))
+        client.ingest("numbered", numbered(1_000, 500), producer="named")
+        list(client.set_ranges([("", "group-1"), ("8", "group-1")]))
         before = client.query("numbered", EVERYTHING)
     with LocalCluster(3, 1, tmp_path, replicas=3) as cluster:
         client = cluster.client(timeout="60s")
@@ -44,7 +46,9 @@ def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Pat
         after = client.query("numbered", EVERYTHING)
         keys = [("partition", "ascending"), ("sequence", "ascending"), ("row", "ascending")]
         assert after.table.sort_by(keys).equals(before.table.sort_by(keys))
-        client.ingest("numbered", numbered(1_000, 1_000))
+        again = client.ingest("numbered", numbered(1_000, 500), producer="named")
+        assert again.duplicate_rows == 500
+        client.ingest("numbered", numbered(1_500, 500))
         lost = cluster.node(target)
         lost.kill()
         shutil.rmtree(tmp_path / target)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -9,9 +11,11 @@ import pytest
 from expected_errors import raises
 
 from galileo.cursor import Cursor
+from galileo.dht import topology_changes
 from galileo.errors import DatasetExists, InputError, Unavailable, UnknownDataset
 from galileo.model.schema import Feature, Schema
 from galileo.node.catalog import CatalogOptions, dataset_home
+from galileo.node.storage_node import TOPOLOGY_PAUSE_S
 
 Make = Callable[..., pa.Table]
 
@@ -86,6 +90,25 @@ async def test_sync_datasets_fetches_missed_datasets_only(
     assert cluster.network.calls == [], "nothing is new to it"
     await cluster["c"].sync_datasets("a", ["nam", schema.name])
     assert knows(cluster, schema) == {"a", "b", "c"}
+
+
+async def test_schema_at_a_node_with_copies_waits_for_the_topology_of_the_cluster(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """The topology of its file may lack ranges by which rows were stored."""
+    home = dataset_home(cluster.topology, "nam")
+    other = next(name for name in "abc" if name != home)
+    of_file = replace(cluster.topology, replicas=2)
+    fresh = type(cluster)(tmp_path / "fresh", of_file, network=cluster.network)
+    await cluster.network.nodes.pop(other).close()
+    node = fresh.start(other)
+    with raises(Unavailable, node=other):
+        await node.sync_datasets(home, ["nam"])
+    asking = asyncio.create_task(node.schema("nam"))
+    await asyncio.wait([asking], timeout=3 * TOPOLOGY_PAUSE_S)
+    assert not asking.done()
+    node.live.replace_nodes(topology_changes.pin(of_file))
+    assert await asking == cluster.schema
 
 
 async def test_restart_recovers_datasets_and_commits(cluster: Any, make_observations: Make) -> None:

@@ -22,7 +22,7 @@ from galileo.errors import BatchConflict, PartitionReadOnly, RangesChanged, Unav
 from galileo.model import paths
 from galileo.node import earlier_batches
 from galileo.node.earlier_batches import BatchIdentity
-from galileo.node.peers import BatchLookup, CommitTask
+from galileo.node.peers import BatchLookup, CommitTask, FoundBatch
 from galileo.query import parse
 from galileo.storage.journal import PartitionJournal
 
@@ -233,19 +233,72 @@ async def test_commit_that_begins_before_a_find_and_ends_after_is_refused(
     assert sorted(stored_rows(western)) == sorted(table.column("station").to_pylist())
 
 
-async def test_find_in_a_partition_that_takes_no_writes_is_refused(
-    western: Any, make_observations: Callable[..., pa.Table]
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_find_in_a_partition_that_takes_no_writes_needs_its_seal(
+    western: Any, make_observations: Callable[..., pa.Table], is_sealed: bool
 ) -> None:
     await western.ingest(make_observations(100))
     partition = min(western["a"].partitions & {0, 1, 2, 3})
-    western["a"].catalog.shard("nam").journals[partition].stop("the disk failed")
+    journal = western["a"].catalog.shard("nam").journals[partition]
     cut(western, ALL_EAST)
-    lookup = BatchLookup("nam", "radar", 7, range_epoch=2, places=[(1, partition)])
-    with pytest.raises(PartitionReadOnly):
-        await western["a"].ingest.earlier.find(lookup)
-    known = replace(lookup, batch=0)
-    [found] = await western["a"].ingest.earlier.find(known)
-    assert (found.sequence, found.last) == (1, 0)
+    lookup = BatchLookup("nam", "radar", 0, range_epoch=2, places=[(1, partition)])
+    if is_sealed:
+        await western["a"].ingest.earlier.find(replace(lookup, batch=7))
+    journal.stop("the disk failed")
+    if is_sealed:
+        assert await western["a"].ingest.earlier.find(lookup) == [FoundBatch(1, 0)]
+    else:
+        with pytest.raises(PartitionReadOnly):
+            await western["a"].ingest.earlier.find(lookup)
+
+
+async def test_find_seals_each_log_once_in_an_epoch(
+    western: Any, make_observations: Callable[..., pa.Table]
+) -> None:
+    for number in range(3):
+        await western.ingest(make_observations(100, number), producer=f"p{number}")
+    cut(western, ALL_EAST)
+    for number in range(3):
+        await western.ingest(make_observations(100, number), producer=f"p{number}")
+    journals = [
+        journal for name in "ac" for journal in western[name].catalog.shard("nam").journals.values()
+    ]
+    assert [(journal.last_sequence, journal.sealed_epoch) for journal in journals] == [(4, 2)] * 4
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_partitions_with_seals_alone_answer_and_have_no_time(
+    western: Any, make_observations: Callable[..., pa.Table], is_restarted: bool
+) -> None:
+    cut(western, ALL_EAST)
+    table = make_observations(100)
+    await western.ingest(table)
+    for name in "abc" if is_restarted else "":
+        await western.restart(name)
+    answer = await western.ask(at="b")
+    assert sum(answer.table.column("rows").to_pylist()) == 100
+    sealed = [western[name].catalog.shard("nam") for name in "ac"]
+    assert {p: s for shard in sealed for p, s in shard.published().items()} == dict.fromkeys(
+        range(4), 1
+    )
+    for shard in sealed:
+        assert shard.event_clock() == ()
+        assert all(synopsis.version.sequence == 1 for synopsis in shard.synopses().values())
+
+
+async def test_ingest_after_a_restart_with_former_ranges_is_refused_by_the_seal(
+    western: Any, make_observations: Callable[..., pa.Table]
+) -> None:
+    """As when a node begins with the topology of its file, and has the log of others."""
+    former, table = western.topology, make_observations(100)
+    cut(western, ALL_EAST)
+    assert (await western.ingest(table)).rows == 100
+    western.topology = former
+    for name in "ac":
+        await western.restart(name)
+    with pytest.raises(RangesChanged):
+        await western["a"].ingest.ingest("nam", table, producer="radar", batch=0, range_epoch=1)
+    assert sorted(stored_rows(western)) == sorted(table.column("station").to_pylist())
 
 
 async def test_query_while_ranges_are_announced_asks_their_partitions(western: Any) -> None:

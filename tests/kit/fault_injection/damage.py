@@ -105,7 +105,8 @@ def read_all(directory: Path) -> Reading:
 
 def _copied(table: pa.Table, paths: pa.RecordBatch) -> tuple[pa.Table, pa.RecordBatch]:
     """Copy data out of the files' memory maps, which change with the files."""
-    return table.take(list(range(table.num_rows))), paths.take(pa.array(range(paths.num_rows)))
+    rows, of_paths = (pa.array(range(one.num_rows), pa.int64()) for one in (table, paths))
+    return table.take(rows), paths.take(of_paths)
 
 
 def observations(reading: Reading) -> pa.Table:

@@ -18,7 +18,7 @@ from galileo.labels import from_ipc
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.node.catalog import ranges_changed
+from galileo.storage.commits import ranges_changed
 from galileo.wire.caller import AvoidedAddresses, BackoffClock, Caller, CallOptions, Connection
 from galileo.wire.v1 import cluster_pb2, storage_pb2
 

@@ -122,11 +122,12 @@ def test_set_replicas_to_other_numbers_raises(count: int) -> None:
         topology_changes.set_replicas(cluster(3), count)
 
 
-def test_set_replicas_of_ranges_cut_anew_raises() -> None:
+def test_set_replicas_of_ranges_cut_anew_keeps_all_ranges() -> None:
     topology = cluster(3, replicas=1)
-    cut = replace(topology, former_ranges=(topology.ranges,))
-    with raises(InputError, expected="first_ranges"):
-        topology_changes.set_replicas(cut, 3)
+    cut = replace(topology, former_ranges=(topology.ranges,), pending_ranges=topology.ranges)
+    copied = topology_changes.set_replicas(cut, 3)
+    assert copied.readable_ranges == cut.readable_ranges
+    assert copied.replicas == 3
 
 
 @pytest.mark.parametrize("replicas", [0, REPLICAS_MAX + 1])

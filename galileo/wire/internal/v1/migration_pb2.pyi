@@ -269,12 +269,9 @@ class HandOverRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     CONTENTS_FIELD_NUMBER: _builtins.int
-    RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     number: _builtins.int
     to: _builtins.str
-    range_epoch: _builtins.int
-    """that the receiver knows"""
     @_builtins.property
     def contents(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetContents]:
         """of the copy"""
@@ -286,11 +283,10 @@ class HandOverRequest(_message.Message):
         number: _builtins.int = ...,
         to: _builtins.str = ...,
         contents: _abc.Iterable[Global___DatasetContents] | None = ...,
-        range_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents", "number", b"number", "partition", b"partition", "range_epoch", b"range_epoch", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents", "number", b"number", "partition", b"partition", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,99 @@
+"""Ranges are cut anew in a cluster with three copies while leaders are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_injection.ccq_readers import WatchReader
+from fault_injection.ledger import numbered, numbered_schema
+from fault_injection.nodes import is_whole, wait_until
+from fault_injection.stream import Stream
+
+from galileo.client import Client
+from galileo.cluster import LocalCluster, LocalNode
+from galileo.dht import placement
+from galileo.dht.topology import Topology
+
+QUERY = "temperature > 260"
+TIMEOUT_S = 300.0
+MAPS = ([("", "group-1"), ("8", "east")], [("", "east")], [("", "east"), ("d", "group-1")])
+
+
+def leader(cluster: LocalCluster, client: Client, partition: int) -> LocalNode:
+    topology = Topology.from_json(client.topology_json())
+    return cluster.node(placement.owners(topology)[partition])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cluster_with_copies_cuts_its_ranges_while_leaders_are_killed(
+    tmp_path: Path, evaluator: dict[str, Any]
+) -> None:
+    settings = {"evaluator": evaluator}
+    with LocalCluster(
+        3, 1, tmp_path, settings=settings, partitions_per_group=2, replicas=3
+    ) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        ccq = client.submit("numbered", QUERY, interval="250ms", expiration="1h")
+        reader = WatchReader(cluster.client(timeout="60s"), ccq)
+        stream = Stream(cluster.client(timeout="500ms"), "numbered")
+        reader.start()
+        stream.start()
+        wait_until(lambda: reader.count() > 0, what="an update", timeout_s=TIMEOUT_S)
+        for number in range(3):
+            node = cluster.join("east", new_group=number == 0)
+            node.start()
+            node.wait()
+        client = cluster.client(timeout="60s")
+        repeated = numbered(10_000_000, 500)
+        client.ingest("numbered", repeated, producer="repeated")
+        for number, ranges in enumerate(MAPS):
+            wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+            killed = leader(cluster, client, number % 4)
+            killed.kill()
+            steps = client.set_ranges(ranges)
+            assert killed.name in next(steps).waiting
+            killed.start()
+            assert [*steps][-1].stage == "done"
+            killed.wait()
+            wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+            killed = leader(cluster, client, (number + 1) % 4)
+            killed.kill()
+            again = client.ingest("numbered", repeated, producer="repeated")
+            assert again.duplicate_rows == 500
+            killed.start()
+            killed.wait()
+        wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
+        stream.finish()
+        assert client.count("numbered") == stream.sent + 500
+        wanted = client.query("numbered", QUERY)
+        assert wanted.complete
+        assert set(wanted.frontier) == {0, 1, 2, 3}
+        wait_until(lambda: reader.count() >= len(wanted), what="labels", timeout_s=TIMEOUT_S)
+        reader.close()
+        audit = reader.deliveries.audit(wanted)
+        assert not audit.wrong, audit
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_cluster_whose_ranges_were_cut_gets_copies_and_cuts_them_again(tmp_path: Path) -> None:
+    with LocalCluster(4, 2, tmp_path, partitions_per_group=1) as cluster:
+        client = cluster.client(timeout="60s")
+        client.create_dataset(numbered_schema("numbered"))
+        client.ingest("numbered", numbered(0, 500), producer="first")
+        list(client.set_ranges([("", "group-2"), ("8", "group-1")]))
+        assert client.ingest("numbered", numbered(0, 500), producer="first").duplicate_rows == 500
+        client.ingest("numbered", numbered(500, 500), producer="second")
+    with LocalCluster(4, 2, tmp_path, replicas=2) as cluster:
+        client = cluster.client(timeout="60s")
+        list(client.set_ranges([("", "group-2")]))
+        for number, producer in enumerate(("first", "second")):
+            table = numbered(number * 500, 500)
+            assert client.ingest("numbered", table, producer=producer).duplicate_rows == 500
+        client.ingest("numbered", numbered(1_000, 500), producer="third")
+        assert client.count("numbered") == 1_500
+        assert Topology.from_json(client.topology_json()).range_epoch == 3

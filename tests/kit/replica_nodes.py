@@ -1,0 +1,645 @@
+"""Replicated partitions on real nodes, disks and messages in this process.
+
+Messages are lost, repeated and late; nodes crash, lose their directories, find single bytes of
+their files changed, and have full disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fault_injection.damage import flip
+
+from galileo.dht import placement, topology_changes
+from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import (
+    GalileoError,
+    IncompleteAnswer,
+    Unavailable,
+)
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_TYPE
+from galileo.node.cluster_scan import ScanEnd
+from galileo.node.peers import (
+    BatchLookup,
+    CommitAnswer,
+    CommitTask,
+    FoundBatch,
+    ReadTask,
+    ScanAnswer,
+    ScanTask,
+)
+from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
+from galileo.node.replication.replicas import Replicas, ReplicasOptions
+from galileo.node.storage_node import NodeOptions, StorageNode
+from galileo.query import parse
+from galileo.replication.values import Member, ReplicationOptions
+from galileo.rpc.replication import envelopes_from_pb, envelopes_to_pb
+from galileo.storage.disk import RealDisk
+from galileo.storage.frame import Buffer
+from galileo.storage.store import Store
+from galileo.storage.writer import JournalOptions
+
+SCHEMA = Schema("nam", [Feature("temperature", "K")], geohash_precision=2, time_bucket="6h")
+START_US = 1_330_560_000_000_000
+NAMES = ("a", "b", "c")
+PARTITIONS = 2
+ROWS = 6
+SEVERAL_FRAMES_BYTES = 5_000
+SETTLED_S = 90.0
+OPTIONS = ReplicasOptions(
+    machine=ReplicationOptions(
+        dead_after_s=0.6,
+        lease_s=0.4,
+        stagger_s=0.1,
+        campaign_s=0.4,
+        beat_s=0.1,
+        resend_s=0.1,
+    ),
+    tick_s=0.02,
+    members_s=0.1,
+    restart_s=0.1,
+    discard_s=0.5,
+    return_after_s=1.0,
+    compare_s=0.2,
+)
+
+
+TOPOLOGY = Topology(
+    "test",
+    (Group("one", tuple(NodeInfo(n, f"127.0.0.1:{p}") for p, n in enumerate(NAMES, start=1))),),
+    even_ranges(1),
+    PARTITIONS,
+    placement=BOUNDED,
+    replicas=3,
+)
+RACKS = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "z", "f": "z"}
+RACKED = replace(
+    TOPOLOGY,
+    groups=(
+        Group(
+            "one",
+            tuple(
+                NodeInfo(name, f"127.0.0.1:{p}", rack=rack)
+                for p, (name, rack) in enumerate(RACKS.items(), start=1)
+            ),
+        ),
+    ),
+    partitions_per_group=5,
+)
+
+
+def topology_of(groups: Sequence[Sequence[str]]) -> Topology:
+    """Of groups with these nodes, the first of which have the whole world in even parts."""
+    ports = {name: p for p, name in enumerate((n for names in groups for n in names), start=1)}
+    made = tuple(
+        Group(f"g{number}", tuple(NodeInfo(n, f"127.0.0.1:{ports[n]}") for n in names))
+        for number, names in enumerate(groups)
+    )
+    return replace(TOPOLOGY, groups=made, ranges=even_ranges(len(made)))
+
+
+PATIENT = replace(
+    OPTIONS,
+    machine=ReplicationOptions(
+        dead_after_s=1.5,
+        lease_s=1.0,
+        stagger_s=0.3,
+        campaign_s=1.2,
+        beat_s=0.25,
+        resend_s=0.25,
+    ),
+    members_s=0.2,
+)
+"""For many nodes in one process, on a machine that is busy."""
+
+
+class Disk(RealDisk):
+    """A disk that can be full, and that ends with its node at one moment; it is not waited for."""
+
+    def __init__(self) -> None:
+        self.is_full = self.is_dead = False
+        self.gate = threading.Lock()
+
+    def crash(self, directory: Path, copy: Path) -> None:
+        """Copies what there is at this moment; nothing is written afterwards."""
+        with self.gate:
+            self.is_dead = True
+            shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("lock"))
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with self.gate:
+            if self.is_dead:
+                raise OSError(errno.EIO, "the node has crashed")
+            yield
+
+    def create(self, path: Path) -> int:
+        with self._working():
+            return super().create(path)
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        with self._working():
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "the disk is full")
+            return super().write(descriptor, buffers, offset)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        with self._working():
+            super().truncate(descriptor, length)
+
+    def rename(self, old: Path, new: Path) -> None:
+        with self._working():
+            super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        with self._working():
+            super().unlink(path)
+
+    def fdatasync(self, descriptor: int) -> None:
+        with self._working():
+            pass
+
+    def sync_directory(self, directory: Path) -> None:
+        with self._working():
+            pass
+
+
+class Network:
+    """Calls of other nodes that are not about replication."""
+
+    def __init__(self) -> None:
+        self.away: set[str] = set()
+        self.nodes: dict[str, StorageNode] = {}
+
+    def _reach(self, node: str) -> StorageNode:
+        if node not in self.nodes:
+            raise Unavailable(f"node {node} is away", node=node)
+        return self.nodes[node]
+
+    async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
+        return await self._reach(node).ingest.commit(task)
+
+    async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
+        return await self._reach(node).ingest.earlier.find(lookup)
+
+    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
+        return await self._reach(node).local_scans.scan_small(task)
+
+    async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
+        async for answer in self._reach(node).local_scans.scan(tasks):
+            yield answer
+
+    async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
+        async for table in self._reach(node).reading.read_local(task):
+            yield table
+
+    async def datasets(self, node: str) -> list[Schema]:
+        return [shard.schema for shard in self._reach(node).catalog.shards.values()]
+
+
+class Host:
+    """A running node."""
+
+    def __init__(self, world: World, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.disk = Disk()
+        journals = JournalOptions(
+            durability="none", disk=self.disk, retry_after_s=0.1, segment_bytes_max=20_000
+        )
+        self.store = Store.open(directory, journals, wall=lambda: START_US / 1e6)
+        self.live = TopologyState(world.known.get(name, world.topology))
+        self.node = StorageNode(
+            name,
+            self.live,
+            store=self.store,
+            peers=world.network,
+            options=NodeOptions(replication=world.options),
+        )
+        self.node.moves.on_moved = world.spread_leaders
+        replicas = self.node.connect_replicas(
+            Line(world), identity_of=world.identity_of, is_alive=lambda other: other in world.hosts
+        )
+        assert replicas is not None
+        self.replicas: Replicas = replicas
+        self.running = asyncio.create_task(replicas.run())
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.node.close()
+
+
+class Line:
+    """Sends the messages of a node: they may be lost, twice there, late, and in any order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def send(self, node: str, envelopes: Sequence[Envelope]) -> None:
+        world, sender = self._world, envelopes[0].sender.node
+        chance = world.random.random()
+        if node not in world.hosts or {node, sender} & world.cut or sender in world.muted:
+            raise Unavailable(f"node {node} is away", node=node)
+        if not world.is_calm and chance < 0.03:
+            raise Unavailable(f"the line to node {node} broke", node=node)
+        copies = 2 if not world.is_calm and chance > 0.97 else 1
+        for request in envelopes_to_pb(envelopes):
+            data = request.SerializeToString()
+            for _ in range(copies):
+                late_s = 0.0 if world.is_calm else world.random.choice((0.0, 0.0, 0.005, 0.05))
+                world.later(self._deliver(node, type(request).FromString(data), late_s))
+
+    async def digests(
+        self, member: Member, ranges: Sequence[CommitRange]
+    ) -> list[RangeDigest | None]:
+        host = self._world.hosts.get(member.node)
+        if host is None or host.replicas.me != member:
+            raise Unavailable(f"node {member.node} is away", node=member.node)
+        return host.replicas.comparison.digests(ranges)
+
+    async def _deliver(self, node: str, request: Any, late_s: float) -> None:
+        await asyncio.sleep(late_s)
+        host = self._world.hosts.get(node)
+        if host is not None:
+            await host.replicas.receive(envelopes_from_pb(request, to=node))
+
+
+class World:
+    """The nodes of a topology, and producers and readers of one dataset.
+
+    Attributes:
+        known: the topology that each node has stored, without the leaders.
+        cut: nodes whose replicas neither send nor get messages.
+        muted: nodes whose replicas send none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        *,
+        topology: Topology = TOPOLOGY,
+        schema: Schema = SCHEMA,
+        options: ReplicasOptions = OPTIONS,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.topology, self.options = topology, options
+        self.directory = directory
+        self.network = Network()
+        self.hosts: dict[str, Host] = {}
+        self.places: dict[str, Path] = {}
+        self.cut: set[str] = set()
+        self.muted: set[str] = set()
+        self.is_calm = False
+        self.is_over = False
+        self.acknowledged: set[int] = set()
+        self.complete = self.incomplete = self.places_made = 0
+        self._late: set[asyncio.Task[None]] = set()
+        self.schema = schema
+        self.names = tuple(topology.by_name)
+        self.known: dict[str, Topology] = {}
+
+    def identity_of(self, node: str) -> str:
+        return self.hosts[node].store.identity if node in self.hosts else ""
+
+    def spread_leaders(self) -> None:
+        """As gossip does; a node that is cut off does not hear of leaders."""
+        linked = [host for name, host in self.hosts.items() if name not in self.cut]
+        moves = {move for host in linked for move in host.live.current.moved}
+        for host in linked:
+            host.live.adopt(moves)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    def new_place(self, name: str) -> Path:
+        self.places_made += 1
+        self.places[name] = self.directory / f"{name}-{self.places_made}"
+        return self.places[name]
+
+    async def begin(self, *, datasets: bool = True) -> None:
+        for name in self.names:
+            store = Store.open(self.new_place(name), wall=lambda: START_US / 1e6)
+            self.topology = topology_changes.identify(
+                self.topology,
+                name,
+                store.identity,
+                placement.partitions_by_node(self.topology)[name],
+            )
+            store.close()
+        for name in self.names:
+            self.start(name)
+        for host in self.hosts.values() if datasets else ():
+            host.node.catalog.adopt(self.schema)
+
+    def start(self, name: str) -> None:
+        host = self.hosts[name] = Host(self, name, self.places[name])
+        self.network.nodes[name] = host.node
+        self.spread_leaders()
+
+    async def crash(self, name: str, *, is_lost: bool) -> None:
+        """Ends a node; what it had written last may be half there."""
+        host = self.hosts.pop(name)
+        self.network.nodes.pop(name)
+        self.known[name] = replace(host.live.current, moved=())
+        before, after = self.places[name], self.new_place(name)
+        if is_lost:
+            del self.known[name]
+            host.disk.is_dead = True
+        else:
+            await asyncio.to_thread(host.disk.crash, before, after)
+        await host.stop()
+
+    # --- who works ---------------------------------------------------------------------------
+
+    async def produce(self, producer: int) -> None:
+        """Sends batches one after the other, each until it is acknowledged."""
+        number = producer
+        while not self.is_over:
+            await self.send(number)
+            number += 10
+
+    async def send(self, number: int) -> None:
+        table = batch(number)
+        while True:
+            hosts = list(self.hosts.values())
+            if hosts:
+                node = self.random.choice(hosts).node
+                try:
+                    async with asyncio.timeout(5.0):
+                        await node.ingest.ingest("nam", table, producer="p", batch=number)
+                    self.acknowledged.add(number)
+                    return
+                except (GalileoError, TimeoutError):
+                    pass
+                except RuntimeError as error:
+                    _expect_crash(error)
+            await asyncio.sleep(0.02)
+
+    async def read(self) -> None:
+        while not self.is_over:
+            due = len(self.acknowledged) * ROWS
+            hosts = list(self.hosts.values())
+            if hosts:
+                await self.ask(self.random.choice(hosts).node, due)
+            await asyncio.sleep(0.05)
+
+    async def ask(self, node: StorageNode, due: int) -> None:
+        """A complete answer has all that was acknowledged before, however it is asked for."""
+        way = self.random.choice((labels, count, select))
+        try:
+            rows = await way(node)
+        except IncompleteAnswer:
+            self.incomplete += 1
+            return
+        except GalileoError:
+            return
+        except RuntimeError as error:
+            _expect_crash(error)
+            return
+        self.complete += 1
+        assert rows >= due, f"{way.__name__} has {rows} rows, {due} were acknowledged"
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Everything works again; returns when all replicas are equal."""
+        self.is_calm, self.is_over = True, True
+        self.cut.clear()
+        for host in self.hosts.values():
+            host.disk.is_full = False
+        for name in self.names:
+            if name not in self.hosts:
+                self.start(name)
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                while not self.is_settled():
+                    self.spread_leaders()
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pytest.fail(f"not settled: {self.describe()}")
+
+    def describe(self) -> str:
+        """The machines, for the message of a failure."""
+        return "\n".join(
+            f"{name}/{partition} {hosted.machine.state} failed {hosted.failed_at} "
+            f"leads {hosted.machine.is_open} {hosted.machine.logs}"
+            for name, host in self.hosts.items()
+            for partition, hosted in sorted(host.replicas._hosted.items())
+        )
+
+    def is_settled(self) -> bool:
+        led = [p for host in self.hosts.values() for p in host.replicas.led]
+        is_whole = not under_replicated(self)
+        return sorted(led) == [*self.topology.partitions] and is_whole and self.is_equal()
+
+    def is_equal(self) -> bool:
+        ends = [self.ends(partition) for partition in self.topology.partitions]
+        return all(len(of_each) == 1 and len({*of_each.pop()}) == 1 for of_each in ends)
+
+    def ends(self, partition: int) -> set[tuple[int, int, int]]:
+        """The ends of the replicas of a partition, and up to where they are committed and seen."""
+        ends = set[tuple[int, int, int]]()
+        for host in self.group_of(partition):
+            shard = host.node.catalog.shards.get("nam")
+            journal = None if shard is None else shard.journals.get(partition)
+            if shard is None or journal is None:
+                ends.add((0, 0, 0))
+            else:
+                seen = shard.published_sequence(partition)
+                ends.add((journal.end_sequence, journal.last_sequence, seen))
+        return ends
+
+    def group_of(self, partition: int) -> list[Host]:
+        """The running nodes that may have replicas of a partition."""
+        group = self.topology.groups[partition // PARTITIONS]
+        return [self.hosts[node.name] for node in group.nodes if node.name in self.hosts]
+
+    def leader_of(self, partition: int) -> Host | None:
+        leaders = [host for host in self.group_of(partition) if partition in host.replicas.led]
+        return leaders[0] if len(leaders) == 1 else None
+
+    def judge(self) -> None:
+        stored = set[int]()
+        for partition in self.topology.partitions:
+            logs = [self.batches(host, partition) for host in self.group_of(partition)]
+            assert all(one == logs[0] for one in logs), "replicas differ"
+            assert len(logs[0]) == len(set(logs[0])), "a batch is there twice"
+            stored |= {number for _, number in logs[0]}
+            assert len({self.digest(host, partition) for host in self.group_of(partition)}) == 1
+        assert self.acknowledged <= stored, "an acknowledged batch is lost"
+        assert all(host.replicas.comparison.diverged == {} for host in self.hosts.values())
+
+    def digest(self, host: Host, partition: int) -> int:
+        """Of what a replica has; 0 if it has nothing."""
+        shard = host.node.catalog.shards.get("nam")
+        journal = None if shard is None else shard.journals.get(partition)
+        digest = 0 if journal is None else journal.history.digest(0, journal.last_sequence)
+        assert digest is not None
+        return digest
+
+    def batches(self, host: Host, partition: int) -> list[tuple[str, int]]:
+        """Producer and number of each batch that a replica has."""
+        shard = host.node.catalog.shards.get("nam")
+        journal = None if shard is None else shard.journals.get(partition)
+        last = 0 if journal is None else journal.last_sequence
+        headers = [journal.header(n) for n in range(1, last + 1)] if journal is not None else []
+        return [(header.producer, header.batch) for header in headers]
+
+    async def close(self) -> None:
+        for host in list(self.hosts.values()):
+            await host.stop()
+        self.hosts.clear()
+        await asyncio.gather(*self._late, return_exceptions=True)
+
+
+async def labels(node: StorageNode) -> int:
+    rows = 0
+    async for part in node.scans.run(parse("", SCHEMA)):
+        if not isinstance(part, ScanEnd):
+            rows += sum(part.column("rows").to_pylist())
+        elif part.missing:
+            raise IncompleteAnswer("partitions are missing", missing=sorted(part.missing))
+    return rows
+
+
+async def count(node: StorageNode) -> int:
+    return await node.selection.count(parse("temperature > 0", SCHEMA))
+
+
+async def select(node: StorageNode) -> int:
+    query = parse("temperature > 0", SCHEMA)
+    return sum([table.num_rows async for table in node.selection.select(query)])
+
+
+def _expect_crash(error: RuntimeError) -> None:
+    """Raises an error that is not that of a node whose threads have ended."""
+    if "shutdown" not in str(error):
+        raise error
+
+
+def batch(number: int) -> pa.Table:
+    """Observations all over the world, other ones in each batch."""
+    made = random.Random(number)
+    return pa.table(
+        [
+            pa.array([made.uniform(-80, 80) for _ in range(ROWS)]),
+            pa.array([made.uniform(-170, 170) for _ in range(ROWS)]),
+            pa.array([START_US + number] * ROWS, pa.int64()).cast(TIME_TYPE),
+            pa.array([250.0 + number] * ROWS),
+        ],
+        schema=SCHEMA.observation_schema,
+    )
+
+
+async def hurt(world: World) -> None:
+    """One fault, for some time; a directory is lost only while the other nodes have everything."""
+    name = world.random.choice(world.names)
+    fault = world.random.choice(("crash", "crash", "disk", "rot", "cut", "full", "all"))
+    pause_s = world.random.uniform(0.1, 1.2)
+    if fault in ("disk", "rot"):
+        world.is_calm = True
+        await await_whole(world)
+        world.is_calm = False
+    if fault in ("crash", "disk", "rot"):
+        await world.crash(name, is_lost=fault == "disk")
+        await asyncio.sleep(pause_s)
+        if fault == "rot" and (found := segments(world, name)):
+            rot(world.random.choice(found), world.random)
+        world.start(name)
+    elif fault == "all":
+        for each in world.names:
+            await world.crash(each, is_lost=False)
+        for each in world.names:
+            world.start(each)
+    elif fault == "cut":
+        world.cut.add(name)
+        await asyncio.sleep(pause_s)
+        world.cut.clear()
+    else:
+        world.hosts[name].disk.is_full = True
+        await asyncio.sleep(pause_s)
+        world.hosts[name].disk.is_full = False
+
+
+def segments(world: World, name: str) -> list[Path]:
+    """The files of a node with several frames."""
+    files = sorted(world.places[name].glob("journals/*/*/*.segment"))
+    return [file for file in files if file.stat().st_size > SEVERAL_FRAMES_BYTES]
+
+
+def damaged(world: World, name: str) -> list[Path]:
+    """The logs that a node has set aside."""
+    return sorted((world.places[name] / "damaged").glob("*"))
+
+
+def rot(file: Path, chosen: random.Random) -> None:
+    """Changes a byte in the first half: damage of the end is like an interrupted write."""
+    flip(file, chosen.randrange(file.stat().st_size // 2))
+
+
+async def await_whole(world: World) -> None:
+    await await_condition(world, _is_whole)
+
+
+async def await_condition(world: World, is_met: Callable[[World], bool]) -> None:
+    try:
+        async with asyncio.timeout(SETTLED_S):
+            while not is_met(world):
+                world.spread_leaders()
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"not {is_met.__name__}: {world.describe()}")
+
+
+def voters(world: World) -> dict[int, list[str]]:
+    """The voters of each partition that has a leader, as that knows them."""
+    states = {
+        partition: host.replicas._hosted[partition].machine.state.set
+        for host in world.hosts.values()
+        for partition in host.replicas.led
+    }
+    return {p: [one.node for one in state.voters] for p, state in states.items() if state}
+
+
+def is_in_three_racks(world: World) -> bool:
+    """Whether each partition has three voters that run, each in another rack."""
+    found, racks = voters(world), world.topology.fault_domains
+    return len(found) == len(world.topology.partitions) and all(
+        sorted(racks[name] for name in names if name in world.hosts) == ["x", "y", "z"]
+        and len(names) == 3
+        for names in found.values()
+    )
+
+
+async def until(world: World, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SETTLED_S):
+        while not condition():
+            world.spread_leaders()
+            await asyncio.sleep(0.05)
+
+
+def under_replicated(world: World) -> list[int]:
+    return sorted(p for host in world.hosts.values() for p in host.replicas.under_replicated)
+
+
+def _is_whole(world: World) -> bool:
+    """Whether each partition has a leader and three voters that have what is committed."""
+    led = sorted(p for host in world.hosts.values() for p in host.replicas.led)
+    return led == [*world.topology.partitions] and not under_replicated(world)
