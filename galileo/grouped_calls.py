@@ -51,11 +51,15 @@ class GroupedCalls(Generic[Item, Result]):
 
     async def call(self, item: Item) -> Result:
         """The result of one item. A cancelled call leaves the others of its group alone."""
+        return await self.begin(item)
+
+    def begin(self, item: Item) -> asyncio.Future[Result]:
+        """Begins a call without a task of its own; cancel the future if it is not awaited."""
         call = _Call[Item, Result](item, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_groups())
-        return await call.result
+        return call.result
 
     async def _start_groups(self) -> None:
         while self._waiting:
