@@ -67,7 +67,7 @@ from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 SCAN_GROUP_WAIT_S = 0.2
 """The longest that small scans wait for those before them at the same node, which may be slow."""
-SCAN_GROUP_MAX = 32
+SCAN_GROUP_MAX = 64
 """Small scans of one call; their labels have to fit in one message."""
 
 
