@@ -523,9 +523,9 @@ def _unreached(node: str, task: ScanTask, error: GalileoError) -> ScanEnd:
 
 
 def _merge_ends(ends: Sequence[ScanEnd]) -> ScanEnd:
-    frontier, missing, gone = EMPTY_CURSOR, frozenset[int](), EMPTY_CURSOR
-    left: tuple[tuple[str, frozenset[int]], ...] = ()
-    for end in ends:
-        frontier, missing = frontier.join(end.frontier), missing | end.missing
-        gone, left = gone.join(end.gone), left + end.left
-    return ScanEnd(frontier, missing, gone, left)
+    return ScanEnd(
+        Cursor.joined(end.frontier for end in ends),
+        frozenset[int]().union(*(end.missing for end in ends)),
+        Cursor.joined(end.gone for end in ends),
+        tuple(left for end in ends for left in end.left),
+    )
