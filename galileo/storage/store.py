@@ -83,6 +83,7 @@ class Store:
         self.log = CommitLog(directory, options)
         self._lock_descriptor: int | None = None
         self._changing = threading.RLock()
+        self._identity = ""
         self._recovered = self._is_replicated = False
         self.damaged: dict[tuple[str, int], CorruptData] = {}
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
@@ -485,11 +486,13 @@ class Store:
     def identity(self) -> str:
         """The random name of the directory, made at its first use."""
         with self._changing:
-            data = self.load_record(IDENTITY_KIND, IDENTITY)
-            if data is None:
-                data = secrets.token_hex(16).encode()
-                self.save_record(IDENTITY_KIND, IDENTITY, data)
-            return data.decode()
+            if not self._identity:  # Gossip names it each time.
+                data = self.load_record(IDENTITY_KIND, IDENTITY)
+                if data is None:
+                    data = secrets.token_hex(16).encode()
+                    self.save_record(IDENTITY_KIND, IDENTITY, data)
+                self._identity = data.decode()
+            return self._identity
 
     # --- very many small records -------------------------------------------------------------
 
