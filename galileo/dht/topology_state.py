@@ -59,8 +59,11 @@ class TopologyState:
     def adopt(self, moves: Iterable[Move]) -> None:
         """Apply moves; older ones than the known ones change nothing."""
         with self._changing:
+            later = self.moves(moves)
+            if not later:  # Heartbeats repeat what is known.
+                return
             last = {move.partition: move for move in self._now.moved}
-            last |= {move.partition: move for move in self.moves(moves)}
+            last |= {move.partition: move for move in later}
             self._now = replace(self._now, moved=tuple(sorted(last.values())))
 
     def replace_nodes(self, topology: Topology) -> None:

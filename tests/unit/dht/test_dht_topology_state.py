@@ -49,6 +49,15 @@ def test_topology_state_adopt_in_any_order_gives_same_owners(
     assert live.current.fingerprint == TOPOLOGY.fingerprint, "nodes agree while the news travel"
 
 
+def test_topology_state_adopt_known_moves_keeps_the_topology() -> None:
+    """What is computed from a topology, as the owners of partitions, is kept with it."""
+    live = TopologyState(TOPOLOGY)
+    live.adopt([Move(0, 2, "b")])
+    before = live.current
+    live.adopt([Move(0, 2, "b"), Move(0, 1, "c")])
+    assert live.current is before
+
+
 def test_topology_state_adopt_move_to_unknown_node_is_ignored() -> None:
     live = TopologyState(TOPOLOGY)
     live.adopt([Move(0, 1, "z")])
