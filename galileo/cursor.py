@@ -10,7 +10,7 @@ cursors costs one join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
@@ -33,8 +33,8 @@ class Cursor(Mapping[int, int]):
     __slots__ = ("__weakref__", "_array", "_compared", "_joined", "_news", "_positions")
 
     def __init__(self, positions: Mapping[int, int] | None = None) -> None:
-        items = sorted((positions or {}).items())
-        if any(sequence < 0 for _, sequence in items):
+        items = sorted(positions.items()) if positions else ()
+        if items and min(sequence for _, sequence in items) < 0:
             raise ValueError(f"expected sequences of at least 0, got {dict(items)}")
         self._positions = {int(p): int(s) for p, s in items if s > 0}
         # Weak: otherwise an old cursor would keep all later ones alive.
@@ -54,6 +54,12 @@ class Cursor(Mapping[int, int]):
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    def items(self) -> ItemsView[int, int]:
+        return self._positions.items()
+
+    def values(self) -> ValuesView[int]:
+        return self._positions.values()
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._positions
@@ -109,6 +115,16 @@ class Cursor(Mapping[int, int]):
             return other
         partitions = {**self._positions, **other._positions}
         return Cursor({p: max(self[p], other[p]) for p in partitions})
+
+    @classmethod
+    def joined(cls, cursors: Iterable[Cursor]) -> Cursor:
+        """The pointwise maximum of many cursors, in one step."""
+        positions: dict[int, int] = {}
+        for cursor in cursors:
+            for partition, sequence in cursor._positions.items():
+                if sequence > positions.get(partition, 0):
+                    positions[partition] = sequence
+        return cls(positions)
 
     def meet(self, other: Mapping[int, int]) -> Cursor:
         """The pointwise minimum."""

@@ -1,7 +1,9 @@
 """Calls that share a costly step: what arrives while one group is carried out is the next group.
 
 A log commits in the same way what many writers append with one sync. A call that comes alone waits
-for nothing.
+for nothing. After a group of several calls their callers often call again, one after the other. The
+next group therefore waits until as many have come, but no longer than a fifth of the time that the
+last group took: else the first of them would be a group of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+GATHERED_PART = 5
+"""A group waits for the callers of the last one for this part of the time that it took."""
 
 
 @dataclass(slots=True)
@@ -46,25 +51,47 @@ class GroupedCalls(Generic[Item, Result]):
         self._wait_s = wait_s
         self._items_max = items_max
         self._waiting: list[_Call[Item, Result]] = []
+        self._expected = 0
+        self._gathered = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     async def call(self, item: Item) -> Result:
         """The result of one item. A cancelled call leaves the others of its group alone."""
+        return await self.begin(item)
+
+    def begin(self, item: Item) -> asyncio.Future[Result]:
+        """Begins a call without a task of its own; cancel the future if it is not awaited."""
         call = _Call[Item, Result](item, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
+        if len(self._waiting) >= self._expected:
+            self._gathered.set()
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_groups())
-        return await call.result
+        return call.result
 
     async def _start_groups(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._waiting:
             group = self._waiting[: self._items_max]
             del self._waiting[: self._items_max]
             running = asyncio.create_task(self._run(group), context=group[0].context)
             self._running.add(running)
             running.add_done_callback(self._running.discard)
+            begun = loop.time()
             await asyncio.wait({running}, timeout=self._wait_s)
+            if len(group) > 1:
+                await self._gather(len(group), (loop.time() - begun) / GATHERED_PART)
+
+    async def _gather(self, count: int, longest_s: float) -> None:
+        """Returns when so many calls wait, or after some time."""
+        self._expected = count
+        if len(self._waiting) >= count:
+            return
+        self._gathered.clear()
+        timer = asyncio.get_running_loop().call_later(longest_s, self._gathered.set)
+        await self._gathered.wait()
+        timer.cancel()
 
     async def _run(self, group: Sequence[_Call[Item, Result]]) -> None:
         results: Sequence[Result | Exception]

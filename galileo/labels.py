@@ -188,7 +188,7 @@ class LabelSet:
             >>> len(labels.until(labels.frontier))
             4
         """
-        return self.where(~cursor.past(self.partitions, self.sequences))
+        return self.where(~cursor.past(self.partitions, self.sequences)) if len(self) else self
 
     def only(self, names: Collection[str]) -> LabelSet:
         """The same labels with those of their columns that are named; nothing is copied.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -17,11 +17,19 @@ from galileo import spans
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import Cancelled, NotOwner, PartitionMoved, TransientError, UnknownDataset
+from galileo.errors import (
+    Cancelled,
+    GalileoError,
+    NotOwner,
+    PartitionMoved,
+    TransientError,
+    UnknownDataset,
+)
 from galileo.node import sampling
 from galileo.node.cluster_view import ClusterView
 from galileo.node.local_scan import LocalScans, split_table
 from galileo.node.peers import (
+    OWNER_CHECK_S,
     Peers,
     RetryWhileMoving,
     ScanAnswer,
@@ -214,38 +222,132 @@ class ClusterScans:
         if sampler is not None:
             whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
         shares = self._shares(whole)
-        answers = [self._answer(node, share, large) for node, share in shares.items()]
         if list(shares) == [self._name]:
             # A small answer is one part and its end: tasks and a queue would only cost time.
+            answer = self._answer(self._name, whole, large)
             for _ in range(2):
-                part = await anext(answers[0])
+                part = await anext(answer)
                 yield part
                 if isinstance(part, ScanEnd):
                     return
-        async with aclosing(_merge_parts(answers, self._options.parts_waiting_max)) as parts:
+            merged = self._merged({}, large, answer)
+        else:
+            merged = self._merged(shares, large)
+        async with aclosing(merged) as parts:
             async for part in parts:
                 yield part
+
+    async def _merged(
+        self, shares: dict[str, ScanTask], large: LargeAnswers, *begun: _Answer
+    ) -> _Answer:
+        """The labels of several nodes as they arrive, then one `ScanEnd` for all.
+
+        Most answers are small. Such an answer costs its call, and no task.
+
+        Args:
+            shares: the tasks of nodes that are asked now.
+            large: what happens with large answers.
+            begun: further answers.
+        """
+        arrivals = _Arrivals(self._options.parts_waiting_max)
+        ends: list[ScanEnd] = []
+        span = spans.begun("merge", nodes=len(shares))
+        try:
+            for answer in begun:
+                arrivals.follow(answer)
+            for node, share in shares.items():
+                if _may_be_small(share, large):
+                    arrivals.expect(node, self._scan_small(node, share))
+                else:
+                    arrivals.follow(self._answer(node, share, large))
+            if self._topology.current.is_replicated:
+                arrivals.watch(self._until_moved(shares, arrivals))
+            while len(ends) < len(shares) + len(begun):
+                arrived = await arrivals.next()
+                if isinstance(arrived, _SmallCall):
+                    task = shares[arrived.node]
+                    parts = self._small_parts(arrived, task, large=large, arrivals=arrivals)
+                elif isinstance(arrived, Exception):
+                    raise arrived
+                else:
+                    parts = [arrived]
+                for part in parts:
+                    if isinstance(part, ScanEnd):
+                        ends.append(part)
+                    else:
+                        yield part
+        finally:
+            await arrivals.close()
+            if span is not None:
+                span.end()
+        yield _merge_ends(ends)
+
+    def _scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]:
+        if node == self._name:
+            return self._local.scan_small(task)
+        return self._peers.scan_small(node, task)
+
+    def _small_parts(
+        self, called: _SmallCall, task: ScanTask, *, large: LargeAnswers, arrivals: _Arrivals
+    ) -> list[pa.Table | ScanEnd]:
+        """The parts of a small answer. Those of another one follow, and there are none yet."""
+        node = called.node
+        try:
+            answers = called.result()
+        except UNREACHABLE_ERRORS as error:
+            moved = as_moved(error, self._topology)
+            if moved is None:
+                return [_unreached(node, task, error)]
+            arrivals.follow(self._answer(node, task, large, moved=moved))
+            return []
+        if answers is not None:
+            return [_part_of(answer) for answer in answers]
+        if large is LargeAnswers.LEAVE and node != self._name:
+            return [_left(node, task)]
+        arrivals.follow(self._answer(node, task, LargeAnswers.EXPECTED))
+        return []
+
+    async def _until_moved(self, shares: dict[str, ScanTask], arrivals: _Arrivals) -> None:
+        """Ends the calls of nodes that do not lead all of their partitions any more."""
+        while True:
+            await asyncio.sleep(OWNER_CHECK_S)
+            owners = placement.owners(self._topology.current)
+            for node in arrivals.expected:
+                asked = shares[node].partitions
+                if node != self._name and any(owners[partition] != node for partition in asked):
+                    arrivals.cancel(node)
 
     def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
         """The task for each node, with the partitions that it owns."""
         by_node = placement.partitions_by_node(self._topology.current)
         shares = {node: owned & task.partitions for node, owned in by_node.items()}
         return {
-            node: dataclasses.replace(task, partitions=share)
+            node: dataclasses.replace(task, partitions=share, after=_only(task.after, share))
             for node, share in shares.items()
             if share
         }
 
-    async def _answer(self, node: str, task: ScanTask, large: LargeAnswers) -> _Answer:
+    async def _answer(
+        self,
+        node: str,
+        task: ScanTask,
+        large: LargeAnswers,
+        *,
+        moved: PartitionMoved | None = None,
+    ) -> _Answer:
         """One node's labels, then their `ScanEnd`; raises the errors of this side.
 
-        Partitions that have moved meanwhile are scanned at their new nodes.
+        Partitions that have moved meanwhile are scanned at their new nodes. With `moved`, the node
+        was asked already and refused for this reason.
         """
         retry = RetryWhileMoving(retry_timeout_s(self._options, self._topology))
         tasks, ends = [(node, task)], list[ScanEnd]()
         while tasks:
             node, share = tasks.pop()
+            refused, moved = moved, None
             try:
+                if refused is not None:
+                    raise refused
                 async with aclosing(self._scan_node(node, share, large)) as parts:
                     async for part in parts:
                         if isinstance(part, ScanEnd):
@@ -286,15 +388,14 @@ class ClusterScans:
                     elif isinstance(answer, ScanDone):
                         end = ScanEnd(answer.reached, frozenset(), answer.gone)
                     elif isinstance(answer, _Left):
-                        left = ((node, task.partitions),)
-                        end = ScanEnd(EMPTY_CURSOR, frozenset(), left=left)
+                        end = _left(node, task)
                     else:
                         raise answer.error
         except UNREACHABLE_ERRORS as error:
             moved = None if is_begun else as_moved(error, self._topology)
             if moved is not None:
                 raise moved from error
-            log.warning("node %s did not answer a scan: %s", node, error)
+            _unreached(node, task, error)
         yield end
 
     async def _scan_answers(
@@ -302,12 +403,8 @@ class ClusterScans:
     ) -> AsyncGenerator[ScanAnswer | _Left, None]:
         """The answers of one node: one call where they are small, else a stream."""
         is_here = node == self._name
-        is_plain = not (task.labels_max or task.sampler_json)
-        if is_plain and large is not LargeAnswers.EXPECTED:
-            scan_small = (
-                self._local.scan_small(task) if is_here else self._peers.scan_small(node, task)
-            )
-            small = await scan_small
+        if _may_be_small(task, large):
+            small = await self._scan_small(node, task)
             if small is not None:
                 for answer in small:
                     yield answer
@@ -321,44 +418,114 @@ class ClusterScans:
                 yield answer
 
 
-async def _merge_parts(answers: Sequence[_Answer], waiting_max: int) -> _Answer:
-    """The labels of several nodes as they arrive, then one `ScanEnd` for all."""
-    queue: asyncio.Queue[_Part] = asyncio.Queue(waiting_max)
-    running = [asyncio.create_task(_put(answer, queue)) for answer in answers]
-    ends: list[ScanEnd] = []
-    span = spans.begun("merge", nodes=len(answers))
-    try:
-        while len(ends) < len(running):
-            part = await queue.get()
-            if isinstance(part, Exception):
-                raise part
-            if isinstance(part, ScanEnd):
-                ends.append(part)
-            else:
-                yield part
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        if span is not None:
-            span.end()
-    yield _merge_ends(ends)
+@dataclass(frozen=True, slots=True)
+class _SmallCall:
+    """A call for a small answer that has ended."""
+
+    node: str
+    call: asyncio.Future[list[ScanAnswer] | None]
+
+    def result(self) -> list[ScanAnswer] | None:
+        """The answer. Raises the error of the call; PartitionMoved where it was cancelled."""
+        if self.call.cancelled():
+            raise PartitionMoved("another replica has taken over", after_s=0.0)
+        return self.call.result()
 
 
-async def _put(answer: _Answer, queue: asyncio.Queue[_Part]) -> None:
-    """Puts the parts of one node's answer into the queue, or the error of this side."""
-    try:
-        async with aclosing(answer) as parts:
-            async for part in parts:
-                await queue.put(part)
-    except Exception as error:
-        await queue.put(error)
+class _Arrivals:
+    """What several nodes answer, in the order of its arrival.
+
+    Args:
+        waiting_max: parts of streams that wait for the reader; the streams behind them wait, too.
+    """
+
+    def __init__(self, waiting_max: int) -> None:
+        self._queue: asyncio.Queue[_Part | _SmallCall] = asyncio.Queue()
+        self._room = asyncio.Semaphore(waiting_max)
+        self._calls: dict[str, asyncio.Future[list[ScanAnswer] | None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def expected(self) -> list[str]:
+        """The nodes whose small answers have not been taken."""
+        return list(self._calls)
+
+    def expect(self, node: str, call: Awaitable[list[ScanAnswer] | None]) -> None:
+        """Has the end of a call arrive."""
+        self._calls[node] = future = asyncio.ensure_future(call)
+        future.add_done_callback(lambda call: self._queue.put_nowait(_SmallCall(node, call)))
+
+    def cancel(self, node: str) -> None:
+        """Ends a call."""
+        self._calls[node].cancel()
+
+    def follow(self, answer: _Answer) -> None:
+        """Has the parts of a stream arrive, or its error."""
+        self.watch(self._put(answer))
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a task until `close`."""
+        self._tasks.append(asyncio.create_task(work))
+
+    async def next(self) -> _Part | _SmallCall:
+        arrived = await self._queue.get()
+        if isinstance(arrived, _SmallCall):
+            del self._calls[arrived.node]
+        else:
+            self._room.release()
+        return arrived
+
+    async def close(self) -> None:
+        running: list[asyncio.Future[Any]] = [*self._calls.values(), *self._tasks]
+        for one in running:
+            one.cancel()
+        if running:
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _put(self, answer: _Answer) -> None:
+        try:
+            async with aclosing(answer) as parts:
+                async for part in parts:
+                    await self._room.acquire()
+                    self._queue.put_nowait(part)
+        except Exception as error:
+            await self._room.acquire()
+            self._queue.put_nowait(error)
+
+
+def _only(cursor: Cursor, partitions: frozenset[int]) -> Cursor:
+    """A cursor at some partitions: a message need not have the others."""
+    return cursor and Cursor({partition: cursor[partition] for partition in partitions})
+
+
+def _may_be_small(task: ScanTask, large: LargeAnswers) -> bool:
+    """Whether a node is asked for a small answer first."""
+    return not (task.labels_max or task.sampler_json) and large is not LargeAnswers.EXPECTED
+
+
+def _part_of(answer: ScanAnswer) -> pa.Table | ScanEnd:
+    if isinstance(answer, ScanLabels):
+        return answer.table
+    if isinstance(answer, ScanDone):
+        return ScanEnd(answer.reached, frozenset(), answer.gone)
+    raise answer.error
+
+
+def _left(node: str, task: ScanTask) -> ScanEnd:
+    """The end of a large answer that is left to the reader."""
+    return ScanEnd(EMPTY_CURSOR, frozenset(), left=((node, task.partitions),))
+
+
+def _unreached(node: str, task: ScanTask, error: GalileoError) -> ScanEnd:
+    """The end of an answer that did not come."""
+    log.warning("node %s did not answer a scan: %s", node, error)
+    return ScanEnd(EMPTY_CURSOR, task.partitions)
 
 
 def _merge_ends(ends: Sequence[ScanEnd]) -> ScanEnd:
-    frontier, missing, gone = EMPTY_CURSOR, frozenset[int](), EMPTY_CURSOR
-    left: tuple[tuple[str, frozenset[int]], ...] = ()
-    for end in ends:
-        frontier, missing = frontier.join(end.frontier), missing | end.missing
-        gone, left = gone.join(end.gone), left + end.left
-    return ScanEnd(frontier, missing, gone, left)
+    return ScanEnd(
+        Cursor.joined(end.frontier for end in ends),
+        frozenset[int]().union(*(end.missing for end in ends)),
+        Cursor.joined(end.gone for end in ends),
+        tuple(left for end in ends for left in end.left),
+    )

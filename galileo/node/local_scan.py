@@ -223,10 +223,12 @@ class _IncrementalScan:
         task, options = self._task, self._options
         shard = self._catalog.shard(task.dataset)
         shard.check_own(task.partitions)
-        query = parse(task.query_json, shard.schema)
         # Published before the graph is read, as above.
-        published = shard.published()
+        published = shard.published(task.partitions)
         reached = _frontier(published, until=task.until, partitions=task.partitions)
+        if self._sampler is None and task.after.covers(reached):
+            return _RunningScan(shard, iter(()), reached, labels_max=0)  # No commit to look at.
+        query = parse(task.query_json, shard.schema)
         labels_max = _labels_per_step(shard.schema, self._bytes_max)
 
         def scan(after: Cursor, until: Cursor) -> sampling.Pieces:

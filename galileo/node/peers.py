@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -196,7 +196,7 @@ class Peers(Protocol):
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]: ...
 
-    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None: ...
+    def scan_small(self, node: str, task: ScanTask) -> Awaitable[list[ScanAnswer] | None]: ...
 
     def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]: ...
 

@@ -217,9 +217,11 @@ class Shard:
         self._own_published = change, owned, published
         return published
 
-    def published(self) -> Cursor:
-        """The last commit of each partition that a scan sees."""
-        return Cursor(dict(self._published))
+    def published(self, partitions: Iterable[int] | None = None) -> Cursor:
+        """The last commit of each partition that a scan sees: of all, or of some."""
+        if partitions is None:
+            return Cursor(dict(self._published))
+        return Cursor({partition: self._published.get(partition, 0) for partition in partitions})
 
     def event_clock(self) -> tuple[ClockStep, ...]:
         """The newest time bucket of each partition, and the commit that brought it.

@@ -262,6 +262,15 @@ class Replica:
             default=0,
         )
 
+    @property
+    def due_at(self) -> float:
+        """When the next beat or campaign is due; for all else a tick may come a little later."""
+        if self.leadership is not None:
+            return self.leadership.beat_at + self.options.beat_s
+        if self._campaign is not None:
+            return self._campaign.until
+        return self._campaign_at() if self._is_voter() else inf
+
     def knows_leader(self, now: float) -> bool:
         """Whether it leads, or has heard a leader within `dead_after_s`."""
         is_heard = now < self._heard_at + self.options.dead_after_s

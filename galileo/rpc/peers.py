@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -66,7 +67,7 @@ from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 SCAN_GROUP_WAIT_S = 0.2
 """The longest that small scans wait for those before them at the same node, which may be slow."""
-SCAN_GROUP_MAX = 32
+SCAN_GROUP_MAX = 64
 """Small scans of one call; their labels have to fit in one message."""
 
 
@@ -111,7 +112,7 @@ class GrpcPeers:
         self._topology = TopologyState.of(topology)
         self._is_dead = is_dead
         self._caller = Caller(keys=keys)
-        self._small_scans: dict[str, GroupedCalls[ScanTask, peers_pb2.SmallScan]] = {}
+        self._small_scans: dict[str, GroupedCalls[ScanTask, list[ScanAnswer] | None]] = {}
         self.options = PeerOptions()
 
     async def close(self) -> None:
@@ -162,7 +163,7 @@ class GrpcPeers:
         pairs = zip(reply.sequences, reply.last_batches, strict=True)
         return [FoundBatch(sequence, last) for sequence, last in pairs]
 
-    async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
+    def scan_small(self, node: str, task: ScanTask) -> asyncio.Future[list[ScanAnswer] | None]:
         """Concurrent scans at one node share calls."""
         scans = self._small_scans.get(node)
         if scans is None:
@@ -171,22 +172,15 @@ class GrpcPeers:
                 wait_s=SCAN_GROUP_WAIT_S,
                 items_max=SCAN_GROUP_MAX,
             )
-        scan = await scans.call(task)
-        if scan.is_large:
-            return None
-        labels = [ScanLabels(task.item, read_stream(scan.labels))] if scan.labels else []
-        reached, gone = cursor_from_pb(scan.reached), cursor_from_pb(scan.gone)
-        return [*labels, ScanDone(task.item, reached, gone)]
+        return scans.begin(task)
 
     async def _scan_group(
         self, node: str, tasks: Sequence[ScanTask]
-    ) -> list[peers_pb2.SmallScan | Exception]:
+    ) -> list[list[ScanAnswer] | Exception | None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
         timeout_s = self.options.scan_s
         reply = await self._call(node, PeerStorageStub, "ScanSmall", request, timeout_s)
-        return [
-            error_from_pb(scan.error) if scan.HasField("error") else scan for scan in reply.scans
-        ]
+        return [_small_answer(scan, task) for scan, task in zip(reply.scans, tasks, strict=True)]
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         request = storage_pb2.ScanRequest(items=[scan_task_to_pb(task) for task in tasks])
@@ -415,6 +409,16 @@ def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
         labels_max=item.labels_max,
         sampler_json=item.sampler_json,
     )
+
+
+def _small_answer(scan: peers_pb2.SmallScan, task: ScanTask) -> list[ScanAnswer] | Exception | None:
+    if scan.HasField("error"):
+        return error_from_pb(scan.error)
+    if scan.is_large:
+        return None
+    labels = [ScanLabels(task.item, read_stream(scan.labels))] if scan.labels else []
+    reached, gone = cursor_from_pb(scan.reached), cursor_from_pb(scan.gone)
+    return [*labels, ScanDone(task.item, reached, gone)]
 
 
 def _scan_answer(part: storage_pb2.ScanPart) -> ScanAnswer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -43,15 +44,17 @@ def memory(own_groups: Path = OWN_GROUPS, mounted: Path = MOUNTED) -> Memory:
 
 def _limits(own_groups: Path, mounted: Path) -> Iterator[tuple[int, int]]:
     """Limit and usage of each group of the process that has a limit."""
-    for place, names in _places(own_groups, mounted):
+    for place, names in _places(_read(own_groups), mounted):
         limit, used = _number(place / names[0]), _number(place / names[1])
         if limit is not None and used is not None and limit < _UNLIMITED_FROM:
             yield limit, max(0, used - _reclaimable(place))
 
 
-def _places(own_groups: Path, mounted: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
+@lru_cache(maxsize=4)
+def _places(own_groups: str, mounted: Path) -> tuple[tuple[Path, tuple[str, str]], ...]:
     """Directories of the groups, innermost first, and the names of the two files."""
-    for line in _read(own_groups).splitlines():
+    places: list[tuple[Path, tuple[str, str]]] = []
+    for line in own_groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -63,7 +66,8 @@ def _places(own_groups: Path, mounted: Path) -> Iterator[tuple[Path, tuple[str, 
         inner = root / path.lstrip("/")
         # Within a container the path is that of the host, and the container's group is the root.
         chain = [inner, *inner.parents] if inner.is_dir() else [root]
-        yield from ((place, names) for place in chain if place.is_relative_to(root))
+        places += [(place, names) for place in chain if place.is_relative_to(root)]
+    return tuple(places)
 
 
 def _reclaimable(place: Path) -> int:

@@ -64,10 +64,12 @@ from galileo.wire.v1 import continuous_pb2
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 30.0
-GROUP_WAIT_S = 0.2
-"""The longest that scans and elections wait for those before, which a dead node may hold up."""
-SCANS_MAX = 64
-"""Scans of one group; their results are in memory at the same time."""
+SCAN_WAIT_S = 0.5
+"""After it the election of a group begins without those whose scans a dead node may hold up."""
+GROUP_WAIT_S = 1.0
+"""The longest that submissions wait for those before, which a dead node may hold up."""
+GROUP_MAX = 64
+"""Submissions of one group; their initial results are in memory at the same time."""
 MOVING_RETRY_S = 0.2
 """Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
 # For the first estimate of a CCQ's cache: as much as it has found so far may come again.
@@ -84,6 +86,21 @@ log = logging.getLogger(__name__)
 class _Initial:
     labels: LabelSet
     tail: ScanEnd
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A submission; `scanning` waits for `begin`, which its group sets."""
+
+    query: Query
+    made: Ccq
+    begin: asyncio.Event
+    scanning: asyncio.Task[_Initial]
+
+    @property
+    def has_result(self) -> bool:
+        task = self.scanning
+        return task.done() and not task.cancelled() and task.exception() is None
 
 
 class ContinuousQueries:
@@ -122,10 +139,8 @@ class ContinuousQueries:
             limits=limits,
             check=self._check_not_revoked,
         )
-        self._scans = GroupedCalls(self._scan_group, wait_s=GROUP_WAIT_S, items_max=SCANS_MAX)
-        self._elections = GroupedCalls(
-            self._elect_group, wait_s=GROUP_WAIT_S, items_max=SUBMISSIONS_MAX
-        )
+        self._groups = GroupedCalls(self._submit_group, wait_s=GROUP_WAIT_S, items_max=GROUP_MAX)
+        self._late = GroupedCalls(self._elect_group, wait_s=GROUP_WAIT_S, items_max=SUBMISSIONS_MAX)
         self._submissions = BulkSubmitter(
             node,
             ask=self._ask,
@@ -158,15 +173,7 @@ class ContinuousQueries:
         if made.sampler is not None:
             await self._work.load(made.sampler, dataset=made.dataset)
         self._warm()
-        initial = await self._scanned(query, made)
-        outcome = await self._elections.call(
-            ccq.BatchItem(
-                made,
-                self._candidates(query),
-                reached=initial.tail.frontier,
-                need_bytes=BYTES_PER_LABEL * len(initial.labels),
-            )
-        )
+        initial, outcome = await self._scan_and_elect(query, made)
         if outcome.failure is not None:
             raise outcome.failure.to_error()
         self._ccqs.record_submitted(made.owner)
@@ -175,8 +182,11 @@ class ContinuousQueries:
         token = tokens.encode(made.id, initial.tail.frontier, progress)
         return Submitted(facts, initial.labels, token, windows)
 
-    async def _scanned(self, query: Query, made: Ccq) -> _Initial:
-        """The initial result; scans of one group begin together, so their calls are shared."""
+    async def _scan_and_elect(self, query: Query, made: Ccq) -> tuple[_Initial, ccq.Outcome]:
+        """The initial result, and the outcome of the election after it.
+
+        The scan is a part of its own request, as its trace and log say.
+        """
         begin = asyncio.Event()
 
         async def scan() -> _Initial:
@@ -185,19 +195,40 @@ class ContinuousQueries:
 
         scanning = asyncio.create_task(scan())
         try:
-            await self._scans.call((begin, scanning))
-            return await scanning
+            started = _Started(query, made, begin, scanning)
+            outcome = await self._groups.call(started)
+            initial = await scanning
+            if outcome is None:
+                outcome = await self._late.call(self._candidacy(started))
+            return initial, outcome
         finally:
             scanning.cancel()
 
-    async def _scan_group(
-        self, scans: tuple[tuple[asyncio.Event, asyncio.Task[_Initial]], ...]
-    ) -> list[None]:
-        """Begins scans, and waits for the quick ones."""
-        for begin, _ in scans:
-            begin.set()
-        await asyncio.wait([scanning for _, scanning in scans], timeout=GROUP_WAIT_S)
-        return [None] * len(scans)
+    async def _submit_group(self, group: tuple[_Started, ...]) -> Sequence[ccq.Outcome | None]:
+        """Scans for all submissions of a group at the same time, then elects their coordinators.
+
+        Returns:
+            The outcomes; None where the scan takes long, or has failed.
+        """
+        for one in group:
+            one.begin.set()
+        await asyncio.wait([one.scanning for one in group], timeout=SCAN_WAIT_S)
+        scanned = [number for number, one in enumerate(group) if one.has_result]
+        items = tuple(self._candidacy(group[number]) for number in scanned)
+        outcomes: list[ccq.Outcome | None] = [None] * len(group)
+        if items:
+            for number, outcome in zip(scanned, await self._elect_group(items), strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+    def _candidacy(self, started: _Started) -> ccq.BatchItem:
+        initial = started.scanning.result()
+        return ccq.BatchItem(
+            started.made,
+            self._candidates(started.query),
+            reached=initial.tail.frontier,
+            need_bytes=BYTES_PER_LABEL * len(initial.labels),
+        )
 
     async def _elect_group(self, items: tuple[ccq.BatchItem, ...]) -> Sequence[ccq.Outcome]:
         """Elects the coordinators of CCQs that were submitted at about the same time."""

@@ -271,19 +271,22 @@ class Driver:
             self._records.shutdown(wait=True)
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             now = self._clock.monotonic()
             self.gossip(membership.Ticked())
             self.announce_commits(self._new_commits(), now)
             self.feed(ccq.Ticked(self._clock.wall()))
-            await asyncio.sleep(self._pause_s(now, self._options.tick_s))
-            rest_s = self._pause_s(now, self._options.idle_tick_s) - self._options.tick_s
-            if rest_s > 0 and now >= self._idle_at:
-                timer = loop.call_later(rest_s, self._wake.set)
-                await self._wake.wait()
-                timer.cancel()
+            if now >= self._idle_at:
+                await self._until_woken(self._pause_s(now, self._options.idle_tick_s))
+            if self._clock.monotonic() < now + self._options.tick_s:
+                due = now + self._pause_s(now, self._options.tick_s)
+                await asyncio.sleep(max(0.0, due - self._clock.monotonic()))
+
+    async def _until_woken(self, longest_s: float) -> None:
+        timer = asyncio.get_running_loop().call_later(longest_s, self._wake.set)
+        await self._wake.wait()
+        timer.cancel()
 
     def _pause_s(self, now: float, longest_s: float) -> float:
         """Seconds until the next tick, which is earlier if anything is due before it."""

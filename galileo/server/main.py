@@ -131,6 +131,7 @@ class NodeProcess:
         live.relocate(name, config.node.address, epoch=run)
         self._peers = GrpcPeers(live, is_dead=self._is_dead, keys=config.keys)
         self._register = TopologyRegister(name, live, store=store, clock=clock)
+        self._topology_changed = asyncio.Event()
         self._register.on_changed = self._follow_topology
         self.node = StorageNode(
             name,
@@ -337,7 +338,8 @@ class NodeProcess:
                     "table, and start the node again",
                     expected={"replicas": topology.replicas},
                 )
-            await asyncio.sleep(IDENTIFY_RETRY_S)
+            self._topology_changed.clear()
+            await self._topology_changed.wait()
 
     async def _introduce(self) -> None:
         """Records in the register the directory of this node, and the rack that its file names."""
@@ -417,6 +419,7 @@ class NodeProcess:
     def _follow_topology(self) -> None:
         """Tells all parts that nodes were added or removed; stops if this one was removed."""
         topology, name = self.node.topology, self.node.name
+        self._topology_changed.set()
         self.mail.update_peers()
         if name not in topology.by_name:
             self._stop_removed()

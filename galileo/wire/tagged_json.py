@@ -16,6 +16,7 @@ from galileo.errors import InputError
 from galileo.samplers import SamplerSpec
 
 _TAG = "$"
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class TaggedJson:
@@ -29,6 +30,7 @@ class TaggedJson:
     def __init__(self, classes: Iterable[type], *, tags: Mapping[type, str] | None = None) -> None:
         self._tags = {cls: cls.__name__ for cls in classes} | dict(tags or {})
         self._classes = {tag: cls for cls, tag in self._tags.items()}
+        self._fields = {cls: [f.name for f in dataclasses.fields(cls)] for cls in self._tags}
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(self._plain(value), separators=(",", ":")).encode()
@@ -48,23 +50,26 @@ class TaggedJson:
             ) from error
 
     def _plain(self, value: Any) -> Any:
+        cls = type(value)
+        if cls in _SCALARS:
+            return value
+        names = self._fields.get(cls)
+        if names is not None:
+            plain = {name: self._plain(getattr(value, name)) for name in names}
+            return {_TAG: self._tags[cls], **plain}
+        if isinstance(value, tuple | list):
+            return [self._plain(item) for item in value]
         if isinstance(value, Cursor):
-            return {_TAG: "Cursor", "at": [[p, s] for p, s in value.items()]}
+            return {_TAG: "Cursor", "at": list(value.items())}
         if isinstance(value, SamplerSpec):
             return {_TAG: "SamplerSpec", "json": value.to_json()}
         if dataclasses.is_dataclass(value):
-            name = self._tags.get(type(value))
-            if name is None:
-                raise TypeError(
-                    f"expected one of {sorted(self._classes)}, got {type(value).__name__}"
-                )
-            fields = dataclasses.fields(value)
-            return {_TAG: name} | {f.name: self._plain(getattr(value, f.name)) for f in fields}
-        if isinstance(value, tuple | list):
-            return [self._plain(item) for item in value]
+            raise TypeError(f"expected one of {sorted(self._classes)}, got {cls.__name__}")
         return value
 
     def _value(self, plain: Any) -> Any:
+        if type(plain) in _SCALARS:
+            return plain
         if isinstance(plain, list):
             return tuple(self._value(item) for item in plain)
         if not isinstance(plain, dict):

@@ -52,6 +52,14 @@ def test_cursor_order_of_positions_is_irrelevant(raw: dict[int, int]) -> None:
     assert repr(Cursor(backwards)) == repr(Cursor(raw))
 
 
+@given(st.lists(cursors, max_size=4))
+def test_cursor_joined_is_the_join_of_all(many: list[Cursor]) -> None:
+    one_by_one = EMPTY_CURSOR
+    for cursor in many:
+        one_by_one = one_by_one.join(cursor)
+    assert Cursor.joined(many) == one_by_one
+
+
 @given(cursors)
 def test_cursor_pickle_and_numpy_round_trip(cursor: Cursor) -> None:
     assert pickle.loads(pickle.dumps(cursor)) == cursor

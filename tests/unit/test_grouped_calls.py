@@ -65,6 +65,49 @@ async def test_calls_during_group_are_next_group():
     assert await asyncio.gather(*calls) == [2, 4, 6, 8]
 
 
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the event loop, which stands still until it is changed."""
+    now = [1_000.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    return now
+
+
+async def test_next_group_waits_for_as_many_calls_as_the_last_had(clock: list[float]):
+    groups = Groups()
+    calls = [groups.call(item) for item in (1, 2, 3)]
+    await settle()
+    clock[0] += 10.0
+    groups.releases[0].set_result(None)
+    await settle()
+    calls += [groups.call(item) for item in (4, 5)]
+    await settle()
+    assert groups.begun == [(1, 2, 3)]
+    calls.append(groups.call(6))
+    await settle()
+    assert groups.begun == [(1, 2, 3), (4, 5, 6)]
+    groups.releases[1].set_result(None)
+    assert await asyncio.gather(*calls) == [2, 4, 6, 8, 10, 12]
+
+
+async def test_next_group_waits_a_fifth_of_the_time_of_the_last(clock: list[float]):
+    groups = Groups()
+    calls = [groups.call(item) for item in (1, 2, 3)]
+    await settle()
+    clock[0] += 10.0
+    groups.releases[0].set_result(None)
+    await settle()
+    calls.append(groups.call(4))
+    clock[0] += 1.9
+    await settle()
+    assert groups.begun == [(1, 2, 3)]
+    clock[0] += 0.2
+    await settle()
+    assert groups.begun == [(1, 2, 3), (4,)]
+    groups.releases[1].set_result(None)
+    assert await asyncio.gather(*calls) == [2, 4, 6, 8]
+
+
 async def test_slow_group_does_not_stop_next():
     groups = Groups(wait_s=0.01)
     slow = groups.call(1)

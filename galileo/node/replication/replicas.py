@@ -42,6 +42,7 @@ from galileo.node.shard import partition_moved
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
     Append,
+    Beat,
     DropFrames,
     Fetched,
     FrameAppended,
@@ -60,6 +61,7 @@ from galileo.replication.messages import (
     SendMessage,
     StartTerm,
     StateSaved,
+    Support,
     TruncateLog,
     WriteFrames,
 )
@@ -89,6 +91,8 @@ class ReplicasOptions:
     Attributes:
         machine: those of each machine.
         tick_s: between two ticks.
+        idle_after_s: after its last event but beats and ticks, a machine is idle.
+        idle_tick_s: between two ticks of an idle machine, unless its next beat or campaign is due.
         members_s: between two looks at which members a partition should have.
         restart_s: after a failed write, a machine begins again.
         discard_s: what a node has of a partition is deleted so long after it left the set.
@@ -102,6 +106,8 @@ class ReplicasOptions:
 
     machine: ReplicationOptions = field(default_factory=ReplicationOptions)
     tick_s: float = 0.05
+    idle_after_s: float = 1.0
+    idle_tick_s: float = 0.25
     members_s: float = 0.5
     restart_s: float = 1.0
     discard_s: float = 30.0
@@ -198,6 +204,8 @@ class _Hosted:
         under_way: frames that this leader has begun to write, by log: first and last sequence.
         failed_at: when a write failed; the machine gets no more events.
         left_at: since when this node is not a member.
+        ticked_at: when it had its last tick.
+        idle_at: from when on it is idle.
     """
 
     machine: Replica
@@ -209,6 +217,21 @@ class _Hosted:
     )
     failed_at: float | None = None
     left_at: float | None = None
+    ticked_at: float = -inf
+    idle_at: float = inf
+
+    def wants_tick(self, now: float, options: ReplicasOptions) -> bool:
+        """Whether a tick may have something to do."""
+        if now < self.idle_at or now >= self.ticked_at + options.idle_tick_s:
+            return True
+        return now >= self.machine.due_at
+
+
+def _is_routine(event: ReplicaEvent) -> bool:
+    """Whether the event also happens where nothing is stored and no node fails."""
+    if isinstance(event, MessageArrived):
+        return isinstance(event.message, Beat | Support)
+    return isinstance(event, ReplicaTicked)
 
 
 @dataclass(slots=True)
@@ -437,7 +460,12 @@ class Replicas:
         hosted = self._hosted[partition]
         if hosted.failed_at is not None:
             return
-        for effect in hosted.machine.step(event, self._monotonic()):
+        now = self._monotonic()
+        if isinstance(event, ReplicaTicked):
+            hosted.ticked_at = now
+        if hosted.idle_at == inf or not _is_routine(event):
+            hosted.idle_at = now + self.options.idle_after_s
+        for effect in hosted.machine.step(event, now):
             self._carry_out(partition, hosted, effect, envelope)
         self._after_step(partition, hosted)
 
@@ -918,7 +946,8 @@ class Replicas:
                 self._found()
                 for partition, hosted in list(self._hosted.items()):
                     if hosted.failed_at is None:
-                        self._step(partition, ReplicaTicked())
+                        if hosted.wants_tick(now, self.options):
+                            self._step(partition, ReplicaTicked())
                     elif now >= hosted.failed_at + self.options.restart_s:
                         self._restart(partition, hosted)
                 if now >= members_at + self.options.members_s:

@@ -251,6 +251,7 @@ async def test_query_with_an_unexpected_error_raises_it(
         await cluster.ask()
 
 
+@pytest.mark.usefixtures("all_large")
 async def test_abandoned_query_leaves_no_task(cluster: Any, make_observations: Make) -> None:
     await cluster.reconfigure(queries=QueryOptions(labels_per_part=1))
     await fill(cluster, make_observations, batches=1)
@@ -265,6 +266,23 @@ async def test_abandoned_query_leaves_no_task(cluster: Any, make_observations: M
     assert asyncio.all_tasks() > before
     await parts.aclose()
     assert asyncio.all_tasks() == before
+
+
+async def test_abandoned_query_ends_its_calls_for_small_answers(
+    cluster: Any, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations, batches=1)
+    calls: list[asyncio.Future[None]] = []
+
+    def never(*_: Any) -> asyncio.Future[None]:
+        calls.append(asyncio.get_running_loop().create_future())
+        return calls[-1]
+
+    cluster.network.scan_small = never
+    parts = cluster["a"].scans.run(parse("", cluster.schema))
+    assert (await anext(parts)).num_rows > 0, "of the node itself"
+    await parts.aclose()
+    assert [call.cancelled() for call in calls] == [True, True]
 
 
 # --- what the feature graph spares ---------------------------------------------------------------
@@ -295,6 +313,28 @@ async def test_query_skips_commits_pruned_by_synopses(
     assert dict(answer.frontier) == dict.fromkeys(cluster.topology.partitions, 3)
     await cluster.ask("temperature > 300")
     assert scanned_after(cluster) == EMPTY_CURSOR, "there may be a match"
+
+
+async def test_node_does_not_read_a_query_when_nothing_is_new_since_its_synopsis(
+    cluster: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations)
+    tell_all(cluster)
+    query = parse("temperature > 1000", cluster.schema)
+    there = cluster["b"]
+    partitions = placement.partitions_by_node(cluster.topology)["b"]
+    published = there.catalog.shard("nam").published(partitions)
+
+    def unread(*_: Any) -> None:
+        raise AssertionError("the query was read")
+
+    monkeypatch.setattr(local_scan, "parse", unread)
+    task = ScanTask(0, "nam", query.to_json(), published, None, partitions)
+    (done,) = await there.local_scans.scan_small(task)
+    assert done.reached == published
+    earlier = Cursor({p: s - 1 for p, s in published.items()})
+    with pytest.raises(AssertionError, match="was read"):
+        await there.local_scans.scan_small(replace(task, after=earlier))
 
 
 async def test_query_with_a_stale_synopsis_finds_later_commits(

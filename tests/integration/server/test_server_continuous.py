@@ -11,7 +11,7 @@ import pytest
 
 from galileo import request_id
 from galileo.config import LimitsSection
-from galileo.errors import MissingExtra
+from galileo.errors import MissingExtra, Unavailable
 from galileo.model.schema import Feature, Schema
 from galileo.rpc.continuous import Submission
 from galileo.server.continuous import ContinuousQueries
@@ -71,13 +71,55 @@ async def test_scans_that_begin_together_are_parts_of_their_own_requests(
         warm=unused,
     )
 
+    groups: list[int] = []
+
     async def evaluate(query: str, made: object) -> tuple[str, str]:
         return query, request_id.current()
 
+    async def elect(items: tuple[str, ...]) -> list[str]:
+        groups.append(len(items))
+        return [f"outcome of {item}" for item in items]
+
     monkeypatch.setattr(queries, "_initial", evaluate)
+    monkeypatch.setattr(queries, "_candidacy", lambda started: started.query)
+    monkeypatch.setattr(queries, "_elect_group", elect)
 
-    async def scan(name: Any) -> object:
+    async def submit(name: Any) -> object:
         with request_id.serving(name):
-            return await queries._scanned(name, unused)
+            return await queries._scan_and_elect(name, unused)
 
-    assert await asyncio.gather(*map(scan, "abc")) == [(name, name) for name in "abc"]
+    submitted = await asyncio.gather(*map(submit, "abc"))
+    assert submitted == [((name, name), f"outcome of {name}") for name in "abc"]
+    assert groups == [3]
+
+
+async def test_failed_scan_is_the_error_of_its_submission_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unused: Any = None
+    queries = ContinuousQueries(
+        unused,
+        unused,
+        ccqs=unused,
+        work=unused,
+        peers=unused,
+        clock=unused,
+        limits=LimitsSection(),
+        warm=unused,
+    )
+
+    async def evaluate(query: str, made: object) -> str:
+        if query == "b":
+            raise Unavailable("a node is away")
+        return query
+
+    async def elect(items: tuple[str, ...]) -> list[str]:
+        return [f"outcome of {item}" for item in items]
+
+    monkeypatch.setattr(queries, "_initial", evaluate)
+    monkeypatch.setattr(queries, "_candidacy", lambda started: started.query)
+    monkeypatch.setattr(queries, "_elect_group", elect)
+    calls = (queries._scan_and_elect(name, unused) for name in "abc")  # type: ignore[arg-type]
+    first, failed, last = await asyncio.gather(*calls, return_exceptions=True)
+    assert (first, last) == (("a", "outcome of a"), ("c", "outcome of c"))
+    assert isinstance(failed, Unavailable)

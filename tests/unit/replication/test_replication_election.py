@@ -124,6 +124,15 @@ def _campaigns(replica: Replica, now: float) -> bool:
     return any(isinstance(one.message, RequestPreVote) for one in sent)
 
 
+def test_replica_campaigns_at_the_tick_that_is_due_and_not_before() -> None:
+    voter = Replica(B, 1, state=ReplicaState(set=ABC), logs={}, now=0.0)
+    due = voter.due_at
+    assert not _campaigns(voter, due - 1e-6)
+    assert voter.due_at == due
+    assert _campaigns(voter, due)
+    assert voter.due_at == due + voter.options.campaign_s
+
+
 def test_replica_alone_in_its_set_leads_at_once() -> None:
     alone = Replica(
         A, 0, state=ReplicaState(set=ReplicaSet(0, 1, frozenset({A}))), logs={}, now=0.0

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from simulator.instant_replicas import LOG, InstantReplicas
 
+from galileo.node.replication.replicas import ReplicasOptions, _Hosted
+from galileo.replication.machine import Replica
 from galileo.replication.messages import (
+    Beat,
     DropFrames,
     FrameAppended,
     LogDropped,
     LogForgotten,
     LogSynced,
     MembersWanted,
+    ReplicaTicked,
     ResetLog,
+    SendMessage,
 )
 from galileo.replication.values import Epochs, Member, ReplicaSet, ReplicaState
 
@@ -67,6 +72,37 @@ def test_members_know_no_leader_when_they_have_not_heard_it() -> None:
     assert all(machine.knows_leader(cluster.now) for machine in cluster.machines.values())
     later = cluster.now + cluster.machines[B].options.dead_after_s
     assert [cluster.machines[one].knows_leader(later) for one in (A, B)] == [True, False]
+
+
+def test_leader_beats_at_the_tick_that_is_due_and_not_before() -> None:
+    cluster = Cluster()
+    cluster.found()
+    cluster.want(A, B, C)
+    leader = cluster.machines[A]
+    due = leader.due_at
+    assert _beats(leader, due - 1e-6) == []
+    assert _beats(leader, due) == [B, C]
+    assert leader.due_at == due + leader.options.beat_s
+
+
+def _beats(leader: Replica, now: float) -> list[Member]:
+    """The members to which a tick sends a beat."""
+    sent = [one for one in leader.step(ReplicaTicked(), now) if isinstance(one, SendMessage)]
+    return [one.to for one in sent if isinstance(one.message, Beat)]
+
+
+def test_idle_replica_is_ticked_when_due_and_now_and_then() -> None:
+    cluster = Cluster()
+    cluster.found()
+    cluster.want(A, B, C)
+    options, due = ReplicasOptions(), cluster.machines[B].due_at
+    follower = _Hosted(cluster.machines[B], ticked_at=due - 0.2, idle_at=due - 1.0)
+    assert not follower.wants_tick(due - 0.1, options)
+    assert follower.wants_tick(due, options), "a campaign is due"
+    follower.ticked_at = due - 0.4
+    assert follower.wants_tick(due - 0.1, options), "the last tick is long ago"
+    follower.ticked_at, follower.idle_at = due - 0.2, due
+    assert follower.wants_tick(due - 0.1, options), "it is not idle yet"
 
 
 def test_member_that_comes_back_without_files_gets_all_again() -> None:
