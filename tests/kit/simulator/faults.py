@@ -46,11 +46,16 @@ class Victim(Protocol):
 class Faults:
     """Injects random faults until `heal`.
 
+    Attributes:
+        mean_s: between two faults.
+
     Args:
         world: to inject into.
         without: kinds to leave out, of `FAULTS` and `ALWAYS`. The others come at the same times, as
             long as the world is the same.
     """
+
+    mean_s = FAULT_MEAN_S
 
     def __init__(self, world: Victim, *, without: Collection[str] = ()) -> None:
         self._world = world
@@ -87,7 +92,7 @@ class Faults:
                     getattr(self, f"_{kind}")()
                 self._again()
 
-        self._loop.after(self._random.expovariate(1.0 / FAULT_MEAN_S), strike)
+        self._loop.after(self._random.expovariate(1.0 / self.mean_s), strike)
 
     def _for_a_while(self, longest_s: float, undo: Callable[[], None]) -> None:
         self._loop.after(self._random.uniform(0.2, longest_s), undo)
