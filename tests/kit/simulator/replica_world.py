@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from galileo.replication.machine import Replica
 from simulator.loop import Loop
@@ -61,11 +61,13 @@ class ReplicaWorld(FaultyReplicas):
         machine: type[Replica] = Replica,
         conduct: ReplicaConduct | None = None,
         *,
+        without: Collection[str] = (),
         trace: Callable[[str], None] | None = None,
     ) -> None:
         loop = Loop(seed, trace=trace)
         size = loop.random.choice((1, 2, 3, 3, 3, 3, 3, 5))
-        super().__init__(loop, machine, conduct, count=loop.random.randint(max(3, size), 5))
+        count = loop.random.randint(max(3, size), 5)
+        super().__init__(loop, machine, conduct, count=count, without=without)
         self.found_all(size)
 
     def run(self) -> Counter[str]:
@@ -98,7 +100,8 @@ def run_replicas(
     machine: type[Replica] = Replica,
     conduct: ReplicaConduct | None = None,
     *,
+    without: Collection[str] = (),
     trace: Callable[[str], None] | None = None,
 ) -> Counter[str]:
     """Play a world; raises AssertionError where it breaks a promise."""
-    return ReplicaWorld(seed, machine, conduct, trace=trace).run()
+    return ReplicaWorld(seed, machine, conduct, without=without, trace=trace).run()
