@@ -15,7 +15,7 @@ from simulator.replica_faults import FAULTS as REPLICA_FAULTS
 from simulator.replica_mutants import REPLICA_MUTANTS
 from simulator.replica_world import run_replicas
 from simulator.replicated_mutants import REPLICATED_VARIANTS
-from simulator.replicated_world import run_replicated
+from simulator.replicated_world import BOTH_FAULTS, run_replicated
 from simulator.shrinking import Play
 
 
@@ -43,7 +43,9 @@ CCQ_FAULTS = (*FAULTS, *ALWAYS)
 WORLDS = {
     "queries": _World(run, VARIANTS, CCQ_FAULTS),
     "replicas": _World(_play_replicas, ("production", *REPLICA_MUTANTS), REPLICA_FAULTS),
-    "replicated-ccqs": _World(run_replicated, REPLICATED_VARIANTS, (*CCQ_FAULTS, *REPLICA_FAULTS)),
+    "replicated-ccqs": _World(
+        run_replicated, REPLICATED_VARIANTS, (*CCQ_FAULTS, *REPLICA_FAULTS, *BOTH_FAULTS)
+    ),
 }
 
 

@@ -254,8 +254,9 @@ class ReplicaNode:
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
-        for partition in self.replicas:
-            self.step(partition, ReplicaTicked())
+        for partition, replica in self.replicas.items():
+            if replica.state.set is not None:
+                self.step(partition, ReplicaTicked())
 
     # --- the driver ----------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class ScanConduct:
         reaches_end: scans report the end of the log in place of what is published.
         ignores_lease: a node answers as long as it believes to lead, without a lease.
         completes_answers: likewise, and its answers count up to what others have published.
-        reads_other_epochs: any node that has frames up to there answers with them.
+        reads_other_epochs: any node answers up to there with the frames that it has.
         announces_early: a leader announces itself before it knows what is committed.
     """
 
@@ -337,9 +337,8 @@ class ReplicatedNode(Node):
             who = "leaders without a lease" if partition in replicas.announced else "others"
             self._loop.counters[f"scans refused by {who}"] += 1
             is_wrong = scans.ignores_lease or scans.completes_answers
-            has_all = len(replicas.frames(partition)) >= self._world.logs[partition].end
             is_answered = is_wrong and partition in replicas.has_led
-            if not (is_answered or (has_all and scans.reads_other_epochs)):
+            if not (is_answered or scans.reads_other_epochs):
                 return None
         log = self._spoiled(replicas.published_logs.get(partition, Log(partition)), scans)
         if not scans.reads_other_epochs:

@@ -13,7 +13,7 @@ from random import Random
 
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology
 from galileo.replication.messages import Message
-from simulator.faults import Faults, Victim
+from simulator.faults import FAULTS, Faults, Victim
 from simulator.logs import Commit, Log
 from simulator.loop import demand
 from simulator.network import Network
@@ -34,6 +34,8 @@ from simulator.world import Outcome, World
 REPLICA_FAULT_MEAN_S = 0.9
 CCQ_FAULT_MEAN_S = 1.5
 """Longer than in each world alone, because nodes have the faults of both."""
+BOTH_FAULTS = ("strand", "strand")
+"""Faults of this world alone, among those of continuous queries."""
 
 
 class ProcessCluster(FaultyReplicas):
@@ -131,9 +133,10 @@ class _SharedNetwork(Network):
 
 class _BothFaults(Faults):
     mean_s = CCQ_FAULT_MEAN_S
+    kinds = (*FAULTS, *BOTH_FAULTS)
 
     def __init__(
-        self, world: Victim, replicas: FaultyReplicas, *, without: Collection[str]
+        self, world: Victim, replicas: ProcessCluster, *, without: Collection[str]
     ) -> None:
         super().__init__(world, without=without)
         self.replicas = replicas
@@ -146,6 +149,15 @@ class _BothFaults(Faults):
         super().heal()
         self.replicas.heal()
         self.replicas.is_over = True
+
+    def _strand(self) -> None:
+        """Cut a coordinator and the leader of a partition off from the others, both together."""
+        up = [node for node in self._world.nodes if node.is_up]
+        coordinators = [node for node in up if node.machine.coordinated]
+        leaders = [node for node in up if self.replicas.nodes[node.name].announced]
+        if coordinators and leaders:
+            self._loop.counters["coordinators stranded with leaders"] += 1
+            self._separate([self._random.choice(coordinators), self._random.choice(leaders)])
 
 
 class ReplicatedWorld(World):
