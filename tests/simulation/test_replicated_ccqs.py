@@ -15,12 +15,12 @@ SEEDS = 300
 SEEDS_QUICK = 4
 MUTANT_SEEDS = 10
 CONVICTED_FROM = {
-    "scans_uncommitted": 5,
-    "advances_to_end_of_log": 5,
-    "scans_without_lease": 1,
-    "completes_stale_answers": 1,
-    "scans_other_epochs": 0,
-    "leads_before_it_is_open": 2,
+    "scans_uncommitted": 2,
+    "advances_to_end_of_log": 1,
+    "scans_without_lease": 4,
+    "completes_stale_answers": 10,
+    "scans_other_epochs": 10,
+    "leads_before_it_is_open": 5,
     "forgets_batches": 0,
     "stores_batches_again": 0,
     "publishes_appended": 1,
