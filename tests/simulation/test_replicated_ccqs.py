@@ -17,8 +17,8 @@ MUTANT_SEEDS = 10
 CONVICTED_FROM = {
     "scans_uncommitted": 2,
     "advances_to_end_of_log": 1,
-    "scans_without_lease": 4,
-    "completes_stale_answers": 10,
+    "scans_without_lease": 0,
+    "completes_stale_answers": 0,
     "scans_other_epochs": 10,
     "leads_before_it_is_open": 5,
     "forgets_batches": 0,

@@ -44,9 +44,9 @@ class ScanConduct:
     Attributes:
         reads_uncommitted: scans read frames that are not published.
         reaches_end: scans report the end of the log in place of what is published.
-        ignores_lease: a node answers as long as it believes to lead, without a lease.
+        ignores_lease: a node answers without a lease.
         completes_answers: likewise, and its answers count up to what others have published.
-        reads_other_epochs: any node answers up to there with the frames that it has.
+        reads_other_epochs: likewise, up to there, with the frames that it has.
         announces_early: a leader announces itself before it knows what is committed.
     """
 
@@ -336,9 +336,7 @@ class ReplicatedNode(Node):
         else:
             who = "leaders without a lease" if partition in replicas.announced else "others"
             self._loop.counters[f"scans refused by {who}"] += 1
-            is_wrong = scans.ignores_lease or scans.completes_answers
-            is_answered = is_wrong and partition in replicas.has_led
-            if not (is_answered or scans.reads_other_epochs):
+            if not (scans.ignores_lease or scans.completes_answers or scans.reads_other_epochs):
                 return None
         log = self._spoiled(replicas.published_logs.get(partition, Log(partition)), scans)
         if not scans.reads_other_epochs:
