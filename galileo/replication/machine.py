@@ -637,7 +637,8 @@ class Replica:
                 peer.matches[name] = match
                 peer.sent_at[name] = now
             peer.sent[name] = max(peer.sent.get(name, 0), match)
-            peer.sent_commits[name] = max(peer.sent_commits.get(name, 0), message.committed[name])
+            # Not the highest: a member that restarted may have to learn of a commit again.
+            peer.sent_commits[name] = message.committed[name]
 
     def _on_not_following(self, sender: Member, message: NotFollowing, now: float) -> None:
         """The member has restarted: forget what it had, and tell it of the term."""
@@ -910,8 +911,18 @@ class Replica:
             self._send(sender, NotFollowing(message.term))
             return
         self._hear(sender, message.term, now)
+        self._acknowledge_uncommitted(self._following)
         if self._has_promised(message.term):
             self._send(sender, Support(message.term, message.sent_at))
+
+    def _acknowledge_uncommitted(self, following: _Following) -> None:
+        """Have the leader learn again which frames of this member are not known to be committed.
+
+        What a member says before a restart may arrive after it, and claim more.
+        """
+        for name, log in self.logs.items():
+            if self._durable_match(following, name) > log.committed:
+                following.acknowledged.pop(name, None)
 
     def _has_promised(self, term: int) -> bool:
         """Whether a crash leaves the promise, so that this voter waits after it."""

@@ -403,6 +403,22 @@ def voter_is_lost_before_the_leader_is_elected(s: Scenario) -> None:
     s.write(A)
 
 
+def acknowledgement_arrives_after_a_restart(s: Scenario) -> None:
+    """A hears that B knows of a commit, which B has forgotten by a restart meanwhile."""
+    s.elect(A)
+    s.hold(B, A, Acknowledged)
+    s.write(A, Y)
+    late = list(s.flights)
+    s.drop()
+    s.hold(A, B, Append)
+    s.restart(B)
+    s.beat(A)
+    s.drop()
+    s.flights += late
+    s.run()
+    s.expect(s.nodes[B].published.get((0, Y), 0) == 0, "B knows of the commit")
+
+
 SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     member_lacks_another_log: ("counts_unjoined",),
     member_joins_without_a_committed_frame: ("joins_early",),
@@ -424,12 +440,13 @@ SCRIPTS: dict[Callable[[Scenario], None], tuple[str, ...]] = {
     candidate_hears_its_leader_again: ("campaigns_on",),
     damaged_voter_does_not_know_its_set: ("counts_uninstalled",),
     voter_is_lost_before_the_leader_is_elected: (),
+    acknowledgement_arrives_after_a_restart: ("trusts_late_acknowledgements",),
     disk_is_lost: ("keeps_identity",),
     log_is_damaged: ("ignores_suspects", "takes_rot_for_torn"),
     log_of_the_latest_term_is_damaged: ("takes_damaged",),
 }
 """The mutants that each history convicts."""
-ONLY_STALL = {"promotes_at_once"}
+ONLY_STALL = {"promotes_at_once", "trusts_late_acknowledgements"}
 """Mutants that break no promise about data, but commit nothing where production does."""
 
 

@@ -421,9 +421,9 @@ def evaluate_initial(world: Service, node: Node, ccq: Ccq) -> Initial:
     """The initial result, from the partitions that answer to `node`."""
     paths: list[Path] = []
     reached, dropped = {}, {}
-    for partition, log in world.logs.items():
-        owner = world.owner(partition)
-        if owner.serves and world.network.connects(node.name, owner.name):
+    for partition in world.logs:
+        log = node.reachable(partition)
+        if log is not None:
             reached[partition], dropped[partition] = log.end, log.dropped
             paths += scan(ccq, log, after=log.dropped, until=log.end)
     clock = node.machine.state.clock_of(ccq.dataset)

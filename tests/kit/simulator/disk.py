@@ -36,6 +36,11 @@ class RecordDisk:
         self._sync(len(self._unsynced))
         return tuple(self._synced.values())
 
+    @property
+    def kept(self) -> tuple[Record, ...]:
+        """The records that a crash leaves at least."""
+        return tuple(self._synced.values())
+
     def synced(self, ccq_id: str) -> Record | None:
         """The record after a restart."""
         return self._synced.get(ccq_id)

@@ -141,7 +141,8 @@ class Evaluator:
             if bound > reached[partition] and not self._conceals:
                 gone[partition] = bound
             reached[partition] = max(bound, reached[partition])
-            while reached[partition] < until and len(paths) < effect.labels_max:
+            end = min(until, log.end)
+            while reached[partition] < end and len(paths) < effect.labels_max:
                 at = reached[partition]
                 paths += scan(effect.ccq, log, after=at, until=at + 1)
                 reached[partition] = at + 1

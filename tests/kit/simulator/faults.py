@@ -46,11 +46,18 @@ class Victim(Protocol):
 class Faults:
     """Injects random faults until `heal`.
 
+    Attributes:
+        mean_s: between two faults.
+        kinds: of faults at random times, equally frequent.
+
     Args:
         world: to inject into.
         without: kinds to leave out, of `FAULTS` and `ALWAYS`. The others come at the same times, as
             long as the world is the same.
     """
+
+    mean_s = FAULT_MEAN_S
+    kinds: tuple[str, ...] = FAULTS
 
     def __init__(self, world: Victim, *, without: Collection[str] = ()) -> None:
         self._world = world
@@ -82,12 +89,12 @@ class Faults:
     def _again(self) -> None:
         def strike() -> None:
             if not self._world.is_calm:
-                kind = self._random.choice(FAULTS)
+                kind = self._random.choice(self.kinds)
                 if kind not in self._without:
                     getattr(self, f"_{kind}")()
                 self._again()
 
-        self._loop.after(self._random.expovariate(1.0 / FAULT_MEAN_S), strike)
+        self._loop.after(self._random.expovariate(1.0 / self.mean_s), strike)
 
     def _for_a_while(self, longest_s: float, undo: Callable[[], None]) -> None:
         self._loop.after(self._random.uniform(0.2, longest_s), undo)
@@ -133,11 +140,15 @@ class Faults:
     def _isolate(self) -> None:
         """Partition the network into two sides."""
         nodes = self._random.sample(self._world.nodes, len(self._world.nodes))
-        border = self._random.randint(1, len(nodes) - 1)
-        for a in nodes[:border]:
-            for b in nodes[border:]:
-                self._world.network.cut(a.name, b.name)
-                self._world.network.cut(b.name, a.name)
+        self._separate(nodes[: self._random.randint(1, len(nodes) - 1)])
+
+    def _separate(self, side: Collection[Node]) -> None:
+        """Let nothing pass between some nodes and the others for a while."""
+        for a in side:
+            for b in self._world.nodes:
+                if b not in side:
+                    self._world.network.cut(a.name, b.name)
+                    self._world.network.cut(b.name, a.name)
         self._loop.counters["partitions"] += 1
         self._for_a_while(6.0, self._mend)
 

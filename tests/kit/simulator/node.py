@@ -59,6 +59,7 @@ from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import Cursor
 from galileo.dht import membership
 from galileo.dht.node_states import RUN_BITS
+from galileo.dht.topology import Move
 from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
 from galileo.packing import Compression
@@ -89,6 +90,7 @@ class Report:
     sequences: Cursor
     clock: tuple[ClockStep, ...]
     dropped: tuple[tuple[str, int], ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 class Cluster(Protocol):
@@ -103,6 +105,7 @@ class Cluster(Protocol):
     mid_step_crashes: float
     labour: Labour
     datasets: tuple[str, ...]
+    disks_lost: int
 
     def next_request(self) -> int: ...
 
@@ -140,7 +143,7 @@ class Node:
         self._replies: dict[int, Reply] = {}
         self._evaluator = Evaluator(
             self._loop,
-            reachable=self._reachable,
+            reachable=self.reachable,
             evaluate=world.variant.evaluate,
             conceals=world.variant.conduct.conceals_what_is_gone,
             labour=world.labour,
@@ -261,6 +264,14 @@ class Node:
         self._replies[event.request] = reply
         self.feed(event)
 
+    def kept_term(self, ccq_id: str) -> int:
+        """The term of a record after a restart, 0 for none."""
+        return self._disk.synced_term(ccq_id)
+
+    def knows_drop(self, name: str) -> int:
+        """How many datasets of a name are dropped here."""
+        return self._dropped.get(name, 0)
+
     def now_plus(self, seconds: float) -> float:
         """A time on this process's monotonic clock."""
         return self._now + seconds
@@ -309,9 +320,7 @@ class Node:
     def _handle(self, effect: membership.MembershipEffect) -> None:
         match effect:
             case membership.SendHeartbeat(to):
-                sequences = Cursor({log.partition: log.end for log in self.own_logs()})
-                report = Report(sequences, self._own_clock(), tuple(self._dropped.items()))
-                self._membership.states.write("report", pickle.dumps(report))
+                self._membership.states.write("report", pickle.dumps(self._report()))
                 self._gossip(to, self._membership.heartbeat(to), is_last=False)
             case membership.SendGossip(to, gossip):
                 self._gossip(to, gossip, is_last=True)
@@ -346,6 +355,10 @@ class Node:
             self._handle(effect)
         return effects
 
+    def _report(self) -> Report:
+        sequences = Cursor({log.partition: log.end for log in self.own_logs()})
+        return Report(sequences, self._own_clock(), tuple(self._dropped.items()))
+
     def _take_report(self, report: Report) -> None:
         for dropped in report.dropped:
             self.drop(*dropped)
@@ -376,7 +389,8 @@ class Node:
 
         self._world.network.send(self.name, to, lambda: peer.receive(arrive))
 
-    def _reachable(self, partition: int) -> Log | None:
+    def reachable(self, partition: int) -> Log | None:
+        """The log of a partition as its owner reads it; None if the owner does not answer."""
         owner = self._world.owner(partition)
         connected = self._world.network.connects(self.name, owner.name)
         if not connected or not owner.serves:
@@ -471,7 +485,7 @@ class Node:
 
     def _verify_kept(self, answer: ContinuousEffect) -> None:
         """Check that an answered CCQ is on the disks of three nodes, or of all that share it and
-        are alive.
+        are alive, except for disks that were lost.
         """
         accepted = [answer.ccq_id] if isinstance(answer, AnswerSubmit) else []
         if isinstance(answer, AnswerBatch):
@@ -479,10 +493,10 @@ class Node:
         state = self.machine.state
         for ccq_id in accepted:
             nodes = [self._world.node(name) for name in (self.name, *state.peers)]
-            kept = sum(node._disk.synced_term(ccq_id) > 0 for node in nodes)
+            kept = sum(node.kept_term(ccq_id) > 0 for node in nodes)
             replicas = state.record_table.replicas(ccq_id)
             alive = {self.name, *(name for name in replicas if not state.is_gone(name))}
-            enough = min(state.options.copies_min, len(alive))
+            enough = min(state.options.copies_min, len(alive)) - self._world.disks_lost
             demand(kept >= enough, f"{self.name} answered for {ccq_id}, kept {kept} times")
 
     def _verify_forgotten(self, ccq_id: str) -> None:
@@ -493,8 +507,8 @@ class Node:
         self._loop.counters["records forgotten"] += 1
         state = self.machine.state
         others = [self._world.node(name) for name in state.peers]
-        kept = sum(node._disk.synced_term(ccq_id) >= record.term for node in others)
-        enough = len(state.record_table.replicas(ccq_id))
+        kept = sum(node.kept_term(ccq_id) >= record.term for node in others)
+        enough = len(state.record_table.replicas(ccq_id)) - self._world.disks_lost
         demand(kept >= enough, f"{self.name} forgets {ccq_id}, {kept} others have it")
 
     def _verify_saved(self, message: Message) -> None:
@@ -519,7 +533,7 @@ class Node:
         self._post(to, lambda: peer.feed(MessageArrived(self.name, message)))
 
     def _confirm(self, effect: ConfirmSequences) -> SequencesConfirmed:
-        found = {p: self._reachable(p) for p in effect.partitions}
+        found = {p: self.reachable(p) for p in effect.partitions}
         sequences = Cursor({p: log.end for p, log in found.items() if log is not None})
         unreachable = tuple(p for p, log in found.items() if log is None)
         return SequencesConfirmed(effect.request, sequences, unreachable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
@@ -37,6 +38,8 @@ from galileo.replication.values import (
 from simulator.loop import Loop, demand
 
 LOGS = ("a", "b")
+Batch: TypeAlias = tuple[int, int] | tuple[str, int]
+"""Its producer and its number."""
 TICK_S = 0.08
 
 
@@ -47,6 +50,7 @@ class ReplicaConduct:
     acknowledges_appended: bool = False
     acknowledges_known: bool = False
     stores_batches_again: bool = False
+    forgets_batches: bool = False
     reports_sync_early: bool = False
     reports_save_early: bool = False
     keeps_identity: bool = False
@@ -59,7 +63,7 @@ class Frame:
     """One commit: its epoch, its batch, and what its leader knew to be committed."""
 
     epoch: int
-    batch: tuple[int, int]
+    batch: Batch
     committed: int
 
 
@@ -118,7 +122,7 @@ class ReplicaNode:
         self.disks: dict[int, PartitionDisk] = {}
         self.replicas: dict[int, Replica] = {}
         self.published: dict[tuple[int, str], int] = {}
-        self.waiting: dict[tuple[int, str], list[tuple[tuple[int, int], int, Callable[..., None]]]]
+        self.waiting: dict[tuple[int, str], list[tuple[Batch, int, Callable[[int], None]]]]
         self.waiting = {}
         self.inbox: list[Callable[[], None]] = []
         self.rot_next = self.fails_sync = False
@@ -222,6 +226,9 @@ class ReplicaNode:
             promised = disk.state.promised + self.world.loop.chance(0.5)
             disk.state = replace(disk.state, suspect=suspect, promised=promised)
 
+    def pause(self) -> None:
+        self.is_paused = True
+
     def wake(self) -> None:
         if self.is_up and self.is_paused:
             self.is_paused = False
@@ -247,8 +254,9 @@ class ReplicaNode:
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
-        for partition in self.replicas:
-            self.step(partition, ReplicaTicked())
+        for partition, replica in self.replicas.items():
+            if replica.state.set is not None:
+                self.step(partition, ReplicaTicked())
 
     # --- the driver ----------------------------------------------------------------------------
 
@@ -383,9 +391,7 @@ class ReplicaNode:
             else:
                 self.waiting[key].append((batch, sequence, answer))
 
-    def ingest(
-        self, key: tuple[int, str], batch: tuple[int, int], answer: Callable[[int], None]
-    ) -> None:
+    def ingest(self, key: tuple[int, str], batch: Batch, answer: Callable[[int], None]) -> None:
         """Write a batch if this node leads; answer when it is committed."""
         partition, name = key
         replica = self.replicas[partition]
@@ -393,7 +399,8 @@ class ReplicaNode:
             return
         frames, conduct = self._log(partition, name).frames, self.world.conduct
         for sequence, frame in enumerate(frames, 1):
-            if frame.batch == batch and not conduct.stores_batches_again:
+            is_forgotten = conduct.forgets_batches and frame.epoch != replica.state.promised
+            if frame.batch == batch and not (conduct.stores_batches_again or is_forgotten):
                 self.world.loop.counters["batches repeated"] += 1
                 if sequence <= self.published.get(key, 0) or conduct.acknowledges_known:
                     answer(sequence)
@@ -451,8 +458,8 @@ class ReplicaCluster:
         self.loop, self.options = loop, options
         self.machine, self.conduct = machine, conduct or ReplicaConduct()
         self.nodes = {f"n{i}": self.node_type(f"n{i}", i, self) for i in range(count)}
-        self.truth: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        self.acknowledged: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
+        self.truth: dict[tuple[int, str], list[Batch]] = {}
+        self.acknowledged: dict[tuple[int, str], dict[Batch, int]] = {}
         self.leaders: dict[tuple[int, int], Member] = {}
         self.wanted: dict[int, set[str]] = {}
         self.cuts: set[tuple[str, str]] = set()
@@ -527,9 +534,7 @@ class ReplicaCluster:
                 truth.append(batch)
                 self.loop.counters["commits"] += 1
 
-    def judge_acknowledged(
-        self, key: tuple[int, str], batch: tuple[int, int], sequence: int
-    ) -> None:
+    def judge_acknowledged(self, key: tuple[int, str], batch: Batch, sequence: int) -> None:
         before = self.acknowledged[key].setdefault(batch, sequence)
         demand(before == sequence, f"{batch} was acknowledged at {before} and {sequence}")
 
@@ -563,7 +568,8 @@ class ReplicaCluster:
 
     def _judge_leader(self, partition: int) -> None:
         wanted = self.wanted_members(partition).members
-        replicas = {node.me: node.replicas[partition] for node in self.nodes.values()}
+        up = [node for node in self.nodes.values() if node.is_up]
+        replicas = {node.me: node.replicas[partition] for node in up}
         leaders = [one for one in replicas.values() if one.leadership is not None]
         about = {me: (r.state, r.wanted) for me, r in replicas.items()}
         is_led = len(leaders) == 1 and leaders[0].is_open

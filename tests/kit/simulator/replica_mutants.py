@@ -245,6 +245,13 @@ class _LeasesFromReply(Replica):
         return peer.heard_at + self.options.lease_s
 
 
+class _TrustsLateAcknowledgements(Replica):
+    """Does not repeat to its leader which commits it lacks."""
+
+    def _acknowledge_uncommitted(self, following: _Following) -> None:
+        pass
+
+
 class _IgnoresSupport(Replica):
     """Votes although it supports a leader."""
 
@@ -304,6 +311,7 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "leases_from_reply": (_LeasesFromReply, ReplicaConduct()),
     "ignores_support": (_IgnoresSupport, ReplicaConduct()),
     "supports_unsaved": (_SupportsUnsaved, ReplicaConduct()),
+    "trusts_late_acknowledgements": (_TrustsLateAcknowledgements, ReplicaConduct()),
     "campaigns_on": (_CampaignsOn, ReplicaConduct()),
     "acknowledges_appended": (Replica, ReplicaConduct(acknowledges_appended=True)),
     "acknowledges_known": (Replica, ReplicaConduct(acknowledges_known=True)),

@@ -83,9 +83,9 @@ class World(NamedNodes):
         self.founders = len(names)
         self._cache_bytes_max = random.choice((400, 1 << 30, 1 << 30))
         self._fill_caches(seed)
-        self.nodes = [Node(name, self) for name in names]
+        self.nodes = [self.make_node(name) for name in names]
         if self.joining.is_due:
-            self.nodes.append(Node(f"n{len(names)}", self))
+            self.nodes.append(self.make_node(f"n{len(names)}"))
             self.nodes[-1].is_member = False
         self.producers = [Producer(f"p{i}", self) for i in range(2)]
         self.readers = self._make_readers()
@@ -101,6 +101,9 @@ class World(NamedNodes):
             self._cache_bytes_max = random.choice((700, 1200, 2500, 1 << 30))
         self._spill_bytes_max = random.choice((1, 1500, 1 << 30))
         self._spill_idle_s = random.choice((0.0, 0.0, 1e9))
+
+    def make_node(self, name: str) -> Node:
+        return Node(name, self)
 
     # --- what nodes and clients see -----------------------------------------------------
 
