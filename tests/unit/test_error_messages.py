@@ -186,7 +186,7 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda _: config.from_dict({**NODE, "node": {**NODE["node"], "lisen": "h:1"}}),
         "unknown key in [node]: 'lisen'; did you mean 'listen'? "
-        "Known: address, directory, group, join, listen, name, weight",
+        "Known: address, directory, group, join, listen, name, rack, weight",
     ),
     (
         lambda _: config.from_dict({**NODE, "limits": {"ccqs_max": "many"}}),
