@@ -95,7 +95,7 @@ def test_recovery_that_is_interrupted_is_completed_by_the_same_plan(
     """The topology is written first, then the states of all partitions at once."""
     keep(store, "abcde", "abc")
     first = plan(store, "b", "c", "d")
-    recovery.carry_out(store, recovery.Recovery({}, first.register, ()))
+    recovery.carry_out(store, recovery.Recovery({}, first.register, {}, ()))
     store.close()
     with Store.open(tmp_path / "a", wall=lambda: 1.5e9) as again:
         second = plan(again, "b", "c", "d")
