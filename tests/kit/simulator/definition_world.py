@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -175,18 +176,6 @@ class DefinitionNode(RegisterNode):
         self._change(world.next_number(), repaired, definitions.keep)
 
 
-@dataclass(slots=True)
-class _Model:
-    """The dumb model: what a single node without faults would have."""
-
-    generations: int
-    schema: Schema | None
-    retention: VersionedRetention
-
-    def key(self) -> tuple[object, ...]:
-        return self.generations, self.schema, self.retention
-
-
 class DefinitionWorld:
     """Two to five nodes; in half of the worlds, homes have decided about datasets before."""
 
@@ -224,7 +213,7 @@ class DefinitionWorld:
         loop.stragglers = loop.random.choice((0.03, 0.1, 0.3))
         self.crashes = loop.random.choice((0.0, 0.005, 0.02))
         for number in range(CLIENTS):
-            loop.after(loop.random.uniform(0.0, 1.0), lambda n=number: self._client(n, None))
+            loop.after(loop.random.uniform(0.0, 1.0), partial(self._client, number, None))
         loop.after(0.5, self._fault)
         loop.after(loop.random.expovariate(1.0), self._lose_directory)
         loop.after(0.1, self._gossip)
@@ -425,10 +414,10 @@ def _has_order(first: Definition, calls: list[Call]) -> bool:
     concurrent objects", 1993). A call without an answer may have its effect later, or never.
     """
     answered = sum(1 << n for n, call in enumerate(calls) if not _may_be_late(call))
-    stack = [(0, first.generations, first.schema, first.retention)]
+    stack = [(0, first)]
     seen = set(stack)
     while stack:
-        done, *state = stack.pop()
+        done, state = stack.pop()
         if done & answered == answered:
             return True
         left = [n for n in range(len(calls)) if not done >> n & 1]
@@ -436,13 +425,8 @@ def _has_order(first: Definition, calls: list[Call]) -> bool:
         for n in left:
             if calls[n].start > soonest:
                 continue
-            for following in _effects(calls[n], Definition(state[0], state[1], "", state[2])):
-                reached = (
-                    done | 1 << n,
-                    following.generations,
-                    following.schema,
-                    following.retention,
-                )
+            for following in _effects(calls[n], state):
+                reached = done | 1 << n, following
                 if reached not in seen:
                     seen.add(reached)
                     stack.append(reached)
