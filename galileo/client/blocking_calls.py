@@ -960,7 +960,8 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: it does not exist.
-            Unavailable: the home node of the name is unreachable; nothing was dropped.
+            Unavailable: the home node of the name is unreachable, and nothing was dropped; in a
+                cluster with copies, too few of the nodes that decide answer.
 
         Example:
             >>> schema = galileo.Schema("weather-fog", [galileo.Feature("depth", unit="m")])

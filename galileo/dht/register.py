@@ -1,16 +1,16 @@
-"""A replicated register that holds the topology of a cluster.
+"""A replicated register: a value that some nodes agree on, such as the topology of a cluster.
 
 Theory of operation. The register is CASPaxos (Rystsov, "CASPaxos: Replicated State Machines without
 logs", 2018): single-decree Paxos, repeated. A proposer asks the voters to promise a ballot, learns
 the entry with the highest ballot that they accepted, applies a change to it, and asks them to
 accept the result. An entry that a majority has accepted is chosen; each later entry is a change of
-it. There is no log, no leader and no election, because changes of a topology are rare.
+it. There is no log, no leader and no election, because the values change rarely.
 
 The voters are named by the entry itself. An entry also names the voters of the entry that it
 changes (`former`), and is chosen when a majority of each has accepted it. A proposer that finds an
 entry which it does not know to be chosen has it chosen first, so two changes of the voters never
 overlap. A node that asks a majority of the voters of a chosen entry learns whether a later one
-exists.
+exists. If none of these voters is left, it learns that from another node that it asks.
 
 A voter that lost its directory has forgotten what it promised and accepted, so it is another voter.
 Entries therefore name each voter by its *seat*, `node@directory` with the random name of its
@@ -42,6 +42,9 @@ from galileo.hashing import text64
 
 NODES_MAX = 4096
 """Ballots are `round * NODES_MAX + ordinal`."""
+LOTS = 1 << 20
+"""A directory uses the rounds of its lot, which a hash of its name draws: a lost directory of the
+same node may have used the others, and its messages may still arrive."""
 VOTERS_MAX = 5
 _AT = "@"
 
@@ -166,8 +169,11 @@ Idempotent: an entry that is changed already is returned as it is. Raises a Gali
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequested:
+    """`advisors` are asked, too, whether they know of a later entry; they have no vote by that."""
+
     request: int
     change: Change
+    advisors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +230,8 @@ class _Proposal:
 
     Attributes:
         answered: the seats that have answered in this phase.
+        ballot: the present one, 0 in a pause.
+        above: the highest ballot that a voter has promised to others.
         best: the entry with the highest ballot among the promises.
         proposed: what the voters are asked to accept; None while they are asked to promise.
         spreading: what was chosen, while it is sent to the voters.
@@ -232,7 +240,9 @@ class _Proposal:
     request: int
     change: Change
     deadline: float
+    advisors: tuple[str, ...] = ()
     ballot: int = 0
+    above: int = 0
     started: float = 0.0
     repeated: float = 0.0
     resumes: float = 0.0
@@ -250,6 +260,7 @@ class Register:
         ordinal: its number, which no other node ever has.
         state: as stored, or `first_state`.
         directory: random name of the directory with the state.
+        what: the value, for errors.
     """
 
     def __init__(
@@ -260,12 +271,15 @@ class Register:
         *,
         directory: str = "",
         options: RegisterOptions | None = None,
+        what: str = "the topology",
     ) -> None:
         self.me = me
+        self.what = what
         self.directory = directory
         self.options = options or RegisterOptions()
         self.state = state
         self._ordinal = ordinal
+        self._lot = text64("ballots", directory) % LOTS
         self._waiting: list[ChangeRequested] = []
         self._proposal: _Proposal | None = None
 
@@ -347,13 +361,14 @@ class Register:
             return []
         event = self._waiting.pop(0)
         deadline = now + self.options.change_s
-        self._proposal = _Proposal(event.request, event.change, deadline)
+        self._proposal = _Proposal(event.request, event.change, deadline, event.advisors)
         return self._prepare(self._proposal, now)
 
     def _prepare(self, proposal: _Proposal, now: float) -> Effects:
         """Begin a ballot that is higher than all that this node has seen."""
-        last = max(self.state.promised, self.state.used, proposal.ballot)
-        proposal.ballot = (last // NODES_MAX + 1) * NODES_MAX + self._ordinal
+        last = max(self.state.promised, self.state.used, proposal.above)
+        after = last // NODES_MAX + 1
+        proposal.ballot = (after + (self._lot - after) % LOTS) * NODES_MAX + self._ordinal
         proposal.started, proposal.resumes = now, now
         proposal.answered, proposal.proposed, proposal.spreading = set(), None, None
         proposal.best = self.state.chosen
@@ -439,7 +454,8 @@ class Register:
     def _back_off(self, proposal: _Proposal, promised: int, now: float) -> Effects:
         """Pause for a time that differs between nodes, then begin a higher ballot."""
         share = text64("register", self.me, proposal.ballot) / 2**64
-        proposal.ballot = max(proposal.ballot, promised)
+        # Until then no answer counts: a lost directory of this node may have used the other ballot.
+        proposal.ballot, proposal.above = 0, max(proposal.above, promised)
         proposal.answered, proposal.resumes = set(), now + share * self.options.backoff_s
         return []
 
@@ -460,7 +476,7 @@ class Register:
         silent = sorted(node_of(one) for one in voters if not _answers(one, proposal.answered))
         needed = "each" if any(map(_is_open, voters)) else "a majority"
         return Unavailable(
-            f"the topology could not be changed: {needed} of {', '.join(map(node_of, voters))} "
+            f"{self.what} could not be changed: {needed} of {', '.join(map(node_of, voters))} "
             f"must answer, and {', '.join(silent)} did not; start them, and repeat the command, "
             "which goes on where it stopped",
             after_s=5.0,
@@ -480,7 +496,12 @@ class Register:
             message, entry = Prepare(proposal.ballot), proposal.best.entry
         answered = set(map(node_of, proposal.answered))
         seats = (seat for quorum in self._quorums(entry) for seat in quorum)
-        asked = [node for node in dict.fromkeys(map(node_of, seats)) if node not in answered]
+        advisors = proposal.advisors if isinstance(message, Prepare) else ()
+        asked = [
+            node
+            for node in dict.fromkeys((*map(node_of, seats), *advisors))
+            if node not in answered
+        ]
         effects: Effects = [SendTo(node, message) for node in asked if node != self.me]
         if self.me in asked:
             effects = [*self._ask_self(message, now), *effects]
@@ -546,25 +567,23 @@ def _answers(seat: str, answered: Collection[str]) -> bool:
 
 
 def _is_majority(seats: Collection[str], answered: Collection[str]) -> bool:
-    if len(seats) == 1:
-        return any(node_of(seat) in map(node_of, answered) for seat in seats)
     count = sum(_answers(seat, answered) for seat in seats)
-    return count == len(seats) if any(map(_is_open, seats)) else 2 * count > len(seats)
+    if len(seats) > 1 and any(map(_is_open, seats)):
+        return count == len(seats)
+    if len(seats) <= 2:
+        nodes = set(map(node_of, answered))
+        return nodes.issuperset(map(node_of, seats)) and count >= len(seats) - 1
+    return 2 * count > len(seats)
 
 
-def first_state(
-    voters: Iterable[str], data: str, *, version: int = 1, directory: str = ""
-) -> RegisterState:
+def first_state(voters: Iterable[str], data: str, *, version: int = 1) -> RegisterState:
     """The state before any change: all nodes begin with the same entry, which counts as chosen.
 
     Args:
         voters: their seats.
         data: the value.
         version: of the value.
-        directory: random name of the node's directory. Ballots begin at a round that is drawn from
-            it, because an earlier directory of the node may have used others.
     """
     seats = tuple(voters)
     entry = Ballot(0, Entry(version, seats, seats, data))
-    used = text64("ballots", directory) >> 20 if directory else 0
-    return RegisterState(promised=0, used=used, accepted=entry, chosen=entry)
+    return RegisterState(promised=0, used=0, accepted=entry, chosen=entry)

@@ -374,10 +374,26 @@ def voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
     Former voters stay as far as there is room; the nodes that are oldest by their ordinals join
     them.
     """
-    staying = [node.name for node in topology.nodes if not (node.leaving or is_expected(node))]
+    count = len(_staying(topology))
+    return _oldest(topology, min(VOTERS_MAX, count - (count + 1) % 2), former)
+
+
+def definition_voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
+    """The nodes that store the definitions of datasets: as `voters`, but both nodes of two.
+
+    The loss of one disk then loses no definition, at the price that both nodes are needed.
+    """
+    count = len(_staying(topology))
+    return _oldest(topology, 2, former) if count == 2 else voters(topology, former)
+
+
+def _staying(topology: Topology) -> list[str]:
+    return [node.name for node in topology.nodes if not (node.leaving or is_expected(node))]
+
+
+def _oldest(topology: Topology, count: int, former: Collection[str]) -> tuple[str, ...]:
     ordinals = topology.ordinals
-    count = min(VOTERS_MAX, len(staying) - (len(staying) + 1) % 2)
-    ordered = sorted(staying, key=lambda name: (name not in former, ordinals[name]))
+    ordered = sorted(_staying(topology), key=lambda name: (name not in former, ordinals[name]))
     return tuple(sorted(ordered[:count], key=ordinals.__getitem__))
 
 

@@ -131,7 +131,7 @@ class VersionedRetention:
     """A policy with the number of its change; the higher version replaces the lower.
 
     Attributes:
-        version: 0 for a dataset that never had one, then counted by the dataset's home.
+        version: 0 for a dataset that never had one, then counted where policies are set.
         retention: None: nothing is deleted.
     """
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from galileo.errors import InputError, InvalidSchema, UnknownDataset, reason_of
+from galileo.errors import DatasetExists, InputError, InvalidSchema, UnknownDataset, reason_of
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
 
@@ -33,6 +33,8 @@ FEATURES_MAX = 256
 ARROW_SCHEMAS_KEPT = 256
 """Cached Arrow schemas; building one dominates the cost of a small answer."""
 DATASETS_NAMED_MAX = 20
+FEATURES_NAMED_MAX = 8
+"""Features of a dataset that an error lists."""
 NEARNESS_MIN = 0.66
 """Least similarity, from 0 to 1, of a suggested name: "nan" and "nam"."""
 SHORTENED_MIN = 3
@@ -406,6 +408,21 @@ def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
             dropped=name,
         )
     return UnknownDataset(f"dataset {name!r} was dropped", dropped=name, remedy="create_dataset")
+
+
+def existing_dataset(schema: Schema, *, same: bool) -> DatasetExists:
+    """The error about a name that is taken; `same`: by the schema that was wanted."""
+    names = [feature.name for feature in schema.features]
+    more = (
+        f" and {len(names) - FEATURES_NAMED_MAX:,} more" if len(names) > FEATURES_NAMED_MAX else ""
+    )
+    features = f"{', '.join(names[:FEATURES_NAMED_MAX])}{more}"
+    how = (
+        "with the same schema; go on with it"
+        if same
+        else f"with another schema, of the features {features}; choose another name"
+    )
+    return DatasetExists(f"dataset {schema.name!r} exists already {how}", same=same)
 
 
 def _features(value: Any) -> tuple[Feature, ...]:

@@ -1,11 +1,12 @@
 """The datasets of a node, each with its shard.
 
 A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
-creations of one name conflict. The home then sends it to every node, and
-heartbeats bring it to those that were away. It is dropped there, too: every node keeps how many
-datasets of each name were dropped (its *generations*), of which the highest number counts, and a
-dataset of a lower generation is never taken in again. Inside the cluster a dataset goes by its key
-(`Schema.key`), so nothing that is late can meet another one of the same name.
+creations of one name conflict; in a cluster with copies, the nodes agree on it
+(`galileo.dht.definitions`). It is then sent to every node, and heartbeats bring it to those that
+were away. It is dropped in the same way: every node keeps how many datasets of each name were
+dropped (its *generations*), of which the highest number counts, and a dataset of a lower generation
+is never taken in again. Inside the cluster a dataset goes by its key (`Schema.key`), so
+nothing that is late can meet another one of the same name.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from galileo.dht.definitions import Definition, slot_of
 from galileo.dht.topology import Topology
 from galileo.errors import (
     CorruptData,
-    DatasetExists,
     GalileoError,
     InputError,
     PartitionMoved,
@@ -34,6 +35,7 @@ from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRete
 from galileo.model.schema import (
     Schema,
     dropped_dataset,
+    existing_dataset,
     name_of_key,
     unknown_dataset,
 )
@@ -52,8 +54,6 @@ FENCED_S = 0.1
 
 OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
 """Called with a name, its number of dropped generations, and the keys of the dropped datasets."""
-NAMED_MAX = 8
-"""Features of a dataset that an error lists."""
 
 log = logging.getLogger(__name__)
 
@@ -197,21 +197,25 @@ class Catalog:
         if key is not None:
             existing = self._shards[key].schema
             same = existing.of_generation(schema.generation) == schema
-            raise _already_exists(existing, same=same)
-        most = self._options.datasets_max
-        if schema.name not in generations and len({*self.names, *generations}) >= most:
+            raise existing_dataset(existing, same=same)
+        self.check_room(schema.name)
+        created = schema.of_generation(generations.get(schema.name, 0))
+        self.adopt(created)
+        return created
+
+    def check_room(self, name: str) -> None:
+        """Raises InputError if there are too many datasets for one of another name."""
+        most, names = self._options.datasets_max, {*self.names, *self.generations}
+        if name not in names and len(names) >= most:
             raise InputError(
                 f"expected at most {most} datasets in a cluster, dropped ones included, "
                 "got another one; keep what belongs together in one dataset, or use the name of a "
                 "dropped one again",
                 bound=most,
             )
-        created = schema.of_generation(generations.get(schema.name, 0))
-        self.adopt(created)
-        return created
 
     def adopt(self, schema: Schema) -> None:
-        """Stores a dataset that its home has accepted; idempotent.
+        """Stores a dataset that was accepted; idempotent.
 
         Ignores a dropped dataset. One of an earlier generation has to be dropped first.
         """
@@ -222,6 +226,26 @@ class Catalog:
             if schema.key not in self._shards:
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
                 self._keys[schema.name] = schema.key
+
+    def definitions(self, slot: int) -> dict[str, Definition]:
+        """What this node knows of the datasets of which one register decides."""
+        generations, keys = self.generations, self._keys.copy()
+        shards, retentions = self._shards, self._retentions
+        schemas = {name: shards[key].schema for name, key in keys.items() if key in shards}
+        return {
+            name: Definition(
+                generations.get(name, 0),
+                schema := schemas.get(name),
+                retention=retentions.get(schema.key, UNLIMITED) if schema else UNLIMITED,
+            )
+            for name in {**schemas, **generations}
+            if slot_of(name) == slot
+        }
+
+    async def settle(self) -> None:
+        """Waits for the drops that have begun."""
+        running = [dropping for _, dropping in self._drops.values()]
+        await asyncio.gather(*map(asyncio.shield, running), return_exceptions=True)
 
     def outdated(self, schema: Schema) -> bool:
         """Whether the generation of a dataset implies drops that this node has not made yet."""
@@ -310,7 +334,7 @@ class Catalog:
         return numbered
 
     def adopt_retention(self, dataset: str, numbered: VersionedRetention) -> None:
-        """Stores a policy that the dataset's home has set, if it is newer than the known one."""
+        """Stores a policy that was set, if it is newer than the known one."""
         if self.is_dropped(dataset):
             return
         if numbered.version > self._retentions.get(dataset, UNLIMITED).version:
@@ -503,18 +527,6 @@ class Catalog:
             await writer.drained()
         for shard in self._shards.values():
             shard.close()
-
-
-def _already_exists(schema: Schema, *, same: bool) -> DatasetExists:
-    names = [feature.name for feature in schema.features]
-    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
-    features = f"{', '.join(names[:NAMED_MAX])}{more}"
-    how = (
-        "with the same schema; go on with it"
-        if same
-        else f"with another schema, of the features {features}; choose another name"
-    )
-    return DatasetExists(f"dataset {schema.name!r} exists already {how}", same=same)
 
 
 def fenced(partition: int) -> PartitionMoved:

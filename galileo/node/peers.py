@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
+from galileo.dht.definitions import Definitions
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
@@ -209,6 +210,8 @@ class Peers(Protocol):
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed: ...
 
     async def datasets(self, node: str) -> list[Schema]: ...
+
+    async def definitions(self, node: str, slot: int) -> Definitions: ...
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
 from galileo.cursor import Cursor
+from galileo.dht import definitions
+from galileo.dht.definitions import CreateDataset, Definitions, DropDataset, SetRetention
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
@@ -22,6 +25,7 @@ from galileo.model.retention import (
     VersionedRetention,
 )
 from galileo.model.schema import Schema, split_key
+from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
 from galileo.node.cluster_view import ClusterView
@@ -103,6 +107,7 @@ class StorageNode:
         scrub: reads stored commits again in the background, once it has begun.
         replicas: the machines of its replicated partitions; None if there is one copy.
         is_home: whether this node creates and drops datasets; not any more if it is being removed.
+        agreed: what the nodes of a cluster with copies agree on about datasets.
     """
 
     def __init__(
@@ -117,6 +122,7 @@ class StorageNode:
         self.name = name
         self.options = options
         self.is_home = True
+        self.agreed: AgreedDefinitions | None = None
         self.live = topology = TopologyState.of(topology)
         is_replicated = topology.current.is_replicated
         if not is_replicated:
@@ -265,23 +271,36 @@ class StorageNode:
 
     # --- datasets ------------------------------------------------------------------------------
 
+    @property
+    def _registers(self) -> AgreedDefinitions | None:
+        """What decides about datasets; None: the home of each does."""
+        return self.agreed if self.topology.is_replicated else None
+
     async def create_dataset(self, schema: Schema) -> Schema:
-        """Creates a dataset at its home, which hands it to every other node.
+        """Creates a dataset, and hands it to every other node.
+
+        Its home creates it, or a majority of the voters in a cluster with copies.
 
         Returns:
-            Its schema with the generation that the home gave it.
+            Its schema with the generation that it got.
 
         Raises:
             DatasetExists: the name is taken.
-            Unavailable: the home cannot be reached.
+            Unavailable: the home cannot be reached, or too few voters can.
         """
-        home = dataset_home(self.topology, schema.name)
-        if home != self.name:
+        if self._registers is not None:
+            self.catalog.check_room(schema.name)
+            change = CreateDataset(schema, secrets.token_hex(8))
+            created = (await self._registers.change(schema.name, change)).schema
+            assert created is not None, "created without a schema"
+            await self.adopt(created)
+        elif (home := dataset_home(self.topology, schema.name)) != self.name:
             created = await self._peers.create_dataset(home, schema, replicate=False)
             await self.adopt(created)
             return created
-        self._check_home()
-        created = self.catalog.create(schema)
+        else:
+            self._check_home()
+            created = self.catalog.create(schema)
         await asyncio.gather(*(self._hand_over(node, created) for node in self._others))
         return created
 
@@ -304,24 +323,28 @@ class StorageNode:
         self.catalog.adopt(schema)
 
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
-        """Drops the dataset with this key at its home, which has every other node drop it.
+        """Drops the dataset with this key, and has every other node drop it.
 
-        A node that cannot be reached now drops it after a later heartbeat.
+        Its home decides that, or a majority of the voters in a cluster with copies. A node that
+        cannot be reached now drops it after a later heartbeat.
 
         Returns:
             What each node removed, or why it has not yet.
 
         Raises:
             UnknownDataset: there is none with this key, or it was dropped before.
-            Unavailable: the home cannot be reached; nothing was dropped.
-            PartitionReadOnly: the home's disk refuses; nothing was dropped.
+            Unavailable: the home cannot be reached, and nothing was dropped; or too few voters can.
+            PartitionReadOnly: the disk refuses; nothing was dropped.
         """
-        home = dataset_home(self.topology, dataset)
-        if home != self.name:
-            return await self._peers.drop_dataset(home, dataset)
-        self._check_home()
-        self.catalog.shard(dataset)
         name, generation = split_key(dataset)
+        if self._registers is not None:
+            await self.schema(dataset)
+            await self._registers.change(name, DropDataset(dataset))
+        elif (home := dataset_home(self.topology, dataset)) != self.name:
+            return await self._peers.drop_dataset(home, dataset)
+        else:
+            self._check_home()
+            self.catalog.shard(dataset)
         removed = {self.name: await self.drop(name, generation + 1)}
         others = await asyncio.gather(
             *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
@@ -349,16 +372,13 @@ class StorageNode:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
 
     async def schema(self, dataset: str) -> Schema:
-        """The schema of the dataset with this key; fetched from its home where it is unknown here.
+        """The schema of the dataset with this key; fetched from elsewhere if it is unknown here.
 
         Raises:
             UnknownDataset: there is none, or it was dropped.
         """
-        home = dataset_home(self.topology, dataset)
-        if home != self.name and self._lacks(dataset):
-            await self._await_topology()
-            with contextlib.suppress(GalileoError):
-                await self.sync_datasets(home, [dataset])
+        if self._lacks(dataset):
+            await self._look_up(split_key(dataset)[0])
         return self.catalog.schema(dataset)
 
     async def named(self, name: str) -> Schema:
@@ -371,13 +391,67 @@ class StorageNode:
         """
         if split_key(name)[1]:
             return await self.schema(name)
-        home, key = dataset_home(self.topology, name), self.catalog.key_of(name)
-        if key is None and home != self.name:
-            await self._await_topology()
-            with contextlib.suppress(GalileoError):
-                await self._learn_all(home)
-            key = self.catalog.key_of(name)
-        return self.catalog.schema(key or name)
+        if self.catalog.key_of(name) is None:
+            await self._look_up(name)
+        return self.catalog.schema(self.catalog.key_of(name) or name)
+
+    async def _look_up(self, name: str) -> None:
+        """Learns of a dataset from its home, or from a majority of the voters, if they answer."""
+        await self._await_topology()
+        if self._registers is None:
+            home = dataset_home(self.topology, name)
+            if home != self.name:
+                with contextlib.suppress(GalileoError):
+                    await self._learn_all(home)
+            return
+        slot, voters = definitions.slot_of(name), self._registers.voters(name)
+        await self.learn_definitions(self._registers.agreed(slot))
+        others = [node for node in voters if node != self.name]
+        needed = len(voters) // 2 + 1 - (len(voters) - len(others))
+        await first_answers([self._learn_slot(node, slot) for node in others], needed)
+
+    async def _learn_slot(self, node: str, slot: int) -> None:
+        await self.learn_definitions(await self._peers.definitions(node, slot))
+
+    async def learn_definitions(self, learned: Definitions) -> None:
+        """Keeps what was agreed on about datasets, as far as it is newer.
+
+        Raises:
+            PartitionReadOnly: the disk refuses some of it.
+            Unavailable: this node does not know the topology of the cluster yet.
+        """
+        await self._await_topology()
+        self._check_topology()
+        await self.learn_generations({name: one.generations for name, one in learned.items()})
+        for schema, retention in [(one.schema, one.retention) for one in learned.values()]:
+            if schema is not None:
+                if not self.catalog.knows(schema.key):
+                    self.catalog.adopt(schema)
+                self.catalog.adopt_retention(schema.key, retention)
+
+    async def learn_everything(self, slot: int) -> None:
+        """Learns what every other node knows of the datasets of a register, before it decides.
+
+        Raises:
+            Unavailable: one of them cannot be reached, or does not know of copies yet.
+        """
+        await self.catalog.settle()
+        await asyncio.gather(*(self._learn_slot(node, slot) for node in self._others))
+
+    async def definitions(self, slot: int) -> Definitions:
+        """What this node knows of the datasets of a register, for another node.
+
+        Raises:
+            Unavailable: this node does not know yet that registers decide.
+        """
+        if self._registers is None:
+            raise Unavailable(
+                f"node {self.name!r} does not know yet that the cluster has copies",
+                node=self.name,
+                after_s=0.5,
+            )
+        await self.catalog.settle()
+        return definitions.merge(self._registers.agreed(slot), self.catalog.definitions(slot))
 
     def _lacks(self, dataset: str) -> bool:
         return not (self.catalog.knows(dataset) or self.catalog.is_dropped(dataset))
@@ -409,13 +483,16 @@ class StorageNode:
                 return
             await asyncio.sleep(TOPOLOGY_PAUSE_S)
 
-    async def _learn_all(self, node: str) -> None:
+    def _check_topology(self) -> None:
         if not self._knows_topology:
             raise Unavailable(
                 f"node {self.name!r} does not know the topology of the cluster yet; try again",
                 after_s=TOPOLOGY_PAUSE_S,
                 node=self.name,
             )
+
+    async def _learn_all(self, node: str) -> None:
+        self._check_topology()
         for schema in await self._peers.datasets(node):
             await self.adopt(schema)
 
@@ -431,19 +508,28 @@ class StorageNode:
                 await self.drop(name, dropped)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> VersionedRetention:
-        """Changes the policy of a dataset, at its home; heartbeats bring it to the other nodes.
+        """Changes the policy of a dataset; heartbeats bring it to the other nodes.
+
+        Its home does that, or a majority of the voters in a cluster with copies.
+
+        Returns:
+            The policy with its version; a later one if another call has changed it at once.
 
         Raises:
             UnknownDataset: there is none of that name.
-            Unavailable: the home cannot be reached.
+            Unavailable: the home cannot be reached, or too few voters can.
         """
-        dataset = (await self.named(dataset)).key
-        home = dataset_home(self.topology, dataset)
-        if home == self.name:
+        schema = await self.named(dataset)
+        home = dataset_home(self.topology, schema.key)
+        if self._registers is not None:
+            change = SetRetention(schema.key, retention)
+            numbered = (await self._registers.change(schema.name, change)).retention
+        elif home != self.name:
+            numbered = await self._peers.set_retention(home, schema.key, retention)
+        else:
             self._check_home()
-            return self.catalog.set_retention(dataset, retention)
-        numbered = await self._peers.set_retention(home, dataset, retention)
-        self.catalog.adopt_retention(dataset, numbered)
+            return self.catalog.set_retention(schema.key, retention)
+        self.catalog.adopt_retention(schema.key, numbered)
         return numbered
 
     async def retention(self, dataset: str) -> VersionedRetention:

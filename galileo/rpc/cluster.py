@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from galileo.dht import definitions
 from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
@@ -244,6 +245,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         self, request: peers_pb2.GossipRequest, context: Context
     ) -> peers_pb2.GossipReply:
         return await self._mail.receive(request)
+
+    @unary
+    async def ReadDefinitions(  # noqa: N802
+        self, request: peers_pb2.ReadDefinitionsRequest, context: Context
+    ) -> peers_pb2.ReadDefinitionsReply:
+        known = await self._node.definitions(request.slot)
+        return peers_pb2.ReadDefinitionsReply(definitions_json=definitions.encode(known))
 
     async def _status_of(self, name: str) -> cluster_pb2.NodeStatus:
         topology = self._node.topology  # The node may be removed meanwhile.

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR
+from galileo.dht import definitions
+from galileo.dht.definitions import Definitions
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, Unavailable
@@ -237,6 +239,11 @@ class GrpcPeers:
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._call(node, ClusterStub, "ListDatasets", request)
         return [Schema.from_json(text) for text in reply.schemas_json]
+
+    async def definitions(self, node: str, slot: int) -> Definitions:
+        request = peers_pb2.ReadDefinitionsRequest(slot=slot)
+        reply = await self._call(node, PeerClusterStub, "ReadDefinitions", request)
+        return definitions.decode(reply.definitions_json)
 
     async def set_retention(
         self, node: str, dataset: str, retention: Retention | None

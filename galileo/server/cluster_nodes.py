@@ -3,9 +3,9 @@
 Theory of operation. A node is added by one change of the register. A node that is removed carries
 that out itself. It records durably that it is leaving, so that it goes on after a crash. It has the
 register mark it, whereupon no partition is moved to it and it is given no CCQ; has the nodes of its
-group take its partitions; hands off its CCQs; stops to create datasets and hands the definitions to
-its successor; and asks the successor to have the register remove it. Until the last step the
-removal can be undone; what was moved stays where it is.
+group take its partitions, and others vote on datasets; hands off its CCQs; stops to create datasets
+and hands the definitions to its successor; and asks the successor to have the register remove it.
+Until the last step the removal can be undone; what was moved stays where it is.
 
 A node that is gone for good cannot do so. If others have copies of its partitions, the register
 removes it at once; leaders then make copies elsewhere.
@@ -30,6 +30,7 @@ from galileo.errors import GalileoError, InputError, TransientError, Unavailable
 from galileo.node.replication.replicas import Replicas
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
+from galileo.server.definition_registers import DefinitionRegisters
 from galileo.server.peer_messaging import PeerMessenger
 from galileo.server.topology_register import TOPOLOGY_KIND, TopologyRegister
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
@@ -52,6 +53,7 @@ class ClusterNodes:
         register: of the topology.
         peers: the other nodes.
         mail: sends them heartbeats.
+        definitions: the registers of datasets in a cluster with copies.
         drain: hands off CCQs, or ends that.
         coordinated: counts the CCQs that this node coordinates.
         is_alive: whether another node is heard from.
@@ -65,6 +67,7 @@ class ClusterNodes:
         *,
         peers: GrpcPeers,
         mail: PeerMessenger,
+        definitions: DefinitionRegisters,
         drain: Callable[[bool], None],
         coordinated: Callable[[], int],
         is_alive: Callable[[str], bool],
@@ -74,6 +77,7 @@ class ClusterNodes:
         self._register = register
         self._peers = peers
         self._mail = mail
+        self._definitions = definitions
         self._drain = drain
         self._coordinated = coordinated
         self._is_alive = is_alive
@@ -247,6 +251,7 @@ class ClusterNodes:
                 await self._move_out(to)
         else:
             await self._leave_sets(self._node.replicas)
+            await self._definitions.leave()
         await self._hand_off()
         self._node.is_home = False
         await self._save(to, is_resigned=True)

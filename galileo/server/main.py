@@ -62,6 +62,7 @@ from galileo.server.cgroup_memory import memory
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.cluster_nodes import ClusterNodes
 from galileo.server.continuous import ContinuousQueries
+from galileo.server.definition_registers import DefinitionRegisters
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor
 from galileo.server.evaluator_client import Evaluation
@@ -166,11 +167,21 @@ class NodeProcess:
         )
         self.driver.mail = self.mail
         self._register.send = self.mail.send
+        self._definitions = DefinitionRegisters(
+            self.node,
+            send=self.mail.send,
+            directory_of=self.mail.identity_of,
+            is_alive=self._is_alive,
+            clock=clock,
+        )
+        self.node.agreed = self._definitions
+        self.mail.receive_definition = self._definitions.receive
         self._nodes = ClusterNodes(
             self.node,
             self._register,
             peers=self._peers,
             mail=self.mail,
+            definitions=self._definitions,
             drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
             is_alive=self._is_alive,
@@ -221,6 +232,7 @@ class NodeProcess:
             asyncio.create_task(trim_when_idle()),
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
+            asyncio.create_task(self._definitions.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
         drives = self._expect_one_copy if self._replicas is None else self._replicas.run

@@ -51,6 +51,7 @@ from galileo.model.windows import Window
 from galileo.node.shard import PublishedCommits
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.peers import GrpcPeers
+from galileo.server.definition_registers import DefinitionMessage
 from galileo.server.gossip_codec import (
     decode_commits,
     decode_given,
@@ -79,6 +80,7 @@ log = logging.getLogger(__name__)
 TAGGED = TaggedJson(
     [
         *REGISTER_MESSAGES,
+        DefinitionMessage,
         Ballot,
         Entry,
         *get_args(messages.Message),
@@ -221,6 +223,9 @@ class PeerMessenger:
         on_news: called with the datasets of which new commits were reported.
         options: limits.
         monotonic: clock in seconds.
+
+    Attributes:
+        receive_definition: called with (node, message) about definitions of datasets.
     """
 
     def __init__(
@@ -236,6 +241,7 @@ class PeerMessenger:
         options: MessagingOptions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.receive_definition: Callable[[str, DefinitionMessage], None] = _drop
         self._monotonic = monotonic
         self._options = options = options or MessagingOptions()
         self._node = node
@@ -550,6 +556,8 @@ class PeerMessenger:
             message = TAGGED.decode(data)
             if isinstance(message, REGISTER_MESSAGES):
                 await self._register.receive(request.sender, message)
+            elif isinstance(message, DefinitionMessage):
+                self.receive_definition(request.sender, message)
             else:
                 self._on_message(request.sender, message)
         for one in request.heartbeat.retentions:  # last: if the disk refuses, they are sent again
@@ -694,6 +702,10 @@ class PeerMessenger:
                 )
             )
         return held
+
+
+def _drop(node: str, message: DefinitionMessage) -> None:
+    """Drops a message."""
 
 
 def _check_protocol(request: peers_pb2.GossipRequest) -> None:

@@ -11,42 +11,26 @@ voter until then.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from galileo.clock import Clock
 from galileo.dht import register, topology_changes
-from galileo.dht.register import (
-    Ballot,
-    ChangeFinished,
-    ChangeRequested,
-    Entry,
-    EntryChosen,
-    Learn,
-    Register,
-    RegisterEvent,
-    RegisterMessageArrived,
-    RegisterState,
-    RegisterTicked,
-    SaveState,
-    SendTo,
-)
+from galileo.dht.register import Ballot, Entry, Learn, Register, RegisterState
 from galileo.dht.topology import Move, NodeInfo, Topology
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError
+from galileo.server.register_driver import STATE, RegisterDriver
 from galileo.storage.store import Store
-from galileo.wire.tagged_json import TaggedJson
 
 TOPOLOGY_KIND, REGISTER = "topology", "register"
 MESSAGES = (
     *(register.Prepare, register.Promise, register.Accept, register.Accepted),
     *(register.Reject, register.Learn, register.Learned),
 )
-STATE = TaggedJson([RegisterState, Ballot, Entry])
-TICK_S = 0.05
 RESEAT_RETRY_S = 1.0
 
 TopologyChange: TypeAlias = Callable[[Topology], Topology]
@@ -96,40 +80,40 @@ class TopologyRegister:
         self.on_changed: Callable[[], None] = _ignore
         self.adopt_moves: Callable[[Iterable[Move]], Awaitable[None]] = _adopt_none
         self._live = live
-        self._store = store
-        self._clock = clock
         topology = live.current
-        self._name, self._ordinal = name, topology.ordinals[name]
+        self._name, ordinal = name, topology.ordinals[name]
         self._directory = store.identity
         state = load_state(store) or register.first_state(
             topology_changes.first_voters(topology),
             topology.to_json(),
             version=topology.version,
-            directory=self._directory,
         )
-        self._machine = Register(name, self._ordinal, state, directory=self._directory)
-        self._requests = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Entry]] = {}
-        self._stepping = asyncio.Lock()
-        self._has_begun = asyncio.Event()
+        self._driver = RegisterDriver(
+            state,
+            machine=lambda state: Register(name, ordinal, state, directory=self._directory),
+            save=partial(save_state, store),
+            send=lambda node, message: self.send(node, message),
+            on_chosen=self._adopt,
+            clock=clock,
+        )
         self._seat_lost = asyncio.Event()
         self._check_seat()
 
     @property
     def version(self) -> int:
         """Of the topology; 0 if it is that of the files."""
-        chosen = self._machine.state.chosen
+        chosen = self._driver.chosen
         return chosen.entry.version if chosen.number else 0
 
     @property
     def encoded(self) -> bytes:
         """The last chosen topology, for a node that may not have it."""
-        return STATE.encode(self._machine.state.chosen)
+        return STATE.encode(self._driver.chosen)
 
     async def run(self) -> None:
         """Repeats messages of changes and keeps this node's seat, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat())
+            group.create_task(self._driver.run())
             group.create_task(self._keep_seat())
 
     async def _keep_seat(self) -> None:
@@ -144,24 +128,15 @@ class TopologyRegister:
             self._check_seat()
 
     def _check_seat(self) -> None:
-        chosen = self._machine.chosen
+        chosen = self._driver.chosen.entry
         if register.reseat(chosen, self._name, self._directory) == chosen:
             self._seat_lost.clear()
         else:
             self._seat_lost.set()
 
-    async def _repeat(self) -> None:
-        while True:
-            await self._has_begun.wait()
-            await asyncio.sleep(TICK_S)
-            if self._machine.is_busy:
-                await self._step(RegisterTicked())
-            else:
-                self._has_begun.clear()
-
     async def receive(self, sender: str, message: register.RegisterMessage) -> None:
         """Processes a message of another node."""
-        await self._step(RegisterMessageArrived(sender, message))
+        await self._driver.receive(sender, message)
 
     async def learn(self, sender: str, data: bytes) -> None:
         """Adopts a topology that another node has sent, if it is later.
@@ -179,17 +154,9 @@ class TopologyRegister:
             Unavailable: too few voters answered; the change may be made nevertheless.
             GalileoError: of the change.
         """
-        number = next(self._requests)
-        future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        try:
-            self._has_begun.set()
-            await self._step(ChangeRequested(number, lambda entry: self._next(entry, change)))
-            return topology_of(await future)
-        finally:
-            del self._waiting[number]
+        return topology_of(await self._driver.change(partial(self._next, change=change)))
 
-    def _next(self, entry: Entry, change: TopologyChange) -> Entry:
+    def _next(self, entry: Entry, *, change: TopologyChange) -> Entry:
         entry = register.reseat(entry, self._name, self._directory)
         topology = self._with_moves(topology_of(entry))
         changed = change(topology)
@@ -214,33 +181,6 @@ class TopologyRegister:
                 last[move.partition] = move
         return replace(topology, moved=tuple(sorted(last.values())))
 
-    async def _step(self, event: RegisterEvent) -> None:
-        async with self._stepping:
-            durable = self._machine.state
-            for effect in self._machine.step(event, self._clock.monotonic()):
-                if isinstance(effect, SaveState):
-                    try:
-                        await asyncio.shield(
-                            asyncio.to_thread(save_state, self._store, effect.state)
-                        )
-                    except GalileoError as error:
-                        self._restart(durable, error)
-                        raise
-                    durable = effect.state
-                elif isinstance(effect, SendTo):
-                    self.send(effect.to, effect.message)
-                elif isinstance(effect, EntryChosen):
-                    await self._adopt(effect.entry)
-                else:
-                    self._finish(effect)
-
-    def _restart(self, state: RegisterState, error: GalileoError) -> None:
-        """Begin again with what is durable, as after a crash."""
-        self._machine = Register(self._name, self._ordinal, state, directory=self._directory)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
-
     async def _adopt(self, entry: Entry) -> None:
         """Follows a later topology, once the copies of partitions that it moves here are open.
 
@@ -259,15 +199,6 @@ class TopologyRegister:
         log.info("topology %d: nodes %s", topology.version, ", ".join(topology.by_name))
         self._check_seat()
         self.on_changed()
-
-    def _finish(self, effect: ChangeFinished) -> None:
-        future = self._waiting.get(effect.request)
-        if future is None or future.done():
-            return
-        if isinstance(effect.outcome, GalileoError):
-            future.set_exception(effect.outcome)
-        else:
-            future.set_result(effect.outcome)
 
 
 def _new_seat(node: NodeInfo) -> str:

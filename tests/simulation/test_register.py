@@ -9,13 +9,21 @@ import pytest
 from simulator.register_world import REGISTER_MUTANTS, run_register
 
 from galileo.dht.register import (
+    NODES_MAX,
+    Accept,
+    Ballot,
     ChangeRequested,
     Effects,
     Entry,
     Prepare,
+    Promise,
     Register,
+    RegisterMessageArrived,
+    Reject,
     SendTo,
+    directory_of,
     first_state,
+    node_of,
 )
 
 SEEDS = 2_000
@@ -68,12 +76,56 @@ def test_register_restart_mid_proposal_uses_a_higher_ballot() -> None:
 
 def test_register_of_another_directory_uses_other_ballots() -> None:
     """Late messages of the lost directory would count for the other's entry."""
-    directories = [first_state(["a", "b"], "", directory=one) for one in ("x", "y")]
+    first = replace(first_state(["a", "b"], ""), promised=10_000_000)
     ballots = [
-        _ballots(Register("c", 2, state).step(ChangeRequested(1, _add), 0.0))
-        for state in directories
+        _ballots(Register("c", 2, first, directory=one).step(ChangeRequested(1, _add), 0.0))
+        for one in ("x", "y")
     ]
     assert not set(ballots[0]) & set(ballots[1])
+
+
+@pytest.mark.parametrize(
+    ("answering", "is_enough"),
+    [
+        (["a@1", "b@1"], True),
+        (["a@2", "b@1"], True),
+        (["a@1", "b@2"], True),
+        (["a@2", "b@2"], False),
+        (["a@1"], False),
+    ],
+)
+def test_register_of_two_voters_needs_both_and_the_directory_of_one(
+    answering: list[str], is_enough: bool
+) -> None:
+    asking = Register("c", 2, first_state(["a@1", "b@1"], ""))
+    (ballot,) = set(_ballots(asking.step(ChangeRequested(1, _add), 0.0)))
+    effects: Effects = []
+    for seat in answering:
+        promise = Promise(ballot, asking.state.accepted, directory_of(seat))
+        effects += asking.step(RegisterMessageArrived(node_of(seat), promise), 0.0)
+    proposed = [one for one in effects if isinstance(one, SendTo)]
+    assert any(isinstance(one.message, Accept) for one in proposed) is is_enough
+
+
+def test_register_whose_voters_are_all_replaced_learns_the_others_from_an_advisor() -> None:
+    asking = Register("d", 3, first_state(["a@1"], ""))
+    effects = asking.step(ChangeRequested(1, _add, ("b",)), 0.0)
+    assert {one.to for one in effects if isinstance(one, SendTo)} == {"a", "b"}
+    later = Ballot(1, Entry(7, ("b@1",), ("b@1",), ""))
+    promise = Promise(_ballots(effects)[0], later, "1")
+    effects = asking.step(RegisterMessageArrived("b", promise), 0.0)
+    accepts = [one.message for one in effects if isinstance(one, SendTo)]
+    assert [one.entry for one in accepts if isinstance(one, Accept)] == [later.entry]
+
+
+def test_register_that_pauses_counts_no_answer_to_a_ballot_of_its_lost_directory() -> None:
+    asking = Register("c", 2, first_state(["a", "b"], ""))
+    (ballot,) = set(_ballots(asking.step(ChangeRequested(1, _add), 0.0)))
+    other = ballot + 10 * NODES_MAX
+    asking.step(RegisterMessageArrived("a", Reject(ballot, other)), 0.0)
+    for voter in "ab":
+        promise = Promise(other, asking.state.accepted)
+        assert asking.step(RegisterMessageArrived(voter, promise), 0.0) == []
 
 
 def _add(entry: Entry) -> Entry:

@@ -277,7 +277,7 @@ class CreateDatasetRequest(_message.Message):
     REPLICATE_FIELD_NUMBER: _builtins.int
     schema_json: _builtins.str
     replicate: _builtins.bool
-    """between nodes: keep a dataset that its home has accepted"""
+    """between nodes: keep a dataset that was accepted"""
     def __init__(
         self,
         *,

@@ -30,7 +30,8 @@ from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
 from galileo.errors import CorruptData, GalileoError, InputError, PartitionMoved, Unavailable
 from galileo.node.migration.protocol import Handoff, MigrationOptions
-from galileo.server.topology_register import STATE, TopologyRegister
+from galileo.server.register_driver import STATE
+from galileo.server.topology_register import TopologyRegister
 
 
 async def test_move_partition_keeps_commits_and_recognises_repeated_batches(

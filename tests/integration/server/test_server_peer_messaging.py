@@ -38,7 +38,8 @@ from galileo.server.peer_messaging import (
     PeerMessenger,
     _take_batch,
 )
-from galileo.server.topology_register import STATE, TopologyRegister
+from galileo.server.register_driver import STATE
+from galileo.server.topology_register import TopologyRegister
 from galileo.wire.internal.v1 import peers_pb2
 
 TIMEOUT_S = 60.0

@@ -15,7 +15,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import InputError
 from galileo.node.replication import replicas
 from galileo.replication.values import ORDINALS, Epochs, Member, ReplicaSet, ReplicaState
-from galileo.server import recovery, topology_register
+from galileo.server import definition_registers, recovery, topology_register
 from galileo.storage.store import Store
 
 NODES = ("a", "b", "c", "d", "e")
@@ -95,11 +95,27 @@ def test_recovery_that_is_interrupted_is_completed_by_the_same_plan(
     """The topology is written first, then the states of all partitions at once."""
     keep(store, "abcde", "abc")
     first = plan(store, "b", "c", "d")
-    recovery.carry_out(store, recovery.Recovery({}, first.register, ()))
+    recovery.carry_out(store, recovery.Recovery({}, first.register, {}, ()))
     store.close()
     with Store.open(tmp_path / "a", wall=lambda: 1.5e9) as again:
         second = plan(again, "b", "c", "d")
     assert (second.states, second.register) == (first.states, None)
+
+
+def test_plan_opens_the_seats_of_lost_nodes_in_registers_of_datasets(store: Store) -> None:
+    keep(store, "abcde")
+    kept, lost = seat_of("a", store.identity), [seat_of(name, f"{name}-0") for name in "bcde"]
+    seats = {0: (kept, *lost[:2]), 1: (kept, *lost[1:3]), 2: (kept, lost[0])}
+    for slot, voters in seats.items():
+        chosen = Ballot(12_289, Entry(3, voters, voters, "{}"))
+        state = RegisterState(12_289, 12_289, chosen, chosen)
+        definition_registers.save_state(store, slot, state)
+    recovery.carry_out(store, plan(store, "b", "c", "e"))
+    states = definition_registers.load_states(store)
+    voters = {slot: state.chosen.entry.voters for slot, state in states.items()}
+    assert voters == {0: (kept, "b", "c"), 1: seats[1], 2: (kept, "b")}
+    assert states[0].promised > 12_289
+    assert plan(store, "b", "c", "e").is_empty
 
 
 def test_plan_with_a_majority_left_is_refused(store: Store) -> None:

@@ -16,7 +16,8 @@ from galileo.dht import topology_changes
 from galileo.dht.register import node_of, seat_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.server.topology_register import STATE, TopologyRegister, load_state
+from galileo.server.register_driver import STATE
+from galileo.server.topology_register import TopologyRegister, load_state
 from galileo.storage.store import Store
 
 NODES = tuple(NodeInfo(name, f"h:{port}") for port, name in enumerate("abc", start=1))

@@ -87,7 +87,7 @@ class RegisterNode:
         self.disk = self._first_state()
 
     def _first_state(self) -> RegisterState:
-        return first_state(self.world.first_voters, "[]", directory=self.directory)
+        return first_state(self.world.first_voters, "[]")
 
     def has_lost(self, seat: str) -> bool:
         """Whether the directory of a seat is lost; one that names none may have been another."""
@@ -158,8 +158,8 @@ class RegisterNode:
 class RegisterWorld:
     """Five to seven nodes, of which one to five vote; changes add items or replace the voters.
 
-    In half of the worlds the first seats are open, three or five nodes vote, and directories are
-    lost at any time, as long as each entry that may be chosen names at most one that is lost.
+    In half of the worlds the first seats are open, two, three or five nodes vote, and directories
+    are lost at any time, as long as each entry that may be chosen names at most one that is lost.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class RegisterWorld:
         self.stored = stored or (lambda before, after: after)
         names = [f"n{number}" for number in range(loop.random.randint(5, 7))]
         self.loses = loop.chance(0.5)
-        self._counts = (3, 3, 5) if self.loses else (1, 2, 3, 3, 5)
+        self._counts = (2, 3, 3, 5) if self.loses else (1, 2, 3, 3, 5)
         voters = names[: loop.random.choice(self._counts)]
         self.first_voters = tuple(seat_of(one, "") if self.loses else one for one in voters)
         self.crashes = 0.0
         self.nodes = {name: RegisterNode(name, n, self) for n, name in enumerate(names)}
-        self._requests = 0
+        self._requests = self._changes = 0
         self._chosen: dict[int, Entry] = {1: Entry(1, self.first_voters, self.first_voters, "[]")}
         self._promised: dict[str, int] = {}
         self._proposed: set[Entry] = set()
@@ -274,7 +274,8 @@ class RegisterWorld:
 
     def change(self, node: RegisterNode, item: str) -> ChangeRequested:
         """A change by a node: adds an item, if any, perhaps changes the voters, keeps its seat."""
-        loop, number = self.loop, len(self._promised) + 1000 * (node.life + 1) + self._requests
+        self._changes += 1
+        loop, number = self.loop, self._changes
         voters: tuple[str, ...] = ()
         if item not in ("", "last") and loop.chance(0.4):
             count = loop.random.choice(self._counts)
@@ -286,7 +287,9 @@ class RegisterWorld:
             kept = reseat(entry, node.name, directory)
             return _with(kept, item, [self._seat(kept, voter) for voter in voters])
 
-        return ChangeRequested(number, change)
+        # All voters that a node knows may have lost their directories, one after the other.
+        advisors = tuple(self.nodes) if item == "last" else ()
+        return ChangeRequested(number, change, advisors)
 
     def _seat(self, entry: Entry, name: str) -> str:
         """The seat of a voter; a new one of a world with losses has its present directory."""

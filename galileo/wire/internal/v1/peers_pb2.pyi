@@ -21,6 +21,45 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ReadDefinitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """of names, see galileo.dht.definitions"""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadDefinitionsRequest: _TypeAlias = ReadDefinitionsRequest  # noqa: Y015
+
+@_typing.final
+class ReadDefinitionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITIONS_JSON_FIELD_NUMBER: _builtins.int
+    definitions_json: _builtins.str
+    def __init__(
+        self,
+        *,
+        definitions_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definitions_json", b"definitions_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadDefinitionsReply: _TypeAlias = ReadDefinitionsReply  # noqa: Y015
+
+@_typing.final
 class ScanSmallReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

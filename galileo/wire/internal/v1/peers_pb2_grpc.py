@@ -364,6 +364,11 @@ class PeerClusterStub:
                 request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipReply.FromString,
                 _registered_method=True)
+        self.ReadDefinitions = channel.unary_unary(
+                '/galileo.internal.v1.PeerCluster/ReadDefinitions',
+                request_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsReply.FromString,
+                _registered_method=True)
 
 
 class PeerClusterServicer:
@@ -376,6 +381,13 @@ class PeerClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadDefinitions(self, request, context):
+        """Between nodes: what the receiver knows of the datasets of one register, in a cluster with copies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -383,6 +395,11 @@ def add_PeerClusterServicer_to_server(servicer, server):
                     servicer.Gossip,
                     request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipReply.SerializeToString,
+            ),
+            'ReadDefinitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadDefinitions,
+                    request_deserializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -412,6 +429,33 @@ class PeerCluster:
             '/galileo.internal.v1.PeerCluster/Gossip',
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipRequest.SerializeToString,
             galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.GossipReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadDefinitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.internal.v1.PeerCluster/ReadDefinitions',
+            galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsRequest.SerializeToString,
+            galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2.ReadDefinitionsReply.FromString,
             options,
             channel_credentials,
             insecure,
