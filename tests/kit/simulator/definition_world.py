@@ -324,7 +324,9 @@ class DefinitionWorld:
     def _survives(self, node: DefinitionNode) -> bool:
         """Whether the directories of all voters but one are there without that of a node."""
         last = max(self._chosen)
-        entries = [self._chosen[last], *(one for one in self._proposed if one.version >= last)]
+        accepted = [one.disk.accepted.entry for one in self.nodes.values()]  # Not sent, perhaps.
+        proposed = [*self._proposed, *accepted]
+        entries = [self._chosen[last], *(one for one in proposed if one.version >= last)]
         return all(
             sum(
                 node_of(one) == node.name

@@ -253,7 +253,9 @@ class RegisterWorld:
     def _open_entries(self) -> list[Entry]:
         """The last chosen entry, and those that may be chosen after it."""
         last = max(self._chosen)
-        return [self._chosen[last], *(one for one in self._proposed if one.version >= last)]
+        accepted = [node.disk.accepted.entry for node in self.nodes.values()]  # Not sent, perhaps.
+        proposed = [*self._proposed, *accepted]
+        return [self._chosen[last], *(one for one in proposed if one.version >= last)]
 
     def _knows_seats(self, node: RegisterNode) -> bool:
         """Whether one of the first voters knows that others were named, without a node."""
