@@ -315,6 +315,7 @@ def _remove_amid_a_kill(trial: Trial, world: World) -> None:
     _kill_amid(trial, world, victim)
     removing.join(JOIN_S)
     trial.expect(not removing.is_alive(), f"the removal of {leaving.name} does not end")
+    leaving.wait_stopped()  # It may have been started again amid its removal, and then ends itself.
     trial.note_longest("longest removal, ms", time.monotonic() - began)
     trial.counts["nodes removed"] += 1
     count = len(world.cluster.nodes)
