@@ -36,6 +36,7 @@ REPAIR_S = 0.2
 """Between two looks at voters and what is not founded."""
 PATIENCE_S = 5.0
 """Seconds that a voter leaves repairs to each of those before it."""
+LEARN_RETRY_S = 1.0
 FOUNDING_WAIT_S = 10.0
 """The longest that a change waits until its register is founded."""
 OPTIONS = RegisterOptions(ballot_s=3.0, backoff_s=1.0, change_s=10.0)
@@ -206,10 +207,13 @@ class DefinitionRegisters:
             await self._has_news.wait()
             self._has_news.clear()
             while self._news:
+                slot = self._news.pop()
                 try:
-                    await self._node.learn_definitions(self.agreed(self._news.pop()))
+                    await self._node.learn_definitions(self.agreed(slot))
                 except GalileoError as error:
-                    log.error("cannot store definitions of datasets: %s", error)
+                    log.info("cannot store definitions of datasets yet: %s", error)
+                    self._news.add(slot)
+                    await asyncio.sleep(LEARN_RETRY_S)
 
     # --- voters ------------------------------------------------------------------------------
 

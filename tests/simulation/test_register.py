@@ -28,7 +28,7 @@ from galileo.dht.register import (
 
 SEEDS = 2_000
 SEEDS_QUICK = 60
-MUTANT_SEEDS_MAX = 600
+MUTANT_SEEDS_MAX = 1_500
 SURVIVING_LONG = ("promise_not_saved", "changes_unchosen", "shares_ballots")
 """Mutants that the first worlds do not convict."""
 

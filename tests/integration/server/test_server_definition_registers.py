@@ -20,7 +20,14 @@ from galileo.dht.definitions import SLOTS, Definitions
 from galileo.dht.register import Prepare, Register, RegisterOptions, RegisterState, seat_of
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DatasetExists, GalileoError, InputError, Unavailable, UnknownDataset
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InputError,
+    PartitionReadOnly,
+    Unavailable,
+    UnknownDataset,
+)
 from galileo.model.retention import Removed, Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 from galileo.node.catalog import dataset_home
@@ -45,13 +52,19 @@ COPIES = topology_changes.set_replicas(ONE_COPY, 3)
 
 @dataclass
 class Cluster:
-    """Nodes in this process; a node that is not there neither gets messages nor answers calls."""
+    """Nodes in this process; a node that is not there neither gets messages nor answers calls.
+
+    Attributes:
+        away: nodes that cannot be reached.
+        refused: nodes that do not take what is handed to them.
+    """
 
     directory: Path
     nodes: dict[str, StorageNode] = field(default_factory=dict)
     registers: dict[str, DefinitionRegisters] = field(default_factory=dict)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     options: RegisterOptions = OPTIONS
 
     def start(self, name: str, topology: Topology = ONE_COPY) -> StorageNode:
@@ -131,6 +144,8 @@ class Cluster:
         there = self._reach(node)
         if not replicate:
             return await there.create_dataset(schema)
+        if node in self.refused:
+            raise PartitionReadOnly("the disk refuses")
         await there.adopt(schema)
         return schema
 
@@ -291,6 +306,26 @@ async def test_two_nodes_define_together_and_survive_the_loss_of_one_disk(
         assert await cluster.nodes[name].definitions(definitions.slot_of("first")) == {
             "first": definitions.Definition(1)
         }
+
+
+async def test_what_is_chosen_is_stored_once_the_disk_takes_it(
+    copies: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = copies.nodes["b"]
+    refused: list[Definitions] = []
+    learn = node.learn_definitions
+
+    async def refuse_once(learned: Definitions) -> None:
+        if "late" in learned and not refused:
+            refused.append(learned)
+            raise PartitionReadOnly("the disk refuses")
+        await learn(learned)
+
+    monkeypatch.setattr(node, "learn_definitions", refuse_once)
+    copies.refused = {"b"}
+    await copies.nodes["a"].create_dataset(schema("late"))
+    await copies.until(lambda: node.catalog.names == ["late"])
+    assert refused
 
 
 def test_message_of_an_unknown_slot_is_refused(tmp_path: Path) -> None:
