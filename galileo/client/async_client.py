@@ -292,8 +292,9 @@ class AsyncClient(AsyncObservations):
 
         Example:
             >>> async for progress in client.set_ranges([("", "group-1")]):
-            ...     print(progress.stage)
-            done
+            ...     stage = progress.stage
+            >>> stage
+            'done'
         """
         return range_changes.set_ranges(self._caller, ranges)
 

@@ -228,8 +228,9 @@ class BlockingCalls(BlockingBase):
 
         Example:
             >>> for progress in client.set_ranges([("", "group-1")]):
-            ...     print(progress.stage)
-            done
+            ...     stage = progress.stage
+            >>> stage
+            'done'
         """
         return self._iterate(self._client.set_ranges(ranges))
 
