@@ -44,6 +44,8 @@ from simulator.windows import Windows
 PATIENCE_S = 2.5
 RETRY_S = 0.5
 SKEW_MAX_S = 5.0
+FETCH_WAIT_MAX_S = 1.5
+"""For how long a fetch waits for news."""
 
 
 class Service(Protocol):
@@ -256,7 +258,7 @@ class Reader(_Client):
         self, request: int, cursor: Cursor, take: Callable[[ContinuousEffect], None]
     ) -> None:
         node = self.world.node(self._target) if self._target else self.world.any_node()
-        wait_s = self.loop.random.choice((None, 0.5, 1.5))
+        wait_s = self.loop.random.choice((None, 0.5, FETCH_WAIT_MAX_S))
         labels_max = self.loop.random.choice((3, 8, 1000))
 
         def ask() -> None:

@@ -14,7 +14,7 @@ from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
 from simulator.batches import BatchClient
 from simulator.checker import Checker
-from simulator.clients import Producer, Reader
+from simulator.clients import FETCH_WAIT_MAX_S, Producer, Reader
 from simulator.dropping import DROPPED, Dropping
 from simulator.evaluator import NO_TROUBLE, Labour, no_labour
 from simulator.faults import Faults
@@ -190,9 +190,21 @@ class World(NamedNodes):
         self.loop.run_until(self.loop.now + longest_s + FRESH_BOUND_S)
         self._let_pieces_come()
         self._demand_all()
-        for reader in self._live_readers():
-            if reader.windows is not None:
-                reader.windows.verify(reader.delivered, clock_us=self.checker.newest_us())
+        self._demand_windows()
+
+    def _demand_windows(self) -> None:
+        """Demand all labels and ends of windows now, the clock itself when open fetches end: a
+        fetch waits for the next end of a window, and a clock before it is no news.
+        """
+        newest_us = self.checker.newest_us()
+        windows = {reader: reader.windows for reader in self._live_readers() if reader.windows}
+        for reader, of_reader in windows.items():
+            of_reader.verify(reader.delivered, clock_us=newest_us)
+        if any(of_reader.clock_us != newest_us for of_reader in windows.values()):
+            self.loop.counters["clocks that came with the end of a fetch"] += 1
+            self.loop.run_until(self.loop.now + FETCH_WAIT_MAX_S + FRESH_BOUND_S)
+        clocks_us = {of_reader.clock_us for of_reader in windows.values()}
+        demand(clocks_us <= {newest_us}, f"event clocks {clocks_us} instead of {newest_us}")
 
     def _let_pieces_come(self) -> None:
         """Extend the deadline for readers of three labels at a time while pieces keep coming: a
