@@ -6,6 +6,7 @@
   until the patience of the call ends; every other error is raised at once, since a further attempt
   would not help. An attempt may thus run several times: what must not be done twice has an id or a
   number by which nodes recognise it.
+- A node that answers neither a call of `call` nor a health check hangs; the next one is called.
 - `open` is `call` for a stream and its first part; `resume` continues a broken stream.
 - Each attempt has the deadline of its kind of call, and `patience_s` bounds when the last attempt
   of a call begins. `CallOptions` has all of these times.
@@ -32,6 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from galileo import request_id, spans
 from galileo.errors import (
@@ -74,6 +76,8 @@ class CallOptions:
             node, too.
         avoid_s: how long a coordinator that did not, or an owner that did not answer, is not called
             directly.
+        silence_s: time after which a node that has not answered is sent a health check.
+        health_s: deadline of a health check, after which another node is called.
         watch_wait_s: how long a node waits for news of a watched query before it answers.
         watch_silence_s: time after `watch_wait_s` after which a watch continues at another node.
         pause_s: the first pause between two attempts; each pause is twice the last.
@@ -97,6 +101,8 @@ class CallOptions:
     coordinator_s: float = 0.5
     hedge_s: float = 3.0
     avoid_s: float = 30.0
+    silence_s: float = 2.0
+    health_s: float = 3.0
     watch_wait_s: float = 10.0
     watch_silence_s: float = 30.0
     pause_s: float = 0.1
@@ -348,6 +354,7 @@ class Caller:
         self._discovered_at = -inf
         self.avoided = AvoidedAddresses(options.avoid_s, self.clock.monotonic)
         self.on_error: Callable[[GalileoError], None] = lambda _: None
+        self._checked_at: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
@@ -496,7 +503,7 @@ class Caller:
         addresses = self.addresses if first is None else [first, *self.addresses]
         for address in dict.fromkeys(addresses):
             try:
-                return await self.ask(address, attempt)
+                return await self._ask_live(address, attempt)
             except GalileoError as error:
                 if not _is_unreachable(error, address):
                     self.on_error(error)
@@ -516,6 +523,62 @@ class Caller:
             f"runs and that the addresses are right. Last error: {reason}",
             addresses=self.addresses,
         )
+
+    async def _ask_live(
+        self, address: str, attempt: Callable[[Connection], Awaitable[Result]]
+    ) -> Result:
+        """As `ask`; raises Unavailable where the node hangs and there are others.
+
+        A process that is stopped or cut off keeps its connections for longer: keep-alive is slow,
+        because it costs every connection.
+        """
+        if len(self.addresses) < 2:
+            return await self.ask(address, attempt)
+        limit, loop = asyncio.timeout(None), asyncio.get_running_loop()
+        checks = list[asyncio.Task[None]]()
+
+        def begin_checks() -> None:
+            checks.append(loop.create_task(self._end_when_silent(address, limit)))
+
+        timer = loop.call_later(self.options.silence_s, begin_checks)
+        try:
+            async with limit:
+                return await self.ask(address, attempt)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            self.avoided.add(address)
+            reason = f"{address} answers neither the call nor a health check"
+            raise Unavailable(reason, address=address, reason=reason) from error
+        finally:
+            timer.cancel()
+            for check in checks:
+                check.cancel()
+
+    async def _end_when_silent(self, address: str, limit: asyncio.Timeout) -> None:
+        """Lets `limit` expire when the node does not answer a health check."""
+        while True:
+            if not await self._is_live(address):
+                limit.reschedule(asyncio.get_running_loop().time())
+                return
+            await asyncio.sleep(self.options.silence_s)
+
+    async def _is_live(self, address: str) -> bool:
+        """Whether a node answers a health check, with whatever; one check serves many calls."""
+        now = self.clock.monotonic()
+        if now < self._checked_at.get(address, -inf) + self.options.silence_s / 2:
+            return True  # Or another call notices, and this one with its next check.
+        self._checked_at[address] = now
+        request = health_pb2.HealthCheckRequest()
+        try:
+            await self.connection(address).unary(
+                health_pb2_grpc.HealthStub, "Check", request, timeout_s=self.options.health_s
+            )
+        except DeadlineExceeded:
+            return False
+        except GalileoError:
+            pass
+        return True
 
     async def learn_addresses(self, address: str) -> None:
         """Reads the addresses of all nodes from one, where they may have changed."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from expected_errors import raises
 from hypothesis import given
@@ -203,6 +206,92 @@ async def test_caller_ask_one_node_is_called_once(caller: Caller) -> None:
     with pytest.raises(Overloaded):
         await caller.ask("b:1", nodes.attempt)
     assert await caller.ask("b:1", nodes.attempt) == 2
+
+
+class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A node that answers each method when it is open, else never; health checks count.
+
+    Attributes:
+        address: where it listens.
+        is_live: whether it answers health checks.
+        opened: set when it answers calls.
+        checks: health checks so far.
+        often_checked: set at the fifth.
+    """
+
+    def __init__(self, *, is_live: bool = True) -> None:
+        self.is_live = is_live
+        self.opened = asyncio.Event()
+        self.checks, self.often_checked = 0, asyncio.Event()
+        self._server = grpc.aio.server()
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.add_generic_rpc_handlers([self])
+
+    def service(self, details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            self._check if details.method.startswith("/grpc.health") else self._answer
+        )
+
+    async def _check(self, request: bytes, context: Any) -> bytes:
+        self.checks += 1
+        if self.checks == 5:
+            self.often_checked.set()
+        await (asyncio.sleep(0) if self.is_live else asyncio.Event().wait())
+        return b""
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
+        await self.opened.wait()
+        return b""
+
+    async def __aenter__(self) -> Server:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._server.stop(None)
+
+
+async def call_address(node: Connection) -> str:
+    """The address of a node that has answered a call."""
+    await node.channel.unary_unary("/test/Call")(b"")
+    return node.address
+
+
+CHECKING = CallOptions(silence_s=0.02, health_s=60.0)
+
+
+async def test_caller_leaves_node_that_hangs() -> None:
+    async with Server(is_live=False) as hung, Server() as sound:
+        sound.opened.set()
+        options = CallOptions(silence_s=0.02, health_s=1.0)
+        caller = Caller([hung.address, sound.address], options=options)
+        assert await caller.call(call_address) == sound.address
+        assert hung.checks
+        assert hung.address in caller.avoided
+        assert caller.addresses == [sound.address, hung.address]
+        await caller.close()
+
+
+async def test_caller_waits_for_slow_node_that_is_live() -> None:
+    async with Server() as slow, Server() as other:
+        caller = Caller([slow.address, other.address], options=CHECKING)
+        calls = [asyncio.create_task(caller.call(call_address)) for _ in range(20)]
+        await slow.often_checked.wait()
+        assert not any(call.done() for call in calls)
+        slow.opened.set()
+        assert await asyncio.gather(*calls) == [slow.address] * 20
+        assert other.checks == 0
+        await caller.close()
+
+
+async def test_caller_with_one_address_sends_no_health_checks() -> None:
+    async with Server(is_live=False) as only:
+        caller = Caller([only.address], options=CHECKING)
+        call = asyncio.create_task(caller.call(call_address))
+        await asyncio.sleep(0.1)
+        only.opened.set()
+        assert (await call, only.checks) == (only.address, 0)
+        await caller.close()
 
 
 async def test_caller_discovers_addresses_at_start_and_after_failure(clock: Clock) -> None:
