@@ -413,7 +413,7 @@ def _read_all(
                 if fresh.num_rows:
                     rows_read += fresh.num_rows
                     yield fresh
-                part = await stream.read()
+                part = await caller.while_live(stream.address, stream.read())
 
     return caller.resume(rest)
 

@@ -38,7 +38,7 @@ from galileo.packing.arrow_streams import read_stream
 from galileo.rpc.continuous import CcqInfo, facts_from_pb
 from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
-from galileo.wire.caller import Caller, Connection, Stub
+from galileo.wire.caller import Caller, Connection, Stream, Stub
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, removed_from_pb, report_from_pb
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.internal.v1.migration_pb2_grpc import MigrationStub
@@ -69,6 +69,8 @@ from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
 
 SCAN_GROUP_WAIT_S = 0.2
 """The longest that small scans wait for those before them at the same node, which may be slow."""
+DEAD_CHECK_S = 1.0
+"""Pause between two looks at whether a node is dead that owes the next part of a stream."""
 SCAN_GROUP_MAX = 64
 """Small scans of one call; their labels have to fit in one message."""
 
@@ -376,15 +378,32 @@ class GrpcPeers:
     ) -> AsyncGenerator[Any, None]:
         part_s = part_s or self.options.scan_s
         with self._live(node).stream(stub, method, request, part_s=part_s) as stream:
-            while (part := await stream.read()) is not None:
+            while (part := await self._next_part(node, stream)) is not None:
                 yield part
 
+    async def _next_part(self, node: str, stream: Stream) -> Any:
+        """The next part of a stream; None at its end.
+
+        Raises:
+            Unavailable: the node was declared dead while it was waited for.
+        """
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=DEAD_CHECK_S))[0]:
+                self._check_live(node)
+            return reading.result()
+        finally:
+            reading.cancel()
+
     def _live(self, node: str) -> Connection:
+        self._check_live(node)
+        return self._connection(node)
+
+    def _check_live(self, node: str) -> None:
         if self._is_dead(node):
             raise Unavailable(
                 f"node {node} is unreachable; try again when it is back", node=node, after_s=1.0
             )
-        return self._connection(node)
 
     def _connection(self, node: str) -> Connection:
         address = self.address(node)

@@ -503,7 +503,7 @@ class Caller:
         addresses = self.addresses if first is None else [first, *self.addresses]
         for address in dict.fromkeys(addresses):
             try:
-                return await self._ask_live(address, attempt)
+                return await self.while_live(address, self.ask(address, attempt))
             except GalileoError as error:
                 if not _is_unreachable(error, address):
                     self.on_error(error)
@@ -524,16 +524,17 @@ class Caller:
             addresses=self.addresses,
         )
 
-    async def _ask_live(
-        self, address: str, attempt: Callable[[Connection], Awaitable[Result]]
-    ) -> Result:
-        """As `ask`; raises Unavailable where the node hangs and there are others.
+    async def while_live(self, address: str, work: Awaitable[Result]) -> Result:
+        """The result of work for which a node is waited; gives up if the node hangs.
 
         A process that is stopped or cut off keeps its connections for longer: keep-alive is slow,
-        because it costs every connection.
+        because it costs every connection. Without other nodes to ask there are no health checks.
+
+        Raises:
+            Unavailable: the node answered neither in time nor a health check.
         """
         if len(self.addresses) < 2:
-            return await self.ask(address, attempt)
+            return await work
         limit, loop = asyncio.timeout(None), asyncio.get_running_loop()
         checks = list[asyncio.Task[None]]()
 
@@ -543,7 +544,7 @@ class Caller:
         timer = loop.call_later(self.options.silence_s, begin_checks)
         try:
             async with limit:
-                return await self.ask(address, attempt)
+                return await work
         except TimeoutError as error:
             if not limit.expired():
                 raise

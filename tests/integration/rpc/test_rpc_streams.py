@@ -20,6 +20,7 @@ from galileo.node import cluster_scan, local_scan
 from galileo.node.peers import ScanAnswer, ScanDone
 from galileo.node.query_options import QueryOptions
 from galileo.node.storage_node import NodeOptions
+from galileo.rpc import peers
 from galileo.rpc.error_mapping import streaming
 from galileo.rpc.peers import GrpcPeers, PeerOptions
 from galileo.rpc.query import QueryServicer
@@ -106,7 +107,7 @@ async def quiet(made: list[int]) -> int:
 def scanning() -> list[str]:
     """The tasks that ask nodes for labels."""
     names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if name == cluster_scan._put.__qualname__]
+    return [name for name in names if name == cluster_scan._Arrivals._put.__qualname__]
 
 
 async def test_stalled_reader_stops_its_scans_only(filled: Any, steps: list[int]) -> None:
@@ -190,7 +191,7 @@ async def test_query_with_a_silent_peer_is_partial(
     company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its partitions are missing then; others' labels have come."""
-    await fill(company, make_observations(1_000))
+    await fill(company, make_observations(ROWS))
     blocked = asyncio.Event()
 
     async def silent(tasks: Any) -> AsyncIterator[ScanAnswer]:
@@ -199,6 +200,27 @@ async def test_query_with_a_silent_peer_is_partial(
 
     limit_parts_of_peers(company, 0.3)
     monkeypatch.setattr(company["b"].node.local_scans, "scan", silent)
+    parts = [part async for part in ask(company)]
+    assert parts[-1].tail.missing
+    assert any(part.labels for part in parts)
+    blocked.set()
+
+
+async def test_query_with_a_peer_that_is_declared_dead_amid_its_answer_is_partial(
+    company: Any, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query does not wait for the connection to break."""
+    await fill(company, make_observations(ROWS))
+    blocked, scan = asyncio.Event(), company["b"].node.local_scans.scan
+
+    async def silent_midway(tasks: Any) -> AsyncIterator[ScanAnswer]:
+        async for answer in scan(tasks):
+            yield answer
+            company.dead.add("b")
+            await blocked.wait()
+
+    monkeypatch.setattr(peers, "DEAD_CHECK_S", 0.05)
+    monkeypatch.setattr(company["b"].node.local_scans, "scan", silent_midway)
     parts = [part async for part in ask(company)]
     assert parts[-1].tail.missing
     assert any(part.labels for part in parts)
