@@ -7,7 +7,8 @@ request with its answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from galileo.ccq.messages import Message
 from galileo.ccq.model import Ccq, Failure, Record
@@ -55,9 +56,15 @@ class UsageMeasured:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The nodes of the cluster are these from now on, by group; this one is among them."""
+    """The nodes of the cluster are these from now on, by group; this one is among them.
+
+    Attributes:
+        groups: the names of the nodes.
+        racks: the rack of each node; empty: each node is a rack of its own.
+    """
 
     groups: tuple[tuple[str, ...], ...]
+    racks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,7 +351,7 @@ class Continuous:
         return self._elections.drain(now)
 
     def _on_members(self, event: MembersChanged, now: float) -> Effects:
-        self.state.set_members(event.groups)
+        self.state.set_members(event.groups, event.racks)
         return []
 
     def _on_sequences(self, event: CommitsObserved, now: float) -> Effects:

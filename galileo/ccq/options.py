@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from galileo.ccq.cache import CHUNKS_COMPACTED, LABELS_FEW
@@ -16,6 +17,7 @@ class ContinuousOptions:
     Attributes:
         ordinal: of this node in the cluster; never reused for another node, below `NODES_MAX`.
         groups: node names by group; this node's group is among them.
+        racks: the rack of each node; empty: each node is a rack of its own.
         cycle_timeout_s: after it a cycle counts as failed; a late result is still used.
         cycle_retry_s: pause after a failed cycle, doubled up to `cycle_retry_max_s`.
         failures_before_error: failures of a CCQ at one cursor before its readers get the error.
@@ -65,6 +67,7 @@ class ContinuousOptions:
 
     ordinal: int
     groups: tuple[tuple[str, ...], ...]
+    racks: Mapping[str, str] = field(default_factory=dict)
     election: ElectionOptions = field(default_factory=ElectionOptions)
     cycle_timeout_s: float = 60.0
     cycle_retry_s: float = 0.5

@@ -120,8 +120,10 @@ class RecordTable:
         known = self._replicas.get(ccq_id)
         if known is not None:
             return known
-        nodes = tuple(node for group in self._options.groups for node in group)
-        replicas = replicas_of(ccq_id, nodes, self._options.record_replicas)
+        options = self._options
+        nodes = tuple(node for group in options.groups for node in group)
+        racks = tuple(options.racks[node] for node in nodes) if options.racks else ()
+        replicas = replicas_of(ccq_id, nodes, options.record_replicas, racks)
         return self._teams.setdefault(replicas, replicas)  # One object for all equal ones.
 
     def sharers(self, record: Record) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections import Counter
 from hashlib import blake2b
 
 
@@ -13,6 +14,23 @@ def draw(key: str, node: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def replicas_of(ccq_id: str, nodes: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """The `count` nodes with the lowest draws, or all; a node more or less changes one at most."""
-    return tuple(heapq.nsmallest(count, nodes, key=lambda node: draw(ccq_id, node)))
+def replicas_of(
+    ccq_id: str, nodes: tuple[str, ...], count: int, racks: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The `count` nodes with the lowest draws, or all, from as many racks as there are.
+
+    Without racks, a node more or less changes one of them at most.
+
+    Args:
+        ccq_id: of the CCQ.
+        nodes: of the cluster.
+        count: nodes that keep the record.
+        racks: of each node; none: each node is a rack of its own.
+    """
+    drawn = sorted(zip(nodes, racks or nodes, strict=True), key=lambda one: draw(ccq_id, one[0]))
+    before, rounds = Counter[str](), list[tuple[int, str]]()
+    for node, rack in drawn:
+        rounds.append((before[rack], node))
+        before[rack] += 1
+    first = heapq.nsmallest(count, rounds, key=lambda one: one[0])  # Stable, as sorted is.
+    return tuple(node for _, node in first)

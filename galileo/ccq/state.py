@@ -84,10 +84,10 @@ class NodeState:
         self.wall = 0.0
         self.is_draining = False
 
-    def set_members(self, groups: tuple[tuple[str, ...], ...]) -> None:
+    def set_members(self, groups: tuple[tuple[str, ...], ...], racks: Mapping[str, str]) -> None:
         """Replace the nodes of the cluster; what removed ones coordinate is taken over."""
         self.peers = _peers_of(self.me, groups)
-        self.options = replace(self.options, groups=groups)
+        self.options = replace(self.options, groups=groups, racks=racks)
         self.dead &= set(self.peers)
         self.coordinating = {p: at for p, at in self.coordinating.items() if p in self.peers}
         self.record_table.set_options(self.options)

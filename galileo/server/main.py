@@ -393,6 +393,7 @@ class NodeProcess:
             options=ContinuousOptions(
                 ordinal=topology.ordinals[self.node.name],
                 groups=_names_by_group(topology),
+                racks=topology.fault_domains,
                 cycle_timeout_s=self._config.evaluator.cycle_timeout_s,
                 election=_election(limits),
                 cache_bytes_max=limits.cache_bytes_max,
@@ -438,7 +439,8 @@ class NodeProcess:
             return
         peers = tuple(node.name for node in topology.nodes if node.name != name)
         self._members.step(membership.PeersChanged(peers), self._clock.monotonic())
-        self.driver.feed(ccq.MembersChanged(_names_by_group(topology)))
+        groups, racks = _names_by_group(topology), topology.fault_domains
+        self.driver.feed(ccq.MembersChanged(groups, racks))
 
     def _stop_removed(self) -> None:
         """Stops a little later: a client that knows this node alone reads the other addresses."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -88,6 +89,41 @@ def test_replicas_change_little_with_the_nodes() -> None:
 
 def test_replicas_of_few_nodes_are_all() -> None:
     assert set(replicas_of("q", ("a", "b"), 3)) == {"a", "b"}
+
+
+def test_replicas_are_in_as_many_racks_as_there_are() -> None:
+    rng = random.Random(7)
+    for number in range(500):
+        racks = tuple(rng.choice("xyzw") for _ in NODES)
+        count = rng.randint(1, len(NODES))
+        chosen = replicas_of(f"q{number}", NODES, count, racks)
+        rack_of = dict(zip(NODES, racks, strict=True))
+        used = Counter(rack_of[node] for node in chosen)
+        assert len(set(chosen)) == count
+        spare = [rack for rack, nodes in Counter(racks).items() if used[rack] < nodes]
+        assert all(used[rack] >= max(used.values()) - 1 for rack in spare)
+
+
+def test_replicas_of_racks_of_their_own_are_those_without_racks() -> None:
+    for number in range(100):
+        assert replicas_of(f"q{number}", NODES, 3, NODES) == replicas_of(f"q{number}", NODES, 3)
+
+
+def test_record_moves_to_another_rack() -> None:
+    """A node that gets a rack changes which nodes keep a record."""
+    racks = dict.fromkeys(NODES, "x") | {"g": "y"}
+    in_racks = tuple(racks.values())
+    ccq = next(
+        replace(CCQ, id=f"q{n}")
+        for n in range(10_000)
+        if "a" in replicas_of(f"q{n}", NODES, 3)
+        and "a" not in replicas_of(f"q{n}", NODES, 3, in_racks)
+    )
+    made = driver()
+    coordinator = others_of(ccq, but="a")[0]
+    made.hear(coordinator, RecordUpdate((Record(ccq, NODES_MAX, coordinator),)))
+    made.feed(MembersChanged((NODES,), racks))
+    assert "g" in {peer for peer, _ in sent(made.tick(1.0), RecordUpdate)}
 
 
 # --- submissions -------------------------------------------------------------------------------
