@@ -25,6 +25,7 @@ class TopologyState:
     def __init__(self, topology: Topology) -> None:
         self._now = topology
         self._owned = topology, placement.partitions_by_node(topology)
+        self._moved: tuple[Topology, dict[int, Move]] | None = None
         self._epochs: dict[str, int] = {}
         self._relocated: dict[str, str] = {}
         self._changing = threading.Lock()
@@ -47,7 +48,10 @@ class TopologyState:
 
     def move_of(self, partition: int) -> Move | None:
         """The last known move of a partition."""
-        return next((move for move in self._now.moved if move.partition == partition), None)
+        now, known = self._now, self._moved
+        if known is None or known[0] is not now:
+            known = self._moved = now, {move.partition: move for move in now.moved}
+        return known[1].get(partition)
 
     def moves(self, moves: Iterable[Move]) -> list[Move]:
         """The last moves, between nodes of the file, that the file does not have."""

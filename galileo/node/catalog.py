@@ -135,6 +135,7 @@ class Catalog:
             log=self._store.log,
             is_replicated=self._machines is not None,
             may_serve=(lambda _: True) if self._machines is None else self._machines.holds_lease,
+            may_follow=(lambda _: False) if self._machines is None else self._machines.follows,
         )
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:

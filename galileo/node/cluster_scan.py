@@ -318,9 +318,11 @@ class ClusterScans:
                     arrivals.cancel(node)
 
     def _shares(self, task: ScanTask) -> dict[str, ScanTask]:
-        """The task for each node, with the partitions that it owns."""
+        """The task for each node: what this one has of a named range, else what a node owns."""
         by_node = placement.partitions_by_node(self._topology.current)
-        shares = {node: owned & task.partitions for node, owned in by_node.items()}
+        here = frozenset[int]() if task.until is None else self._local.readable(task)
+        shares = {node: owned & task.partitions - here for node, owned in by_node.items()}
+        shares[self._name] |= here
         return {
             node: dataclasses.replace(task, partitions=share, after=_only(task.after, share))
             for node, share in shares.items()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from galileo import spans
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, PartitionMoved
 from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
 from galileo.node import sampling
@@ -27,9 +28,12 @@ from galileo.node.shard import Shard
 from galileo.query import Query, parse
 from galileo.query.query import CACHED_CHARACTERS_MAX
 from galileo.samplers import Sampler, SamplerSpec
+from galileo.storage.journal import PartitionJournal
 
 _TEXT_BYTES = 32
 _PATH_BYTES = 36
+_Range: TypeAlias = tuple[frozenset[int], Cursor, Cursor | None]
+"""Partitions, after, until."""
 
 
 class LocalScans:
@@ -52,6 +56,13 @@ class LocalScans:
         self._options = options
         self._executor = executor
         self._samplers = samplers
+
+    def readable(self, task: ScanTask) -> frozenset[int]:
+        """The partitions of a task about which this node can answer."""
+        shard = self._catalog.shards.get(task.dataset)
+        if shard is None:
+            return frozenset()
+        return shard.readable(task.partitions, after=task.after, until=task.until)
 
     async def scan(self, tasks: Sequence[ScanTask]) -> AsyncGenerator[ScanAnswer, None]:
         """Each task's labels in parts, then its own `ScanDone` or `ScanFailed`."""
@@ -118,23 +129,29 @@ class LocalScans:
             shard = self._catalog.shard(dataset)
         except GalileoError as error:
             return [ScanFailed(task.item, error) for task in tasks]
-        failures: list[ScanAnswer] = []
-        for partitions in {task.partitions for task in tasks}:
+        answers: list[ScanAnswer] = []
+        ranges: dict[_Range, list[ScanTask]] = {}
+        for task in tasks:
+            ranges.setdefault((task.partitions, task.after, task.until), []).append(task)
+        journals = shard.journals
+        groups: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
+        for (partitions, after, until), alike in ranges.items():
             try:
-                shard.check_own(partitions)
+                shard.check_readable(partitions, after=after, until=until)
             except GalileoError as error:
-                moved = [task for task in tasks if task.partitions == partitions]
-                failures += [ScanFailed(task.item, error) for task in moved]
-                tasks = [task for task in tasks if task.partitions != partitions]
+                answers += [ScanFailed(task.item, error) for task in alike]
+            else:
+                groups.setdefault((until, partitions), []).extend(alike)
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
-        groups: dict[tuple[Cursor | None, frozenset[int]], list[ScanTask]] = {}
-        for task in tasks:
-            groups.setdefault((task.until, task.partitions), []).append(task)
-        answers = failures
         for (until, partitions), group in groups.items():
             reached = _frontier(published, until=until, partitions=partitions)
-            answers += self._scan_alike(shard, group, partitions=partitions, reached=reached)
+            try:
+                found = self._scan_alike(shard, group, partitions=partitions, reached=reached)
+                shard.check_unchanged(journals, partitions)
+            except PartitionMoved as error:
+                found = [ScanFailed(task.item, error) for task in group]
+            answers += found
         return answers
 
     def _scan_alike(
@@ -222,12 +239,13 @@ class _IncrementalScan:
     def _start(self) -> _RunningScan:
         task, options = self._task, self._options
         shard = self._catalog.shard(task.dataset)
-        shard.check_own(task.partitions)
+        journals = shard.journals
+        shard.check_readable(task.partitions, after=task.after, until=task.until)
         # Published before the graph is read, as above.
         published = shard.published(task.partitions)
         reached = _frontier(published, until=task.until, partitions=task.partitions)
         if self._sampler is None and task.after.covers(reached):
-            return _RunningScan(shard, iter(()), reached, labels_max=0)  # No commit to look at.
+            return _RunningScan(shard, journals, iter(()), reached, labels_max=0)  # No new commit.
         query = parse(task.query_json, shard.schema)
         labels_max = _labels_per_step(shard.schema, self._bytes_max)
 
@@ -249,7 +267,7 @@ class _IncrementalScan:
             )
         else:
             pieces = scan(task.after, reached)
-        return _RunningScan(shard, pieces, reached, labels_max)
+        return _RunningScan(shard, journals, pieces, reached, labels_max)
 
     def _next_batches(
         self, started: _RunningScan, step_s: float
@@ -269,11 +287,14 @@ class _IncrementalScan:
 @dataclass(frozen=True, slots=True)
 class _RunningScan:
     shard: Shard
+    journals: Mapping[int, PartitionJournal]
     pieces: Iterator[pa.RecordBatch | None]
     reached: Cursor
     labels_max: int
 
     def end(self, task: ScanTask) -> ScanDone:
+        """The end of the answer; errors as `Shard.check_unchanged`."""
+        self.shard.check_unchanged(self.journals, task.partitions)
         return _done(self.shard, task, reached=self.reached)
 
 

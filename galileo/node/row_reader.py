@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
@@ -125,7 +126,8 @@ class RowReader:
         shard = self._catalog.shard(task.dataset)
         named = np.unique(task.parts.column("partition").to_numpy()).tolist()
         self._check_of_cluster(named)
-        shard.check_own(named)
+        after, until = _range_of(task.parts)
+        shard.check_readable(named, after=after, until=until)
         _check_not_dropped(shard, task.parts)
         query = await parse_async(task.query_json, shard.schema) if task.query_json else None
         tables = self._read_pieces(shard, task, query)
@@ -157,14 +159,18 @@ class RowReader:
             )
 
     def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
-        """What to ask of which node, in the order of partitions."""
-        owners = placement.owners(self._topology.current)
+        """What to ask of which node, in the order of partitions: this one for all that it has."""
         parts = _in_order(task.parts)
         partitions = parts.column("partition").to_numpy()
         known = np.unique(partitions).tolist()
         self._check_of_cluster(known)
+        nodes = {**placement.owners(self._topology.current)}
+        shard = self._catalog.shards.get(task.dataset)
+        if shard is not None:
+            after, until = _range_of(parts)
+            nodes |= dict.fromkeys(shard.readable(known, after=after, until=until), self._name)
         shares: list[tuple[str, ReadTask]] = []
-        for node, group in itertools.groupby(known, key=owners.__getitem__):
+        for node, group in itertools.groupby(known, key=nodes.__getitem__):
             alike = list(group)
             start, stop = np.searchsorted(partitions, [alike[0], alike[-1] + 1])
             share = parts.slice(start, stop - start)
@@ -210,8 +216,8 @@ def observed(
 def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
     tables = []
     for partition, sequence, ranges in _commits(parts):
-        last = shard.published()[partition]
-        if partition not in shard.journals:
+        last = shard.published_sequence(partition)
+        if partition not in shard.journals or sequence > last:
             shard.check_own([partition])
         if not 1 <= sequence <= last:
             raise InputError(
@@ -258,6 +264,16 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
         partitions=partitions,
         until=[dropped[p] for p in partitions],
     )
+
+
+def _range_of(parts: pa.Table) -> tuple[Cursor, Cursor]:
+    """The commits (after, until] of which these are parts."""
+    ends = parts.group_by("partition").aggregate([("sequence", "min"), ("sequence", "max")])
+    partitions = ends.column("partition").to_pylist()
+    first = [max(s - 1, 0) for s in ends.column("sequence_min").to_pylist()]
+    last = [max(s, 0) for s in ends.column("sequence_max").to_pylist()]
+    after, until = (dict(zip(partitions, column, strict=True)) for column in (first, last))
+    return Cursor(after), Cursor(until)
 
 
 def _in_order(parts: pa.Table) -> pa.Table:

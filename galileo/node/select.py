@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
 from galileo.node.shard import Shard
 from galileo.query import Query
+from galileo.storage.journal import PartitionJournal
 
 _PLACE_AND_TIME = ("latitude", "longitude", "time")
 ALL_ROWS = RowOptions()
@@ -116,15 +117,16 @@ class Selection:
     async def _select_all(self, work: _Work) -> AsyncGenerator[pa.Table, None]:
         """What may be among the wanted observations."""
         query, commits = work.query, work.commits
+        shard = self._catalog.shard(query.schema.key)
+        journals = shard.journals
         own, others = self._shares(query, commits)
         if own:
-            shard = self._catalog.shard(query.schema.key)
-            _check_stored(shard, own, commits)
+            _check_stored(shard, own, commits, journals)
             pieces = _Pieces(shard, work, own, self._options).tables()
             async for table in self._in_steps(pieces):
                 yield table
             # Retention may have dropped commits before the scan reached them.
-            _check_stored(shard, own, commits)
+            _check_stored(shard, own, commits, journals)
         async with aclosing(self._select_from_others(work, others)) as tables:
             async for table in tables:
                 yield table
@@ -156,9 +158,11 @@ class Selection:
         candidates = self._scans.candidates(query)
         if commits is not None:
             candidates &= commits.partitions
-        own = self._topology.partitions(self._name) & candidates
-        if own:
-            own = self._catalog.shard(query.schema.key).surely_own(own)
+        shard = self._catalog.shard(query.schema.key)
+        if commits is None:
+            own = shard.surely_own(self._topology.partitions(self._name) & candidates)
+        else:
+            own = shard.readable(candidates, after=commits.after, until=commits.until)
         return own, candidates - own
 
     async def _in_steps(self, pieces: Iterator[_T | None]) -> AsyncGenerator[_T, None]:
@@ -231,11 +235,23 @@ def _check_missing(missing: frozenset[int], work: _Work) -> None:
     )
 
 
-def _check_stored(shard: Shard, own: frozenset[int], commits: CursorRange | None) -> None:
-    """Raises where this node lacks or has dropped some of the commits."""
-    if commits is not None:
-        gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
-        _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
+def _check_stored(
+    shard: Shard,
+    own: frozenset[int],
+    commits: CursorRange | None,
+    journals: Mapping[int, PartitionJournal],
+) -> None:
+    """Raises where this node lacks or has dropped some of the commits.
+
+    Raises:
+        PartitionMoved: a partition has left this node since `journals` was read.
+    """
+    try:
+        if commits is not None:
+            gone = {p: s for p, s in shard.dropped().items() if p in own and s > commits.after[p]}
+            _check_range(own, commits, reached=shard.published(), gone=Cursor(gone))
+    finally:
+        shard.check_unchanged(journals, own)
 
 
 def _check_reached(tail: ScanEnd, partitions: frozenset[int], commits: CursorRange | None) -> None:

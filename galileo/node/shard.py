@@ -92,12 +92,14 @@ class Shard:
         log: CommitLog | None = None,
         is_replicated: bool = False,
         may_serve: Callable[[int], bool] = lambda _: True,
+        may_follow: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.schema = schema
         self._unsummarised_paths_max = unsummarised_paths_max
         self._owned = owned
         self._is_replicated = is_replicated
         self._may_serve = may_serve
+        self._may_follow = may_follow
         self._log = log
         self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
@@ -182,6 +184,59 @@ class Shard:
     def surely_own(self, partitions: Iterable[int]) -> frozenset[int]:
         """Those of which no other node can have commits that this one lacks."""
         return frozenset(filter(self._surely_owns, partitions))
+
+    def readable(
+        self, partitions: Iterable[int], *, after: Cursor, until: Cursor | None
+    ) -> frozenset[int]:
+        """Those partitions about which this node can answer.
+
+        These are its own ones; and any replica that has the commits (after, until] where that range
+        is named, since published commits never change.
+
+        Args:
+            partitions: that are asked about.
+            after: up to where the asker needs nothing.
+            until: a commit of each partition that is known to be committed, 0 where none is.
+        """
+        return frozenset(
+            p
+            for p in partitions
+            if self._surely_owns(p)
+            or (until is not None and self._has_published(p, after=after[p], until=until[p]))
+        )
+
+    def check_readable(
+        self, partitions: Iterable[int], *, after: Cursor, until: Cursor | None
+    ) -> None:
+        """Raises PartitionMoved where some are not `readable`."""
+        asked = frozenset(partitions)
+        others = asked - self.readable(asked, after=after, until=until)
+        if others:
+            raise partition_moved(others)
+
+    def check_unchanged(
+        self, journals: Mapping[int, PartitionJournal], partitions: Iterable[int]
+    ) -> None:
+        """Checks that a scan could see all commits of its partitions, when it has ended.
+
+        Raises:
+            PartitionMoved: some have left this node since `journals` was read, or a replica has
+                begun anew.
+        """
+        now = self.journals
+        left = [p for p in partitions if p in journals and now.get(p) is not journals[p]]
+        if left:
+            raise partition_moved(left)
+
+    def _has_published(self, partition: int, *, after: int, until: int) -> bool:
+        """Whether readers see the commits (after, until] of a replica, and it has them all."""
+        journal = self.journals.get(partition)
+        return (
+            journal is not None
+            and 0 < until <= self.published_sequence(partition)
+            and journal.dropped <= after
+            and self._may_follow(partition)
+        )
 
     def _surely_owns(self, partition: int) -> bool:
         return self.owns(partition) and self._may_serve(partition)

@@ -27,6 +27,7 @@ from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
 from galileo.query import Query, parse
 from galileo.query.index import MatchRequests, StandingQueries
+from galileo.query.index.requests import NOT_REQUESTED
 
 QUERIES_MAX = 200_000
 """Queries that are kept for one dataset."""
@@ -49,6 +50,8 @@ class MatchTask:
             where it does not name the partition; shape (c, p).
         cursors: for each item its row of `after`, shape (n,).
         digests: of the items' queries, one behind the other.
+        committed: a commit of each partition that is known to be committed; a replica that has
+            published it may answer, too. None: only the leader.
     """
 
     dataset: str
@@ -56,6 +59,16 @@ class MatchTask:
     after: npt.NDArray[np.int64]
     cursors: npt.NDArray[np.int32]
     digests: bytes
+    committed: npt.NDArray[np.int64] | None = None
+
+    def range(self) -> tuple[Cursor, Cursor | None]:
+        """The smallest of the cursors, and what is known to be committed."""
+        after = self._cursor(self.after.min(axis=0, initial=NOT_REQUESTED))
+        return after, None if self.committed is None else self._cursor(self.committed)
+
+    def _cursor(self, sequences: npt.NDArray[np.int64]) -> Cursor:
+        positions = zip(self.partitions.tolist(), np.maximum(sequences, 0).tolist(), strict=True)
+        return Cursor(dict(positions))
 
 
 class Registry:
@@ -175,7 +188,8 @@ class Matching:
 
         Raises:
             UnknownDataset: there is none of that name here.
-            PartitionMoved: some of the partitions are not this node's.
+            PartitionMoved: some of the partitions are not this node's, and it has not published
+                what is known to be committed of them.
         """
         loop = asyncio.get_running_loop()
         with spans.child("scan", dataset=task.dataset, queries=len(task.cursors)):
@@ -203,10 +217,12 @@ class Matching:
 
     def _match(self, task: MatchTask) -> MatchResponse:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
-        shard.check_own(task.partitions.tolist())
+        journals, partitions = shard.journals, task.partitions.tolist()
+        after, committed = task.range()
+        shard.check_readable(partitions, after=after, until=committed)
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
-        until = Cursor({p: published[p] for p in task.partitions.tolist()})
+        until = Cursor({p: published[p] for p in partitions})
         names = split_digests(task.digests)
         with registry.lock:
             slots = registry.slots(names)
@@ -214,6 +230,7 @@ class Matching:
             asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
             one_pass = _Passes(shard.graph, registry, asks, names)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
+        shard.check_unchanged(journals, partitions)
         # Looked at after the graph: it is at least what the passes missed.
         dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
         parts = [replace(part, dropped=dropped) for part in parts]

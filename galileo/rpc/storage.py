@@ -325,4 +325,17 @@ def match_task_from_pb(
             f"expected {DIGEST_BYTES} bytes of digest for each of {len(cursors):,} items, "
             f"got {len(request.digests):,} bytes"
         )
-    return MatchTask(request.dataset, partitions, after, cursors, request.digests)
+    committed = sequences_from_bytes(request.committed, partitions=len(partitions))
+    if len(committed) > 1:
+        raise InputError(
+            f"expected one committed sequence for each of {len(partitions)} partitions, got "
+            f"{len(request.committed)} bytes"
+        )
+    return MatchTask(
+        request.dataset,
+        partitions,
+        after,
+        cursors,
+        request.digests,
+        committed[0] if len(committed) else None,
+    )

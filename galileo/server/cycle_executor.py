@@ -79,6 +79,8 @@ class _Group:
         rows: the distinct rows.
         row_of: for each item its row.
         row_at: rows by cursor and partitions.
+        committed: a commit of each partition that is known to be committed.
+        here: the partitions about which this node answers, as the leader or another replica.
     """
 
     schema: Schema
@@ -87,10 +89,22 @@ class _Group:
     rows: list[_Row] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     row_at: dict[tuple[Cursor, tuple[int, ...], int], int] = field(default_factory=dict)
+    committed: Cursor = EMPTY_CURSOR
+    here: Partitions = frozenset()
 
     @property
     def partitions(self) -> list[int]:
         return sorted(frozenset[int]().union(*(row.asked for row in self.rows)))
+
+    def after(self, partitions: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The cursor of each row at each partition, `NOT_REQUESTED` where it is not asked."""
+        return np.array(
+            [
+                [row.after[p] if p in row.asked else NOT_REQUESTED for p in partitions]
+                for row in self.rows
+            ],
+            dtype=np.int64,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +163,11 @@ class CycleExecutor:
         scanned = [group for group in groups if group.partitions]
         answers = [evaluator_pb2.EvaluateAnswer()] * len(scanned)
         if scanned:
+            for group in scanned:
+                self._choose_replicas(group)
             await self._introduce(scanned)
             request = evaluator_pb2.EvaluateRequest(
-                nodes=self._live_nodes(), groups=[_group_to_pb(group) for group in scanned]
+                nodes=self._live_nodes(), groups=[self._group_to_pb(group) for group in scanned]
             )
             with spans.child("job", datasets=len(scanned)):
                 answers = list((await self._evaluate(request)).answers)
@@ -231,15 +247,54 @@ class CycleExecutor:
             return placement.readable_partitions(self._node.topology)
         return self._node.scans.candidates(parse(text, schema))
 
+    def _choose_replicas(self, group: _Group) -> None:
+        """Has this node answer about partitions of which it has published what is committed."""
+        shard = self._node.catalog.shards.get(group.schema.key)
+        if shard is None or not self._node.topology.is_replicated:
+            return
+        partitions = group.partitions
+        after = group.after(partitions)
+        least, most = after.min(axis=0), np.where(after == NOT_REQUESTED, 0, after).max(axis=0)
+        known = self._node.view.sequences(group.schema.key)
+        # A cursor can be ahead of what this node has heard: another one began the query.
+        evaluated = Cursor(dict(zip(partitions, most.tolist(), strict=True)))
+        group.committed = evaluated.join({p: known[p] for p in partitions})
+        group.here = shard.readable(
+            partitions,
+            after=Cursor(dict(zip(partitions, least.tolist(), strict=True))),
+            until=group.committed,
+        )
+
     def _live_nodes(self) -> list[evaluator_pb2.NodeAddress]:
         owned = placement.partitions_by_node(self._node.topology)
-        return [
-            evaluator_pb2.NodeAddress(
-                name=node.name, address=node.address, partitions=sorted(owned[node.name])
-            )
-            for node in self._node.topology.nodes
-            if not self._is_dead(node.name)
-        ]
+        live = (node.name for node in self._node.topology.nodes if not self._is_dead(node.name))
+        return [self._address(name, owned[name]) for name in live]
+
+    def _address(self, name: str, partitions: Partitions) -> evaluator_pb2.NodeAddress:
+        address = self._node.topology.by_name[name].address
+        return evaluator_pb2.NodeAddress(name=name, address=address, partitions=sorted(partitions))
+
+    def _group_to_pb(self, group: _Group) -> evaluator_pb2.EvaluateGroup:
+        partitions = group.partitions
+        rows, cursors = np.unique(group.after(partitions), axis=0, return_inverse=True)
+        samplers = _samplers(group.items)
+        message = evaluator_pb2.EvaluateGroup(
+            dataset=group.schema.key,
+            schema_json=group.schema.to_json(),
+            partitions=partitions,
+            after=sequences_to_bytes(rows),
+            cursors=to_bytes(cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)]),
+            digests=b"".join(known.digest for known in group.known),
+            samplers_json=list(samplers),
+            samplers=to_bytes(
+                np.array([_number(samplers, item) for item in group.items], dtype=np.int64)
+            ),
+        )
+        if group.here:
+            message.replicas.append(self._address(self._node.name, group.here))
+            committed = np.array([group.committed[p] for p in partitions], dtype=np.int64)
+            message.committed = sequences_to_bytes(committed)
+        return message
 
     # --- queries that nodes do not know yet --------------------------------------------------
 
@@ -252,7 +307,15 @@ class CycleExecutor:
             self._stood.clear()
         owned = placement.partitions_by_node(self._node.topology)
         live = [name for name in owned if not self._is_dead(name)]
-        calls = [self._introduce_at(node, group, owned[node]) for node in live for group in groups]
+        calls = [
+            self._introduce_at(
+                node,
+                group,
+                owned[node] | group.here if node == self._node.name else owned[node] - group.here,
+            )
+            for node in live
+            for group in groups
+        ]
         await asyncio.gather(*calls)
 
     async def _introduce_at(self, node: str, group: _Group, owned: Partitions) -> None:
@@ -420,31 +483,6 @@ def _in_messages(texts: Iterable[str], bytes_max: int) -> Iterable[list[str]]:
             held, size = [], 0
     if held:
         yield held
-
-
-def _group_to_pb(group: _Group) -> evaluator_pb2.EvaluateGroup:
-    partitions = group.partitions
-    after = np.array(
-        [
-            [row.after[p] if p in row.asked else NOT_REQUESTED for p in partitions]
-            for row in group.rows
-        ],
-        dtype=np.int64,
-    )
-    rows, cursors = np.unique(after, axis=0, return_inverse=True)
-    samplers = _samplers(group.items)
-    return evaluator_pb2.EvaluateGroup(
-        dataset=group.schema.key,
-        schema_json=group.schema.to_json(),
-        partitions=partitions,
-        after=sequences_to_bytes(rows),
-        cursors=to_bytes(cursors.reshape(-1)[np.array(group.row_of, dtype=np.intp)]),
-        digests=b"".join(known.digest for known in group.known),
-        samplers_json=list(samplers),
-        samplers=to_bytes(
-            np.array([_number(samplers, item) for item in group.items], dtype=np.int64)
-        ),
-    )
 
 
 def _samplers(items: Iterable[ccq.CycleItem]) -> dict[str, int]:

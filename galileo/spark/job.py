@@ -56,6 +56,7 @@ class Group:
         samplers: for each item its sampler, from 1 on; 0 for none; shape (n,).
         nodes: addresses, each with the indices of `partitions` that it answers.
         origin: the caller of the request.
+        committed: as in `MatchTask`, shape (p,) or None.
     """
 
     dataset: str
@@ -68,6 +69,7 @@ class Group:
     samplers: Numbers
     nodes: tuple[tuple[str, Indices], ...]
     origin: Origin = ()
+    committed: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.cursors)
@@ -258,13 +260,12 @@ def request_from_pb(request: evaluator_pb2.EvaluateRequest, origin: Origin = ())
     Raises:
         InputError: the columns of the request contradict each other.
     """
-    nodes = [(node.address, frozenset(node.partitions)) for node in request.nodes]
-    return JobRequest(tuple(_group(group, nodes, origin) for group in request.groups))
+    return JobRequest(tuple(_group(group, request.nodes, origin) for group in request.groups))
 
 
 def _group(
     group: evaluator_pb2.EvaluateGroup,
-    nodes: Sequence[tuple[str, frozenset[int]]],
+    nodes: Sequence[evaluator_pb2.NodeAddress],
     origin: Origin,
 ) -> Group:
     after = sequences_from_bytes(group.after, partitions=len(group.partitions))
@@ -280,6 +281,7 @@ def _group(
             f"expected items with one of {len(group.samplers_json)} samplers, got one with "
             f"sampler {samplers.max()}"
         )
+    committed = sequences_from_bytes(group.committed, partitions=len(group.partitions))
     return Group(
         dataset=group.dataset,
         schema_json=group.schema_json,
@@ -289,20 +291,22 @@ def _group(
         digests=group.digests,
         samplers_json=tuple(group.samplers_json),
         samplers=samplers,
-        nodes=tuple(_assign_partitions(group.partitions, nodes)),
+        nodes=tuple(_assign_partitions(group.partitions, [*group.replicas, *nodes])),
         origin=origin,
+        committed=committed[0] if len(committed) else None,
     )
 
 
 def _assign_partitions(
-    partitions: Sequence[int], nodes: Sequence[tuple[str, frozenset[int]]]
+    partitions: Sequence[int], nodes: Iterable[evaluator_pb2.NodeAddress]
 ) -> Iterator[tuple[str, Indices]]:
     """Each partition once, at the first node that has it."""
     indices = {partition: index for index, partition in enumerate(partitions)}
-    for address, owned in nodes:
-        assigned = sorted(indices.pop(partition) for partition in owned & indices.keys())
+    for node in nodes:
+        here = frozenset(node.partitions) & indices.keys()
+        assigned = sorted(indices.pop(partition) for partition in here)
         if assigned:
-            yield address, np.array(assigned, dtype=np.intp)
+            yield node.address, np.array(assigned, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)

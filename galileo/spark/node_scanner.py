@@ -145,12 +145,14 @@ def _renumber(answer: MatchResponse, query: NodeQuery) -> MatchResponse:
 
 def _request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
     rows, cursors = np.unique(group.cursors[query.items], return_inverse=True)
+    committed = group.committed
     return peers_pb2.MatchRequest(
         dataset=group.dataset,
         partitions=group.partitions[query.columns].tolist(),
         after=sequences_to_bytes(group.after[np.ix_(rows, query.columns)]),
         cursors=to_bytes(cursors),
         digests=group.digests_of(query.items),
+        committed=b"" if committed is None else sequences_to_bytes(committed[query.columns]),
     )
 
 

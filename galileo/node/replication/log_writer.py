@@ -47,6 +47,10 @@ class LogOwner(Protocol):
         """Whether this node leads a partition and no other can have committed since; any thread."""
         ...
 
+    def follows(self, partition: int) -> bool:
+        """Whether this node's log goes on from that of the leader that it knows; any thread."""
+        ...
+
     def begin(self, dataset: str, groups: Mapping[int, FrameGroup]) -> frozenset[int]:
         """Steps the machines with frames to be written; returns the partitions that refuse."""
         ...

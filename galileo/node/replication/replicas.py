@@ -373,6 +373,18 @@ class Replicas:
             hosted is not None and hosted.announced > 0 and (self._monotonic() < hosted.lease_until)
         )
 
+    def follows(self, partition: int) -> bool:
+        """Whether this node has joined the term of the leader that it knows, or a later one.
+
+        What it has published is then a part of that leader's log. This matters where a majority was
+        lost and the survivors went on without it: a former member that returns may have published
+        commits which they do not have, until it joins a term of theirs.
+        """
+        hosted, known = self._hosted.get(partition), self._live.move_of(partition)
+        if hosted is None or known is None or hosted.failed_at is not None:
+            return False
+        return hosted.machine.saved.joined >= known.number
+
     @property
     def member_of(self) -> list[int]:
         """The partitions of whose replica set this node is a member, as far as it knows."""

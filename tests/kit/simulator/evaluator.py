@@ -25,8 +25,8 @@ from simulator.loop import Loop
 CYCLE_MEAN_S = 0.08
 FAILURE = Failure("unavailable", "the job failed")
 
-Reachable = Callable[[int], Log | None]
-"""The log of a partition, if its owner is reachable from here."""
+Known = Callable[[str], Cursor]
+"""The commits of a dataset that the node knows."""
 Labour = Callable[[StartCycle], float]
 """Seconds of work of storage nodes for a cycle."""
 
@@ -34,6 +34,15 @@ Labour = Callable[[StartCycle], float]
 def no_labour(effect: StartCycle) -> float:
     """Scans take no time."""
     return 0.0
+
+
+class Readable(Protocol):
+    """The log of a partition as some node reads it that is reachable from here.
+
+    Any replica may answer that has published `committed`, a commit that is known to be committed.
+    """
+
+    def __call__(self, partition: int, committed: int) -> Log | None: ...
 
 
 class Evaluate(Protocol):
@@ -64,7 +73,8 @@ class Evaluator:
         self,
         loop: Loop,
         *,
-        reachable: Reachable,
+        readable: Readable,
+        known: Known,
         evaluate: Evaluate,
         conceals: bool = False,
         labour: Labour = no_labour,
@@ -72,7 +82,8 @@ class Evaluator:
         self._conceals = conceals
         self._labour = labour
         self._loop = loop
-        self._reachable = reachable
+        self._readable = readable
+        self._known = known
         self._evaluate = evaluate
 
     def cycle(
@@ -88,8 +99,14 @@ class Evaluator:
             loop.counters["cycles lost"] += 1
             return
 
+        # Before the answers: the node chooses replicas when the cycle begins.
+        known = {item.ccq.dataset: self._known(item.ccq.dataset) for item in effect.items}
+
         def look() -> None:
-            results = tuple(self._result(item, wall, trouble) for item in effect.items)
+            results = tuple(
+                self._result(item, wall, trouble, known=known[item.ccq.dataset])
+                for item in effect.items
+            )
             done = CycleFinished(effect.cycle_id, results)
             loop.after(loop.delay(CYCLE_MEAN_S / 2), lambda: answer(done))
 
@@ -113,14 +130,16 @@ class Evaluator:
         delay_s = loop.delay(CYCLE_MEAN_S)
         loop.after(delay_s, lambda: answer(self._rescan(effect)))
 
-    def _result(self, item: CycleItem, wall: float, trouble: Trouble) -> CycleResult:
+    def _result(
+        self, item: CycleItem, wall: float, trouble: Trouble, *, known: Cursor
+    ) -> CycleResult:
         """Evaluate the reachable partitions; some answer with less than they have."""
         logs = {}
         for partition in item.partitions:
-            log = self._reachable(partition)
+            least = item.after[partition]
+            log = self._readable(partition, max(least, known[partition]))
             if log is None:
                 continue
-            least = item.after[partition]
             end = log.end
             if end > least and self._loop.chance(trouble.falls_short):
                 end = self._loop.random.randint(least, end)
@@ -132,7 +151,7 @@ class Evaluator:
         paths: list[Path] = []
         reached, missing, gone = {}, [], {}
         for partition, until in effect.until.items():
-            log = self._reachable(partition)
+            log = self._readable(partition, until)
             if log is None:
                 missing.append(partition)
                 continue

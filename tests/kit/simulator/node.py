@@ -56,7 +56,7 @@ from galileo.ccq.messages import (
     RecordUpdate,
 )
 from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import Cursor
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import membership
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Move
@@ -143,7 +143,8 @@ class Node:
         self._replies: dict[int, Reply] = {}
         self._evaluator = Evaluator(
             self._loop,
-            reachable=self.reachable,
+            readable=self.readable,
+            known=lambda dataset: self.machine.state.known.get(dataset, EMPTY_CURSOR),
             evaluate=world.variant.evaluate,
             conceals=world.variant.conduct.conceals_what_is_gone,
             labour=world.labour,
@@ -399,6 +400,10 @@ class Node:
         if self._world.variant.conduct.evaluates_unsynced:
             return Log(partition, log.commits + log.pending, dropped=log.dropped)
         return log
+
+    def readable(self, partition: int, committed: int) -> Log | None:
+        """The log of a partition up to a commit at least; None if no node answers that has it."""
+        return self.reachable(partition)
 
     def _answer(self, event: ContinuousEvent) -> None:
         self._later(0.0, lambda: self.feed(event))

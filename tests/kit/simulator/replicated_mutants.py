@@ -34,6 +34,8 @@ REPLICATED_VARIANTS = {
     "scans_without_lease": _scanning(ignores_lease=True),
     "completes_stale_answers": _scanning(completes_answers=True),
     "scans_other_epochs": _scanning(reads_other_epochs=True),
+    "follows_uncommitted": _scanning(follows_uncommitted=True),
+    "completes_ranges": _scanning(completes_ranges=True),
     "leads_before_it_is_open": _scanning(announces_early=True),
     "forgets_batches": ReplicatedVariant(conduct=ReplicaConduct(forgets_batches=True)),
     "stores_batches_again": _replicating("stores_batches_again"),

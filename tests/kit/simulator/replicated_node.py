@@ -33,13 +33,15 @@ from simulator.replica_cluster import LOGS, Batch, Frame, ReplicaCluster, Replic
 LOG = LOGS[0]
 """The log of each partition that continuous queries read; others have commits for no query."""
 RESTART_MAX_S = 4.0
+ELSEWHERE = 0.3
+"""How often the replica of another node is asked for a named range."""
 RECORD_COPIES_MIN = 2
 """Other disks that have a record when a disk with it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanConduct:
-    """Mistakes of leaders that answer scans; production has none.
+    """Mistakes of nodes that answer scans; production has none.
 
     Attributes:
         reads_uncommitted: scans read frames that are not published.
@@ -48,6 +50,8 @@ class ScanConduct:
         completes_answers: likewise, and its answers count up to what others have published.
         reads_other_epochs: likewise, up to there, with the frames that it has.
         announces_early: a leader announces itself before it knows what is committed.
+        follows_uncommitted: a replica that does not lead reads frames that are not published.
+        completes_ranges: it answers when it has published less, and counts up to what is asked.
     """
 
     reads_uncommitted: bool = False
@@ -56,6 +60,8 @@ class ScanConduct:
     completes_answers: bool = False
     reads_other_epochs: bool = False
     announces_early: bool = False
+    follows_uncommitted: bool = False
+    completes_ranges: bool = False
 
 
 class Replication(Protocol):
@@ -77,6 +83,7 @@ class ReplicatedCluster(Cluster, Protocol):
     """The interface of the world for a node whose partitions are replicated."""
 
     topology: Topology
+    nodes: list[Node]
     is_calm: bool
 
     @property
@@ -157,6 +164,11 @@ class ProcessReplicas(ReplicaNode):
             return False
         machine, conduct = self.replicas[partition], self.process.replication.scans
         return conduct.announces_early or machine.has_lease(self.now)
+
+    def follows(self, partition: int, term: int) -> bool:
+        """Whether this node has joined this term of a partition, or a later one."""
+        machine = self.replicas.get(partition)
+        return machine is not None and machine.saved.joined >= term > 0
 
     def frames(self, partition: int) -> list[Frame]:
         """All frames of `LOG` on the disk, committed or not."""
@@ -341,6 +353,34 @@ class ReplicatedNode(Node):
         log = self._spoiled(replicas.published_logs.get(partition, Log(partition)), scans)
         if not scans.reads_other_epochs:
             self.replication.judge_scan(self.name, log)
+        return log
+
+    def readable(self, partition: int, committed: int) -> Log | None:
+        """The log as this node reads it, or any other replica that has the commit, or the leader.
+
+        Production asks its own replica. Others are asked here, because they could be.
+        """
+        replica: Node = self
+        if self._loop.chance(ELSEWHERE):
+            replica = self._loop.random.choice(self._world.nodes)
+        assert isinstance(replica, ReplicatedNode)
+        is_near = replica is self or self._world.network.connects(self.name, replica.name)
+        log = replica.read_committed(partition, committed) if is_near and replica.serves else None
+        return self.reachable(partition) if log is None else log
+
+    def read_committed(self, partition: int, committed: int) -> Log | None:
+        """What readers see here of a partition, if that goes up to a commit."""
+        replicas, scans = self.replicas, self.replication.scans
+        move = self._live.move_of(partition)
+        if not committed or move is None or not replicas.follows(partition, move.number):
+            return None
+        log = replicas.published_logs.get(partition, Log(partition))
+        if partition not in replicas.announced and scans.follows_uncommitted:
+            log = self._read_frames(log, replicas.frames(partition))
+        if log.end < committed:
+            self._loop.counters["replicas too far behind"] += 1
+            return _padded(log, committed) if scans.completes_ranges else None
+        self._loop.counters["scans at other replicas"] += partition not in replicas.announced
         return log
 
     def _spoiled(self, log: Log, scans: ScanConduct) -> Log:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.internal.v1 import peers_pb2 as galileo_dot_wire_dot_internal_dot_v1_dot_peers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(galileo/wire/internal/v1/evaluator.proto\x12\x13galileo.internal.v1\x1a$galileo/wire/internal/v1/peers.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xa3\x01\n\rEvaluateGroup\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bschema_json\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\x15\n\rsamplers_json\x18\x07 \x03(\t\x12\x10\n\x08samplers\x18\x08 \x01(\x0c\"v\n\x0f\x45valuateRequest\x12/\n\x05nodes\x18\x01 \x03(\x0b\x32 .galileo.internal.v1.NodeAddress\x12\x32\n\x06groups\x18\x02 \x03(\x0b\x32\".galileo.internal.v1.EvaluateGroup\"\x85\x01\n\x0e\x45valuateAnswer\x12-\n\x05parts\x18\x01 \x03(\x0b\x32\x1e.galileo.internal.v1.MatchPart\x12\x0f\n\x07unknown\x18\x02 \x03(\x0c\x12\x33\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32!.galileo.internal.v1.MatchFailure\"T\n\rEvaluateReply\x12\x34\n\x07\x61nswers\x18\x01 \x03(\x0b\x32#.galileo.internal.v1.EvaluateAnswer\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"H\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x12\n\nempty_jobs\x18\x04 \x01(\x04\x32\xab\x01\n\tEvaluator\x12T\n\x08\x45valuate\x12$.galileo.internal.v1.EvaluateRequest\x1a\".galileo.internal.v1.EvaluateReply\x12H\n\x04Ping\x12 .galileo.internal.v1.PingRequest\x1a\x1e.galileo.internal.v1.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(galileo/wire/internal/v1/evaluator.proto\x12\x13galileo.internal.v1\x1a$galileo/wire/internal/v1/peers.proto\"@\n\x0bNodeAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\"\xea\x01\n\rEvaluateGroup\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x13\n\x0bschema_json\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\r\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63ursors\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\x12\x15\n\rsamplers_json\x18\x07 \x03(\t\x12\x10\n\x08samplers\x18\x08 \x01(\x0c\x12\x32\n\x08replicas\x18\t \x03(\x0b\x32 .galileo.internal.v1.NodeAddress\x12\x11\n\tcommitted\x18\n \x01(\x0c\"v\n\x0f\x45valuateRequest\x12/\n\x05nodes\x18\x01 \x03(\x0b\x32 .galileo.internal.v1.NodeAddress\x12\x32\n\x06groups\x18\x02 \x03(\x0b\x32\".galileo.internal.v1.EvaluateGroup\"\x85\x01\n\x0e\x45valuateAnswer\x12-\n\x05parts\x18\x01 \x03(\x0b\x32\x1e.galileo.internal.v1.MatchPart\x12\x0f\n\x07unknown\x18\x02 \x03(\x0c\x12\x33\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32!.galileo.internal.v1.MatchFailure\"T\n\rEvaluateReply\x12\x34\n\x07\x61nswers\x18\x01 \x03(\x0b\x32#.galileo.internal.v1.EvaluateAnswer\x12\r\n\x05job_s\x18\x02 \x01(\x01\"\r\n\x0bPingRequest\"H\n\tPingReply\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x12\n\nempty_jobs\x18\x04 \x01(\x04\x32\xab\x01\n\tEvaluator\x12T\n\x08\x45valuate\x12$.galileo.internal.v1.EvaluateRequest\x1a\".galileo.internal.v1.EvaluateReply\x12H\n\x04Ping\x12 .galileo.internal.v1.PingRequest\x1a\x1e.galileo.internal.v1.PingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEADDRESS']._serialized_start=103
   _globals['_NODEADDRESS']._serialized_end=167
   _globals['_EVALUATEGROUP']._serialized_start=170
-  _globals['_EVALUATEGROUP']._serialized_end=333
-  _globals['_EVALUATEREQUEST']._serialized_start=335
-  _globals['_EVALUATEREQUEST']._serialized_end=453
-  _globals['_EVALUATEANSWER']._serialized_start=456
-  _globals['_EVALUATEANSWER']._serialized_end=589
-  _globals['_EVALUATEREPLY']._serialized_start=591
-  _globals['_EVALUATEREPLY']._serialized_end=675
-  _globals['_PINGREQUEST']._serialized_start=677
-  _globals['_PINGREQUEST']._serialized_end=690
-  _globals['_PINGREPLY']._serialized_start=692
-  _globals['_PINGREPLY']._serialized_end=764
-  _globals['_EVALUATOR']._serialized_start=767
-  _globals['_EVALUATOR']._serialized_end=938
+  _globals['_EVALUATEGROUP']._serialized_end=404
+  _globals['_EVALUATEREQUEST']._serialized_start=406
+  _globals['_EVALUATEREQUEST']._serialized_end=524
+  _globals['_EVALUATEANSWER']._serialized_start=527
+  _globals['_EVALUATEANSWER']._serialized_end=660
+  _globals['_EVALUATEREPLY']._serialized_start=662
+  _globals['_EVALUATEREPLY']._serialized_end=746
+  _globals['_PINGREQUEST']._serialized_start=748
+  _globals['_PINGREQUEST']._serialized_end=761
+  _globals['_PINGREPLY']._serialized_start=763
+  _globals['_PINGREPLY']._serialized_end=835
+  _globals['_EVALUATOR']._serialized_start=838
+  _globals['_EVALUATOR']._serialized_end=1009
 # @@protoc_insertion_point(module_scope)

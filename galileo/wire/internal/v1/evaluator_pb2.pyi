@@ -59,6 +59,8 @@ class EvaluateGroup(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     SAMPLERS_JSON_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     schema_json: _builtins.str
     after: _builtins.bytes
@@ -66,6 +68,7 @@ class EvaluateGroup(_message.Message):
     digests: _builtins.bytes
     samplers: _builtins.bytes
     """four bytes for each item: none is 0, the first is 1"""
+    committed: _builtins.bytes
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ascending"""
@@ -73,6 +76,10 @@ class EvaluateGroup(_message.Message):
     @_builtins.property
     def samplers_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the distinct ones"""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAddress]:
+        """asked for their partitions in place of the request's nodes"""
 
     def __init__(
         self,
@@ -85,10 +92,12 @@ class EvaluateGroup(_message.Message):
         digests: _builtins.bytes = ...,
         samplers_json: _abc.Iterable[_builtins.str] | None = ...,
         samplers: _builtins.bytes = ...,
+        replicas: _abc.Iterable[Global___NodeAddress] | None = ...,
+        committed: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions", "samplers", b"samplers", "samplers_json", b"samplers_json", "schema_json", b"schema_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "committed", b"committed", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions", "replicas", b"replicas", "samplers", b"samplers", "samplers_json", b"samplers_json", "schema_json", b"schema_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -917,6 +917,7 @@ class MatchRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     after: _builtins.bytes
     """eight bytes for each cursor and partition; 2^63 - 1: not asked about"""
@@ -924,6 +925,10 @@ class MatchRequest(_message.Message):
     """four bytes for each item: which row of `after` is its cursor"""
     digests: _builtins.bytes
     """sixteen bytes for each item: of its query's text"""
+    committed: _builtins.bytes
+    """Eight bytes for each partition: a commit that is known to be committed. A replica that has
+    published it may answer; without this field only the leader.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ascending"""
@@ -936,10 +941,11 @@ class MatchRequest(_message.Message):
         after: _builtins.bytes = ...,
         cursors: _builtins.bytes = ...,
         digests: _builtins.bytes = ...,
+        committed: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "committed", b"committed", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
