@@ -15,12 +15,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
 from fault_injection.damage import flip
 
+from galileo.cursor import Cursor
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import BOUNDED, Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_state import TopologyState
@@ -39,6 +40,8 @@ from galileo.node.peers import (
     FoundBatch,
     ReadTask,
     ScanAnswer,
+    ScanDone,
+    ScanLabels,
     ScanTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
@@ -59,6 +62,7 @@ PARTITIONS = 2
 ROWS = 6
 SEVERAL_FRAMES_BYTES = 5_000
 SETTLED_S = 90.0
+Rows: TypeAlias = list[tuple[int, ...]]
 OPTIONS = ReplicasOptions(
     machine=ReplicationOptions(
         dead_after_s=0.6,
@@ -308,6 +312,8 @@ class World:
         self.is_over = False
         self.acknowledged: set[int] = set()
         self.complete = self.incomplete = self.places_made = 0
+        self.ranges: list[tuple[ScanTask, Rows]] = []
+        self.ranges_followed = 0
         self._late: set[asyncio.Task[None]] = set()
         self.schema = schema
         self.names = tuple(topology.by_name)
@@ -416,6 +422,36 @@ class World:
         self.complete += 1
         assert rows >= due, f"{way.__name__} has {rows} rows, {due} were acknowledged"
 
+    async def read_ranges(self) -> None:
+        """Asks any node for a range of commits that some node shows to readers."""
+        while not self.is_over:
+            hosts, partition = list(self.hosts.values()), self.random.randrange(PARTITIONS)
+            last = max((self.seen(host, partition) for host in hosts), default=0)
+            if last:
+                until = self.random.randint(1, last)
+                task = range_task(partition, self.random.randrange(until), until)
+                await self.ask_range(self.random.choice(hosts), task)
+            await asyncio.sleep(0.02)
+
+    async def ask_range(self, host: Host, task: ScanTask) -> None:
+        """A node either refuses or answers with the whole range, which `judge` compares."""
+        is_led = task.partitions <= host.replicas.led
+        try:
+            answers = [answer async for answer in host.node.local_scans.scan([task])]
+        except RuntimeError as error:
+            _expect_crash(error)
+            return
+        if isinstance(end := answers.pop(), ScanDone):
+            assert end == ScanDone(0, Cursor(task.until))
+            tables = [answer.table for answer in answers if isinstance(answer, ScanLabels)]
+            self.ranges.append((task, rows_of(tables)))
+            self.ranges_followed += not is_led
+
+    def seen(self, host: Host, partition: int) -> int:
+        """The last commit of a partition that readers see at a node."""
+        shard = host.node.catalog.shards.get("nam")
+        return 0 if shard is None else shard.published_sequence(partition)
+
     # --- the end -----------------------------------------------------------------------------
 
     async def settle(self) -> None:
@@ -485,6 +521,15 @@ class World:
             assert len({self.digest(host, partition) for host in self.group_of(partition)}) == 1
         assert self.acknowledged <= stored, "an acknowledged batch is lost"
         assert all(host.replicas.comparison.diverged == {} for host in self.hosts.values())
+        graph = next(iter(self.hosts.values())).node.catalog.shard("nam").graph
+        for task, rows in self.ranges:
+            stored = graph.scan(
+                parse("", SCHEMA),
+                after=task.after,
+                until=task.until,
+                partitions=task.partitions,
+            )
+            assert rows == rows_of([stored]), f"{task} was answered otherwise than it is stored"
 
     def digest(self, host: Host, partition: int) -> int:
         """Of what a replica has; 0 if it has nothing."""
@@ -507,6 +552,22 @@ class World:
             await host.stop()
         self.hosts.clear()
         await asyncio.gather(*self._late, return_exceptions=True)
+
+
+def range_task(partition: int, after: int, until: int) -> ScanTask:
+    everything = parse("", SCHEMA).to_json()
+    bounds = Cursor({partition: after}), Cursor({partition: until})
+    return ScanTask(0, "nam", everything, *bounds, frozenset([partition]))
+
+
+def rows_of(tables: Sequence[pa.Table]) -> Rows:
+    """What the labels name, in order."""
+    names = ("partition", "sequence", "row", "rows", "cell")
+    return sorted(
+        row
+        for table in tables
+        for row in zip(*(table.column(name).to_pylist() for name in names), strict=True)
+    )
 
 
 async def labels(node: StorageNode) -> int:

@@ -299,7 +299,7 @@ async def test_node_replicas_random_history_keeps_each_batch_once(
     world = World(tmp_path, seed)
     await world.begin()
     works = [asyncio.create_task(world.produce(n)) for n in range(3)]
-    works.append(asyncio.create_task(world.read()))
+    works += [asyncio.create_task(world.read()), asyncio.create_task(world.read_ranges())]
     try:
         for _ in range(STEPS):
             await asyncio.sleep(world.random.uniform(0.1, 0.8))
@@ -311,6 +311,7 @@ async def test_node_replicas_random_history_keeps_each_batch_once(
         world.judge()
         assert world.acknowledged
         assert world.complete
+        assert world.ranges_followed
     finally:
         for work in works:
             work.cancel()
