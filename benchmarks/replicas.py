@@ -13,9 +13,10 @@ import psutil
 import pyarrow as pa
 
 import galileo
-from benchmarks import clusters, etcd, postgis
+from benchmarks import clusters, etcd, postgis, tick
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn, seconds
 from benchmarks.ingest_postgis import SCHEMA, copying
+from benchmarks.processes import processor_seconds
 from benchmarks.sizes import Bench
 from galileo.client import Client
 from galileo.dht import placement
@@ -150,6 +151,68 @@ def measure_healing(bench: Bench) -> Iterator[Figure]:
         (),
         (Goal("at least", 100e6),),
     )
+
+
+def measure_ticks(bench: Bench) -> Iterator[Figure]:
+    """Updates of a continuous query over three copies, also while a node is stopped."""
+    sizes = bench.sizes
+    table = clusters.forecast(sizes.preload_rows, stride=sizes.stride)
+    with _cluster(bench, REPLICAS) as running, clusters.ending_children():
+        client = running.client(timeout=clusters.PATIENCE)
+        clusters.create_dataset(running, client, clusters.DATASET)
+        _wait_copies(client)
+        client.ingest(clusters.DATASET, table)
+        ccq = client.submit(clusters.DATASET, interval=tick.INTERVAL_S, expiration=tick.EXPIRATION)
+        with galileo.connect(ccq.info.coordinator_address, timeout=clusters.PATIENCE) as near:
+            watcher = clusters.Watcher(near, ccq)
+            ticks = tick.Ticks(near, watcher, table.slice(0, sizes.tick_paths))
+            yield from _warm_ticks(bench, running, ticks)
+            others = [node for node in running.nodes if node.name != ccq.coordinator]
+            bench.say(f"stopping a node amid {sizes.paused_ticks} ticks")
+            stopped = [
+                _tick_amid_stop(client, ticks, node)
+                for node in others
+                for _ in range(sizes.paused_ticks)
+            ]
+    yield Figure(
+        "a warm tick while another node than the coordinator is stopped (SIGSTOP)",
+        "s",
+        Spread.of(stopped),
+    )
+
+
+def _warm_ticks(bench: Bench, running: galileo.LocalCluster, ticks: tick.Ticks) -> Iterator[Figure]:
+    count = bench.sizes.updates
+    bench.say(f"{count} warm ticks")
+    for _ in range(tick.UNTIMED):
+        ticks.one()
+    used_s = _processor_seconds(running)
+    taken = [ticks.one() for _ in range(count)]
+    used_s = _processor_seconds(running) - used_s
+    name = f"a warm tick: {ticks.news.num_rows:,} new paths, {NODES} nodes, {REPLICAS} copies"
+    yield Figure(name, "s", Spread.of(taken))
+    name = "processor time of nodes, evaluator and Spark for it, with the ingest"
+    yield Figure(name, "s", Spread.of([used_s / count]))
+
+
+def _processor_seconds(running: galileo.LocalCluster) -> float:
+    evaluator = clusters.evaluator_process(running)
+    assert evaluator is not None, "expected an evaluator that runs"
+    family = [evaluator, *evaluator.children(recursive=True)]
+    pids = [node.pid for node in running.nodes if node.pid is not None]
+    return sum(map(processor_seconds, [*pids, *(one.pid for one in family)]))
+
+
+def _tick_amid_stop(client: Client, ticks: tick.Ticks, node: LocalNode) -> float:
+    """A tick before which a node is stopped, when its news are stored; waits until all is whole."""
+    assert node.pid is not None, "expected a node that runs"
+    process = psutil.Process(node.pid)
+    try:
+        return ticks.one(before=process.suspend)
+    finally:
+        process.resume()
+        _wait_copies(client)
+        ticks.one()
 
 
 def _cluster(bench: Bench, copies: int) -> galileo.LocalCluster:

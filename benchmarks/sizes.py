@@ -24,6 +24,7 @@ class Sizes:
         job_labels: found by one job of one query.
         job_queries: in one job of many queries.
         cold_starts: of the evaluator.
+        paused_ticks: ticks before which a node is stopped, for each node that may be.
         intervals_s, updates: update intervals, and how many updates are timed in each.
         update_rows: observations that make an update.
         fetches: labels that are fetched.
@@ -63,6 +64,7 @@ class Sizes:
     cold_starts: int = 5
     intervals_s: tuple[float, ...] = (0.25, 0.5, 1.0)
     updates: int = 20
+    paused_ticks: int = 5
     update_rows: int = 1_000
     fetches: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     fetch_answers: int = 20
@@ -114,6 +116,7 @@ QUICK = Sizes(
     cold_starts=1,
     intervals_s=(0.25,),
     updates=5,
+    paused_ticks=1,
     update_rows=200,
     fetches=(1_000, 5_000),
     fetch_answers=5,

@@ -84,6 +84,7 @@ COMPARISONS = (
     Area("copy", "Ingesting compared with PostGIS COPY", ingest_postgis.measure),
     Area("replicated", "Ingesting with three copies", replicas.measure_ingest),
     Area("leaders", "When the leader of a partition is killed", replicas.measure_leader),
+    Area("replicated-ticks", "Updates with three copies", replicas.measure_ticks),
     Area("healing", "When a disk is lost", replicas.measure_healing),
     Area("boxes", "Very many continuous queries: boxes", many_queries.measure_boxes),
     Area("polygons", "Very many continuous queries: polygons", many_polygons.measure_polygons),
