@@ -154,7 +154,7 @@ def _timed(
     with asyncio.Runner() as runner:
         try:
             for number in range(JOBS_PER_RUN * bench.sizes.runs + JOBS_UNTIMED):
-                job_s, call_s = runner.run(_call(handle, request, labels=labels))
+                job_s, call_s = runner.run(call(handle, request, labels=labels))
                 scan_s = seconds(lambda: scan(scanner, work))
                 if number >= JOBS_UNTIMED:
                     in_job.append(job_s)
@@ -170,7 +170,7 @@ def _timed(
     return Figure(name, "s", Spread.of(in_job), peers)
 
 
-async def _call(
+async def call(
     handle: EvaluatorClient, request: evaluator_pb2.EvaluateRequest, *, labels: int
 ) -> tuple[float, float]:
     """Seconds of the job and of the call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
@@ -13,7 +14,7 @@ import psutil
 import pyarrow as pa
 
 import galileo
-from benchmarks import clusters, etcd, postgis, tick
+from benchmarks import clusters, etcd, jobs, postgis, tick
 from benchmarks.figures import Figure, Goal, Peer, Spread, in_turn, seconds
 from benchmarks.ingest_postgis import SCHEMA, copying
 from benchmarks.processes import processor_seconds
@@ -23,7 +24,10 @@ from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.local_node import LocalNode
 from galileo.model.times import micros, times_from_micros
+from galileo.spark.launcher import EvaluatorClient
 from galileo.storage.segment import SUFFIX
+from galileo.wire.internal.v1 import evaluator_pb2
+from galileo.wire.match_codec import sequences_to_bytes
 
 NODES = REPLICAS = 3
 PARTITIONS = 6
@@ -167,6 +171,7 @@ def measure_ticks(bench: Bench) -> Iterator[Figure]:
             watcher = clusters.Watcher(near, ccq)
             ticks = tick.Ticks(near, watcher, table.slice(0, sizes.tick_paths))
             yield from _warm_ticks(bench, running, ticks)
+            yield from _jobs_at_replicas(bench, running, client, ticks.news)
             others = [node for node in running.nodes if node.name != ccq.coordinator]
             bench.say(f"stopping a node amid {sizes.paused_ticks} ticks")
             stopped = [
@@ -193,6 +198,39 @@ def _warm_ticks(bench: Bench, running: galileo.LocalCluster, ticks: tick.Ticks) 
     yield Figure(name, "s", Spread.of(taken))
     name = "processor time of nodes, evaluator and Spark for it, with the ingest"
     yield Figure(name, "s", Spread.of([used_s / count]))
+
+
+def _jobs_at_replicas(
+    bench: Bench, running: galileo.LocalCluster, client: Client, news: pa.Table
+) -> Iterator[Figure]:
+    """The Spark job of a tick: with all calls at one node, and with calls at three leaders."""
+    after = client.query(clusters.DATASET).frontier
+    client.ingest(clusters.DATASET, news)
+    committed = client.query(clusters.DATASET).frontier
+    _wait_copies(client)
+    leaders = jobs.delta_request(client, [""], after=after)
+    near = evaluator_pb2.EvaluateRequest()
+    near.CopyFrom(leaders)
+    (group,) = near.groups
+    first = near.nodes[0]
+    near_replica = group.replicas.add(name=first.name, address=first.address)
+    near_replica.partitions.extend(group.partitions)
+    group.committed = sequences_to_bytes(np.array([committed[p] for p in group.partitions]))
+    taken: dict[str, list[tuple[float, float]]] = {"near": [], "leaders": []}
+    with asyncio.Runner() as runner:
+        handle = EvaluatorClient(clusters.evaluator_options(running))
+        for number in range(jobs.JOBS_PER_RUN * bench.sizes.runs + jobs.JOBS_UNTIMED):
+            for name, request in (("near", near), ("leaders", leaders)):
+                used_s = _processor_seconds(running)
+                job_s, _ = runner.run(jobs.call(handle, request, labels=news.num_rows))
+                used_s = _processor_seconds(running) - used_s
+                if number >= jobs.JOBS_UNTIMED:
+                    taken[name].append((job_s, used_s))
+        runner.run(handle.close())
+    for what, column in (("seconds", 0), ("processor time of nodes, evaluator and Spark", 1)):
+        near_s, leaders_s = (Spread.of([one[column] for one in taken[n]]) for n in taken)
+        name = f"the job of a tick, one call at the own replica: {what}"
+        yield Figure(name, "s", near_s, (Peer("three calls at leaders", leaders_s),))
 
 
 def _processor_seconds(running: galileo.LocalCluster) -> float:

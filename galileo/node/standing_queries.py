@@ -50,8 +50,8 @@ class MatchTask:
             where it does not name the partition; shape (c, p).
         cursors: for each item its row of `after`, shape (n,).
         digests: of the items' queries, one behind the other.
-        committed: a commit of each partition that is known to be committed; a replica that has
-            published it may answer, too. None: only the leader.
+        committed: a commit of each partition that a leader has published; a replica that has
+            published it, too, may answer up to there. None: only the leader.
     """
 
     dataset: str
@@ -186,6 +186,8 @@ class Matching:
     async def match(self, task: MatchTask) -> MatchResponse:
         """The new matches of each item, up to what is committed now.
 
+        Of partitions that this node does not lead, up to what the task knows to be committed.
+
         Raises:
             UnknownDataset: there is none of that name here.
             PartitionMoved: some of the partitions are not this node's, and it has not published
@@ -219,10 +221,14 @@ class Matching:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
         journals, partitions = shard.journals, task.partitions.tolist()
         after, committed = task.range()
-        shard.check_readable(partitions, after=after, until=committed)
+        own = shard.surely_own(partitions)
+        shard.check_readable(set(partitions) - own, after=after, until=committed)
         # Published before the graph is read: the graph then holds at least this much.
         published = shard.published()
-        until = Cursor({p: published[p] for p in partitions})
+        # A replica does not show what its leader may not show yet: a token that is ahead of the
+        # leader would be denied.
+        known = published if committed is None else committed
+        until = Cursor({p: (published if p in own else known)[p] for p in partitions})
         names = split_digests(task.digests)
         with registry.lock:
             slots = registry.slots(names)

@@ -79,7 +79,7 @@ class _Group:
         rows: the distinct rows.
         row_of: for each item its row.
         row_at: rows by cursor and partitions.
-        committed: a commit of each partition that is known to be committed.
+        committed: of each partition a commit that a leader has published.
         here: the partitions about which this node answers, as the leader or another replica.
     """
 

@@ -92,7 +92,9 @@ async def fetch(
     replies = MatchReplies(schema.label_schema)
     failure: GalileoError | None = None
     with continue_request(group.origin):
-        stream = node.stream(PeerStorageStub, "Match", _request(query, group), timeout_s=timeout_s)
+        stream = node.stream(
+            PeerStorageStub, "Match", match_request(query, group), timeout_s=timeout_s
+        )
     with stream:
         try:
             await _receive(stream, replies, bytes_max)
@@ -143,7 +145,8 @@ def _renumber(answer: MatchResponse, query: NodeQuery) -> MatchResponse:
     return MatchResponse(parts, items[answer.unknown], errors)
 
 
-def _request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
+def match_request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
+    """The request of a node for its items of a group."""
     rows, cursors = np.unique(group.cursors[query.items], return_inverse=True)
     committed = group.committed
     return peers_pb2.MatchRequest(

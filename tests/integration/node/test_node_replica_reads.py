@@ -139,6 +139,16 @@ async def test_replica_range_that_it_has_not_published_comes_from_the_leader(wor
     assert await scanned(behind.node, Cursor({0: bound[0], 1: before[1]})) > 0
 
 
+async def test_replica_matches_no_further_than_a_leader_has_published(world: World) -> None:
+    text, known = EVERYTHING.to_json(), Cursor(dict.fromkeys(ALL, 1))
+    for host in world.hosts.values():
+        await host.node.matching.register_queries("nam", [text])
+        answer = await host.node.matching.match(match_task(text, known))
+        last = published(host)
+        led = {p: last[p] for p in host.replicas.led}
+        assert [part.reached for part in answer.parts] == [Cursor(known).join(led)]
+
+
 async def test_replica_without_a_range_answers_nothing(world: World) -> None:
     host = follower(world, 0)
     task = range_task(0, 0, 1)

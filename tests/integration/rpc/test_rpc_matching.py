@@ -96,6 +96,8 @@ async def refusal(call):
         {"cursors": to_bytes(np.array([0, 0, 0, 7]))},
         {"cursors": to_bytes(np.array([0]))},
         {"digests": b"short"},
+        {"committed": b"short"},
+        {"committed": sequences_to_bytes(np.ones((2, 2), dtype=np.int64))},
     ],
 )
 async def test_match_of_an_invalid_request_is_refused(filled, changes):

@@ -23,8 +23,10 @@ from galileo.spark.job import (
     shift_items,
     to_batches,
 )
+from galileo.spark.node_scanner import match_request
 from galileo.wire.codec import cursor_to_pb
 from galileo.wire.internal.v1 import peers_pb2
+from galileo.wire.match_codec import sequences_from_bytes, sequences_to_bytes
 from galileo.wire.status import error_to_pb
 
 LIMITS = JobLimits(1.0, 1.0)
@@ -59,6 +61,27 @@ def test_node_requests_have_each_partition_once(make_request):
     ]
 
 
+def test_node_requests_prefer_replicas_of_a_group_and_name_what_is_committed(make_request):
+    request = make_request({"a": [0, 1], "b": [2, 3]}, [{}]).request
+    (group,) = request.groups
+    group.replicas.add(name="c", address="c", partitions=[1, 2])
+    group.committed = sequences_to_bytes(np.array([10, 11, 12, 13]))
+    job_request = request_from_pb(request)
+    assert requests_as_lists(job_request) == [
+        ("a", [(0, [0], [0])]),
+        ("b", [(0, [3], [0])]),
+        ("c", [(0, [1, 2], [0])]),
+    ]
+    committed = {
+        one.address: sequences_from_bytes(
+            match_request(query, job_request.groups[0]).committed, partitions=len(query.columns)
+        ).tolist()
+        for one in job_request.node_requests()
+        for query in one.queries
+    }
+    assert committed == {"a": [[10]], "b": [[13]], "c": [[11, 12]]}
+
+
 def damaged(request, **changes):
     for name, value in changes.items():
         setattr(request.groups[0], name, value)
@@ -74,6 +97,7 @@ def damaged(request, **changes):
         {"digests": b"short"},
         {"samplers": to_bytes(np.array([1]))},
         {"samplers": b""},
+        {"committed": b"123"},
     ],
 )
 def test_request_from_pb_invalid_columns_are_refused(make_request, changes):

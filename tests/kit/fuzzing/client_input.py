@@ -281,6 +281,7 @@ def _conversions() -> Iterator[bytes]:
             after=bytes(32),
             cursors=bytes(4),
             digests=bytes(16),
+            committed=bytes(16),
         ),
         peers_pb2.MatchPart(reached=cursor, items=numbers),
         peers_pb2.MatchPart(items=numbers),

@@ -926,8 +926,8 @@ class MatchRequest(_message.Message):
     digests: _builtins.bytes
     """sixteen bytes for each item: of its query's text"""
     committed: _builtins.bytes
-    """Eight bytes for each partition: a commit that is known to be committed. A replica that has
-    published it may answer; without this field only the leader.
+    """Eight bytes for each partition: a commit that a leader has published. A replica that has
+    published it, too, may answer up to there; without this field only the leader.
     """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
