@@ -25,6 +25,7 @@ from galileo.hashing import digest, split_digests
 from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
+from galileo.node.shard import Shard
 from galileo.query import Query, parse
 from galileo.query.index import MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
@@ -219,16 +220,8 @@ class Matching:
 
     def _match(self, task: MatchTask) -> MatchResponse:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
-        journals, partitions = shard.journals, task.partitions.tolist()
-        after, committed = task.range()
-        own = shard.surely_own(partitions)
-        shard.check_readable(set(partitions) - own, after=after, until=committed)
-        # Published before the graph is read: the graph then holds at least this much.
-        published = shard.published()
-        # A replica does not show what its leader may not show yet: a token that is ahead of the
-        # leader would be denied.
-        known = published if committed is None else committed
-        until = Cursor({p: (published if p in own else known)[p] for p in partitions})
+        # Journals before, and published before the graph is read: it then holds at least this much.
+        journals, until = shard.journals, _readable_until(shard, task)
         names = split_digests(task.digests)
         with registry.lock:
             slots = registry.slots(names)
@@ -236,7 +229,7 @@ class Matching:
             asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
             one_pass = _Passes(shard.graph, registry, asks, names)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
-        shard.check_unchanged(journals, partitions)
+        shard.check_unchanged(journals, until)
         # Looked at after the graph: it is at least what the passes missed.
         dropped = Cursor({p: s for p, s in shard.dropped().items() if p in until})
         parts = [replace(part, dropped=dropped) for part in parts]
@@ -285,6 +278,25 @@ class _Passes:
             return self.parts(items, until=nearer, pairs_max=pairs_max)
         some = items[: max(1, len(items) // 2)]
         return self.parts(some, until=until, pairs_max=pairs_max if len(items) > 1 else None)
+
+
+def _readable_until(shard: Shard, task: MatchTask) -> Cursor:
+    """Up to where a task is answered.
+
+    A replica does not show what its leader may not show yet: a token ahead of the leader would be
+    denied.
+
+    Raises:
+        PartitionMoved: see `Matching.match`.
+    """
+    partitions = task.partitions.tolist()
+    after, committed = task.range()
+    own = shard.surely_own(partitions)
+    shard.check_readable(frozenset(partitions) - own, after=after, until=committed)
+    published = shard.published(partitions)
+    if committed is None:
+        return published
+    return Cursor({p: (published if p in own else committed)[p] for p in partitions})
 
 
 def _by_distance(

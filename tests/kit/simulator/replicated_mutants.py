@@ -35,7 +35,6 @@ REPLICATED_VARIANTS = {
     "completes_stale_answers": _scanning(completes_answers=True),
     "scans_other_epochs": _scanning(reads_other_epochs=True),
     "follows_uncommitted": _scanning(follows_uncommitted=True),
-    "follows_other_epochs": _scanning(follows_other_epochs=True),
     "completes_ranges": _scanning(completes_ranges=True),
     "leads_before_it_is_open": _scanning(announces_early=True),
     "forgets_batches": ReplicatedVariant(conduct=ReplicaConduct(forgets_batches=True)),

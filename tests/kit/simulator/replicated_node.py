@@ -51,7 +51,6 @@ class ScanConduct:
         reads_other_epochs: likewise, up to there, with the frames that it has.
         announces_early: a leader announces itself before it knows what is committed.
         follows_uncommitted: a replica that does not lead reads all of its frames.
-        follows_other_epochs: it reads its frames up to what is asked, of whatever epochs.
         completes_ranges: it answers when it has published less, and counts up to what is asked.
     """
 
@@ -62,7 +61,6 @@ class ScanConduct:
     reads_other_epochs: bool = False
     announces_early: bool = False
     follows_uncommitted: bool = False
-    follows_other_epochs: bool = False
     completes_ranges: bool = False
 
 
@@ -371,22 +369,23 @@ class ReplicatedNode(Node):
         return self.reachable(partition) if log is None else log
 
     def read_committed(self, partition: int, committed: int) -> Log | None:
-        """What readers see here of a partition, if that goes up to a commit; no more than that."""
+        """What readers see here of a partition, if that goes up to a commit.
+
+        No more than that, unless this node leads: its leader could deny a token that is ahead.
+        """
         replicas, scans = self.replicas, self.replication.scans
+        if replicas.holds_lease(partition):
+            return self.read(partition)
         move = self._live.move_of(partition)
-        if not committed or move is None or partition not in replicas.replicas:
+        if not committed or move is None or not replicas.follows(partition, move.number):
             return None
         log = replicas.published_logs.get(partition, Log(partition))
-        if scans.follows_other_epochs:
-            log = self._read_frames(log, replicas.frames(partition))
-        elif not replicas.follows(partition, move.number):
-            return None
         if scans.follows_uncommitted:
             return self._read_frames(log, replicas.frames(partition))
         if log.end < committed:
             self._loop.counters["replicas too far behind"] += 1
             return _padded(log, committed) if scans.completes_ranges else None
-        self._loop.counters["scans at other replicas"] += partition not in replicas.announced
+        self._loop.counters["scans at other replicas"] += 1
         return Log(partition, log.commits[:committed])
 
     def _spoiled(self, log: Log, scans: ScanConduct) -> Log:
