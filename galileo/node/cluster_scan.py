@@ -322,7 +322,7 @@ class ClusterScans:
         by_node = placement.partitions_by_node(self._topology.current)
         here = frozenset[int]() if task.until is None else self._local.readable(task)
         shares = {node: owned & task.partitions - here for node, owned in by_node.items()}
-        shares[self._name] |= here
+        shares[self._name] = shares.get(self._name, frozenset()) | here
         return {
             node: dataclasses.replace(task, partitions=share, after=_only(task.after, share))
             for node, share in shares.items()

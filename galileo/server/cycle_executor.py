@@ -250,7 +250,8 @@ class CycleExecutor:
     def _choose_replicas(self, group: _Group) -> None:
         """Has this node answer about partitions of which it has published what is committed."""
         shard = self._node.catalog.shards.get(group.schema.key)
-        if shard is None or not self._node.topology.is_replicated:
+        topology = self._node.topology
+        if shard is None or not topology.is_replicated or self._node.name not in topology.by_name:
             return
         partitions = group.partitions
         after = group.after(partitions)
