@@ -549,8 +549,9 @@ class Caller:
             if not limit.expired():
                 raise
             self.avoided.add(address)
-            reason = f"{address} answers neither the call nor a health check"
-            raise Unavailable(reason, address=address, reason=reason) from error
+            raise Unavailable(
+                f"{address} answers neither the call nor a health check", address=address
+            ) from error
         finally:
             timer.cancel()
             for check in checks:
