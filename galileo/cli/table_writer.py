@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 
-from galileo.client.geo_files import GeoJsonWriter, GeoParquetWriter
-from galileo.client.json_lines import json_lines
+from galileo.client.geo_files import Writer
+from galileo.client.table_formats import GROUP_ROWS, WRITERS, GroupedWriter
 from galileo.errors import InputError
-from galileo.labels import MISSING_KEY
 
 STDOUT = "-"
 SUFFIXES = {
@@ -30,18 +25,9 @@ SUFFIXES = {
     ".geoparquet": "geoparquet",
     ".geojson": "geojson",
 }
-FORMATS = ("parquet", "arrow", "csv", "ndjson", "geoparquet", "geojson")
+FORMATS = tuple(WRITERS)
 LINES = ("csv", "ndjson")
 """Formats that can be read from a pipe while they are written."""
-GROUP_ROWS = 131_072
-
-
-class Writer(Protocol):
-    """Writes tables of one schema."""
-
-    def write(self, table: pa.Table) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PartialWriter(Writer, Protocol):
@@ -91,7 +77,7 @@ def writing(
     """
     try:
         with _sink(output) as sink:
-            writer = _Grouped(_WRITERS[format](sink, schema), schema, rows_max=group_rows)
+            writer = GroupedWriter(WRITERS[format](sink, schema), schema, rows_max=group_rows)
             try:
                 yield writer
             except BaseException:
@@ -131,77 +117,3 @@ def _sink(output: str) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
-
-
-class _Grouped:
-    """Collects tables, and writes them in groups of `rows_max` rows."""
-
-    def __init__(self, writer: Writer, schema: pa.Schema, *, rows_max: int) -> None:
-        self._rows_max = rows_max
-        self._writer = writer
-        self._schema = schema
-        self._waiting: list[pa.Table] = []
-        self._rows = 0
-
-    def write(self, table: pa.Table) -> None:
-        self._waiting.append(table)
-        self._rows += table.num_rows
-        if self._rows >= self._rows_max:
-            self._flush()
-
-    def note_missing(self, missing: Sequence[int]) -> None:
-        if not missing:
-            return
-        self._flush()
-        metadata = {MISSING_KEY: json.dumps(list(missing))}
-        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
-            self._writer.add_key_value_metadata(metadata)
-        elif isinstance(self._writer, pa.ipc.RecordBatchFileWriter):
-            nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
-            self._writer.write_batch(nothing, custom_metadata=metadata)
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def abandon(self) -> None:
-        """Closes a Parquet file without the collected rows; other formats write nothing."""
-        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
-            self._writer.close()
-
-    def _flush(self) -> None:
-        if self._rows:
-            self._writer.write(pa.concat_tables(self._waiting).cast(self._schema))
-        self._waiting, self._rows = [], 0
-
-
-class _JsonLines:
-    """Writes one JSON object a line for each row; times as ISO 8601, missing values as null."""
-
-    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        self._sink = sink
-
-    def write(self, table: pa.Table) -> None:
-        lines = json_lines(table)
-        text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
-        self._sink.write(text[0].as_buffer())
-        self._sink.write(b"\n")
-
-    def close(self) -> None:
-        pass
-
-
-def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    writer: Writer = pa.ipc.new_file(sink, schema, options=options)
-    return writer
-
-
-_WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
-    "parquet": pyarrow.parquet.ParquetWriter,
-    "arrow": _arrow,
-    "csv": pyarrow.csv.CSVWriter,
-    "ndjson": _JsonLines,
-    "geoparquet": GeoParquetWriter,
-    "geojson": GeoJsonWriter,
-}

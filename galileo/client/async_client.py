@@ -21,7 +21,7 @@ from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
 from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
-from galileo.wire.caller import CallOptions, Stream
+from galileo.wire.caller import Caller, CallOptions, Stream
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
@@ -53,10 +53,20 @@ class AsyncClient(AsyncObservations):
             patience_s = seconds(timeout)
             options = CallOptions(patience_s=patience_s, ingest_patience_s=patience_s)
         keys = (proof or Credentials()).keys()
-        self._caller = cluster_caller(addresses, options=options, keys=keys)
-        self._router = Router(self._caller)
-        self._fetcher = Fetcher(self._caller)
-        self._bulk_fetcher = BulkFetcher(self._caller)
+        self._use(cluster_caller(addresses, options=options, keys=keys))
+
+    @classmethod
+    def _over(cls, caller: Caller) -> AsyncClient:
+        """A client with a caller of its own; see `ClientPool`."""
+        client = cls.__new__(cls)
+        client._use(caller)
+        return client
+
+    def _use(self, caller: Caller) -> None:
+        self._caller = caller
+        self._router = Router(caller)
+        self._fetcher = Fetcher(caller)
+        self._bulk_fetcher = BulkFetcher(caller)
         self._schemas: dict[str, Schema] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema

@@ -424,6 +424,37 @@ class AsyncObservations(AsyncCcqs):
             progress=progress,
         )
 
+    async def select_batches(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[pa.Table]:
+        """The same in pieces, in any order; memory stays bounded.
+
+        Closing the iterator cancels the call at the node. Before the first piece the client retries
+        at other nodes; an error after it ends the iterator, because rows were returned already.
+        Arguments and errors are those of `select`, whose answer has to be complete.
+
+        Raises:
+            Unavailable: the answer broke off; drop its rows and repeat the call.
+
+        Example:
+            >>> rows = 0
+            >>> async for table in client.select_batches("weather", "temperature > 290"):
+            ...     rows += table.num_rows
+            >>> rows
+            2
+        """
+        options = row_options(columns, limit, "")
+        schema = await self.schema(dataset)
+        pieces = queries.select_batches(self._caller, schema, query_text(query), options=options)
+        async with aclosing(pieces) as tables:
+            async for table in tables:
+                yield table
+
     async def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.
 

@@ -656,6 +656,34 @@ class BlockingCalls(BlockingBase):
             )
         )
 
+    def select_batches(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """The same in pieces, in any order; memory stays bounded.
+
+        Closing the iterator cancels the call at the node. Before the first piece the client retries
+        at other nodes; an error after it ends the iterator, because rows were returned already.
+        Arguments and errors are those of `select`, whose answer has to be complete.
+
+        Raises:
+            Unavailable: the answer broke off; drop its rows and repeat the call.
+
+        Example:
+            >>> rows = 0
+            >>> for table in client.select_batches("weather", "temperature > 290"):
+            ...     rows += table.num_rows
+            >>> rows
+            2
+        """
+        return self._iterate(
+            self._client.select_batches(dataset, query, columns=columns, limit=limit)
+        )
+
     def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.
 

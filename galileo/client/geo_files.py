@@ -216,10 +216,15 @@ class GeoParquetWriter:
 
 
 class GeoJsonWriter:
-    """A FeatureCollection, piece by piece; arguments as `GeoParquetWriter`."""
+    """A FeatureCollection, piece by piece; arguments as `GeoParquetWriter`.
+
+    Attributes:
+        members: further members of the collection, which are written at its end.
+    """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         Shapes.of(schema.empty_table())
+        self.members: dict[str, Any] = {}
         self._sink = sink
         self._between = b'{"type":"FeatureCollection","features":[\n'
 
@@ -240,7 +245,8 @@ class GeoJsonWriter:
     def close(self) -> None:
         """Writes the end of the collection."""
         self._sink.write(b"" if self._between == b",\n" else self._between)
-        self._sink.write(b"\n]}\n")
+        members = [f",{json.dumps(name)}:{json.dumps(at)}" for name, at in self.members.items()]
+        self._sink.write(f"\n]{''.join(members)}}}\n".encode())
 
 
 def _table(data: GeoData) -> pa.Table:

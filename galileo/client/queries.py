@@ -27,7 +27,7 @@ from galileo.client.bulk_fetch import cancel_all, gather_or_cancel
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import InputError, TransientError, Unavailable
+from galileo.errors import IncompleteAnswer, InputError, TransientError, Unavailable
 from galileo.labels import LabelSet, from_ipc, marked
 from galileo.model.rows import RowOptions, needed_columns, sorted_by_time
 from galileo.model.schema import Schema
@@ -431,15 +431,7 @@ async def select(
     options.check(schema)
     names = options.names(schema)
     needed = dataclasses.replace(options, columns=needed_columns(names, options.order_by))
-    request = storage_pb2.SelectRequest(
-        dataset=schema.key,
-        query=query,
-        columns=needed.columns,
-        limit=options.limit,
-        order_by=options.order_by,
-        partial=not require_complete,
-    )
-
+    request = _select_request(schema, query, needed, require_complete=require_complete)
     report = of_total(progress)
 
     async def attempt(node: Connection) -> pa.Table:
@@ -455,6 +447,49 @@ async def select(
         return marked(table.select(names), missing)
 
     return await caller.call(attempt)
+
+
+async def select_batches(
+    caller: Caller, schema: Schema, query: str, *, options: RowOptions
+) -> AsyncGenerator[pa.Table, None]:
+    """The observations in pieces; see `AsyncClient.select_batches`."""
+    options.check(schema)
+    request = _select_request(schema, query, options, require_complete=True)
+    arrow_schema, rows = options.arrow_schema(schema), 0
+    stream, part = await caller.open(
+        lambda node: node.stream(StorageStub, "Select", request, part_s=node.options.part_s),
+        Stream.next,
+    )
+    with stream:
+        try:
+            while True:
+                if part.observations:
+                    table = from_ipc(part.observations, arrow_schema)
+                    rows += table.num_rows
+                    yield table
+                if part.last:
+                    return
+                part = await stream.next()
+        except TransientError as error:
+            if isinstance(error, IncompleteAnswer):
+                raise
+            raise Unavailable(
+                f"the answer broke off after {rows:,} observations ({error.message}); drop them "
+                "and repeat the call"
+            ) from error
+
+
+def _select_request(
+    schema: Schema, query: str, options: RowOptions, *, require_complete: bool
+) -> storage_pb2.SelectRequest:
+    return storage_pb2.SelectRequest(
+        dataset=schema.key,
+        query=query,
+        columns=options.columns,
+        limit=options.limit,
+        order_by=options.order_by,
+        partial=not require_complete,
+    )
 
 
 async def count(caller: Caller, dataset: str, query: str) -> int:

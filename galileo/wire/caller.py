@@ -17,6 +17,7 @@ Processes without an event loop have a `BlockingCaller` (`blocking_caller.py`).
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 from collections.abc import (
@@ -44,7 +45,7 @@ from galileo.errors import (
     Unavailable,
 )
 from galileo.wire import forks, tls_probe
-from galileo.wire.channel import Channels
+from galileo.wire.channel import Channels, SharedChannels
 from galileo.wire.status import CLOSED, error_of_rpc
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
@@ -349,13 +350,26 @@ class Caller:
         self.clock = clock or BackoffClock()
         keys.check()
         self._is_tls, self._certificate = keys.is_tls, keys.certificate
-        self._channels = Channels(keys)
+        self._channels: Channels | SharedChannels = Channels(keys)
         self._discover = discover
         self._discovered_at = -inf
         self.avoided = AvoidedAddresses(options.avoid_s, self.clock.monotonic)
         self.on_error: Callable[[GalileoError], None] = lambda _: None
         self._checked_at: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def with_token(self, token: str) -> Caller:
+        """A caller over the same connections, whose calls carry another token.
+
+        Args:
+            token: "" for none. This caller must have none.
+        """
+        assert isinstance(self._channels, Channels), "channels are shared by their owner"
+        other = copy.copy(self)
+        other._channels = SharedChannels(self._channels, token)
+        other.addresses = list(self.addresses)
+        other.on_error = lambda _: None
+        return other
 
     async def close(self) -> None:
         await self._channels.close()

@@ -87,6 +87,10 @@ class InstrumentedChannel:
             self._stubs[kind] = kind(self)
         return self._stubs[kind]
 
+    def with_token(self, token: str) -> InstrumentedChannel:
+        """The same connection, whose calls carry another token."""
+        return InstrumentedChannel(self._channel, token)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
@@ -215,7 +219,7 @@ class Channels:
         self, keys: TlsFiles = NO_TLS_FILES, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         forks.check()
-        self._keys = keys
+        self.keys = keys
         self._reader = TlsLoader(keys)
         self._monotonic = monotonic
         self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
@@ -229,7 +233,7 @@ class Channels:
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to an address; errors as `open_channel`."""
         forks.check()
-        if self._keys != NO_TLS_FILES:
+        if self.keys != NO_TLS_FILES:
             self._look()
         if address not in self._open:
             self._open[address] = _opened(address, self._reader)
@@ -241,11 +245,11 @@ class Channels:
         now = self._monotonic()
         if now - self._looked < LOOK_S:
             return
-        self._looked, state = now, self._keys.state()
+        self._looked, state = now, self.keys.state()
         if state == self._state:
             return
         try:
-            self._keys.check()
+            self.keys.check()
         except ConfigError:
             return  # Partly written: keep the old files until the next check.
         self._state = state
@@ -266,8 +270,43 @@ class Channels:
             await oldest.close()
 
 
+class SharedChannels:
+    """The channels of a process, whose calls carry the token of one of its callers.
+
+    Args:
+        channels: with keys that have no token; closed by their owner.
+        token: "" for none.
+    """
+
+    def __init__(self, channels: Channels, token: str) -> None:
+        self._channels = channels
+        self._token = token
+        self._carrying: dict[str, tuple[Any, Any]] = {}
+
+    def get(self, address: str) -> Any:
+        """The channel to an address; errors as `Channels.get`."""
+        channel: Any = self._channels.get(address)
+        known = self._carrying.get(address)
+        if known is None or known[0] is not channel:
+            _check_token_path(self._token, self._channels.keys, address=address)
+            known = self._carrying[address] = channel, channel.with_token(self._token)
+        return known[1]
+
+    async def close(self) -> None:
+        """Does nothing: others use the channels."""
+
+    async def close_oldest(self, left: int) -> None:
+        """Does nothing: others use the channels."""
+
+
 def _carried(channel: Channel, loaded: LoadedTls, keys: TlsFiles, *, address: str) -> Channel:
-    token = loaded.token
+    _check_token_path(loaded.token, keys, address=address)
+    carrying: Any = InstrumentedChannel(channel, loaded.token)
+    return carrying  # type: ignore[no-any-return]
+
+
+def _check_token_path(token: str, keys: TlsFiles, *, address: str) -> None:
+    """Raises ConfigError if a token would be sent unencrypted."""
     if token and not (keys.is_tls or keys.insecure or is_loopback(address)):
         raise ConfigError(
             f"expected TLS to send a token to {address}, or others on the network could read it",
@@ -275,8 +314,6 @@ def _carried(channel: Channel, loaded: LoadedTls, keys: TlsFiles, *, address: st
             expected="tls",
             address=address,
         )
-    carrying: Any = InstrumentedChannel(channel, token)
-    return carrying  # type: ignore[no-any-return]
 
 
 def is_loopback(address: str) -> bool:

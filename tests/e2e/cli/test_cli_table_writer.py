@@ -16,7 +16,8 @@ from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.cli.table_writer import format_of, json_lines, writing
+from galileo.cli.table_writer import format_of, writing
+from galileo.client.json_lines import json_lines
 from galileo.errors import InputError
 from galileo.model.times import TIME_TYPE
 

@@ -89,3 +89,35 @@ def test_select_with_an_invalid_column_property_or_dataset_is_refused(
         client.select(stored, "nope > 1")
     with pytest.raises(UnknownDataset):
         client.count("nowhere")
+
+
+@pytest.mark.parametrize("query", ["", "temperature > 280", "temperature > 1000"])
+def test_select_batches_equal_select(client: galileo.Client, stored: str, query: str) -> None:
+    selected = client.select(stored, query)
+    pieces = list(client.select_batches(stored, query))
+    whole = pa.concat_tables([selected.schema.empty_table(), *pieces])
+    assert whole.schema.equals(selected.schema)
+    assert notes(whole) == notes(selected)
+
+
+def test_select_batches_with_columns_and_limit(client: galileo.Client, stored: str) -> None:
+    pieces = list(client.select_batches(stored, columns=["note"], limit=17))
+    assert sum(piece.num_rows for piece in pieces) == 17
+    assert {name for piece in pieces for name in piece.column_names} == {"note"}
+
+
+def test_select_batches_of_a_wrong_query_raise_before_a_piece(
+    client: galileo.Client, stored: str
+) -> None:
+    with raises(UnknownProperty, property="temp"):
+        next(iter(client.select_batches(stored, "temp > 1")))
+
+
+async def test_select_batches_closed_early_cancel_the_call(
+    cluster: galileo.LocalCluster, stored: str
+) -> None:
+    async with galileo.AsyncClient(*cluster.addresses) as client:
+        pieces = client.select_batches(stored)
+        assert (await anext(pieces)).num_rows > 0
+        await pieces.aclose()  # type: ignore[attr-defined]
+        assert await client.count(stored) == 4000

@@ -1,0 +1,92 @@
+"""Formats of files of observations and labels, and a writer of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from galileo.client.geo_files import GeoJsonWriter, GeoParquetWriter, Writer
+from galileo.client.json_lines import json_lines
+from galileo.labels import MISSING_KEY
+
+GROUP_ROWS = 131_072
+
+
+class GroupedWriter:
+    """Collects tables, and writes them in groups of `rows_max` rows."""
+
+    def __init__(self, writer: Writer, schema: pa.Schema, *, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._writer = writer
+        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._rows += table.num_rows
+        if self._rows >= self._rows_max:
+            self._flush()
+
+    def note_missing(self, missing: Sequence[int]) -> None:
+        if not missing:
+            return
+        self._flush()
+        metadata = {MISSING_KEY: json.dumps(list(missing))}
+        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
+            self._writer.add_key_value_metadata(metadata)
+        elif isinstance(self._writer, pa.ipc.RecordBatchFileWriter):
+            nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+            self._writer.write_batch(nothing, custom_metadata=metadata)
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Closes a Parquet file without the collected rows; other formats write nothing."""
+        if isinstance(self._writer, pyarrow.parquet.ParquetWriter | GeoParquetWriter):
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write(pa.concat_tables(self._waiting).cast(self._schema))
+        self._waiting, self._rows = [], 0
+
+
+class _JsonLines:
+    """Writes one JSON object a line for each row; times as ISO 8601, missing values as null."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        self._sink = sink
+
+    def write(self, table: pa.Table) -> None:
+        lines = json_lines(table)
+        text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
+        self._sink.write(text[0].as_buffer())
+        self._sink.write(b"\n")
+
+    def close(self) -> None:
+        pass
+
+
+def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    writer: Writer = pa.ipc.new_file(sink, schema, options=options)
+    return writer
+
+
+WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
+    "parquet": pyarrow.parquet.ParquetWriter,
+    "arrow": _arrow,
+    "csv": pyarrow.csv.CSVWriter,
+    "ndjson": _JsonLines,
+    "geoparquet": GeoParquetWriter,
+    "geojson": GeoJsonWriter,
+}
