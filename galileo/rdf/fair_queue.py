@@ -9,25 +9,30 @@ other host by at most one query.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
-from galileo.errors import Cancelled, DeadlineExceeded, Overloaded
-from galileo.rdf.cancellation import Cancellation
+from galileo.errors import Cancelled, DeadlineExceeded, GalileoError, Overloaded
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     host: str
-    is_evicted: bool = False
+    turn: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def fail(self, error: GalileoError) -> None:
+        if not self.turn.done():
+            self.turn.set_exception(error)
 
 
 class FairQueue:
-    """A thread-safe queue.
+    """A queue of one event loop.
 
     Args:
         places_max: queries that run or wait.
@@ -35,11 +40,11 @@ class FairQueue:
 
     def __init__(self, places_max: int) -> None:
         self._places_max = places_max
-        self._changed = threading.Condition()
         self._waiting: list[_Waiter] = []
         """In order of arrival."""
         self._running: _Waiter | None = None
         self._count = 0
+        self._is_closed = False
         self._last_turns: dict[str, int] = {}
         """The number of the last turn of each host that has a place."""
 
@@ -47,45 +52,45 @@ class FairQueue:
         """Queries that run or wait."""
         return len(self._waiting) + (self._running is not None)
 
-    @contextlib.contextmanager
-    def acquire(self, host: str, *, until: float, cancel: Cancellation) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def acquire(self, host: str, *, until: float) -> AsyncIterator[None]:
         """Waits for a turn and holds it for the block.
 
         Args:
             host: of the client.
             until: deadline for the turn, by the monotonic clock.
-            cancel: ends the wait.
 
         Raises:
             Overloaded: there was no place, or another host got it.
             DeadlineExceeded: the turn did not come in time.
-            Cancelled: by `cancel`.
+            Cancelled: the queue was closed.
         """
         place = self._admit(host)
         try:
-            with cancel.calling(self._wake):
-                self._wait(place, until=until, cancel=cancel)
+            self._start_next()
+            await _turn_of(place, until=until)
             yield
         finally:
             self._leave(place)
 
-    def wait_until_empty(self, timeout_s: float) -> None:
-        """Waits until no query runs or waits, or the timeout."""
-        with self._changed:
-            self._changed.wait_for(lambda: not len(self), timeout_s)
+    def close(self) -> None:
+        """Ends all waits, also later ones, with `Cancelled`."""
+        self._is_closed = True
+        for waiter in self._waiting:
+            waiter.fail(_cancelled())
 
     def _admit(self, host: str) -> _Waiter:
-        with self._changed:
-            place = _Waiter(host)
-            if len(self) >= self._places_max:
-                victim = self._select_victim(host)
-                if victim is None:
-                    raise _too_many(self._places_max)
-                victim.is_evicted = True
-                self._waiting.remove(victim)
-                self._changed.notify_all()
-            self._waiting.append(place)
-            return place
+        if self._is_closed:
+            raise _cancelled()
+        if len(self) >= self._places_max:
+            victim = self._select_victim(host)
+            if victim is None:
+                raise _too_many(self._places_max)
+            self._waiting.remove(victim)
+            victim.fail(_too_many(self._places_max))
+        place = _Waiter(host)
+        self._waiting.append(place)
+        return place
 
     def _select_victim(self, host: str) -> _Waiter | None:
         """The latest query of the host with the most, if that has more than `host` will have."""
@@ -97,40 +102,40 @@ class FairQueue:
         running = [self._running] if self._running is not None else []
         return Counter(waiter.host for waiter in (*self._waiting, *running))
 
-    def _wait(self, place: _Waiter, *, until: float, cancel: Cancellation) -> None:
-        with self._changed:
-            while not (self._running is None and self._next() is place):
-                left_s = until - time.monotonic()
-                if place.is_evicted:
-                    raise _too_many(self._places_max)
-                if cancel.cancelled:
-                    raise Cancelled("the query was cancelled")
-                if left_s <= 0:
-                    raise DeadlineExceeded(
-                        "the query waited for other queries longer than its time limit; try again"
-                    )
-                self._changed.wait(left_s)
-            self._waiting.remove(place)
-            self._running = place
-            self._count += 1
-            self._last_turns[place.host] = self._count
-
-    def _next(self) -> _Waiter | None:
-        return min(self._waiting, key=lambda w: self._last_turns.get(w.host, 0), default=None)
+    def _start_next(self) -> None:
+        if self._running is not None or not self._waiting:
+            return
+        place = min(self._waiting, key=lambda waiter: self._last_turns.get(waiter.host, 0))
+        self._waiting.remove(place)
+        self._running = place
+        self._count += 1
+        self._last_turns[place.host] = self._count
+        if not place.turn.done():
+            place.turn.set_result(None)
 
     def _leave(self, place: _Waiter) -> None:
-        with self._changed:
-            if self._running is place:
-                self._running = None
-            elif place in self._waiting:
-                self._waiting.remove(place)
-            if not self._counts()[place.host]:
-                self._last_turns.pop(place.host, None)
-            self._changed.notify_all()
+        place.turn.cancel()
+        if self._running is place:
+            self._running = None
+        elif place in self._waiting:
+            self._waiting.remove(place)
+        if not self._counts()[place.host]:
+            self._last_turns.pop(place.host, None)
+        self._start_next()
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+
+async def _turn_of(place: _Waiter, *, until: float) -> None:
+    try:
+        async with asyncio.timeout(until - time.monotonic()):
+            await place.turn
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            "the query waited for other queries longer than its time limit; try again"
+        ) from error
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the query was cancelled")
 
 
 def _too_many(places_max: int) -> Overloaded:

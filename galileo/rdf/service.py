@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from galileo.errors import ConfigError, GalileoError, InputError, Overloaded
-from galileo.http_server import RETRY_AFTER_S, is_loopback, names_this_machine
+from galileo.http_serving.hosts import is_loopback, names_this_machine
 from galileo.rdf import protocol, to_rdf
 from galileo.rdf.cancellation import Cancellation
-from galileo.rdf.disconnect_watcher import DisconnectWatcher
 from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S, OpenGraph
 from galileo.rdf.protocol import DescriptionRequest, Refused, Request
-from galileo.rdf.sparql_result import SparqlResult
 from galileo.rdf.terms import ontology
 
 PORT = 7780
@@ -26,7 +23,7 @@ CONNECTIONS_MAX = 64
 IDLE_TIMEOUT_S = 30.0
 """The time for a client to send its request, to read the answer, and between two requests."""
 ANSWERS_MIB_MAX = 256
-STOP_TIMEOUT_S = 5.0
+RETRY_AFTER_S = 1
 LEFT_MIN_S = 0.001
 """The minimum time limit of a query at its turn."""
 MISSING_HEADER = "Galileo-Missing"
@@ -86,39 +83,96 @@ class Answer:
     missing: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+class QueryRunner:
+    """Runs queries in threads; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._stopping = Cancellation()
+        # One query at a time, and another one that was cancelled and ends.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="galileo-sparql")
+
+    async def run(
+        self, graph: OpenGraph, text: str, accept: str, *, until: float, rows_max: int
+    ) -> Answer:
+        """The answer to a query; a cancelled task cancels it, and waits until it has ended.
+
+        Args:
+            graph: that is asked.
+            text: of the query.
+            accept: the `Accept` header of the client.
+            until: deadline, by the monotonic clock.
+            rows_max: solutions or triples of the answer.
+
+        Raises:
+            Refused: the client accepts no format of the answer.
+            GalileoError: of the query.
+        """
+        cancel = Cancellation()
+
+        def query() -> Answer:
+            timeout_s = max(LEFT_MIN_S, until - time.monotonic())
+            result = graph.sparql(text, timeout_s=timeout_s, rows_max=rows_max, cancel=cancel)
+            # Within the turn, so that one answer at a time is in memory in two formats.
+            media_type, form = protocol.negotiate(accept, result.kind)
+            return Answer(media_type, result.serialise(form), result.missing)
+
+        with self._stopping.calling(cancel.cancel):
+            running = asyncio.get_running_loop().run_in_executor(self._threads, query)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                cancel.cancel()
+                await asyncio.wait([running])
+                raise
+
+    def stop(self) -> None:
+        """Cancels all queries."""
+        self._stopping.cancel()
+        self._threads.shutdown(wait=False)
+
+
 class Service:
-    """The state that all connections of an endpoint share."""
+    """The queries of all connections of an endpoint; belongs to one event loop.
 
-    graph: OpenGraph
-    options: EndpointOptions
-    url: str = ""
-    stopping: Cancellation = field(default_factory=Cancellation)
-    disconnects: DisconnectWatcher = field(default_factory=DisconnectWatcher)
-    turns: FairQueue = field(init=False)
+    Args:
+        graph: that is asked.
+        options: limits.
+        url: of the endpoint.
+    """
 
-    def __post_init__(self) -> None:
-        self.turns = FairQueue(self.options.queries_max)
+    def __init__(self, graph: OpenGraph, options: EndpointOptions, *, url: str) -> None:
+        self.graph = graph
+        self.options = options
+        self.url = url
+        self.turns = FairQueue(options.queries_max)
+        self._runner = QueryRunner()
 
-    def answer(self, request: Request, connection: socket.socket, *, host: str) -> Answer:
-        """Answers a request of a host. Raises Refused."""
+    async def answer(self, request: Request, *, host: str) -> Answer:
+        """Answers a request of a host; cancelling the task cancels the query. Raises Refused."""
         self._check_host(request.headers.get("host", ""))
         accept = request.headers.get("accept", "")
         parsed = protocol.parse_request(request)
         if isinstance(parsed, DescriptionRequest):
             media_type, form = protocol.negotiate(accept, "triples")
-            return Answer(media_type, self._describe(parsed, form))
-        with self._turn(connection, host) as query:
-            result = query(parsed.text)
-            # Within the turn, so that one answer at a time is in memory in two formats.
-            media_type, form = protocol.negotiate(accept, result.kind)
-            return Answer(media_type, result.serialise(form), result.missing)
+            return Answer(media_type, await asyncio.to_thread(self._describe, parsed, form))
+        until = time.monotonic() + self.options.timeout_s
+        try:
+            async with self.turns.acquire(host, until=until):
+                return await self._runner.run(
+                    self.graph, parsed.text, accept, until=until, rows_max=self.options.rows_max
+                )
+        except Overloaded as error:
+            retry = str(RETRY_AFTER_S)
+            raise Refused(
+                HTTPStatus.SERVICE_UNAVAILABLE, error.message, Retry_After=retry
+            ) from error
+        except GalileoError as error:
+            raise protocol.refusal(error) from error
 
     def stop(self) -> None:
-        """Cancels all queries and waits until they have ended."""
-        self.stopping.cancel()
-        self.turns.wait_until_empty(STOP_TIMEOUT_S)
-        self.disconnects.close()
+        """Cancels the query that runs and those that wait; on the event loop."""
+        self._runner.stop()
+        self.turns.close()
 
     def _describe(self, request: DescriptionRequest, form: str) -> bytes:
         if request.what == "service":
@@ -129,40 +183,6 @@ class Service:
             if form == "turtle"
             else to_rdf.convert(to_rdf.turtle_to_ntriples(text), format=form)
         )
-
-    @contextmanager
-    def _turn(
-        self, connection: socket.socket, host: str
-    ) -> Iterator[Callable[[str], SparqlResult]]:
-        """Waits for a turn, and yields a function that runs a query in the remaining time.
-
-        The query is cancelled if the client disconnects.
-        """
-        cancel = Cancellation()
-        until = time.monotonic() + self.options.timeout_s
-
-        def query(text: str) -> SparqlResult:
-            return self.graph.sparql(
-                text,
-                timeout_s=max(LEFT_MIN_S, until - time.monotonic()),
-                rows_max=self.options.rows_max,
-                cancel=cancel,
-            )
-
-        try:
-            with (
-                self.disconnects.calling(connection, cancel.cancel),
-                self.stopping.calling(cancel.cancel),
-                self.turns.acquire(host, until=until, cancel=cancel),
-            ):
-                yield query
-        except Overloaded as error:
-            retry = str(RETRY_AFTER_S)
-            raise Refused(
-                HTTPStatus.SERVICE_UNAVAILABLE, error.message, Retry_After=retry
-            ) from error
-        except GalileoError as error:
-            raise protocol.refusal(error) from error
 
     def _check_host(self, host: str) -> None:
         if not (self.options.public or names_this_machine(host, listening=self.options.host)):

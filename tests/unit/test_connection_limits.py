@@ -1,16 +1,12 @@
-"""Who gives way where all seats are taken: against a plain list with times, and case by case."""
+"""Which connection is closed where there are too many: against a plain list, and case by case."""
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,70 +15,67 @@ from galileo.connection_limits import Connection, ConnectionLimiter, select_vict
 HOSTS = ("a", "b", "c")
 
 
-@dataclass(eq=False)
-class Line:
-    """What a seat needs of a socket."""
+class Line(Connection):
+    """A connection that knows whether it was closed."""
 
-    is_open: bool = True
+    def __init__(self, host: str) -> None:
+        super().__init__(host, self._close)
+        self.is_open = True
 
-    def shutdown(self, how: int) -> None:
-        assert how == socket.SHUT_RDWR
+    def _close(self) -> None:
         self.is_open = False
 
 
 @dataclass
 class Known:
-    """The same seat as the dumb model has it: with the time at which it got on."""
+    """The same connection as the dumb model has it: with the time at which it got on."""
 
     line: Line
-    host: str
     at: int
     works: bool = False
     held: int = 0
 
 
+@dataclass
 class Model:
-    def __init__(self, seats_max: int, held_max: int) -> None:
-        self.seats_max, self.held_max = seats_max, held_max
-        self.all: list[Known] = []
-        self.leaving = 0
-        self.times = count()
-
-    def find(self, line: Line) -> Known | None:
-        return next((one for one in self.all if one.line is line), None)
+    connections_max: int
+    held_max: int
+    all: list[Known] = field(default_factory=list)
+    times: count[int] = field(default_factory=count)
 
     def worst(self, candidates: list[Known]) -> Known | None:
-        hosts = Counter(one.host for one in candidates)
+        hosts = Counter(one.line.host for one in candidates)
         waiting = [one for one in candidates if not one.works]
-        return min(waiting, key=lambda one: (-hosts[one.host], one.at), default=None)
+        return min(waiting, key=lambda one: (-hosts[one.line.host], one.at), default=None)
 
-    def drop(self, one: Known) -> None:
-        self.all.remove(one)
-        self.leaving += 1
-
-    def take(self, line: Line, host: str) -> bool:
-        if self.leaving >= self.seats_max:
-            return False
-        if len(self.all) >= self.seats_max:
+    def admit(self, line: Line) -> bool:
+        if len(self.all) >= self.connections_max:
             worst = self.worst(self.all)
             if worst is None:
                 return False
-            self.drop(worst)
-        self.all.append(Known(line, host, next(self.times)))
+            self.all.remove(worst)
+        self.all.append(Known(line, next(self.times)))
         return True
 
-    def answer(self, line: Line, held: int) -> None:
-        if (one := self.find(line)) is not None:
-            one.at, one.works, one.held = next(self.times), False, held
-        while sum(one.held for one in self.all) > self.held_max:
+    def act(self, step: str, line: Line, held: int) -> None:
+        known = next((one for one in self.all if one.line is line), None)
+        if known is None:
+            return
+        if step == "remove":
+            self.all.remove(known)
+            return
+        known.at = next(self.times)
+        known.works = step == "request"
+        known.held = {"request": 0, "answer": held, "written": known.held, "end": 0}[step]
+        while step == "answer" and sum(one.held for one in self.all) > self.held_max:
             worst = self.worst([one for one in self.all if one.held and one.line is not line])
             if worst is None:
                 return
-            self.drop(worst)
+            self.all.remove(worst)
 
 
 steps = st.tuples(
-    st.sampled_from(["take", "request", "answer", "taken", "end", "leave"]),
+    st.sampled_from(["admit", "request", "answer", "written", "end", "remove"]),
     st.integers(0, 11),
     st.sampled_from(HOSTS),
     st.integers(0, 6),
@@ -91,93 +84,109 @@ steps = st.tuples(
 
 @given(st.integers(1, 4), st.lists(steps, max_size=60))
 def test_connection_limiter_random_steps_equal_plain_list(
-    seats_max: int, what: list[tuple]
+    connections_max: int, what: list[tuple[str, int, str, int]]
 ) -> None:
-    seats, model = (
-        ConnectionLimiter(seats_max, held_bytes_max=8, grace_s=0.0, leave_within_s=0.0),
-        Model(seats_max, 8),
-    )
+    asyncio.run(compare(connections_max, what))
+
+
+async def compare(connections_max: int, what: list[tuple[str, int, str, int]]) -> None:
+    limiter = ConnectionLimiter(connections_max, held_bytes_max=8, grace_s=0.0)
+    model = Model(connections_max, 8)
     lines: list[Line] = []
     for step, number, host, held in what:
-        if step == "take":
-            line = Line()
-            taken = seats.take(line, host)  # type: ignore[arg-type]
-            assert taken == model.take(line, host)
-            if taken:
+        if step == "admit":
+            line = Line(host)
+            is_admitted = await limiter.admit(line)
+            assert is_admitted == model.admit(line)
+            if is_admitted:
                 lines.append(line)
         elif lines:
             line = lines[number % len(lines)]
-            act(seats, model, step, line, held)
-            if step == "leave":
+            act(limiter, step, line, held)
+            model.act(step, line, held)
+            if step == "remove":
                 lines.remove(line)
         open_lines = {id(one) for one in lines if one.is_open}
         assert open_lines == {id(one.line) for one in model.all}
-        assert len(seats) == len(model.all) <= seats_max
+        assert len(limiter) == len(model.all) <= connections_max
+        assert limiter.held_bytes == sum(one.held for one in model.all)
 
 
-def act(seats: ConnectionLimiter, model: Model, step: str, line: Line, held: int) -> None:
-    known = model.find(line)
-    if step == "leave":
-        seats.leave(line)  # type: ignore[arg-type]
-        if known is not None:
-            model.all.remove(known)
-        else:
-            model.leaving -= 1
+def act(limiter: ConnectionLimiter, step: str, line: Line, held: int) -> None:
+    if step == "remove":
+        limiter.remove(line)
     elif step == "answer":
-        seats.record_answer(line, held)  # type: ignore[arg-type]
-        model.answer(line, held)
+        limiter.record_answer(line, held)
     else:
-        getattr(
-            seats,
-            {"request": "record_request", "taken": "record_written", "end": "record_end"}[step],
-        )(line)
-        if known is not None:
-            known.at = next(model.times)
-            known.works = {"request": True, "taken": known.works, "end": False}[step]
-            known.held = 0 if step == "end" else known.held
+        {
+            "request": limiter.record_request,
+            "written": limiter.record_written,
+            "end": limiter.record_end,
+        }[step](line)
 
 
-@pytest.fixture
-def lines() -> Iterator[Line]:
-    return (Line() for _ in count())
-
-
-def test_select_victim_takes_idle_connection_of_largest_host(lines: Iterator[Line]) -> None:
-    first = Connection(next(lines), "calm", 0.0)  # type: ignore[arg-type]
-    many = [Connection(next(lines), "greedy", 0.0) for _ in range(3)]  # type: ignore[arg-type]
+def test_select_victim_takes_idle_connection_of_largest_host() -> None:
+    first, many = Line("calm"), [Line("greedy") for _ in range(3)]
     assert select_victim([first, *many]) is many[0]
     many[0].is_worked_for = True
     assert select_victim([first, *many]) is many[1]
 
 
-def test_connection_limiter_new_connection_waits_for_victim() -> None:
-    seats = ConnectionLimiter(1, held_bytes_max=1, leave_within_s=60.0)
-    first, second, third = Line(), Line(), Line()
-    assert seats.take(first, "a")  # type: ignore[arg-type]
-    assert seats.take(second, "a")  # type: ignore[arg-type]
-    later = threading.Timer(0.05, seats.leave, [first])
-    later.start()
-    assert seats.take(third, "a")  # type: ignore[arg-type]
-    later.join()
-    assert [first.is_open, second.is_open, third.is_open] == [False, False, True]
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
-def test_connection_limiter_young_connection_is_kept_for_grace() -> None:
-    seats = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.2, leave_within_s=60.0)
-    first, second = Line(), Line()
-    started = time.monotonic()
-    assert seats.take(first, "a")  # type: ignore[arg-type]
-    assert seats.take(second, "b")  # type: ignore[arg-type]
-    assert time.monotonic() - started >= 0.2
+async def admitting(limiter: ConnectionLimiter, line: Line) -> asyncio.Task[bool]:
+    """An admission that has begun."""
+    task = asyncio.create_task(limiter.admit(line))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_connection_limiter_young_connection_is_kept_for_grace() -> None:
+    clock = Clock()
+    limiter = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.05, monotonic=clock.monotonic)
+    first, second = Line("a"), Line("b")
+    assert await limiter.admit(first)
+    task = await admitting(limiter, second)
+    await asyncio.sleep(0.1)  # It looks again after the grace, by a clock that stands still.
+    assert first.is_open
+    clock.now = 0.06
+    assert await task
     assert not first.is_open
 
 
-def test_connection_limiter_busy_connection_is_kept(lines: Iterator[Line]) -> None:
-    seats = ConnectionLimiter(1, held_bytes_max=1)
-    one = next(lines)
-    assert seats.take(one, "a")  # type: ignore[arg-type]
-    seats.record_request(one)  # type: ignore[arg-type]
-    assert not seats.take(next(lines), "b")  # type: ignore[arg-type]
-    seats.record_end(one)  # type: ignore[arg-type]
-    assert seats.take(next(lines), "b")  # type: ignore[arg-type]
-    assert not one.is_open
+async def test_connection_limiter_end_of_a_connection_admits_the_next() -> None:
+    limiter = ConnectionLimiter(1, held_bytes_max=1, grace_s=300.0, admit_within_s=300.0)
+    first, second = Line("a"), Line("a")
+    assert await limiter.admit(first)
+    task = await admitting(limiter, second)
+    limiter.remove(first)
+    assert await task
+    assert first.is_open
+
+
+async def test_connection_limiter_gives_up_when_all_make_progress() -> None:
+    clock = Clock()
+    limiter = ConnectionLimiter(
+        1, held_bytes_max=1, grace_s=0.01, admit_within_s=1.0, monotonic=clock.monotonic
+    )
+    assert await limiter.admit(Line("a"))
+    task = await admitting(limiter, Line("b"))
+    clock.now = 1.0
+    limiter.record_end(next(iter(limiter._connections)))
+    assert not await task
+
+
+async def test_connection_limiter_busy_connection_is_kept() -> None:
+    limiter = ConnectionLimiter(1, held_bytes_max=1, grace_s=0.0)
+    line = Line("a")
+    assert await limiter.admit(line)
+    limiter.record_request(line)
+    assert not await limiter.admit(Line("b"))
+    limiter.record_end(line)
+    assert await limiter.admit(Line("b"))
+    assert not line.is_open

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
-from http.server import ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +12,6 @@ from sparql_clients import COUNT, ENDLESS, POST_HEAD, connect, get, hold, until
 
 from galileo import rdf
 from galileo.rdf import Endpoint, EndpointOptions
-from galileo.rdf.disconnect_watcher import DisconnectWatcher
 from galileo.rdf.service import Service
 
 
@@ -43,7 +40,7 @@ def test_endpoint_answer_beyond_rows_max_is_refused(graph):
 
 def test_endpoint_too_many_queries_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, queries_max=1)) as served, hold(served.url):
-        assert until(lambda: _running(served._server.service) == 1)
+        assert until(lambda: _running(served._service) == 1)
         reply = get(served.url, COUNT)
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
@@ -51,7 +48,7 @@ def test_endpoint_too_many_queries_are_refused_with_503(graph):
 def test_endpoint_too_many_connections_are_refused_with_503(graph):
     with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
         with hold(served.url):
-            assert until(lambda: _running(served._server.service) == 1)
+            assert until(lambda: _running(served._service) == 1)
             reply = get(served.url, COUNT)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert until(lambda: get(served.url, COUNT).status == 200)
@@ -78,7 +75,7 @@ def test_endpoint_unfinished_requests_do_not_block_others(graph):
             else:
                 slow.sendall(POST_HEAD % 1_000 + b"ASK")
         assert get(served.url, COUNT).status == 200
-        assert len(served._server.seats) <= 4
+        assert len(served._server.limiter) <= 4
 
 
 @pytest.mark.slow
@@ -121,20 +118,20 @@ def test_endpoint_slow_readers_hold_bounded_memory(graph):
     text = "SELECT * { ?a g:time ?b . ?c g:time ?d } LIMIT 40000"
     options = EndpointOptions(port=0, answers_mib_max=1, idle_timeout_s=600)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
-        server = served._server
+        limiter, service = served._server.limiter, served._service
         full = len(get(served.url, text).body)
         assert full > 4 << 20
         for _ in range(3):
             stack.enter_context(hold(served.url, text, takes_bytes=4096))
-            assert until(lambda: _running(server.service) == 0 and held(server) >= full)
-        assert until(lambda: held(server) == full)
+            assert until(lambda: _running(service) == 0 and limiter.held_bytes >= full)
+        assert until(lambda: limiter.held_bytes == full)
         assert len(get(served.url, text).body) == full, "who takes it gets all of it"
 
 
 def test_endpoint_query_of_another_host_replaces_a_waiting_one(graph):
     options = EndpointOptions(port=0, queries_max=3, timeout_s=120)
     with Endpoint(graph, options) as served, contextlib.ExitStack() as stack:
-        service = served._server.service
+        service = served._service
         busy = []
         for number in range(3):
             busy.append(stack.enter_context(hold(served.url)))
@@ -146,15 +143,10 @@ def test_endpoint_query_of_another_host_replaces_a_waiting_one(graph):
         assert other.recv(12) == b"HTTP/1.1 200", "it was next, before the second of the others"
 
 
-def held(server):
-    with server.seats._lock:
-        return sum(seat.held_bytes for seat in server.seats._seats.values())
-
-
 def test_endpoint_disconnect_cancels_the_query(graph):
     """The next query would else wait for as long as the first may run."""
     with Endpoint(graph, EndpointOptions(port=0, timeout_s=60)) as served:
-        service = served._server.service
+        service = served._service
         with hold(served.url):
             assert until(lambda: _running(service) == 1)
         started = time.monotonic()
@@ -178,40 +170,8 @@ def test_endpoint_silent_client_is_disconnected(graph):
 def test_endpoint_close_ends_running_queries(graph):
     served = Endpoint(graph, EndpointOptions(port=0, timeout_s=60))
     with hold(served.url) as connection:
-        assert until(lambda: _running(served._server.service) == 1)
+        assert until(lambda: _running(served._service) == 1)
         served.close()
         assert connection.recv(12) == b"HTTP/1.1 503"
     with pytest.raises(ConnectionRefusedError):
         get(served.url, COUNT)
-
-
-def test_disconnect_watcher_reused_connection_notifies_the_current_query():
-    """A client that keeps its connection may ask again between a look and what it leads to."""
-    watching = DisconnectWatcher()
-    ours, theirs = socket.socketpair()
-    first, second = threading.Event(), threading.Event()
-    try:
-        with watching.calling(ours, first.set):
-            stale = watching._selector.get_key(ours)
-        with watching.calling(ours, second.set):
-            watching._on_readable(stale)
-            theirs.close()
-            assert second.wait(60)
-        assert not first.is_set()
-    finally:
-        watching.close()
-        ours.close()
-        theirs.close()
-
-
-def no_thread(*_):
-    raise RuntimeError("can't start new thread")
-
-
-def test_endpoint_thread_that_cannot_start_frees_its_connection(graph, monkeypatch):
-    with Endpoint(graph, EndpointOptions(port=0, connections_max=1)) as served:
-        with monkeypatch.context() as patched:
-            patched.setattr(ThreadingHTTPServer, "process_request", no_thread)
-            with pytest.raises(ConnectionError):
-                get(served.url, COUNT)
-        assert get(served.url, COUNT).status == 200

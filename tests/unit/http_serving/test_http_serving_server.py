@@ -1,0 +1,234 @@
+"""The server's bounds, with real sockets and applications of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from galileo.http_serving.protocol import HEAD_BYTES_MAX, HttpLimits
+from galileo.http_serving.server import HttpServer, ServerThread
+
+WITHIN_S = 60.0
+LIMITS = HttpLimits(connections_max=4, idle_timeout_s=WITHIN_S)
+PIECE = bytes(1 << 18)
+
+
+@contextlib.contextmanager
+def served(app: Any, limits: HttpLimits = LIMITS) -> Iterator[HttpServer]:
+    server = HttpServer(app, host="127.0.0.1", port=0, limits=limits)
+    thread = ServerThread(server, "test")
+    try:
+        yield server
+    finally:
+        thread.stop()
+
+
+@contextlib.contextmanager
+def connected(server: HttpServer, *, takes_bytes: int = 0) -> Iterator[socket.socket]:
+    with socket.socket() as connection:
+        connection.settimeout(WITHIN_S)
+        if takes_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes_bytes)
+        connection.connect(("127.0.0.1", server.port))
+        yield connection
+
+
+def ask(connection: socket.socket, path: str = "/") -> None:
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+async def respond(send: Any, body: bytes = b"", *, more: bool = False) -> None:
+    length = [] if more else [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class Endless:
+    """Answers with pieces without end; counts those that it was rid of."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.has_ended = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await respond(send, more=True)
+            while True:
+                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+                self.sent += 1
+        finally:
+            self.has_ended.set()
+
+
+class Waiting:
+    """Answers nothing; knows whether it was cancelled."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.has_ended = threading.Event(), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.has_ended.set()
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    await respond(send, b"hello")
+
+
+def test_server_keeps_connections_and_answers_pipelined_requests() -> None:
+    with served(hello) as server, connected(server) as connection:
+        for _ in range(3):
+            ask(connection)
+            ask(connection)
+        answers = b""
+        while answers.count(b"hello") < 6:
+            answers += connection.recv(4096)
+        assert answers.count(b"HTTP/1.1 200 OK") == 6
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_server_of_every_address_takes_ipv4_and_ipv6() -> None:
+    server = HttpServer(hello, host="::", port=0, limits=LIMITS)
+    thread = ServerThread(server, "test")
+    try:
+        for host in ("127.0.0.1", "::1"):
+            connection = http.client.HTTPConnection(host, server.port, timeout=WITHIN_S)
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b"hello"
+            connection.close()
+    finally:
+        thread.stop()
+
+
+def test_server_large_whole_answer_arrives() -> None:
+    body = PIECE * 20 + b"end"
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await respond(send, body)
+
+    with served(large) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WITHIN_S)
+        for method, expected in (("GET", body), ("HEAD", b""), ("GET", body)):
+            connection.request(method, "/")
+            reply = connection.getresponse()
+            assert reply.getheader("content-length") == str(len(body))
+            assert reply.read() == expected
+        connection.close()
+
+
+def test_server_reader_that_stops_holds_one_piece_and_is_disconnected() -> None:
+    app = Endless()
+    limits = HttpLimits(connections_max=4, idle_timeout_s=0.2)
+    with served(app, limits) as server, connected(server, takes_bytes=4096) as connection:
+        ask(connection)
+        assert app.has_ended.wait(WITHIN_S), "the task is cancelled"
+        assert app.sent < 64, "a few MiB, which the kernel holds"
+        await_that(lambda: len(server.limiter) == 0)
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(1 << 20):
+                pass
+
+
+def test_server_hang_up_cancels_the_task() -> None:
+    app = Waiting()
+    with served(app) as server:
+        with connected(server) as connection:
+            ask(connection)
+            assert app.has_begun.wait(WITHIN_S)
+        assert app.has_ended.wait(WITHIN_S)
+
+
+def test_server_full_of_active_connections_refuses_the_next() -> None:
+    app = Waiting()
+    limits = HttpLimits(connections_max=1, idle_timeout_s=WITHIN_S)
+    with served(app, limits) as server, connected(server) as first:
+        ask(first)
+        assert app.has_begun.wait(WITHIN_S)
+        with connected(server) as second:
+            ask(second)
+            assert second.recv(100).startswith(b"HTTP/1.1 503 ")
+
+
+def test_server_pipelined_bytes_do_not_protect_a_stopped_reader() -> None:
+    app = Endless()
+    limits = HttpLimits(connections_max=1, idle_timeout_s=WITHIN_S)
+    with served(app, limits) as server, connected(server, takes_bytes=4096) as first:
+        ask(first)
+        await_that(lambda: app.sent > 0)
+        last = -1
+        while last != (last := app.sent):  # The kernel takes some pieces.
+            time.sleep(0.1)
+        first.sendall(b"GET / HTTP/1.1\r\n")
+        await_that(lambda: any(one.flow.read_paused for one in server._state.connections))
+        with connected(server) as second:
+            ask(second)
+            assert second.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert app.has_ended.wait(WITHIN_S)
+
+
+def test_server_failed_application_closes_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        await respond(send, b"begun", more=True)
+        raise KeyError("of the application")
+
+    with served(failing) as server, connected(server) as connection:
+        ask(connection)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                answer += part
+        assert b"0\r\n\r\n" not in answer, "no client may take it for a whole answer"
+    assert "of the application" in caplog.text
+
+
+def test_server_bytes_that_are_no_http_get_a_reason() -> None:
+    with served(hello) as server:
+        for sent, status in (
+            (b"hello\r\n\r\n", b" 400 "),
+            (b"GET / HTTP/1.1\r\n\r\n", b" 400 "),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX, b" 431 "),
+        ):
+            with connected(server) as connection:
+                connection.sendall(sent)
+                assert status in connection.makefile("rb").readline()
+
+
+def test_server_stop_lets_answers_end() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        has_begun.set()
+        await asyncio.to_thread(may_end.wait, WITHIN_S)
+        await respond(send, b"done")
+
+    server = HttpServer(slow, host="127.0.0.1", port=0, limits=LIMITS)
+    thread = ServerThread(server, "test")
+    with connected(server) as connection:
+        ask(connection)
+        assert has_begun.wait(WITHIN_S)
+        stopping = threading.Thread(target=thread.stop)
+        stopping.start()
+        may_end.set()
+        stopping.join(WITHIN_S)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+    thread.stop()
