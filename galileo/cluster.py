@@ -31,6 +31,7 @@ from galileo.dht.topology import (
     even_ranges,
 )
 from galileo.errors import ConfigError, InputError, Unavailable
+from galileo.local_gateway import LocalGateway
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
 from galileo.model.times import Duration
 from galileo.optional_imports import require
@@ -283,6 +284,20 @@ class LocalCluster:
         client = Client(*self.addresses, timeout=timeout, proof=self._proof)
         self._clients.append(client)
         return client
+
+    def gateway(self, *, port: int = 0) -> LocalGateway:
+        """An HTTP gateway of this cluster; use it in a `with` block.
+
+        Args:
+            port: to listen on; 0 for a free one.
+
+        Example:
+            >>> with cluster.gateway() as gateway:  # doctest: +SKIP
+            ...     print(gateway.url)
+            http://127.0.0.1:41473
+        """
+        tls = str(self._proof.tls)
+        return LocalGateway(self.addresses, log=self.directory / "gateway.log", port=port, tls=tls)
 
     def node(self, name: str) -> LocalNode:
         """The node of that name.

@@ -40,7 +40,10 @@ PAGES = {
         "up status top doctor whoami topology node rebalance partition drain backup restore verify "
         "recover",
     ),
-    "nodes": ("Commands for the setup of nodes", "serve evaluator config ca cert token completion"),
+    "nodes": (
+        "Commands for the setup of nodes",
+        "serve evaluator gateway config ca cert token completion",
+    ),
 }
 """A title and commands, by page. Commands of none are on the page "other"."""
 

@@ -97,6 +97,7 @@ WITH_EXTRA = {
     "up": ("server", ""),
     "serve": ("server", "--config {cluster}/node-1.toml"),
     "evaluator": ("server", "--config {cluster}/node-1.toml"),
+    "gateway": ("gateway", ""),
     "ca create": ("server", "authority --cluster c"),
     "cert issue": ("server", "client authority ann"),
     "sparql query": ("rdf", "reports 'ASK {{}}'"),

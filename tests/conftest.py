@@ -38,6 +38,7 @@ TOGETHER = {
         "tests/e2e/client",
         "tests/e2e/cli",
         "tests/e2e/docs",
+        "tests/e2e/gateway",
         "tests/e2e/cluster",
         "tests/e2e/test_cluster",
         "tests/integration/server/test_server_metrics_truth",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -40,6 +41,7 @@ from galileo.model.quotas import NO_RATE
 from galileo.model.times import seconds
 
 PORT = 7701
+GATEWAY_PORT = 7790
 CELLS_OF_PAGE = 100_000
 DRAIN_LOOK_S = 0.2
 LOOK_S = 0.5
@@ -62,6 +64,10 @@ RESTARTS_MAX = 3
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the data; by default a temporary one, removed at the end.",
 )
+@click.option("--gateway", is_flag=True, help="Run an HTTP gateway, too; see docs/http.md.")
+@click.option(
+    "--gateway-port", default=GATEWAY_PORT, show_default=True, help="Port of the gateway."
+)
 @click.option(
     "--set",
     "overrides",
@@ -80,6 +86,8 @@ def up(
     replicas: int | None,
     port: int,
     directory: Path | None,
+    gateway: bool,
+    gateway_port: int,
     overrides: tuple[str, ...],
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
@@ -90,13 +98,14 @@ def up(
     Example:
       galileo up --nodes 3 --directory ~/galileo-data
       galileo up --nodes 3 --replicas 1
+      galileo up --gateway
       galileo up --set samplers.uploads=sandboxed
     """
     settings = _settings(overrides)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    with LocalCluster(
+    cluster = LocalCluster(
         nodes=count,
         groups=groups,
         replicas=replicas,
@@ -104,12 +113,16 @@ def up(
         port=port,
         settings=settings,
         proof=session.local_proof,
-    ) as cluster:
-        session.output.value(
-            {"addresses": cluster.addresses, "directory": str(cluster.directory)},
-            words=f"{_counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
-            f"data and logs in {cluster.directory}\nStop with Ctrl-C.",
-        )
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cluster)
+        value = {"addresses": cluster.addresses, "directory": str(cluster.directory)}
+        words = f"{_counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
+        if gateway:
+            value["gateway"] = stack.enter_context(cluster.gateway(port=gateway_port)).url
+            words += f"gateway at {value['gateway']}\n"
+        words += f"data and logs in {cluster.directory}\nStop with Ctrl-C."
+        session.output.value(value, words=words)
         supervise(session.output, cluster.nodes, stopped)
 
 

@@ -52,6 +52,10 @@ COMMANDS = {
         "galileo.cli.analytics:explain",
         "Show which nodes answer a query, and how much data each one prunes and scans.",
     ),
+    "gateway": LazyCommand(
+        "galileo.cli.gateway:gateway",
+        "Serve the cluster over HTTP: OGC API, files and SPARQL, until SIGTERM or SIGINT.",
+    ),
     "graph": LazyCommand("galileo.cli.analytics:graph", "The metadata graph of a dataset."),
     "ingest": LazyCommand(
         "galileo.cli.ingest:ingest",

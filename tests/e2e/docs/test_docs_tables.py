@@ -22,6 +22,8 @@ from galileo.cli.output import exit_status
 from galileo.client import Client
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.formats.detection import READERS
+from galileo.gateway import parameters
+from galileo.gateway.routes import ROUTES
 
 ROOT = Path(__file__).parents[3]
 TYPES: dict[str, Any] = {
@@ -195,3 +197,15 @@ def test_limits_page_equals_the_code(page: Callable[[str], Any]) -> None:
     assert len(rows) > 10
     for what, limit, where in rows:
         assert value_of(code(where)) == quantity(limit), what
+
+
+def test_http_page_lists_the_paths_and_parameters_of_the_gateway(
+    page: Callable[[str], Any],
+) -> None:
+    http = page("docs/http.md")
+    [paths] = http.tables("Paths")
+    assert [(code(path), methods.split(", ")) for path, methods, _ in paths] == [
+        (route.path, [*route.methods]) for route in ROUTES
+    ]
+    [listed] = http.tables("Parameters of items")
+    assert [code(name) for name, _ in listed[:-1]] == [*parameters.ITEMS]

@@ -1,0 +1,140 @@
+"""`galileo gateway`: the HTTP gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from galileo.cli.output import Output, handle_errors
+from galileo.cli.session import Session, json_option
+from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
+from galileo.gateway.serving import GatewayServer
+from galileo.model.times import seconds
+from galileo.server.malloc_tuning import configure_malloc
+from galileo.wire.tls_credentials import TlsFiles
+
+PARENT_POLL_S = 0.5
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=PORT, show_default=True, help="Port to listen on; 0 for a free one."
+)
+@click.option(
+    "--metrics",
+    default="",
+    metavar="HOST:PORT",
+    help="Address of /metrics, /ready and /live; none by default.",
+)
+@click.option("--certificate", type=_FILE, help="Certificate that clients see, PEM.")
+@click.option("--key", type=_FILE, help="Its private key.")
+@click.option(
+    "--host-name",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Accept this name in URLs; without it, any name unless the address is loopback.",
+)
+@click.option(
+    "--origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Origin of web pages that may read answers, such as https://maps.example.",
+)
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Let in callers without a token although the nodes know the gateway by its certificate.",
+)
+@click.option(
+    "--anonymous-token-file", type=_FILE, help="File of the token of callers without one."
+)
+@click.option(
+    "--connections",
+    default=CONNECTIONS_MAX,
+    show_default=True,
+    help="Max concurrent connections; idle ones are closed first.",
+)
+@click.option("--parent", default=0, hidden=True, help="Stop when this process is not the parent.")
+@json_option
+@click.pass_obj
+@handle_errors
+def gateway(
+    session: Session,
+    *,
+    host: str,
+    port: int,
+    metrics: str,
+    certificate: Path | None,
+    key: Path | None,
+    hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    anonymous: bool,
+    anonymous_token_file: Path | None,
+    connections: int,
+    parent: int,
+) -> None:
+    """Serve the cluster over HTTP: OGC API, files and SPARQL, until SIGTERM or SIGINT.
+
+    The gateway has no state and no rights of its own: it passes the token of each request on to the
+    nodes. Run as many as you like. See docs/http.md.
+
+    \b
+    Example:
+      galileo gateway --node 10.0.0.11 --port 7790
+      galileo gateway --host 0.0.0.0 --certificate gateway.pem --key gateway.key
+    """
+    configure_malloc()
+    profile = session.profile
+    token = TlsFiles(token_file=str(anonymous_token_file or "")).read_token()
+    options = GatewayOptions(
+        nodes=profile.node,
+        cluster_keys=TlsFiles.of(tls=profile.tls, insecure=profile.insecure),
+        patience_s=seconds(session.timeout),
+        host=host,
+        port=port,
+        metrics=metrics,
+        certificate=str(certificate or ""),
+        key=str(key or ""),
+        insecure=profile.insecure,
+        hosts=hosts,
+        origins=origins,
+        anonymous=anonymous,
+        anonymous_token=token,
+        connections_max=connections,
+    )
+    asyncio.run(_serve(options, session.output, parent=parent))
+
+
+async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    server = GatewayServer(options)
+    output.value({"url": server.url}, words=f"serving the cluster at {server.url}")
+    sys.stdout.flush()
+    serving = asyncio.create_task(server.serve())
+    watching = asyncio.create_task(_await_stop(stop, parent))
+    await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
+    for task in (serving, watching):
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _await_stop(stop: asyncio.Event, parent: int) -> None:
+    """Waits for a signal, or for the end of the parent process."""
+    while not parent or os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PARENT_POLL_S if parent else None):
+                await stop.wait()
+                return

@@ -1,0 +1,289 @@
+"""The ASGI application of a gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import pyarrow as pa
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from galileo import request_id
+from galileo.errors import GalileoError
+from galileo.gateway import documents, parameters
+from galileo.gateway.callers import Callers
+from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
+from galileo.gateway.metrics import GatewayMetrics
+from galileo.gateway.openapi import openapi
+from galileo.gateway.options import GatewayOptions
+from galileo.gateway.parameters import items_request
+from galileo.gateway.problems import problem, problem_of
+from galileo.gateway.routes import ROUTES
+from galileo.gateway.sparql import SparqlQueries
+from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
+from galileo.model.schema import Schema
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""Of each answer, which is for its caller alone."""
+REQUEST_HEADER = "Galileo-Request"
+"""The id of a request, by which its lines in the logs of all nodes can be found."""
+
+log = logging.getLogger(__name__)
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Gateway:
+    """Answers the requests of a gateway; belongs to one event loop.
+
+    Args:
+        options: of the gateway.
+
+    Attributes:
+        app: the ASGI application.
+        metrics: of its requests.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self._options = options
+        self.callers = Callers(options)
+        self._encoders = Encoders()
+        self._sparql_queries = SparqlQueries()
+        self._routes = [
+            Route(route.path, self._answering(route.name), methods=list(route.methods))
+            for route in ROUTES
+        ]
+        self.metrics = GatewayMetrics()
+        self.app = self._application()
+
+    def _application(self) -> Any:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=self._options.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=[REQUEST_HEADER],
+        )
+        inner = Starlette(
+            routes=self._routes,
+            middleware=[cors] if self._options.origins else [],
+            exception_handlers={HTTPException: _refused, Exception: _failed},
+        )
+        return _Outer(inner, self._options, self.metrics)
+
+    async def close(self) -> None:
+        self._encoders.close()
+        await self.callers.close()
+
+    def stop(self) -> None:
+        """Cancels queries that run long."""
+        self._sparql_queries.stop()
+
+    def _answering(self, name: str) -> _Handler:
+        handler: _Handler = getattr(self, f"_{name}")
+
+        async def answer(request: Request) -> Response:
+            request.scope["galileo_route"] = name
+            try:
+                return await handler(request)
+            except GalileoError as error:
+                return problem_of(error)
+
+        return answer
+
+    # --- documents ---------------------------------------------------------------------------
+
+    async def _landing(self, request: Request) -> Response:
+        return _json(request, documents.landing(_url(request)))
+
+    async def _conformance(self, request: Request) -> Response:
+        return _json(request, documents.conformance())
+
+    async def _api(self, request: Request) -> Response:
+        return _json(request, openapi(_url(request)), documents.OPENAPI_JSON)
+
+    async def _collections(self, request: Request) -> Response:
+        async with self.callers.client(request) as client:
+            schemas = await client.datasets()
+        return _json(request, documents.collections(_url(request), schemas))
+
+    async def _collection(self, request: Request) -> Response:
+        schema = await self._schema_of(request)
+        return _json(request, documents.collection(_url(request), schema))
+
+    async def _queryables(self, request: Request) -> Response:
+        schema = await self._schema_of(request)
+        document = documents.queryables(_url(request), schema)
+        return _json(request, document, documents.SCHEMA_JSON)
+
+    async def _schema(self, request: Request) -> Response:
+        schema = await self._schema_of(request)
+        document = documents.item_schema(_url(request), schema)
+        return _json(request, document, documents.SCHEMA_JSON)
+
+    async def _schema_of(self, request: Request) -> Schema:
+        async with self.callers.client(request) as client:
+            return await client.schema(request.path_params["collectionId"])
+
+    # --- observations ------------------------------------------------------------------------
+
+    async def _items(self, request: Request) -> Response:
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self.callers.client(request))
+            schema = await client.schema(request.path_params["collectionId"])
+            wanted = items_request(request.query_params, schema)
+            accept = request.headers.get("accept", "")
+            format = preferred(request.query_params.get("f"), accept, MEDIA_TYPES)
+            tables: Any = client.select_batches(
+                schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
+            )
+            stack.push_async_callback(tables.aclose)
+            first = [table async for table in _first(tables)]
+            columns = wanted.columns or schema.observation_schema.names
+            arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
+            members = {"links": [documents.link("self", str(request.url), MEDIA_TYPES[format])]}
+            encoder = TableEncoder(format, arrow_schema, members=members)
+            pieces = encoder.encode(_joined(first, tables), self._encoders)
+            return Streamed(pieces, MEDIA_TYPES[format], held=stack.pop_all())
+
+    async def _sparql(self, request: Request) -> Response:
+        async with self.callers.client(request) as client:
+            dataset = request.path_params["collectionId"]
+            return await self._sparql_queries.answer(request, client, dataset)
+
+
+class Streamed(Response):
+    """An answer that is made while it is sent.
+
+    Args:
+        pieces: of the answer.
+        media_type: of the answer.
+        held: closed at the end of the answer, or of the connection.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        media_type: str,
+        *,
+        held: contextlib.AsyncExitStack,
+    ) -> None:
+        super().__init__(media_type=None, headers={"Content-Type": media_type, "Vary": "Accept"})
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with self._held:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            if scope["method"] != "HEAD":
+                await self._send_pieces(send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_pieces(self, send: Any) -> None:
+        try:
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except GalileoError as error:
+            log.warning("an answer broke off: %s [%s]", error.message, error.kind)
+            # The connection is closed before the end of the answer, so that no client takes a
+            # part for the whole.
+            raise ConnectionAbortedError(error.message) from error
+
+
+async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
+    """The first table, if there is one: an error before it has a status of its own."""
+    async for table in tables:
+        yield table
+        return
+
+
+async def _joined(first: list[pa.Table], rest: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
+    while first:  # The table is not kept while it is sent.
+        yield first.pop()
+    async for table in rest:
+        yield table
+
+
+def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:
+    known = parameters.single_values(request.query_params, ("f",))
+    preferred(known.get("f"), "", {"json": media_type})
+    return Response(json.dumps(document), media_type=media_type)
+
+
+def _url(request: Request) -> str:
+    """The URL of the gateway, as the client addresses it."""
+    return str(request.base_url).rstrip("/")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.NOT_FOUND:
+        paths = ", ".join(route.path for route in ROUTES)
+        return problem(status, f"there is no {request.url.path}; expected one of {paths}")
+    return problem(status, str(error.detail), headers=headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of Galileo; its log has the reason")
+
+
+class _Outer:
+    """What surrounds each request: host check, request id, headers for browsers, metrics."""
+
+    def __init__(self, app: Any, options: GatewayOptions, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        names = {options.host, *options.hosts, *LOOPBACK_NAMES}
+        is_checked = bool(options.hosts) or is_loopback(options.host)
+        self._names = {name.lower() for name in names} if is_checked else None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started, status = time.monotonic(), 0
+
+        async def send_with_headers(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                extra = {**SECURITY_HEADERS, REQUEST_HEADER: request_id.current()}
+                raw = [(name.lower().encode(), value.encode()) for name, value in extra.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *raw]}
+            await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+
+        headers = dict(scope["headers"])
+        request_id.begin(request_id.sound(headers.get(b"galileo-request", b"").decode("latin-1")))
+        is_known = self._is_known(headers.get(b"host", b"").decode("latin-1"))
+        app = self._app if is_known else _misdirected
+        try:
+            await app(scope, receive, send_with_headers)
+        finally:
+            route = scope.get("galileo_route", "none")
+            self._metrics.record(route, status, time.monotonic() - started)
+
+    def _is_known(self, host: str) -> bool:
+        return self._names is None or host_name(host) in self._names
+
+
+async def _misdirected(scope: Any, receive: Any, send: Any) -> None:
+    text = "expected a Host of this gateway; name further ones with --host-name"
+    response = problem(HTTPStatus.MISDIRECTED_REQUEST, text)
+    await response(scope, receive, send)

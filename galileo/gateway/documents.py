@@ -1,0 +1,131 @@
+"""The documents of OGC API: landing page, conformance, collections, queryables, schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from galileo.gateway.formats import MEDIA_TYPES
+from galileo.model.schema import Feature, Schema
+from galileo.version import VERSION
+
+JSON = "application/json"
+SCHEMA_JSON = "application/schema+json"
+OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
+SPARQL_RESULTS = "application/sparql-results+json"
+CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
+_REL = "http://www.opengis.net/def/rel/ogc/1.0/"
+_SPEC = "http://www.opengis.net/spec/"
+CONFORMANCE = (
+    *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("core", "landing-page", "json")),
+    f"{_SPEC}ogcapi-common-1/1.0/conf/oas30",
+    f"{_SPEC}ogcapi-common-2/1.0/conf/collections",
+    f"{_SPEC}ogcapi-features-3/1.0/conf/queryables",
+    f"{_SPEC}ogcapi-features-3/1.0/conf/filter",
+    f"{_SPEC}cql2/1.0/conf/cql2-text",
+    f"{_SPEC}cql2/1.0/conf/cql2-json",
+    f"{_SPEC}cql2/1.0/conf/basic-cql2",
+    f"{_SPEC}cql2/1.0/conf/advanced-comparison-operators",
+    f"{_SPEC}cql2/1.0/conf/case-insensitive-comparison",
+    f"{_SPEC}cql2/1.0/conf/basic-spatial-functions",
+    f"{_SPEC}ogcapi-features-5/1.0/conf/schemas",
+)
+"""Classes that hold. OGC API Features, Core, is not among them: observations have no ids, and there
+are no further pages."""
+
+_JSON_TYPES = {"float": "number", "int": "integer", "text": "string", "bool": "boolean"}
+
+
+def link(rel: str, href: str, media_type: str, title: str = "") -> dict[str, str]:
+    made = {"rel": rel, "href": href, "type": media_type}
+    return {**made, "title": title} if title else made
+
+
+def landing(url: str) -> dict[str, Any]:
+    """The landing page of a gateway at a URL."""
+    return {
+        "title": "Galileo",
+        "description": "Observations of a Galileo cluster",
+        "version": VERSION,
+        "links": [
+            link("self", f"{url}/", JSON, "this document"),
+            link("service-desc", f"{url}/api", OPENAPI_JSON, "the API"),
+            link("conformance", f"{url}/conformance", JSON, "conformance classes"),
+            link(f"{_REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
+            link("data", f"{url}/collections", JSON, "the datasets"),
+            link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
+        ],
+    }
+
+
+def conformance() -> dict[str, Any]:
+    return {"conformsTo": list(CONFORMANCE)}
+
+
+def collections(url: str, schemas: Iterable[Schema]) -> dict[str, Any]:
+    listed = sorted(schemas, key=lambda schema: schema.name)
+    return {
+        "links": [link("self", f"{url}/collections", JSON, "this document")],
+        "collections": [collection(url, schema) for schema in listed],
+    }
+
+
+def collection(url: str, schema: Schema) -> dict[str, Any]:
+    """A dataset."""
+    at = f"{url}/collections/{quote(schema.name)}"
+    items = [
+        link("items", f"{at}/items?f={name}", media_type, f"observations as {name}")
+        for name, media_type in MEDIA_TYPES.items()
+    ]
+    return {
+        "id": schema.name,
+        "title": schema.name,
+        "itemType": "feature",
+        "crs": [CRS84],
+        "links": [
+            link("self", at, JSON, "this document"),
+            *items,
+            link(f"{_REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
+            link("describedby", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
+            link(f"{_REL}schema", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
+        ],
+    }
+
+
+def queryables(url: str, schema: Schema) -> dict[str, Any]:
+    """What filters can use, as a JSON Schema."""
+    properties = {
+        "geometry": {"title": "position", "format": "geometry-point"},
+        "datetime": {"title": "time of the observation", "type": "string", "format": "date-time"},
+        "geohash": {"title": "geohash of the cell", "type": "string"},
+        **{feature.name: _property(feature) for feature in schema.indexed},
+    }
+    return _json_schema(f"{url}/collections/{quote(schema.name)}/queryables", schema, properties)
+
+
+def item_schema(url: str, schema: Schema) -> dict[str, Any]:
+    """What an observation has, as a JSON Schema."""
+    properties = {
+        "geometry": {"x-ogc-role": "primary-geometry", "format": "geometry-point"},
+        "time": {"x-ogc-role": "primary-instant", "type": "string", "format": "date-time"},
+        **{feature.name: _property(feature) for feature in schema.features},
+    }
+    document = _json_schema(f"{url}/collections/{quote(schema.name)}/schema", schema, properties)
+    return {**document, "required": ["geometry", "time"]}
+
+
+def _json_schema(url: str, schema: Schema, properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": url,
+        "type": "object",
+        "title": schema.name,
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _property(feature: Feature) -> dict[str, Any]:
+    unit = {"x-ogc-unit": feature.unit} if feature.unit else {}
+    return {"title": feature.name, "type": _JSON_TYPES[feature.type], **unit}

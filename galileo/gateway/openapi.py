@@ -1,0 +1,93 @@
+"""The OpenAPI 3.0 document of a gateway, from the table of routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from galileo.gateway import parameters, problems
+from galileo.gateway.routes import ROUTES, RouteInfo, path_parameters
+from galileo.version import VERSION
+
+_PROBLEM = {
+    "type": "object",
+    "required": ["title", "status", "detail"],
+    "properties": {
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "kind": {"type": "string", "description": "the kind of the error, see docs/errors.md"},
+        "details": {"type": "object"},
+        "request": {"type": "string", "description": "its id in the logs"},
+    },
+}
+
+
+def openapi(url: str) -> dict[str, Any]:
+    """The document of the gateway at a URL."""
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Galileo", "version": VERSION},
+        "servers": [{"url": url}],
+        "security": [{"token": []}, {"password": []}, {}],
+        "paths": {route.path: _operations(route) for route in ROUTES},
+        "components": {
+            "parameters": {name: _parameter(name) for name in parameters.TABLE},
+            "schemas": {"problem": _PROBLEM},
+            "responses": {
+                "problem": {
+                    "description": "The request failed.",
+                    "content": {
+                        problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/problem"}}
+                    },
+                }
+            },
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "password": {"type": "http", "scheme": "basic"},
+            },
+        },
+    }
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    return {"name": name, **parameters.TABLE[name]}
+
+
+def _operations(route: RouteInfo) -> dict[str, Any]:
+    return {method.lower(): _operation(route, method) for method in route.methods}
+
+
+def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
+    is_get = method == "GET"
+    names = (*path_parameters(route), *(route.parameters if is_get else ()))
+    listed: list[dict[str, Any]] = [{"$ref": f"#/components/parameters/{n}"} for n in names]
+    if route.more_parameters:
+        listed.append(
+            {
+                "name": "feature",
+                "in": "query",
+                "description": "Equality of an indexed feature, such as station=KDEN.",
+                "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+                "style": "form",
+                "explode": True,
+            }
+        )
+    operation: dict[str, Any] = {
+        "operationId": route.name if is_get else f"{route.name}_{method.lower()}",
+        "summary": route.summary,
+        "parameters": listed,
+        "responses": {
+            "200": {
+                "description": route.summary,
+                "content": {media_type: {} for media_type in route.media_types},
+            },
+            "default": {"$ref": "#/components/responses/problem"},
+        },
+    }
+    if not is_get:
+        content: dict[str, Any] = {
+            "application/x-www-form-urlencoded": {},
+            "application/sparql-query": {},
+        }
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation

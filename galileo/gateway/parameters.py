@@ -1,0 +1,224 @@
+"""Parameters of requests: the table of them for the OpenAPI document, and their values."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import QueryParams
+
+from galileo.errors import InputError
+from galileo.model.schema import Feature, Schema, nearest_name
+from galileo.model.times import iso, micros
+from galileo.query.builder import Condition, within
+from galileo.query.cql_syntax import read
+
+LIMIT_MAX = 10_000
+"""A larger limit counts as this one, as OGC API Features demands."""
+CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
+CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
+_OPEN = ("", "..")
+
+TABLE: dict[str, dict[str, Any]] = {
+    "collectionId": {
+        "in": "path",
+        "required": True,
+        "description": "The name of a dataset.",
+        "schema": {"type": "string"},
+    },
+    "f": {
+        "in": "query",
+        "description": "The format of the answer; without it, the header Accept decides.",
+        "schema": {"type": "string"},
+    },
+    "limit": {
+        "in": "query",
+        "description": "Observations at most; all of them without it.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX},
+    },
+    "bbox": {
+        "in": "query",
+        "description": "West, south, east and north in degrees; west may be greater than east.",
+        "schema": {
+            "type": "array",
+            "items": {"type": "number"},
+            "minItems": 4,
+            "maxItems": 4,
+        },
+        "style": "form",
+        "explode": False,
+    },
+    "datetime": {
+        "in": "query",
+        "description": "An instant, or an interval start/end with both ends; '..' is open.",
+        "schema": {"type": "string"},
+    },
+    "filter": {
+        "in": "query",
+        "description": "A condition in CQL2.",
+        "schema": {"type": "string"},
+    },
+    "filter-lang": {
+        "in": "query",
+        "description": "The language of the filter.",
+        "schema": {"type": "string", "enum": [CQL2_TEXT, CQL2_JSON], "default": CQL2_TEXT},
+    },
+    "filter-crs": {
+        "in": "query",
+        "description": "The coordinate reference system of the filter.",
+        "schema": {"type": "string", "enum": [CRS84]},
+    },
+    "properties": {
+        "in": "query",
+        "description": "Columns of the answer; all of them without it.",
+        "schema": {"type": "array", "items": {"type": "string"}},
+        "style": "form",
+        "explode": False,
+    },
+    "query": {
+        "in": "query",
+        "required": True,
+        "description": "SELECT, ASK, CONSTRUCT or DESCRIBE.",
+        "schema": {"type": "string"},
+    },
+}
+"""As OpenAPI describes them, by name; features are parameters, too."""
+
+ITEMS = ("f", "limit", "bbox", "datetime", "filter", "filter-lang", "filter-crs", "properties")
+"""Those of observations."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsRequest:
+    """Which observations are asked for.
+
+    Attributes:
+        query: a condition, or "" for all.
+        columns: of the answer; empty for all.
+        limit: None for all.
+    """
+
+    query: Condition | str
+    columns: tuple[str, ...]
+    limit: int | None
+
+
+def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
+    """The request for observations of a dataset.
+
+    Raises:
+        InputError: a parameter is unknown, given twice, or malformed.
+    """
+    features = {feature.name: feature for feature in schema.indexed}
+    given = single_values(parameters, (*ITEMS, *features))
+    conditions = [
+        *([_bbox(given["bbox"])] if "bbox" in given else ()),
+        *([_datetime(given["datetime"])] if "datetime" in given else ()),
+        *(_equal(features[name], value) for name, value in given.items() if name in features),
+        *([_filter(given)] if "filter" in given else ()),
+    ]
+    query = functools.reduce(operator.and_, conditions) if conditions else ""
+    columns = [name for name in given.get("properties", "").split(",") if name]
+    place = ["latitude", "longitude", "time"]
+    names = [*place, *(name for name in columns if name not in place)] if columns else []
+    limit = _limit(given["limit"]) if "limit" in given else None
+    return ItemsRequest(query, tuple(names), limit)
+
+
+def filter_of(parameters: QueryParams) -> Condition | None:
+    """The filter of a request that has other parameters, too; None for none."""
+    names = ("filter", "filter-lang", "filter-crs")
+    named = [(name, value) for name, value in parameters.multi_items() if name in names]
+    given = single_values(QueryParams(named), names)
+    return _filter(given) if "filter" in given else None
+
+
+def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[str, str]:
+    """The value of each parameter. Raises InputError if one is unknown or given twice."""
+    values: dict[str, str] = {}
+    for name, value in parameters.multi_items():
+        if name not in known:
+            nearest = nearest_name(name, list(known))
+            hint = f"did you mean {nearest!r}?" if nearest else f"expected {', '.join(known)}"
+            raise InputError(f"there is no parameter {name!r}; {hint}", parameter=name)
+        if name in values:
+            raise InputError(f"expected one parameter {name!r}, got several", parameter=name)
+        values[name] = value
+    return values
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 18 and int(text) > 0):
+        raise InputError(f"expected a limit of 1 or more, got {text!r}", parameter="limit")
+    return min(int(text), LIMIT_MAX)
+
+
+def _bbox(text: str) -> Condition:
+    try:
+        bounds = [float(bound) for bound in text.split(",")]
+    except ValueError:
+        bounds = []
+    if len(bounds) != 4:
+        raise InputError(
+            f"expected bbox as west,south,east,north in degrees, got {text!r}", parameter="bbox"
+        )
+    return within((bounds[0], bounds[1], bounds[2], bounds[3]))
+
+
+def _datetime(text: str) -> Condition:
+    start, slash, end = text.partition("/")
+    if not slash:
+        return _compared("=", start)
+    bounds = [_compared(op, at) for op, at in ((">=", start), ("<=", end)) if at not in _OPEN]
+    if not bounds:
+        return Condition(True)
+    return functools.reduce(operator.and_, bounds)
+
+
+def _compared(op: str, text: str) -> Condition:
+    try:
+        timestamp = iso(micros(text))
+    except InputError as error:
+        raise InputError(
+            f"expected datetime as an instant such as 2014-03-01T06:00:00Z, or an interval "
+            f"start/end, got {text!r}: {error.message}",
+            parameter="datetime",
+        ) from error
+    return Condition({"op": op, "args": [{"property": "datetime"}, {"timestamp": timestamp}]})
+
+
+def _filter(given: Mapping[str, str]) -> Condition:
+    language = given.get("filter-lang", CQL2_TEXT)
+    text = given["filter"]
+    if language not in (CQL2_TEXT, CQL2_JSON):
+        raise InputError(
+            f"expected filter-lang as {CQL2_TEXT} or {CQL2_JSON}, got {language!r}",
+            parameter="filter-lang",
+        )
+    if given.get("filter-crs", CRS84) != CRS84:
+        raise InputError(
+            f"expected filter-crs as {CRS84}, got {given['filter-crs']!r}", parameter="filter-crs"
+        )
+    return Condition(read(text))
+
+
+def _equal(feature: Feature, text: str) -> Condition:
+    try:
+        value = _VALUES[feature.type](text)
+    except (ValueError, KeyError) as error:
+        raise InputError(
+            f"expected {feature.name} as a value of type {feature.type}, got {text!r}",
+            parameter=feature.name,
+        ) from error
+    return Condition({"op": "=", "args": [{"property": feature.name}, value]})
+
+
+_VALUES: dict[str, Any] = {
+    "float": float,
+    "int": int,
+    "text": str,
+    "bool": {"true": True, "false": False}.__getitem__,
+}

@@ -1,0 +1,76 @@
+"""The table of routes, which the application and the OpenAPI document are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from galileo.gateway import parameters
+from galileo.gateway.documents import JSON, OPENAPI_JSON, SCHEMA_JSON, SPARQL_RESULTS
+from galileo.gateway.formats import MEDIA_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class RouteInfo:
+    """One path.
+
+    Attributes:
+        name: of the operation, and of the method of `Gateway` that answers.
+        path: with parameters in braces.
+        summary: what it answers.
+        parameters: names in `parameters.TABLE`, besides those of the path.
+        media_types: of the answer.
+        methods: that it takes.
+        more_parameters: whether it has further parameters, named as the features of the dataset.
+    """
+
+    name: str
+    path: str
+    summary: str
+    parameters: tuple[str, ...] = ()
+    media_types: tuple[str, ...] = (JSON,)
+    methods: tuple[str, ...] = ("GET",)
+    more_parameters: bool = False
+
+
+_COLLECTION = "/collections/{collectionId}"
+_ITEM_TYPES = tuple(dict.fromkeys(name.partition(";")[0] for name in MEDIA_TYPES.values()))
+
+ROUTES = (
+    RouteInfo("landing", "/", "The landing page", ("f",)),
+    RouteInfo("conformance", "/conformance", "Conformance classes of OGC API", ("f",)),
+    RouteInfo("api", "/api", "This description of the API", ("f",), (OPENAPI_JSON,)),
+    RouteInfo("collections", "/collections", "The datasets", ("f",)),
+    RouteInfo("collection", _COLLECTION, "A dataset", ("f",)),
+    RouteInfo(
+        "queryables",
+        f"{_COLLECTION}/queryables",
+        "Properties that filters can use",
+        ("f",),
+        (SCHEMA_JSON,),
+    ),
+    RouteInfo(
+        "schema", f"{_COLLECTION}/schema", "Properties of an observation", ("f",), (SCHEMA_JSON,)
+    ),
+    RouteInfo(
+        "items",
+        f"{_COLLECTION}/items",
+        "Observations",
+        parameters.ITEMS,
+        _ITEM_TYPES,
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "sparql",
+        f"{_COLLECTION}/sparql",
+        "A SPARQL query of the labels that match a filter",
+        ("query", "filter", "filter-lang"),
+        (SPARQL_RESULTS, "text/turtle"),
+        ("GET", "POST"),
+    ),
+)
+
+
+def path_parameters(route: RouteInfo) -> Mapping[str, str]:
+    """The names of parameters in the path of a route."""
+    return {name: name for name in parameters.TABLE if f"{{{name}}}" in route.path}

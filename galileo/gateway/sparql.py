@@ -1,0 +1,98 @@
+"""SPARQL queries of the labels of a dataset, with the rights of the caller.
+
+Each request makes a graph of the labels that its filter matches, and drops it afterwards.
+`galileo sparql serve` keeps one graph for all of its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.async_client import AsyncClient
+from galileo.errors import InputError
+from galileo.gateway import parameters
+from galileo.gateway.problems import problem
+from galileo.query.builder import Condition
+from galileo.rdf import protocol
+from galileo.rdf.endpoint import body_of
+from galileo.rdf.fair_queue import FairQueue
+from galileo.rdf.graphs import ROWS_MAX, LabelGraph
+from galileo.rdf.protocol import QueryRequest, Refused
+from galileo.rdf.service import QueryRunner
+
+LABELS_MAX = 100_000
+"""Labels of a graph; it takes some seconds to make one of so many."""
+MEMORY_BYTES_MAX = 1 << 30
+TIMEOUT_S = 30.0
+"""For a request, with the wait for its turn."""
+QUERIES_MAX = 8
+"""Queries that run or wait; one of them runs."""
+
+
+class SparqlQueries:
+    """Answers queries, one at a time; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._turns = FairQueue(QUERIES_MAX)
+        self._runner = QueryRunner()
+
+    def stop(self) -> None:
+        self._runner.stop()
+        self._turns.close()
+
+    async def answer(self, request: Request, client: AsyncClient, dataset: str) -> Response:
+        """The answer to a request of the SPARQL 1.1 Protocol."""
+        until = time.monotonic() + TIMEOUT_S
+        host = request.client.host if request.client else ""
+        accept = request.headers.get("accept", "")
+        try:
+            text = await _query_text(request)
+            condition = parameters.filter_of(request.query_params)
+            async with self._turns.acquire(host, until=until):
+                graph = await _graph(client, dataset, condition)
+                try:
+                    answer = await self._runner.run(
+                        graph, text, accept, until=until, rows_max=ROWS_MAX
+                    )
+                finally:
+                    await asyncio.to_thread(graph.close)
+        except Refused as refused:
+            return problem(refused.status, refused.text, headers=refused.headers)
+        charset = "; charset=utf-8" if answer.media_type.startswith("text/") else ""
+        headers = {"Content-Type": answer.media_type + charset, "Vary": "Accept"}
+        return Response(answer.body, headers=headers)
+
+
+async def _query_text(request: Request) -> str:
+    query = request.scope["query_string"].decode("ascii", "replace")
+    sent = protocol.Request(
+        request.method, f"/sparql?{query}", request.headers, await body_of(request)
+    )
+    parsed = protocol.parse_request(sent)
+    if not isinstance(parsed, QueryRequest):
+        raise InputError("expected the parameter query, got none", parameter="query")
+    return parsed.text
+
+
+async def _graph(client: AsyncClient, dataset: str, condition: Condition | None) -> LabelGraph:
+    """The graph of the labels that match.
+
+    Raises:
+        InputError: there are too many.
+        IncompleteAnswer: a node cannot be reached.
+    """
+    labels = await client.query(
+        dataset, "" if condition is None else condition, limit=LABELS_MAX + 1, require_complete=True
+    )
+    if len(labels) > LABELS_MAX:
+        raise InputError(
+            f"expected a filter that matches at most {LABELS_MAX:,} labels, got one that matches "
+            "more; narrow it, or serve the graph by galileo sparql serve",
+            parameter="filter",
+            bound=LABELS_MAX,
+        )
+    return LabelGraph(labels, memory_bytes_max=MEMORY_BYTES_MAX)

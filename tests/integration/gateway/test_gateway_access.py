@@ -1,0 +1,224 @@
+"""The gateway passes the caller's token on: the nodes decide, and it has no rights of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from proving import Certified, Tokens, keys_in, tls_section, token_file
+
+import galileo
+from galileo.client import Credentials
+from galileo.clock import SystemClock
+from galileo.config import from_dict
+from galileo.gateway.options import GatewayOptions
+from galileo.gateway.serving import GatewayServer
+from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
+from galileo.rpc.access import Role
+from galileo.server.main import NodeProcess
+
+TIMEOUT_S = 120.0
+RAIN, WIND = "/collections/rain/items", "/collections/wind/items"
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    return Certified.made(tmp_path_factory.mktemp("certified"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    made = Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
+    made.add("ann", Role.READER, datasets=("rain",))
+    return made
+
+
+@contextlib.asynccontextmanager
+async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
+    """A node as it is served, and its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    cluster = {"groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}]}
+    config = from_dict(
+        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **sections}
+    )
+    stop = asyncio.Event()
+    serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
+    try:
+        yield address
+    finally:
+        stop.set()
+        await serving
+
+
+@contextlib.asynccontextmanager
+async def gateway(options: GatewayOptions) -> AsyncIterator[str]:
+    server = GatewayServer(options)
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield server.url
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+async def get(
+    url: str, authorization: str = "", *, context: ssl.SSLContext | None = None
+) -> tuple[int, Any]:
+    """Status, and the document or text."""
+    headers = {"Authorization": authorization} if authorization else {}
+    request = urllib.request.Request(url, headers=headers)
+
+    def ask() -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    status, body = await asyncio.to_thread(ask)
+    return status, json.loads(body) if body.startswith(b"{") else body.decode()
+
+
+def basic(token: str) -> str:
+    return "Basic " + base64.b64encode(f"ann:{token}".encode()).decode()
+
+
+async def fill(address: str, proof: Credentials) -> None:
+    """Makes the datasets "rain" and "wind", with an observation each."""
+    row = {"latitude": [40.0], "longitude": [8.0], "time": [pd.Timestamp("2014-03-01T06:00Z")]}
+    async with galileo.AsyncClient(address, timeout="60s", proof=proof) as client:
+        for name in ("rain", "wind"):
+            await client.create_dataset(galileo.Schema(name, [galileo.Feature("amount")]))
+            await client.ingest(name, pd.DataFrame({**row, "amount": [1.0]}))
+
+
+async def test_gateway_callers_have_the_rights_of_their_tokens(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
+        await fill(address, tokens.proof("writer"))
+        options = GatewayOptions(nodes=(address,), port=0, metrics="127.0.0.1:0", patience_s=60.0)
+        url = await stack.enter_async_context(gateway(options))
+        status, document = await get(url + RAIN)
+        assert (status, document["kind"]) == (401, "unauthenticated")
+        assert (await get(url + RAIN, "Bearer glt_unknown"))[0] == 401
+        ann = tokens.tokens["ann"]
+        for authorization in (f"Bearer {ann}", basic(ann)):
+            assert (await get(url + RAIN, authorization))[1]["numberReturned"] == 1
+            status, document = await get(url + WIND, authorization)
+            assert (status, document["kind"]) == (404, "unknown_dataset"), "not granted"
+            _, listed = await get(f"{url}/collections", authorization)
+            assert [one["id"] for one in listed["collections"]] == ["rain"]
+        reader = f"Bearer {tokens.tokens['reader']}"
+        assert (await get(url + WIND, reader))[1]["numberReturned"] == 1
+        assert (await get(url + WIND, basic(ann)))[0] == 404, "over the same connections"
+        assert (await get(f"{url}/"))[0] == (await get(f"{url}/api"))[0] == 200
+        anonymous = replace(options, anonymous_token=ann)
+        url = await stack.enter_async_context(gateway(anonymous))
+        assert (await get(url + RAIN))[1]["numberReturned"] == 1
+        assert (await get(url + WIND))[0] == 404
+
+
+async def test_gateway_metrics_count_requests_and_readiness_follows_the_cluster(
+    tmp_path: Path,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", {}))
+        await fill(address, Credentials())
+        options = GatewayOptions(nodes=(address,), port=0, metrics="127.0.0.1:0", patience_s=60.0)
+        server = GatewayServer(options)
+        serving = asyncio.create_task(server.serve())
+        stack.callback(serving.cancel)
+        for path, status in ((RAIN, 200), (RAIN, 200), (f"{RAIN}?x=1", 400), ("/nowhere", 404)):
+            assert (await get(server.url + path))[0] == status
+        status, text = await get(f"{server.metrics_url}/metrics")
+        assert status == 200
+        families = {one.name: one for one in text_string_to_metric_families(text)}
+        requests = {
+            (sample.labels["route"], sample.labels["status"]): sample.value
+            for sample in families["galileo_gateway_requests"].samples
+        }
+        assert requests == {("items", "200"): 2, ("items", "400"): 1, ("none", "404"): 1}
+        seconds = families["galileo_gateway_request_seconds"]
+        assert seconds.type == "histogram"
+        assert [s.value for s in seconds.samples if s.name.endswith("_count")] == [3, 1]
+        assert (await get(f"{server.metrics_url}/live"))[1] == "alive\n"
+        assert (await get(f"{server.metrics_url}/ready"))[0] == 200
+        assert (await get(f"{server.metrics_url}/items"))[0] == 404
+    nowhere = GatewayOptions(nodes=("127.0.0.1:1",), port=0, metrics="127.0.0.1:0", patience_s=0.1)
+    server = GatewayServer(nowhere)
+    serving = asyncio.create_task(server.serve())
+    assert (await get(f"{server.metrics_url}/ready"))[0] == 503
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def test_gateway_certificate_gives_callers_no_rights(
+    tmp_path: Path, certified: Certified, tokens: Tokens
+) -> None:
+    server, client = certified.of("node", "n"), certified.of("client", "gateway")
+    auth = {"token_file": str(tokens.path)}
+    sections = {"auth": auth, "tls": tls_section(server)}
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", sections))
+        await fill(address, tokens.proof("writer", tls=client))
+        certificate, key = str(server / CERTIFICATE), str(server / KEY)
+        options = GatewayOptions(
+            nodes=(address,),
+            cluster_keys=keys_in(client),
+            port=0,
+            certificate=certificate,
+            key=key,
+            patience_s=60.0,
+        )
+        trusting = ssl.create_default_context(cafile=str(server / AUTHORITY))
+        url = await stack.enter_async_context(gateway(options))
+        assert url.startswith("https://")
+        reader = f"Bearer {tokens.tokens['reader']}"
+        assert (await get(url + RAIN, context=trusting))[0] == 401
+        assert (await get(url + RAIN, reader, context=trusting))[1]["numberReturned"] == 1
+        of_node = replace(options, cluster_keys=keys_in(server))
+        url = await stack.enter_async_context(gateway(of_node))
+        for authorization in ("", reader):
+            status, document = await get(url + RAIN, authorization, context=trusting)
+            assert (status, document["kind"]) == (403, "forbidden")
+
+
+async def test_gateway_of_a_cluster_without_tokens_needs_anonymous(
+    tmp_path: Path, certified: Certified
+) -> None:
+    server, client = certified.of("node", "n"), certified.of("client", "gateway")
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(
+            node(tmp_path / "node", {"tls": tls_section(server)})
+        )
+        await fill(address, Credentials(tls=client))
+        options = GatewayOptions(
+            nodes=(address,), cluster_keys=keys_in(client), port=0, patience_s=60.0
+        )
+        url = await stack.enter_async_context(gateway(options))
+        for authorization in ("", "Bearer anything"):
+            assert (await get(url + RAIN, authorization))[0] == 403
+        url = await stack.enter_async_context(gateway(replace(options, anonymous=True)))
+        assert (await get(url + RAIN))[1]["numberReturned"] == 1

@@ -1,0 +1,198 @@
+"""Documents and problems of a gateway: what refers to each other agrees."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+import galileo
+from galileo import errors
+from galileo.client.client_pool import ClientPool
+from galileo.errors import ConfigError, InputError
+from galileo.gateway import documents, parameters
+from galileo.gateway.app import Gateway
+from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder
+from galileo.gateway.openapi import openapi
+from galileo.gateway.options import GatewayOptions
+from galileo.gateway.problems import STATUSES, problem_of, status_of
+from galileo.gateway.routes import ROUTES, path_parameters
+from galileo.wire.tls_credentials import TlsFiles
+
+URL = "http://gateway.example"
+SCHEMA = galileo.Schema(
+    "weather", [galileo.Feature("temperature", unit="K"), galileo.Feature("note", type="text")]
+)
+
+
+def test_openapi_has_every_route_and_its_references_exist() -> None:
+    document = openapi(URL)
+    assert set(document["paths"]) == {route.path for route in ROUTES}
+    for route in ROUTES:
+        assert set(path_parameters(route)) == {
+            part.strip("{}") for part in route.path.split("/") if part.startswith("{")
+        }
+        assert set(route.parameters) <= set(parameters.TABLE)
+        assert inspect.iscoroutinefunction(getattr(Gateway, f"_{route.name}"))
+    for reference in references(document):
+        place: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [found for item in value for found in references(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["$ref"]] if "$ref" in value else []
+    return own + [found for item in value.values() for found in references(item)]
+
+
+def test_links_of_documents_lead_to_routes() -> None:
+    paths = {route.path.replace("{collectionId}", "weather") for route in ROUTES}
+    described = [
+        documents.landing(URL),
+        documents.collections(URL, [SCHEMA]),
+        documents.collection(URL, SCHEMA),
+    ]
+    for document in described:
+        for link in document["links"]:
+            assert link["href"].removeprefix(URL).partition("?")[0] in paths
+
+
+def test_schema_document_names_every_column() -> None:
+    document = documents.item_schema(URL, SCHEMA)
+    columns = {*SCHEMA.observation_schema.names, "geometry"} - {"latitude", "longitude"}
+    assert set(document["properties"]) == columns
+    assert document["properties"]["temperature"]["x-ogc-unit"] == "K"
+
+
+def test_every_error_has_a_status() -> None:
+    for kind, cls in errors.by_kind().items():
+        status = status_of(cls("wrong"))
+        assert 400 <= status < 600, kind
+        assert (status < 500) == issubclass(
+            cls, errors.InputError | errors.TerminalError | errors.Throttled
+        ) or issubclass(cls, errors.ConfigError | errors.Cancelled), kind
+    assert set(STATUSES) <= set(errors.by_kind())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "header"),
+    [
+        (errors.UnknownDataset("none"), 404, None),
+        (errors.Unauthenticated("who?"), 401, ("www-authenticate", "Bearer")),
+        (errors.Throttled("slower", after_s=2.5), 429, ("retry-after", "3")),
+        (errors.IncompleteAnswer("away", missing=[1]), 503, ("retry-after", "1")),
+        (errors.DataExpired("dropped"), 410, None),
+    ],
+)
+def test_problem_of_an_error(
+    error: errors.GalileoError, status: int, header: tuple[str, str] | None
+) -> None:
+    answer = problem_of(error)
+    document = json.loads(bytes(answer.body))
+    assert answer.status_code == document["status"] == status
+    assert answer.media_type == "application/problem+json"
+    assert (document["kind"], document["detail"]) == (error.kind, error.message)
+    if header is not None:
+        assert answer.headers[header[0]] == header[1]
+
+
+def observations(rows: int) -> pa.Table:
+    return pa.table(
+        {
+            "latitude": np.linspace(-80, 80, rows),
+            "longitude": np.linspace(-170, 170, rows),
+            "time": pa.array(range(rows), pa.timestamp("us", "UTC")),
+            "temperature": pa.array([None, *range(1, rows)][:rows], pa.float64()),
+            "note": pa.array([f'"{number}"\n' for number in range(rows)]),
+        },
+        schema=SCHEMA.observation_schema,
+    )
+
+
+async def encoded(format: str, table: pa.Table, *, pieces: int) -> bytes:
+    async def tables() -> AsyncIterator[pa.Table]:
+        size = max(1, -(-table.num_rows // pieces))
+        for start in range(0, table.num_rows, size):
+            yield table.slice(start, size)
+
+    encoders = Encoders()
+    encoder = TableEncoder(format, table.schema, members={"links": []})
+    try:
+        return b"".join([piece async for piece in encoder.encode(tables(), encoders)])
+    finally:
+        encoders.close()
+
+
+READ: dict[str, Any] = {
+    "parquet": lambda data: pyarrow.parquet.read_table(io.BytesIO(data)),
+    "geoparquet": lambda data: pyarrow.parquet.read_table(io.BytesIO(data)),
+    "arrow": lambda data: pyarrow.feather.read_table(io.BytesIO(data)),
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40_000])
+@pytest.mark.parametrize("format", READ)
+def test_encoded_tables_read_back_equal(format: str, rows: int) -> None:
+    table = observations(rows)
+    data = asyncio.run(encoded(format, table, pieces=7))
+    assert READ[format](data).select(table.column_names).equals(table)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40_000])
+def test_encoded_text_reads_back_equal(rows: int) -> None:
+    table = observations(rows)
+    geojson = json.loads(asyncio.run(encoded("geojson", table, pieces=3)))
+    assert geojson["numberReturned"] == len(geojson["features"]) == rows
+    assert geojson["links"] == []
+    notes = [feature["properties"]["note"] for feature in geojson["features"]]
+    assert notes == table["note"].to_pylist()
+    lines = asyncio.run(encoded("ndjson", table, pieces=3)).splitlines()
+    assert [json.loads(line)["temperature"] for line in lines] == table["temperature"].to_pylist()
+    csv = asyncio.run(encoded("csv", table, pieces=3))
+    if rows:
+        options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        read = pyarrow.csv.read_csv(io.BytesIO(csv), parse_options=options)
+        assert read["latitude"].to_pylist() == table["latitude"].to_pylist()
+    assert csv.startswith(b'"latitude","longitude","time","temperature","note"\n')
+
+
+def test_media_types_have_writers() -> None:
+    for format in MEDIA_TYPES:
+        TableEncoder(format, observations(1).schema, members={}).close()
+
+
+def test_options_that_would_send_tokens_unencrypted_are_refused() -> None:
+    nodes = ("127.0.0.1:7701",)
+    with pytest.raises(ConfigError):
+        GatewayOptions(nodes=nodes, host="0.0.0.0")
+    with pytest.raises(ConfigError):
+        GatewayOptions(nodes=nodes, certificate="a.pem")
+    with pytest.raises(ConfigError):
+        GatewayOptions(nodes=nodes, origins=("*",))
+    GatewayOptions(nodes=nodes, host="0.0.0.0", insecure=True)
+
+
+async def test_client_pool_keeps_few_clients_and_refuses_keys_with_a_token() -> None:
+    with pytest.raises(InputError):
+        ClientPool(["127.0.0.1:1"], keys=TlsFiles(token="secret"), patience_s=1.0)
+    pool = ClientPool(["127.0.0.1:1"], keys=TlsFiles(), patience_s=1.0, clients_max=2)
+    first = pool.client("a")
+    assert pool.client("a") is first
+    for token in "bc":
+        assert pool.client(token) is not first
+    assert len(pool) == 2
+    await pool.close()

@@ -1,0 +1,133 @@
+"""Parameters of requests, as conditions."""
+
+from __future__ import annotations
+
+import pytest
+from expected_errors import raises
+from starlette.datastructures import QueryParams
+
+import galileo
+from galileo.errors import InputError, QuerySyntaxError, Unauthenticated
+from galileo.gateway.callers import token_of
+from galileo.gateway.formats import MEDIA_TYPES, preferred
+from galileo.gateway.parameters import LIMIT_MAX, filter_of, items_request
+
+SCHEMA = galileo.Schema(
+    "weather",
+    [
+        galileo.Feature("temperature", unit="K"),
+        galileo.Feature("station", type="text"),
+        galileo.Feature("rising", type="bool"),
+        galileo.Feature("level", type="int"),
+        galileo.Feature("note", type="text", indexed=False),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("", ""),
+        ("bbox=-110,35,-100,42", "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))"),
+        ("datetime=2014-03-01T06:00:00Z", "datetime = TIMESTAMP('2014-03-01T06:00:00Z')"),
+        ("datetime=2014-03-01T06:00:00Z/..", "datetime >= TIMESTAMP('2014-03-01T06:00:00Z')"),
+        ("datetime=/2014-03-01T06:00:00Z", "datetime <= TIMESTAMP('2014-03-01T06:00:00Z')"),
+        ("datetime=../..", "true"),
+        ("temperature=290.5", "temperature = 290.5"),
+        ("station=O'Hare", "station = 'O''Hare'"),
+        ("rising=true", "rising = true"),
+        ("level=-3", "level = -3"),
+        ("filter=level < 3 OR level > 5&level=4", "level = 4 AND (level < 3.0 OR level > 5.0)"),
+        (
+            'filter={"op":"<","args":[{"property":"level"},3]}&filter-lang=cql2-json',
+            "level < 3",
+        ),
+    ],
+)
+def test_items_request_has_the_condition(text: str, query: str) -> None:
+    assert str(items_request(QueryParams(text), SCHEMA).query) == query
+
+
+def test_items_request_columns_and_limit() -> None:
+    wanted = items_request(QueryParams("properties=station,time&limit=7"), SCHEMA)
+    assert wanted.columns == ("latitude", "longitude", "time", "station")
+    assert wanted.limit == 7
+    assert items_request(QueryParams("limit=99999999"), SCHEMA).limit == LIMIT_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "parameter"),
+    [
+        ("limt=1", "limt"),
+        ("limit=0", "limit"),
+        ("limit=-1", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("limit=%C2%B2", "limit"),
+        ("bbox=1,2,3", "bbox"),
+        ("bbox=a,b,c,d", "bbox"),
+        ("datetime=yesterday", "datetime"),
+        ("rising=yes", "rising"),
+        ("level=3.5", "level"),
+        ("note=hello", "note"),
+        ("filter=level>3&filter-lang=cql-text", "filter-lang"),
+        ("filter=level>3&filter-crs=EPSG:3857", "filter-crs"),
+    ],
+)
+def test_items_request_with_a_wrong_parameter_names_it(text: str, parameter: str) -> None:
+    with raises(InputError, parameter=parameter):
+        items_request(QueryParams(text), SCHEMA)
+
+
+@pytest.mark.parametrize("text", ["level >", "level > 3) OR (level < 5", "(" * 100_000])
+def test_filter_that_does_not_parse_is_refused(text: str) -> None:
+    with pytest.raises(QuerySyntaxError):
+        filter_of(QueryParams({"filter": text, "query": "ASK {}"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "accept", "format"),
+    [
+        (None, "", "geojson"),
+        (None, "*/*", "geojson"),
+        (None, "text/html,application/xhtml+xml", "geojson"),
+        (None, "text/csv", "csv"),
+        (None, "text/csv;q=0.1, application/vnd.apache.parquet", "parquet"),
+        (None, "text/csv;q=0", "geojson"),
+        ("arrow", "text/csv", "arrow"),
+    ],
+)
+def test_preferred_format(given: str | None, accept: str, format: str) -> None:
+    assert preferred(given, accept, MEDIA_TYPES) == format
+
+
+def test_preferred_format_that_is_unknown_is_refused() -> None:
+    with raises(InputError, parameter="f"):
+        preferred("xml", "", MEDIA_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("header", "token"),
+    [
+        ("", ""),
+        ("Bearer abc", "abc"),
+        ("bearer  abc ", "abc"),
+        ("Basic YW5uOmFiYw==", "abc"),
+        ("Basic OmE6Yg==", "a:b"),
+    ],
+)
+def test_token_of_a_header(header: str, token: str) -> None:
+    assert token_of(header) == token
+
+
+def test_token_that_is_too_long_is_refused() -> None:
+    with pytest.raises(Unauthenticated):
+        token_of("Bearer " + "x" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer", "Bearer ", "Digest abc", "Basic abc", "Basic YW5u", "Bearer é", "Bearer a\tb"],
+)
+def test_token_of_a_malformed_header_is_refused(header: str) -> None:
+    with pytest.raises(Unauthenticated):
+        token_of(header)
