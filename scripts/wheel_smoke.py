@@ -53,6 +53,7 @@ COMMANDS = {
     "query": f"reports '{WARM}' --output labels.parquet",
     "read": f"reports '{WARM}' --output -  --format csv",
     "count": f"reports '{WARM}'",
+    "aggregate": "reports --by cell:3 --mean temperature",
     "stats": "reports --feature temperature --bins 4",
     "graph children": "reports",
     "nearest": "reports --latitude 40 --longitude -105",

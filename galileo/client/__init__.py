@@ -1,6 +1,7 @@
 """The Python client: blocking and async, with results as Arrow, pandas and RDF."""
 
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     Estimate,
     FeatureSummary,
@@ -38,6 +39,7 @@ from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
 from galileo.model.windows import WindowChange
 
 __all__ = [
+    "Aggregates",
     "AsyncClient",
     "BlockingLabelBatches",
     "Ccq",

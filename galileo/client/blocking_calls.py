@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from galileo.client.analytics import CHILDREN
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     Estimate,
     FeatureSummary,
@@ -51,6 +52,7 @@ from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
+from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
@@ -1154,6 +1156,49 @@ class BlockingCalls(BlockingBase):
         return self._run(
             self._client.summarise(
                 dataset, query, feature=feature, bins=bins, require_complete=require_complete
+            )
+        )
+
+    def aggregate(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        by: Sequence[Key | str] | Key | str = (),
+        statistics: Mapping[str, str | Sequence[str]] | None = None,
+        require_complete: bool = False,
+    ) -> Aggregates:
+        """Counts and statistics of groups of the observations that match exactly.
+
+        Each owner groups its observations, and the node that is asked merges the groups. The owners
+        answer from their metadata graphs if cells are no smaller than those of the dataset, windows
+        are multiples of its time buckets, and all features are indexed; but they read the
+        observations of blocks through which a region or an interval cuts. Otherwise they read all
+        observations that match.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            by: keys: `galileo.cell(5)`, `galileo.window("1h")` and names of features, or texts
+                such as "cell:5" and "window:1h"; none for one group of all observations.
+            statistics: of features, such as {"temperature": ["mean", "max"]}: "count" (of values),
+                "sum", "min", "max", "mean". Those of a bool count it as 0 and 1; a text feature has
+                "count" alone.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            InputError: the dataset has no such feature, or there are more than 1,000,000 groups.
+
+        Example:
+            >>> means = client.aggregate(
+            ...     "weather", by=["station"], statistics={"temperature": "mean"}
+            ... )
+            >>> means.to_pandas()["temperature_mean"].to_list()
+            [280.25, 290.75, 289.75]
+        """
+        return self._run(
+            self._client.aggregate(
+                dataset, query, by=by, statistics=statistics, require_complete=require_complete
             )
         )
 

@@ -360,7 +360,7 @@ BULK = """
 """
 QUERIES = """
     Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
-    Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest
+    Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Estimate Analytics/Nearest
     Replication/Digest Replication/Replicate
 """
 
