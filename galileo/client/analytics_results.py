@@ -232,7 +232,7 @@ class Aggregates:
             >>> largest = {"temperature": "max"}
             >>> warmest = client.aggregate("weather", by=["station"], statistics=largest)
             >>> warmest.to_pandas()["temperature_max"].to_list()
-            [280.25, 290.75, 292.5]
+            [279.0, 292.5, 291.0]
         """
         return to_pandas(self.table)
 

@@ -189,7 +189,7 @@ class AsyncAnalytics(ABC):
             ...     "weather", by=["station"], statistics={"temperature": "mean"}
             ... )
             >>> means.to_pandas()["temperature_mean"].to_list()
-            [280.25, 290.75, 289.75]
+            [279.0, 292.5, 289.5]
         """
         return await analytics.aggregate(
             self._caller,

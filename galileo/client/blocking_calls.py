@@ -1194,7 +1194,7 @@ class BlockingCalls(BlockingBase):
             ...     "weather", by=["station"], statistics={"temperature": "mean"}
             ... )
             >>> means.to_pandas()["temperature_mean"].to_list()
-            [280.25, 290.75, 289.75]
+            [279.0, 292.5, 289.5]
         """
         return self._run(
             self._client.aggregate(
