@@ -185,9 +185,8 @@ class AsyncAnalytics(ABC):
             InputError: the dataset has no such feature, or there are more than 1,000,000 groups.
 
         Example:
-            >>> means = client.aggregate(
-            ...     "weather", by=["station"], statistics={"temperature": "mean"}
-            ... )
+            >>> wanted = {"temperature": "mean"}
+            >>> means = await client.aggregate("weather", by=["station"], statistics=wanted)
             >>> means.to_pandas()["temperature_mean"].to_list()
             [279.0, 292.5, 289.5]
         """
