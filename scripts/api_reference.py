@@ -22,7 +22,7 @@ CLIENT = (
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
-NearestResult Aggregates FeatureSummary Estimate Children Vertex TreeView DatasetDescription
+NearestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView DatasetDescription
 FeatureDescription ClusterStatus NodeStatus MoveProgress CallerIdentity
 """
 CONTINUOUS = """

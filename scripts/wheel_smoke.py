@@ -52,6 +52,7 @@ COMMANDS = {
     "dataset show": "csv",
     "query": f"reports '{WARM}' --output labels.parquet",
     "read": f"reports '{WARM}' --output -  --format csv",
+    "page": "reports --limit 2",
     "count": f"reports '{WARM}'",
     "aggregate": "reports --by cell:3 --mean temperature",
     "stats": "reports --feature temperature --bins 4",

@@ -68,6 +68,10 @@ COMMANDS = {
     "node": LazyCommand(
         "galileo.cli.node:node", "Nodes of the cluster: list, add, remove and replace them."
     ),
+    "page": LazyCommand(
+        "galileo.cli.page:page",
+        "List the observations that match, with their ids, a page at a time.",
+    ),
     "partition": LazyCommand(
         "galileo.cli.partition:partition", "Partitions: move them between nodes."
     ),

@@ -16,6 +16,7 @@ from galileo.client.blocking_base import BlockingLabelBatches
 from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import Submission, Submitted
 from galileo.client.descriptions import DatasetDescription, FeatureDescription
+from galileo.client.pages import Page
 from galileo.client.profiles import Credentials
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
@@ -58,6 +59,7 @@ __all__ = [
     "MoveProgress",
     "UpdateBatch",
     "NearestResult",
+    "Page",
     "NodeExplanation",
     "NodeStatus",
     "Credentials",

@@ -29,6 +29,7 @@ from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitt
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
+from galileo.client.pages import Page
 from galileo.client.range_changes import RangesProgress
 from galileo.client.results import (
     CallerIdentity,
@@ -657,6 +658,75 @@ class BlockingCalls(BlockingBase):
                 progress=progress,
             )
         )
+
+    def select_page(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+        after: str | None = None,
+        require_complete: bool = True,
+    ) -> Page:
+        """Some of the observations that match exactly, with their ids, in the order of these.
+
+        All pages together are what was committed when the first one was read: each observation
+        once, whatever is ingested meanwhile. An id such as "p3.17.42" names partition, commit and
+        row; it never changes, and `read_ids` reads its observation.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: observations of the page, up to 10,000.
+            columns: of the answer; all if none is named.
+            after: `next` of the page before, of the same dataset and query; None for the first.
+            require_complete: whether it is an error that the first page cannot ask every
+                partition. Later pages ask the same partitions as the first one.
+
+        Raises:
+            InputError: there is no such column, or the token is of another query.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+            DataExpired: retention has dropped some of them since the first page.
+
+        Example:
+            >>> page = client.select_page("weather", limit=3)
+            >>> rest = client.select_page("weather", limit=3, after=page.next)
+            >>> len(page), len(rest), rest.next
+            (3, 1, None)
+        """
+        return self._run(
+            self._client.select_page(
+                dataset,
+                query,
+                limit=limit,
+                columns=columns,
+                after=after,
+                require_complete=require_complete,
+            )
+        )
+
+    def read_ids(
+        self, dataset: str, ids: Sequence[str], *, columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """The observations of ids, in their order, with a first column `id`.
+
+        Args:
+            dataset: its name.
+            ids: as pages have them, up to 10,000.
+            columns: of the answer; all if none is named.
+
+        Raises:
+            InputError: an id is none, or names no observation.
+            DataExpired: retention has dropped one of the observations.
+
+        Example:
+            >>> page = client.select_page("weather", limit=1)
+            >>> ids = page.table["id"].to_pylist()
+            >>> (client.read_ids("weather", ids)).drop_columns("id").num_rows
+            1
+        """
+        return self._run(self._client.read_ids(dataset, ids, columns=columns))
 
     def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.

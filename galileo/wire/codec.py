@@ -9,14 +9,20 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from galileo.cursor import CommitRange, Cursor
+from galileo.cursor import CommitRange, Cursor, PageStart
 from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey
 from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.windows import STATES, ClockStep, WindowChanges
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import analytics_pb2, cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.v1 import (
+    analytics_pb2,
+    cluster_pb2,
+    common_pb2,
+    continuous_pb2,
+    storage_pb2,
+)
 from galileo.wire.zero_copy import stream_of
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -93,6 +99,27 @@ def _key_from_pb(key: analytics_pb2.GroupKey) -> Key:
         case "feature":
             return FeatureKey(key.feature)
     raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")
+
+
+def page_start_to_pb(start: PageStart) -> storage_pb2.PageStart:
+    return storage_pb2.PageStart(
+        frontier=cursor_to_pb(start.frontier),
+        dropped=cursor_to_pb(start.dropped),
+        partition=start.partition,
+        sequence=start.sequence,
+        row=start.row,
+    )
+
+
+def page_start_from_pb(value: storage_pb2.PageStart) -> PageStart:
+    """Raises InputError if a cursor is none."""
+    return PageStart(
+        cursor_from_pb(value.frontier),
+        cursor_from_pb(value.dropped),
+        value.partition,
+        value.sequence,
+        value.row,
+    )
 
 
 def commit_ranges_to_pb(ranges: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:
