@@ -86,6 +86,22 @@ async def test_pages_bound_the_labels_that_they_hold(
         assert ids(tables) == sorted(set(ids(tables)))
 
 
+@pytest.mark.parametrize("query", ["", BOX])
+async def test_pages_end_amid_the_rows_of_a_path(
+    cluster: Any, make_observations: Make, query: str
+) -> None:
+    """All observations of a block have one temperature, and are one path."""
+    few = make_observations(4)
+    whole = few.take(pa.array(list(range(4)) * 30))
+    names = pa.array([f"station {number}" for number in range(120)])
+    whole = whole.set_column(whole.column_names.index("station"), "station", names)
+    await cluster.ingest(whole)
+    matching = parse(query, cluster.schema).match_observations(whole)
+    tables = await all_pages(cluster, query, limit=7)
+    assert stations(tables) == sorted(whole.filter(matching).column("station").to_pylist())
+    assert ids(tables) == sorted(set(ids(tables)))
+
+
 async def test_pages_have_what_was_committed_at_the_first_one(
     cluster: Any, make_observations: Make
 ) -> None:

@@ -204,6 +204,18 @@ def test_groups_by_keys_of_the_widest_ranges_are_told_apart() -> None:
     check(merger.answer(), {k: {n: v[n] for n in names} for k, v in expected.items()}, len(by))
 
 
+def test_groups_by_keys_whose_product_is_too_wide_are_told_apart() -> None:
+    """Each key fits into 64 bits, and all of them together do not."""
+    table = observations(600, 6)
+    by = ["n", "window:1s", "cell:12"]
+    merger = GroupMerger(Grouping.of(by, {"wet": "sum"}), SCHEMA)
+    for start in range(0, 600, 200):
+        merger.add_observations(table.slice(start, 200))
+    names = ("observations", "wet_sum")
+    expected = {k: {n: v[n] for n in names} for k, v in counted(table, by).items()}
+    check(merger.answer(), expected, len(by))
+
+
 def test_paths_at_the_edge_of_a_region_are_labels_to_read() -> None:
     table = observations(3_000, 1)
     graph = graph_of([table])
