@@ -33,6 +33,17 @@ def aggregated(client: Client) -> list[int]:
     return [sum(table["observations"].to_pylist()) for table in tables]
 
 
+def paged_ids(client: Client) -> set[str]:
+    """The ids of all pages."""
+    page = client.select_page("numbered", limit=400)
+    ids = page.table["id"].to_pylist()
+    while page.next is not None:
+        page = client.select_page("numbered", limit=400, after=page.next)
+        ids += page.table["id"].to_pylist()
+    assert len(set(ids)) == len(ids)
+    return set(ids)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cluster_with_copies_cuts_its_ranges_while_leaders_are_killed(
@@ -106,4 +117,5 @@ def test_cluster_whose_ranges_were_cut_gets_copies_and_cuts_them_again(tmp_path:
         client.ingest("numbered", numbered(1_000, 500), producer="third")
         assert client.count("numbered") == 1_500
         assert aggregated(client) == [1_500] * 2
+        assert len(paged_ids(client)) == 1_500
         assert Topology.from_json(client.topology_json()).range_epoch == 3
