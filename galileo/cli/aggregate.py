@@ -80,7 +80,7 @@ def aggregate(
 
     \b
     Example:
-      galileo aggregate nam --by cell:4 --by window:1d --mean temperature --max temperature
+      galileo aggregate nam --by cell:4 --by window:1d --mean t --max t
       galileo aggregate nam "temperature > 290" --by cell:5 --output warm.geojson
     """
     limit = limit_of(limit, everything=everything)
