@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
+    from galileo.model.grouping import cell as cell
+    from galileo.model.grouping import window as window
     from galileo.model.retention import Retention as Retention
     from galileo.model.schema import Feature as Feature
     from galileo.model.schema import Schema as Schema
@@ -69,6 +71,7 @@ _HOMES = {
     "TreeView": "galileo.client.tree_view",
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
+    **dict.fromkeys(("cell", "window"), "galileo.model.grouping"),
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",
     "Schema": "galileo.model.schema",

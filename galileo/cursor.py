@@ -156,3 +156,35 @@ class Cursor(Mapping[int, int]):
 
 Mask = npt.NDArray[np.bool_]
 EMPTY_CURSOR = Cursor()
+
+
+ALL_ROWS = 2**31 - 1
+"""A row past those of every commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageStart:
+    """The snapshot of a page, and where the page begins.
+
+    Attributes:
+        frontier: the last commits of the snapshot, of its partitions.
+        dropped: up to where retention had dropped their commits at the first page.
+        partition, sequence, row: the id after which the page begins.
+    """
+
+    frontier: Cursor
+    dropped: Cursor
+    partition: int = -1
+    sequence: int = 0
+    row: int = ALL_ROWS
+
+    def remaining(self) -> dict[int, tuple[int, int]]:
+        """After which commit, and up to which, each partition is still to be read, in order."""
+        starts = {p: self.dropped[p] for p in sorted(self.frontier) if p >= self.partition}
+        if self.partition in starts:
+            begun = self.sequence if self.row == ALL_ROWS else self.sequence - 1
+            starts[self.partition] = max(begun, starts[self.partition])
+        return {p: (s, self.frontier[p]) for p, s in starts.items() if s < self.frontier[p]}
+
+    def after(self, partition: int, sequence: int, row: int = ALL_ROWS) -> PageStart:
+        return PageStart(self.frontier, self.dropped, partition, sequence, row)

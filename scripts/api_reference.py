@@ -22,8 +22,8 @@ CLIENT = (
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
-NearestResult FeatureSummary Estimate Children Vertex TreeView DatasetDescription FeatureDescription
-ClusterStatus NodeStatus MoveProgress CallerIdentity
+NearestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView DatasetDescription
+FeatureDescription ClusterStatus NodeStatus MoveProgress CallerIdentity
 """
 CONTINUOUS = """
 Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate
@@ -36,7 +36,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "conditions": (
         "Conditions of a query",
         CONDITIONS,
-        "f Properties Property Condition within near during geohash",
+        "f Properties Property Condition within near during geohash cell window",
     ),
     "schemas": (
         "Schemas and retention",

@@ -24,7 +24,7 @@ from galileo.model.schema import Schema
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _output_options(what: str) -> Callable[[F], F]:
+def output_options(what: str) -> Callable[[F], F]:
     """`--output` and `--format`, of a command that can write `what` to a file."""
 
     def decorated(command: F) -> F:
@@ -46,7 +46,7 @@ def _output_options(what: str) -> Callable[[F], F]:
     return decorated
 
 
-def _limit_options(command: F) -> F:
+def limit_options(command: F) -> F:
     """`--limit` and `--all`: how much is asked for."""
     limit = click.option(
         "--limit",
@@ -57,7 +57,7 @@ def _limit_options(command: F) -> F:
     return limit(everything(command))
 
 
-def _limit(given: int | None, *, everything: bool) -> int | None:
+def limit_of(given: int | None, *, everything: bool) -> int | None:
     """The limit that was asked for.
 
     Raises:
@@ -68,7 +68,7 @@ def _limit(given: int | None, *, everything: bool) -> int | None:
     return given
 
 
-def _check_format(output: str | None, file_format: str | None) -> None:
+def check_format(output: str | None, file_format: str | None) -> None:
     """Raises InputError where there is a format and nothing is written in it."""
     if file_format is not None and output is None:
         raise InputError("--format needs --output; add --output FILE, or --output - for stdout")
@@ -77,9 +77,9 @@ def _check_format(output: str | None, file_format: str | None) -> None:
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@_limit_options
+@limit_options
 @sampler_options
-@_output_options("labels")
+@output_options("labels")
 @require_complete_option
 @json_option
 @click.pass_obj
@@ -109,8 +109,8 @@ def query(
       galileo query nam "temperature > 290" --output - --format csv | head
       galileo query nam --sampler reservoir --option n=1000 --seed 7
     """
-    limit = _limit(limit, everything=everything)
-    _check_format(output, file_format)
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
     options: dict[str, Any] = {"sampler": sampler.spec(), "require_complete": require_complete}
     with session.client() as client:
         if output is not None:
@@ -171,14 +171,14 @@ class ReadRequest:
 @click.command()
 @click.argument("dataset")
 @click.argument("query", default="")
-@_output_options("observations")
+@output_options("observations")
 @click.option("--columns", metavar="NAME,NAME,...", help="Columns to read.  [default: all]")
 @click.option(
     "--order-by",
     type=click.Choice(("time", "-time")),
     help="time: the earliest first; -time: the latest first.  [default: any order]",
 )
-@_limit_options
+@limit_options
 @click.option(
     "--whole-blocks", is_flag=True, help="Download all observations of the matching blocks."
 )
@@ -212,8 +212,8 @@ def read(
       galileo read nam "temperature > 290" --output warm.parquet
       galileo read nam --columns time,temperature --order-by -time --limit 5
     """
-    limit = _limit(limit, everything=everything)
-    _check_format(output, file_format)
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     request = ReadRequest(dataset, query, names, order_by or "", not whole_blocks, require_complete)
     with session.client() as client:
@@ -278,7 +278,7 @@ def _write_labels(
     columns = Labels.empty(schema).to_arrow().schema
     with batches:
         tables = (labels.to_arrow() for labels in batches)
-        _write(
+        write_tables(
             output, tables, columns, target=target, unit="labels", missing=lambda: _lacks(batches)
         )
 
@@ -297,7 +297,7 @@ def _write_rows(
     if limit is not None or request.order_by:
         table = request.table(client, output, limit=limit)
         missing = missing_of(table)
-        _write(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
+        write_tables(output, [table], columns, target=target, unit="rows", missing=lambda: missing)
         return
     matches = client.query_batches(
         request.dataset, request.query, require_complete=request.require_complete
@@ -309,7 +309,7 @@ def _write_rows(
             for table in client.read_batches(labels, exact=request.exact, columns=request.columns)
         )
         lacks = functools.partial(_lacks, batches)
-        _write(output, tables, columns, target=target, unit="rows", missing=lacks)
+        write_tables(output, tables, columns, target=target, unit="rows", missing=lacks)
 
 
 def _lacks(batches: BlockingLabelBatches) -> tuple[int, ...]:
@@ -317,7 +317,7 @@ def _lacks(batches: BlockingLabelBatches) -> tuple[int, ...]:
     return () if batches.end is None else batches.end.missing
 
 
-def _write(
+def write_tables(
     output: Output,
     tables: Iterable[pa.Table],
     columns: pa.Schema,
@@ -333,10 +333,10 @@ def _write(
         tables: to write.
         columns: of each.
         target: where to.
-        unit: "labels" or "rows".
+        unit: "labels", "rows" or "groups".
         missing: called behind the last table.
     """
-    rows, what = 0, "labels" if unit == "labels" else "observations"
+    rows, what = 0, "observations" if unit == "rows" else unit
     file_format = format_of(target.output, target.format)
     with (
         writing(target.output, columns, format=file_format) as writer,

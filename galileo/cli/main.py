@@ -10,6 +10,10 @@ from galileo.cli.options import given, shared_options
 
 SESSION = LazyCommand("galileo.cli.session:Session", "The cluster's addresses and the output.")
 COMMANDS = {
+    "aggregate": LazyCommand(
+        "galileo.cli.aggregate:aggregate",
+        "Group the matching observations, with counts and statistics of features.",
+    ),
     "backup": LazyCommand(
         "galileo.cli.backup:backup",
         "Copy a node's DIRECTORY to TARGET, which must not exist; the node may be running.",
@@ -67,6 +71,10 @@ COMMANDS = {
     ),
     "node": LazyCommand(
         "galileo.cli.node:node", "Nodes of the cluster: list, add, remove and replace them."
+    ),
+    "page": LazyCommand(
+        "galileo.cli.page:page",
+        "List the observations that match, with their ids, a page at a time.",
     ),
     "partition": LazyCommand(
         "galileo.cli.partition:partition", "Partitions: move them between nodes."

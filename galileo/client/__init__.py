@@ -1,6 +1,7 @@
 """The Python client: blocking and async, with results as Arrow, pandas and RDF."""
 
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     Estimate,
     FeatureSummary,
@@ -15,6 +16,7 @@ from galileo.client.blocking_base import BlockingLabelBatches
 from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import Submission, Submitted
 from galileo.client.descriptions import DatasetDescription, FeatureDescription
+from galileo.client.pages import Page
 from galileo.client.profiles import Credentials
 from galileo.client.queries import LabelBatches
 from galileo.client.results import (
@@ -38,6 +40,7 @@ from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
 from galileo.model.windows import WindowChange
 
 __all__ = [
+    "Aggregates",
     "AsyncClient",
     "BlockingLabelBatches",
     "Ccq",
@@ -56,6 +59,7 @@ __all__ = [
     "MoveProgress",
     "UpdateBatch",
     "NearestResult",
+    "Page",
     "NodeExplanation",
     "NodeStatus",
     "Credentials",

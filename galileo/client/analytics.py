@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from galileo.client import completeness
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     ConditionStep,
     Estimate,
@@ -24,10 +25,11 @@ from galileo.client.analytics_results import (
 )
 from galileo.client.graph_path import levels_of, parse_vertex, value_texts
 from galileo.errors import InputError
+from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb
+from galileo.wire.codec import cursor_from_pb, grouping_to_pb
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -170,6 +172,20 @@ def _summary(reply: analytics_pb2.SummariseReply, feature: str) -> FeatureSummar
         frontier=cursor_from_pb(reply.frontier),
         missing=tuple(reply.missing),
     )
+
+
+async def aggregate(
+    caller: Caller, dataset: str, query: str, *, grouping: Grouping, require_complete: bool
+) -> Aggregates:
+    request = grouping_to_pb(grouping)
+    request.dataset, request.query = dataset, query
+
+    async def attempt(node: Connection) -> Aggregates:
+        head, table, tail = await _collect(node, "Aggregate", request)
+        frontier = cursor_from_pb(tail.frontier)
+        return Aggregates(table, head.query_json, frontier, tuple(tail.missing))
+
+    return await completeness.call(caller, attempt, require_complete=require_complete)
 
 
 async def estimate(

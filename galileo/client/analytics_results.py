@@ -190,6 +190,63 @@ class NearestResult:
         return f"<NearestResult: {len(self):,} observations{reach}{_state(self.missing)}>"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregates:
+    """Groups of the observations that match, ascending by their keys, null last.
+
+    Attributes:
+        table: a column for each key (`geohash`, `cell`, `time` or a feature), `observations`, and
+            a column for each statistic of a feature, such as `temperature_mean`.
+        query: canonical CQL2 JSON.
+        frontier: up to which commit of each partition the answer speaks.
+        missing: partitions that could not be asked; their observations are in no group.
+    """
+
+    table: pa.Table
+    query: str
+    frontier: Cursor
+    missing: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every partition that could hold a match was asked."""
+        return not self.missing
+
+    def to_arrow(self) -> pa.Table:
+        """The groups.
+
+        Example:
+            >>> stations = client.aggregate("weather", by=["station"])
+            >>> stations.to_arrow()["observations"].to_pylist()
+            [1, 1, 2]
+        """
+        return self.table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a DataFrame.
+
+        Example:
+            >>> largest = {"temperature": "max"}
+            >>> warmest = client.aggregate("weather", by=["station"], statistics=largest)
+            >>> warmest.to_pandas()["temperature_max"].to_list()
+            [279.0, 292.5, 291.0]
+        """
+        return to_pandas(self.table)
+
+    def _repr_html_(self) -> str:
+        rows = self.table.slice(0, notebook_repr.ROWS_SHOWN).to_pylist()
+        return notebook_repr.card(
+            f"{len(self):,} groups", {"missing": self.missing}, rows=rows, of=len(self)
+        )
+
+    def __repr__(self) -> str:
+        columns = ", ".join(self.table.column_names)
+        return f"<Aggregates: {len(self):,} groups with {columns}{_state(self.missing)}>"
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureSummary:
     """Statistics of a feature over the observations under the paths that match.

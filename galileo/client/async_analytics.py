@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from galileo.client import analytics, descriptions
 from galileo.client.analytics import CHILDREN, Tree
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     Estimate,
     FeatureSummary,
@@ -19,6 +20,7 @@ from galileo.client.analytics_results import (
 )
 from galileo.client.arguments import dataset_name
 from galileo.client.descriptions import DatasetDescription
+from galileo.model.grouping import Grouping, Key
 from galileo.model.schema import Schema
 from galileo.query.builder import QueryLike, query_text
 from galileo.wire.caller import Caller
@@ -149,6 +151,50 @@ class AsyncAnalytics(ABC):
             query_text(query),
             feature=feature,
             bins=bins,
+            require_complete=require_complete,
+        )
+
+    async def aggregate(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        by: Sequence[Key | str] | Key | str = (),
+        statistics: Mapping[str, str | Sequence[str]] | None = None,
+        require_complete: bool = False,
+    ) -> Aggregates:
+        """Counts and statistics of groups of the observations that match exactly.
+
+        Each owner groups its observations, and the node that is asked merges the groups. The owners
+        answer from their metadata graphs if cells are no smaller than those of the dataset, windows
+        are multiples of its time buckets, and all features are indexed; but they read the
+        observations of blocks through which a region or an interval cuts. Otherwise they read all
+        observations that match.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            by: keys: `galileo.cell(5)`, `galileo.window("1h")` and names of features, or texts
+                such as "cell:5" and "window:1h"; none for one group of all observations.
+            statistics: of features, such as {"temperature": ["mean", "max"]}: "count" (of values),
+                "sum", "min", "max", "mean". Those of a bool count it as 0 and 1; a text feature has
+                "count" alone.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            InputError: the dataset has no such feature, or there are more than 1,000,000 groups.
+
+        Example:
+            >>> wanted = {"temperature": "mean"}
+            >>> means = await client.aggregate("weather", by=["station"], statistics=wanted)
+            >>> means.to_pandas()["temperature_mean"].to_list()
+            [279.0, 292.5, 289.5]
+        """
+        return await analytics.aggregate(
+            self._caller,
+            dataset_name(dataset),
+            query_text(query),
+            grouping=Grouping.of(by, statistics),
             require_complete=require_complete,
         )
 

@@ -12,7 +12,7 @@ from typing import Never
 
 import pyarrow as pa
 
-from galileo.client import completeness, queries
+from galileo.client import completeness, pages, queries
 from galileo.client.arguments import check_progress, dataset_name, instance_of
 from galileo.client.async_ccqs import AsyncCcqs
 from galileo.client.async_samplers import SamplerLike
@@ -24,6 +24,7 @@ from galileo.client.ingestion import (
     in_thread,
     send_all,
 )
+from galileo.client.pages import LIMIT_MAX, Page
 from galileo.client.queries import LabelBatches
 from galileo.client.results import Labels, Receipt
 from galileo.client.routing import Router
@@ -454,6 +455,78 @@ class AsyncObservations(AsyncCcqs):
         async with aclosing(pieces) as tables:
             async for table in tables:
                 yield table
+
+    async def select_page(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int = 1_000,
+        columns: Sequence[str] = (),
+        after: str | None = None,
+        require_complete: bool = True,
+    ) -> Page:
+        """Some of the observations that match exactly, with their ids, in the order of these.
+
+        All pages together are what was committed when the first one was read: each observation
+        once, whatever is ingested meanwhile. An id such as "p3.17.42" names partition, commit and
+        row; it never changes, and `read_ids` reads its observation.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: observations of the page, up to 10,000.
+            columns: of the answer; all if none is named.
+            after: `next` of the page before, of the same dataset and query; None for the first.
+            require_complete: whether it is an error that the first page cannot ask every
+                partition. Later pages ask the same partitions as the first one.
+
+        Raises:
+            InputError: there is no such column, or the token is of another query.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+            DataExpired: retention has dropped some of them since the first page.
+
+        Example:
+            >>> page = await client.select_page("weather", limit=3)
+            >>> rest = await client.select_page("weather", limit=3, after=page.next)
+            >>> len(page), len(rest), rest.next
+            (3, 1, None)
+        """
+        check_limit(limit)
+        schema = await self.schema(dataset)
+        return await pages.page(
+            self._caller,
+            schema,
+            query_text(query),
+            columns=row_options(columns, None, "").columns,
+            limit=min(int(limit), LIMIT_MAX),
+            after=after,
+            require_complete=require_complete,
+        )
+
+    async def read_ids(
+        self, dataset: str, ids: Sequence[str], *, columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """The observations of ids, in their order, with a first column `id`.
+
+        Args:
+            dataset: its name.
+            ids: as pages have them, up to 10,000.
+            columns: of the answer; all if none is named.
+
+        Raises:
+            InputError: an id is none, or names no observation.
+            DataExpired: retention has dropped one of the observations.
+
+        Example:
+            >>> page = await client.select_page("weather", limit=1)
+            >>> ids = page.table["id"].to_pylist()
+            >>> (await client.read_ids("weather", ids)).drop_columns("id").num_rows
+            1
+        """
+        schema = await self.schema(dataset)
+        named = row_options(columns, None, "").columns
+        return await pages.by_ids(self._caller, schema, ids, columns=named)
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.

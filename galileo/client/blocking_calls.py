@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from galileo.client.analytics import CHILDREN
 from galileo.client.analytics_results import (
+    Aggregates,
     Children,
     Estimate,
     FeatureSummary,
@@ -28,6 +29,7 @@ from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitt
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
+from galileo.client.pages import Page
 from galileo.client.range_changes import RangesProgress
 from galileo.client.results import (
     CallerIdentity,
@@ -51,6 +53,7 @@ from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
+from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
@@ -684,6 +687,75 @@ class BlockingCalls(BlockingBase):
             self._client.select_batches(dataset, query, columns=columns, limit=limit)
         )
 
+    def select_page(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+        after: str | None = None,
+        require_complete: bool = True,
+    ) -> Page:
+        """Some of the observations that match exactly, with their ids, in the order of these.
+
+        All pages together are what was committed when the first one was read: each observation
+        once, whatever is ingested meanwhile. An id such as "p3.17.42" names partition, commit and
+        row; it never changes, and `read_ids` reads its observation.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            limit: observations of the page, up to 10,000.
+            columns: of the answer; all if none is named.
+            after: `next` of the page before, of the same dataset and query; None for the first.
+            require_complete: whether it is an error that the first page cannot ask every
+                partition. Later pages ask the same partitions as the first one.
+
+        Raises:
+            InputError: there is no such column, or the token is of another query.
+            IncompleteAnswer: a node that may keep some of them cannot be reached.
+            DataExpired: retention has dropped some of them since the first page.
+
+        Example:
+            >>> page = client.select_page("weather", limit=3)
+            >>> rest = client.select_page("weather", limit=3, after=page.next)
+            >>> len(page), len(rest), rest.next
+            (3, 1, None)
+        """
+        return self._run(
+            self._client.select_page(
+                dataset,
+                query,
+                limit=limit,
+                columns=columns,
+                after=after,
+                require_complete=require_complete,
+            )
+        )
+
+    def read_ids(
+        self, dataset: str, ids: Sequence[str], *, columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """The observations of ids, in their order, with a first column `id`.
+
+        Args:
+            dataset: its name.
+            ids: as pages have them, up to 10,000.
+            columns: of the answer; all if none is named.
+
+        Raises:
+            InputError: an id is none, or names no observation.
+            DataExpired: retention has dropped one of the observations.
+
+        Example:
+            >>> page = client.select_page("weather", limit=1)
+            >>> ids = page.table["id"].to_pylist()
+            >>> (client.read_ids("weather", ids)).drop_columns("id").num_rows
+            1
+        """
+        return self._run(self._client.read_ids(dataset, ids, columns=columns))
+
     def count(self, dataset: str, query: QueryLike = "") -> int:
         """How many observations match a CQL2 query exactly; always complete, errors as `select`.
 
@@ -1182,6 +1254,48 @@ class BlockingCalls(BlockingBase):
         return self._run(
             self._client.summarise(
                 dataset, query, feature=feature, bins=bins, require_complete=require_complete
+            )
+        )
+
+    def aggregate(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        by: Sequence[Key | str] | Key | str = (),
+        statistics: Mapping[str, str | Sequence[str]] | None = None,
+        require_complete: bool = False,
+    ) -> Aggregates:
+        """Counts and statistics of groups of the observations that match exactly.
+
+        Each owner groups its observations, and the node that is asked merges the groups. The owners
+        answer from their metadata graphs if cells are no smaller than those of the dataset, windows
+        are multiples of its time buckets, and all features are indexed; but they read the
+        observations of blocks through which a region or an interval cuts. Otherwise they read all
+        observations that match.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            by: keys: `galileo.cell(5)`, `galileo.window("1h")` and names of features, or texts
+                such as "cell:5" and "window:1h"; none for one group of all observations.
+            statistics: of features, such as {"temperature": ["mean", "max"]}: "count" (of values),
+                "sum", "min", "max", "mean". Those of a bool count it as 0 and 1; a text feature has
+                "count" alone.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            InputError: the dataset has no such feature, or there are more than 1,000,000 groups.
+
+        Example:
+            >>> wanted = {"temperature": "mean"}
+            >>> means = client.aggregate("weather", by=["station"], statistics=wanted)
+            >>> means.to_pandas()["temperature_mean"].to_list()
+            [279.0, 292.5, 289.5]
+        """
+        return self._run(
+            self._client.aggregate(
+                dataset, query, by=by, statistics=statistics, require_complete=require_complete
             )
         )
 

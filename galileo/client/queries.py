@@ -365,7 +365,7 @@ async def read_batches(
             limit=left,
             order_by=options.order_by,
         )
-        pieces = _read_all(caller, request, options.arrow_schema(labels.schema))
+        pieces = rows_of_parts(caller, request, options.arrow_schema(labels.schema))
         async with aclosing(pieces) as tables:
             async for table in tables:
                 if left is not None and not options.order_by:
@@ -390,7 +390,7 @@ def _parts(labels: LabelSet) -> pa.Table:
     return labels.table.select(["partition", "sequence", "row", "rows"]).take(pa.array(order))
 
 
-def _read_all(
+def rows_of_parts(
     caller: Caller, request: storage_pb2.ReadRequest, schema: pa.Schema
 ) -> AsyncGenerator[pa.Table, None]:
     """All rows once; resumes at another node after an error.

@@ -31,6 +31,7 @@ from galileo.graph.columns import (
 from galileo.graph.description import Description, Descriptions
 from galileo.graph.drill_down import children, default_order
 from galileo.graph.explain import Explanation, build_explanation
+from galileo.graph.groups import Groups, groups_of_paths
 from galileo.graph.memtable import Memtable
 from galileo.graph.row_ranges import Rows, count_rows, to_positions
 from galileo.graph.run_scan import (
@@ -47,8 +48,10 @@ from galileo.graph.sorted_runs import BLOCK_PATHS, SortedRun, compact, compactio
 from galileo.graph.standing_match import MatchPass, MatchQuery
 from galileo.graph.summary import Summary, check_summary, rows_by_cell, summarise
 from galileo.match_batch import MatchBatch
+from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
-from galileo.query.columns import Mask
+from galileo.query.columns import Mask, take_rows
+from galileo.query.predicates import leaves
 from galileo.query.query import Query
 
 Counts: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -58,6 +61,8 @@ MEMTABLE_PATHS_MAX = 65_536
 GATHER_BELOW_SHARE = 8
 """The new paths of a sorted run are gathered for many queries if they are less than one in so many.
 """
+GROUPED_PATHS = 1 << 17
+"""Paths that are grouped together: a megabyte of a column."""
 _EVERY = 2**62
 """A sequence past every commit."""
 RUNS_MAX = 64
@@ -388,6 +393,55 @@ class MetadataGraph:
             self._labels,
             check=check,
         )
+
+    def group_pieces(
+        self,
+        query: Query,
+        grouping: Grouping,
+        *,
+        after: Cursor = EMPTY_CURSOR,
+        until: Cursor | None = None,
+        partitions: frozenset[int] | None = None,
+    ) -> Iterator[Groups | pa.RecordBatch | None]:
+        """The groups of the matching paths a piece at a time, not merged, from one snapshot.
+
+        Where a region or an interval cuts through blocks, paths do not say which of their
+        observations match; their labels come in place of groups.
+
+        Args:
+            query: of this dataset.
+            grouping: that `is_in_graph`.
+            after: as in `scan`.
+            until: as in `scan`.
+            partitions: as in `scan`.
+
+        Returns:
+            Groups whose texts are of `texts`, batches of `schema.label_schema`, and None.
+        """
+        window = Window(after, until, partitions)
+        is_certain = not any(leaf.feature is None for leaf in leaves(query.tree))
+        read = {*grouping.features, *(() if is_certain else query.features)}
+        for task in self._plans(query, window, snapshot=self._snapshot):
+            for rows in task.pieces(GROUPED_PATHS):
+                if rows is None:
+                    yield None
+                    continue
+                if not is_certain:
+                    columns = task.run.paths.columns.only(read).take(rows)
+                    certain = query.must_match_paths(self._texts.bind(columns))
+                    if not certain.all():
+                        yield self._labels(task.run, to_positions(rows)[~certain])
+                        rows = to_positions(rows)[certain]
+                        if not len(rows):
+                            continue
+                columns = task.run.paths.columns.only(read).take(rows)
+                counts = take_rows(task.run.paths.rows, rows)
+                yield groups_of_paths(columns, counts, grouping, self.schema)
+
+    @property
+    def texts(self) -> StringDictionary:
+        """The texts of all paths."""
+        return self._texts
 
     def rows_by_cell(
         self,

@@ -11,6 +11,7 @@ from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.description import Description
 from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
+from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.query import Query
 from galileo.query.nearest import NearestTo
@@ -35,6 +36,14 @@ class SummaryRequest:
     query: Query
     feature: str
     bins: int | tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateRequest:
+    """Which observations, and how they are grouped."""
+
+    query: Query
+    grouping: Grouping
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,14 @@ class SummaryResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialGroups:
+    """The groups of one node, a table of `graph.groups.GroupMerger.partial`."""
+
+    table: pa.Table
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
 class Children:
     """A table of `graph.drill_down.children`, and whether more follow."""
 
@@ -103,6 +120,10 @@ class AnalyticsPeer(Protocol):
     async def summarise(
         self, node: str, question: SummaryRequest, share: PartitionScope
     ) -> SummaryResult: ...
+
+    async def aggregate(
+        self, node: str, question: AggregateRequest, share: PartitionScope
+    ) -> PartialGroups: ...
 
     async def children(self, node: str, question: ChildrenRequest) -> Children: ...
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
@@ -24,10 +25,12 @@ from galileo.graph import drill_down
 from galileo.graph.description import merge_descriptions
 from galileo.graph.explain import Explanation
 from galileo.graph.feature_graph import Estimate
+from galileo.graph.group_merger import GroupMerger
 from galileo.graph.quantiles import Quantile, check_quantiles
 from galileo.graph.summary import Summary, check_summary, equal_edges, merge_summaries
 from galileo.model.schema import Schema
 from galileo.node.analytics_protocol import (
+    AggregateRequest,
     AnalyticsPeer,
     Children,
     ChildrenRequest,
@@ -219,6 +222,44 @@ class ClusterAnalytics:
         )
         value = merge_summaries([answer.summary for answer in answers.values()])
         return ClusterResult(value, frontier, _missing(shares, errors))
+
+    async def aggregate(self, question: AggregateRequest) -> ClusterResult[pa.Table]:
+        """The groups of all matching observations of the partitions that answered.
+
+        Each owner sends its groups, which are merged as they come.
+
+        Returns:
+            A table of `GroupMerger.answer`.
+
+        Raises:
+            InputError: the dataset has no such keys or statistics, or there are too many groups.
+        """
+        query, grouping = question.query, question.grouping
+        grouping.check(query.schema)
+        candidates = self._node.scans.candidates(query)
+        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        merger, merging = GroupMerger(grouping, query.schema), asyncio.Lock()
+        loop = asyncio.get_running_loop()
+
+        async def call(node: str, part: PartitionScope) -> Cursor:
+            is_here = node == self._node.name
+            groups = await (
+                self.local.aggregate(question, part)
+                if is_here
+                else self._peers.aggregate(node, question, part)
+            )
+            async with merging:
+                await loop.run_in_executor(self._executor, merger.add_table, groups.table)
+            return groups.reached
+
+        shares = self._shares(share)
+        answers, errors = await self._scatter_gather(shares, call)
+        missing = _missing(shares, errors)
+        frontier = _join_cursors(list(answers.values())).join(
+            _of(share.after, candidates - missing)
+        )
+        table = await loop.run_in_executor(self._executor, merger.answer)
+        return ClusterResult(table, frontier, missing)
 
     async def children(self, question: ChildrenRequest) -> ClusterResult[Children]:
         """A page of the children of a vertex, counted over all nodes that answered.

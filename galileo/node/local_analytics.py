@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from typing import TypeVar
 
 import pyarrow as pa
 
 from galileo.cursor import Cursor
-from galileo.errors import Cancelled, DataExpired, Overloaded
+from galileo.errors import Cancelled, DataExpired, Overloaded, Unavailable
 from galileo.graph import drill_down
+from galileo.graph.group_merger import GroupMerger
+from galileo.graph.groups import Groups
 from galileo.graph.run_scan import Check
 from galileo.node.analytics_protocol import (
+    AggregateRequest,
     Children,
     ChildrenRequest,
     Described,
     ExplainResult,
     NearestRows,
+    PartialGroups,
     PartitionScope,
     SummaryRequest,
     SummaryResult,
@@ -30,6 +35,7 @@ from galileo.node.catalog import Catalog
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader
+from galileo.node.select import CursorRange, stored_rows
 from galileo.node.shard import Shard
 from galileo.query import Query
 from galileo.query.nearest import (
@@ -91,6 +97,32 @@ class LocalAnalytics:
             )
         )
         return SummaryResult(summary, reached)
+
+    async def aggregate(self, question: AggregateRequest, share: PartitionScope) -> PartialGroups:
+        """The groups of this node's observations.
+
+        Paths are counted where they determine the groups of their observations and whether these
+        match; other observations are read.
+
+        Raises:
+            InputError: there are too many groups.
+            Unavailable: again and again retention dropped what was about to be read.
+        """
+        for _ in range(SEARCHES_MAX - 1):
+            with contextlib.suppress(Unavailable):
+                return await self._aggregate(question, share)
+        return await self._aggregate(question, share)
+
+    async def _aggregate(self, question: AggregateRequest, share: PartitionScope) -> PartialGroups:
+        schema = question.query.schema
+        shard, reached = self._begin(schema.key, share)
+        merger = GroupMerger(question.grouping, schema)
+        commits = CursorRange(share.partitions, share.after, reached)
+        work = _merge_all(merger, shard, question, commits=commits, options=self._options)
+        step_s = self._options.step_s
+        while await self._run(lambda check: _advance(work, step_s, check)):
+            pass
+        return PartialGroups(await self._run(lambda check: merger.partial()), reached)
 
     async def children(self, question: ChildrenRequest) -> Children:
         shard = self._catalog.shard(question.schema.key)
@@ -216,3 +248,52 @@ def _step(
     except StopIteration as done:
         neighbours: Neighbours = done.value
         return neighbours
+
+
+def _merge_all(
+    merger: GroupMerger,
+    shard: Shard,
+    question: AggregateRequest,
+    *,
+    commits: CursorRange,
+    options: QueryOptions,
+) -> Iterator[None]:
+    """Adds all groups of some commits to `merger`, a piece at each step."""
+    query, grouping, graph = question.query, question.grouping, shard.graph
+
+    def labels_to_read() -> Iterator[pa.RecordBatch | None]:
+        for piece in graph.group_pieces(
+            query,
+            grouping,
+            after=commits.after,
+            until=commits.until,
+            partitions=commits.partitions,
+        ):
+            if isinstance(piece, Groups):
+                merger.add_paths(piece, graph.texts)
+                yield None
+            else:
+                yield piece
+
+    tables = stored_rows(
+        shard,
+        query,
+        columns=grouping.columns(query.schema),
+        commits=commits,
+        options=options,
+        labels=labels_to_read() if grouping.is_in_graph(query.schema) else None,
+    )
+    for table in tables:
+        if table is not None:
+            merger.add_observations(table)
+        yield
+
+
+def _advance(work: Iterator[None], step_s: float, check: Check) -> bool:
+    """Does some of the work, for about `step_s`; whether there is more."""
+    deadline = time.monotonic() + step_s
+    for _ in work:
+        check()
+        if time.monotonic() > deadline:
+            return True
+    return False

@@ -293,6 +293,35 @@ def _step(pieces: Iterator[_T | None], step_s: float) -> tuple[list[_T], bool]:
     return items, True
 
 
+def stored_rows(
+    shard: Shard,
+    query: Query,
+    *,
+    columns: tuple[str, ...],
+    commits: CursorRange,
+    options: QueryOptions,
+    labels: Iterator[pa.RecordBatch | None] | None = None,
+) -> Iterator[pa.Table | None]:
+    """The matching observations of commits that this node keeps, piece by piece; for a thread.
+
+    Args:
+        shard: of the dataset.
+        query: of the dataset.
+        columns: of the observations.
+        commits: whose observations are read.
+        options: bounds of a piece.
+        labels: of these commits that may match, in place of all; None comes where there was none.
+
+    Raises:
+        Unavailable: retention dropped some of them meanwhile; what is begun anew succeeds.
+    """
+    rows = RowOptions(columns)
+    pieces = _Pieces(
+        shard, _Work(query, rows, FirstRows(rows), commits), commits.partitions, options
+    )
+    return pieces.tables() if labels is None else pieces.tables_behind(labels)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
     """What some partitions of a shard hold, piece by piece; None comes where there was nothing."""
@@ -314,16 +343,20 @@ class _Pieces:
     def columns(self) -> tuple[str, ...]:
         return self.work.options.needed(self.shard.schema)
 
+    def tables_behind(self, labels: Iterator[pa.RecordBatch | None]) -> Iterator[pa.Table | None]:
+        """The matching observations behind labels of these partitions."""
+        for batch in self._match_labels(labels):
+            yield None if batch is None else self._read(batch)
+
     def tables(self) -> Iterator[pa.Table | None]:
         # With an order the graph rules out what lies behind what has been found.
         if self.query.everything and not self.work.options.is_top:
             yield from self._read_all_commits()
             return
-        for batch in self._match_labels():
-            yield None if batch is None else self._read(batch)
+        yield from self.tables_behind(self._labels())
 
     def counts(self) -> Iterator[int | None]:
-        for batch in self._match_labels():
+        for batch in self._match_labels(self._labels()):
             if batch is None:
                 yield None
             else:
@@ -360,16 +393,21 @@ class _Pieces:
         if waiting:
             yield pa.concat_tables(waiting)
 
-    def _match_labels(self) -> Iterator[_MatchingLabels | None]:
-        """Labels that match, as many together as have `rows_per_piece` rows or more."""
+    def _labels(self) -> Iterator[pa.RecordBatch | None]:
+        """Labels that match."""
         after, until = self._bounds()
-        pieces = self.shard.graph.scan_pieces(
+        return self.shard.graph.scan_pieces(
             self.query,
             labels_max=self.options.labels_per_part,
             after=after,
             until=until,
             partitions=self.partitions,
         )
+
+    def _match_labels(
+        self, pieces: Iterator[pa.RecordBatch | None]
+    ) -> Iterator[_MatchingLabels | None]:
+        """The labels, as many together as have `rows_per_piece` rows or more."""
         waiting: list[_MatchingLabels] = []
         rows = 0
         for piece in pieces:

@@ -36,6 +36,7 @@ from galileo.node.migration.moves import Moves, stored_moves
 from galileo.node.migration.protocol import MigrationOptions, MigrationPeer
 from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
+from galileo.node.pages import Paging
 from galileo.node.peers import Peers
 from galileo.node.query_options import QueryOptions
 from galileo.node.replication.protocol import ReplicaLink
@@ -197,6 +198,7 @@ class StorageNode:
             executor=self._scanning,
             options=queries,
         )
+        self.paging = Paging(scans=self.scans, reading=self.reading, executor=self._scanning)
         self._merging = (
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)
         )

@@ -6,7 +6,7 @@ vectorised expression and a null costs no object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -156,6 +156,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.cell)
+
+    def only(self, names: Container[str]) -> Columns:
+        """Without other features than those."""
+        features = {name: column for name, column in self.features.items() if name in names}
+        return Columns(self.cell, self.bucket, features)
 
     def take(self, rows: Any) -> Columns:
         """The rows of an index array, a mask or a slice."""

@@ -14,7 +14,7 @@ from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.labels import to_ipc
 from galileo.model.schema import Schema
-from galileo.node.analytics_protocol import ChildrenRequest, SummaryRequest
+from galileo.node.analytics_protocol import AggregateRequest, ChildrenRequest, SummaryRequest
 from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
@@ -22,7 +22,12 @@ from galileo.query.nearest import NearestTo, Neighbours
 from galileo.rpc.analytics_client import described_to_pb, share_from_pb
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.quotas import QuotaResolver
-from galileo.wire.codec import ROWS_PER_MESSAGE, cursor_to_pb, table_chunks
+from galileo.wire.codec import (
+    ROWS_PER_MESSAGE,
+    cursor_to_pb,
+    grouping_from_pb,
+    table_chunks,
+)
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
 from galileo.wire.value_json import values_from_json
@@ -33,6 +38,7 @@ DISTANCE = "distance_m"
 
 _Asking: TypeAlias = (
     analytics_pb2.ExplainRequest
+    | analytics_pb2.AggregateRequest
     | analytics_pb2.SummariseRequest
     | analytics_pb2.EstimateRequest
     | analytics_pb2.NearestRequest
@@ -83,6 +89,25 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
             return _summary(local.summary, query, frontier=local.reached)
         result = await self._exploration.summarise(question)
         return _summary(result.value, query, frontier=result.frontier, missing=result.missing)
+
+    @streaming
+    async def Aggregate(  # noqa: N802
+        self, request: analytics_pb2.AggregateRequest, context: Context
+    ) -> _Parts:
+        query = await self._query(request, context)
+        question = AggregateRequest(query, grouping_from_pb(request))
+        missing = frozenset[int]()
+        if request.HasField("share"):
+            local = await self._exploration.local.aggregate(question, share_from_pb(request.share))
+            table, frontier = local.table, local.reached
+        else:
+            result = await self._exploration.aggregate(question)
+            table, frontier, missing = result.value, result.frontier, result.missing
+        yield _head(query.schema, query_json=query.to_json())
+        for part in _rows(table):
+            yield part
+        tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
+        yield analytics_pb2.AnalyticsPart(tail=tail)
 
     @unary
     async def Describe(  # noqa: N802

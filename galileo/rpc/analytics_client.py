@@ -17,19 +17,22 @@ from galileo.graph.explain import Explanation, Step
 from galileo.graph.summary import Histogram, Summary
 from galileo.model.schema import Schema
 from galileo.node.analytics_protocol import (
+    AggregateRequest,
     Children,
     ChildrenRequest,
     Described,
     ExplainResult,
     NearestRows,
+    PartialGroups,
     PartitionScope,
     SummaryRequest,
     SummaryResult,
 )
+from galileo.packing.arrow_streams import read_stream
 from galileo.query import Query
 from galileo.query.nearest import NearestTo
 from galileo.rpc.peers import GrpcPeers
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, table_of
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb, grouping_to_pb, table_of
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_to_json
 
@@ -63,6 +66,17 @@ class GrpcAnalyticsPeer:
             request.edges.edges.extend(question.bins)
         reply: analytics_pb2.SummariseReply = await self._peers.explore(node, "Summarise", request)
         return SummaryResult(_summary(reply), cursor_from_pb(reply.frontier))
+
+    async def aggregate(
+        self, node: str, question: AggregateRequest, share: PartitionScope
+    ) -> PartialGroups:
+        request = grouping_to_pb(question.grouping)
+        request.dataset = question.query.schema.key
+        request.query = question.query.to_json()
+        request.share.CopyFrom(share_to_pb(share))
+        chunks, tail = await self._parts(node, "Aggregate", request)
+        table = pa.concat_tables([read_stream(chunk) for chunk in chunks])
+        return PartialGroups(table, cursor_from_pb(tail.frontier))
 
     async def children(self, node: str, question: ChildrenRequest) -> Children:
         request = analytics_pb2.ChildrenRequest(

@@ -38,6 +38,8 @@ from galileo.wire.codec import (
     cursor_from_pb,
     cursor_to_pb,
     label_messages,
+    page_start_from_pb,
+    page_start_to_pb,
     row_messages,
     row_streams,
 )
@@ -173,6 +175,26 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                         yield Bulk(storage_pb2.SelectPart(), waiting)
                     waiting = stream
         yield Bulk(storage_pb2.SelectPart(last=True, missing=sorted(missing)), waiting)
+
+    @streaming
+    async def Page(  # noqa: N802
+        self, request: storage_pb2.PageRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.PagePart]:
+        query = await parse_async(request.query, await self._node.schema(request.dataset))
+        self._allowances.check_query(query, context)
+        page = await self._node.paging.page(
+            query,
+            limit=request.limit,
+            columns=tuple(request.columns),
+            start=page_start_from_pb(request.start) if request.HasField("start") else None,
+            accepts_missing=request.partial,
+        )
+        for chunk in await row_messages(page.observations):
+            yield storage_pb2.PagePart(rows=chunk)
+        last = storage_pb2.PagePart(last=True, missing=sorted(page.missing))
+        if page.following is not None:
+            last.following.CopyFrom(page_start_to_pb(page.following))
+        yield last
 
     @streaming
     async def Scan(  # noqa: N802

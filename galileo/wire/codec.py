@@ -9,13 +9,20 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from galileo.cursor import CommitRange, Cursor
+from galileo.cursor import CommitRange, Cursor, PageStart
 from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
+from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey
 from galileo.model.retention import HeldBack, Removed, RetentionReport
 from galileo.model.windows import STATES, ClockStep, WindowChanges
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.v1 import cluster_pb2, common_pb2, continuous_pb2
+from galileo.wire.v1 import (
+    analytics_pb2,
+    cluster_pb2,
+    common_pb2,
+    continuous_pb2,
+    storage_pb2,
+)
 from galileo.wire.zero_copy import stream_of
 
 KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -44,6 +51,75 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
             name="cursor",
         )
     return Cursor(dict(zip(value.partitions, value.sequences, strict=True)))
+
+
+def grouping_to_pb(grouping: Grouping) -> analytics_pb2.AggregateRequest:
+    """A request with the keys and statistics of a grouping."""
+    return analytics_pb2.AggregateRequest(
+        by=[_key_to_pb(key) for key in grouping.keys],
+        statistics=[
+            analytics_pb2.GroupStatistics(feature=name, statistics=statistics)
+            for name, statistics in grouping.statistics
+        ],
+    )
+
+
+def grouping_from_pb(request: analytics_pb2.AggregateRequest) -> Grouping:
+    """The grouping of a request; `Grouping.check` says whether a dataset has it.
+
+    Raises:
+        InputError: a key is empty, or a feature is named twice.
+    """
+    named = [one.feature for one in request.statistics]
+    if len(set(named)) < len(named):
+        raise InputError(
+            f"expected statistics of each feature once, got those of {', '.join(named)}",
+            parameter="statistics",
+        )
+    return Grouping(
+        tuple(_key_from_pb(key) for key in request.by),
+        tuple((one.feature, tuple(one.statistics)) for one in request.statistics),
+    )
+
+
+def _key_to_pb(key: Key) -> analytics_pb2.GroupKey:
+    if isinstance(key, CellKey):
+        return analytics_pb2.GroupKey(cell_bits=key.bits)
+    if isinstance(key, WindowKey):
+        return analytics_pb2.GroupKey(window_us=key.width_us)
+    return analytics_pb2.GroupKey(feature=key.name)
+
+
+def _key_from_pb(key: analytics_pb2.GroupKey) -> Key:
+    match key.WhichOneof("key"):
+        case "cell_bits":
+            return CellKey(key.cell_bits)
+        case "window_us":
+            return WindowKey(key.window_us)
+        case "feature":
+            return FeatureKey(key.feature)
+    raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")
+
+
+def page_start_to_pb(start: PageStart) -> storage_pb2.PageStart:
+    return storage_pb2.PageStart(
+        frontier=cursor_to_pb(start.frontier),
+        dropped=cursor_to_pb(start.dropped),
+        partition=start.partition,
+        sequence=start.sequence,
+        row=start.row,
+    )
+
+
+def page_start_from_pb(value: storage_pb2.PageStart) -> PageStart:
+    """Raises InputError if a cursor is none."""
+    return PageStart(
+        cursor_from_pb(value.frontier),
+        cursor_from_pb(value.dropped),
+        value.partition,
+        value.sequence,
+        value.row,
+    )
 
 
 def commit_ranges_to_pb(ranges: Iterable[CommitRange]) -> list[common_pb2.SequenceRange]:

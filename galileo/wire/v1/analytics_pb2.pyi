@@ -468,6 +468,97 @@ class SummariseReply(_message.Message):
 Global___SummariseReply: _TypeAlias = SummariseReply  # noqa: Y015
 
 @_typing.final
+class GroupKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_BITS_FIELD_NUMBER: _builtins.int
+    WINDOW_US_FIELD_NUMBER: _builtins.int
+    FEATURE_FIELD_NUMBER: _builtins.int
+    cell_bits: _builtins.int
+    """of geohash cells, five for each character"""
+    window_us: _builtins.int
+    """width of time windows"""
+    feature: _builtins.str
+    """its values"""
+    def __init__(
+        self,
+        *,
+        cell_bits: _builtins.int = ...,
+        window_us: _builtins.int = ...,
+        feature: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_us", b"window_us"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_bits", b"cell_bits", "feature", b"feature", "key", b"key", "window_us", b"window_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_key: _TypeAlias = _typing.Literal["cell_bits", "window_us", "feature"]  # noqa: Y015
+    _WhichOneofArgType_key: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_key) -> _WhichOneofReturnType_key | None: ...
+
+Global___GroupKey: _TypeAlias = GroupKey  # noqa: Y015
+
+@_typing.final
+class GroupStatistics(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURE_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    feature: _builtins.str
+    @_builtins.property
+    def statistics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"count", "sum", "min", "max", "mean" """
+
+    def __init__(
+        self,
+        *,
+        feature: _builtins.str = ...,
+        statistics: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature", b"feature", "statistics", b"statistics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStatistics: _TypeAlias = GroupStatistics  # noqa: Y015
+
+@_typing.final
+class AggregateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    query: _builtins.str
+    @_builtins.property
+    def by(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupKey]:
+        """none: all observations are one group"""
+
+    @_builtins.property
+    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatistics]: ...
+    @_builtins.property
+    def share(self) -> Global___PartitionScope: ...
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        query: _builtins.str = ...,
+        by: _abc.Iterable[Global___GroupKey] | None = ...,
+        statistics: _abc.Iterable[Global___GroupStatistics] | None = ...,
+        share: Global___PartitionScope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "dataset", b"dataset", "query", b"query", "share", b"share", "statistics", b"statistics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
+
+@_typing.final
 class EstimateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -46,6 +46,11 @@ class AnalyticsStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseReply.FromString,
                 _registered_method=True)
+        self.Aggregate = channel.unary_stream(
+                '/galileo.v1.Analytics/Aggregate',
+                request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AggregateRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
+                _registered_method=True)
         self.Estimate = channel.unary_unary(
                 '/galileo.v1.Analytics/Estimate',
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.EstimateRequest.SerializeToString,
@@ -82,6 +87,13 @@ class AnalyticsServicer:
 
     def Summarise(self, request, context):
         """Statistics of a feature over the observations under the paths that match.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Aggregate(self, request, context):
+        """Statistics of groups of the observations that match exactly; Arrow rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +139,11 @@ def add_AnalyticsServicer_to_server(servicer, server):
                     servicer.Summarise,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseReply.SerializeToString,
+            ),
+            'Aggregate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Aggregate,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AggregateRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.SerializeToString,
             ),
             'Estimate': grpc.unary_unary_rpc_method_handler(
                     servicer.Estimate,
@@ -205,6 +222,33 @@ class Analytics:
             '/galileo.v1.Analytics/Summarise',
             galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_analytics__pb2.SummariseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Aggregate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Analytics/Aggregate',
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.AggregateRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
             options,
             channel_credentials,
             insecure,

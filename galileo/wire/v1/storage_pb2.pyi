@@ -252,6 +252,117 @@ class SelectScope(_message.Message):
 Global___SelectScope: _TypeAlias = SelectScope  # noqa: Y015
 
 @_typing.final
+class PageStart(_message.Message):
+    """The snapshot of a page, and the id after which the page begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    sequence: _builtins.int
+    row: _builtins.int
+    @_builtins.property
+    def frontier(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def dropped(self) -> _common_pb2.Cursor:
+        """by retention, when the first page was read"""
+
+    def __init__(
+        self,
+        *,
+        frontier: _common_pb2.Cursor | None = ...,
+        dropped: _common_pb2.Cursor | None = ...,
+        partition: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "frontier", b"frontier"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "frontier", b"frontier", "partition", b"partition", "row", b"row", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageStart: _TypeAlias = PageStart  # noqa: Y015
+
+@_typing.final
+class PageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    query: _builtins.str
+    limit: _builtins.int
+    partial: _builtins.bool
+    """the first page names partitions that are missing, in place of an error"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    @_builtins.property
+    def start(self) -> Global___PageStart:
+        """absent: the first page"""
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        query: _builtins.str = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int = ...,
+        start: Global___PageStart | None = ...,
+        partial: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dataset", b"dataset", "limit", b"limit", "partial", b"partial", "query", b"query", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageRequest: _TypeAlias = PageRequest  # noqa: Y015
+
+@_typing.final
+class PagePart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """Arrow IPC stream: the columns, then partition, sequence and row"""
+    last: _builtins.bool
+    @_builtins.property
+    def following(self) -> Global___PageStart:
+        """with `last`: of the next page; absent: there is none"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+        following: Global___PageStart | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["following", b"following"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["following", b"following", "last", b"last", "missing", b"missing", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PagePart: _TypeAlias = PagePart  # noqa: Y015
+
+@_typing.final
 class SelectPart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

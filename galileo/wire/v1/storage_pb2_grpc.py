@@ -49,6 +49,11 @@ class StorageStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.SelectRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.SelectPart.FromString,
                 _registered_method=True)
+        self.Page = channel.unary_stream(
+                '/galileo.v1.Storage/Page',
+                request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/galileo.v1.Storage/Scan',
                 request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanRequest.SerializeToString,
@@ -80,6 +85,13 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Page(self, request, context):
+        """A page of the observations that match, in the order of their ids, of one snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scan(self, request, context):
         """Between nodes, and from evaluators: the labels of several queries in the receiver's partitions.
         """
@@ -104,6 +116,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.Select,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.SelectRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.SelectPart.SerializeToString,
+            ),
+            'Page': grpc.unary_stream_rpc_method_handler(
+                    servicer.Page,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.SerializeToString,
             ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
@@ -192,6 +209,33 @@ class Storage:
             '/galileo.v1.Storage/Select',
             galileo_dot_wire_dot_v1_dot_storage__pb2.SelectRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_storage__pb2.SelectPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Page(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Storage/Page',
+            galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.FromString,
             options,
             channel_credentials,
             insecure,

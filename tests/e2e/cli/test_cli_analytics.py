@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,34 @@ def test_nearest_prints_observations_by_distance(run: Run, dataset: str) -> None
     assert shown.split()[0] == "distance_m"
     refused = run("nearest", dataset, "--latitude", "99", "--longitude", "0", fails=2)
     assert "expected a latitude from -90 to 90" in refused.stderr
+
+
+def test_aggregate_prints_and_writes_groups(run: Run, dataset: str, tmp_path: Path) -> None:
+    wanted = frame().groupby("station")["temperature"].agg(["size", "max", "mean"]).reset_index()
+    asked = ("aggregate", dataset, "--by", "station", "--mean", "temperature")
+    result = values(run(*asked, "--max", "temperature", "--json"))
+    assert (result["complete"], result["more"]) == (True, False)
+    assert [list(group.values()) for group in result["groups"]] == [
+        [station, size, most, pytest.approx(mean)]
+        for station, size, most, mean in wanted.itertuples(index=False)
+    ]
+    shown = run(*asked).stdout
+    assert "temperature_mean" in shown
+    assert "2 groups\n" in shown
+    first = run("aggregate", dataset, "--by", "cell:3", "--by", "window:1d", "--limit", "1").stdout
+    assert "groups, of which --all shows the rest" in first
+    for name in ("g.csv", "g.parquet", "g.ndjson", "g.geojson"):
+        words = run("aggregate", dataset, "--by", "cell:3", "--output", str(tmp_path / name)).stdout
+        assert f"groups written to {tmp_path / name}" in words
+    table = pd.read_parquet(tmp_path / "g.parquet")
+    assert table["observations"].sum() == ROWS
+    assert pd.read_csv(tmp_path / "g.csv").equals(table)
+    features = json.loads((tmp_path / "g.geojson").read_text())["features"]
+    assert len(features) == len(table)
+    assert features[0]["geometry"]["type"] == "Polygon"
+    for wrong in (["--by", "cell:x"], ["--by", "nothing"], ["--sum", "station"]):
+        run("aggregate", dataset, *wrong, fails=2)
+    run(*asked, "--mean", "temperature", fails=2)
 
 
 def test_stats_prints_summary_and_histogram(run: Run, dataset: str) -> None:

@@ -18,12 +18,30 @@ from galileo.dht.topology import Topology
 
 QUERY = "temperature > 260"
 TIMEOUT_S = 300.0
+KEYS = ("cell:1", "cell:9")
 MAPS = ([("", "group-1"), ("8", "east")], [("", "east")], [("", "east"), ("d", "group-1")])
 
 
 def leader(cluster: LocalCluster, client: Client, partition: int) -> LocalNode:
     topology = Topology.from_json(client.topology_json())
     return cluster.node(placement.owners(topology)[partition])
+
+
+def aggregated(client: Client) -> list[int]:
+    """The observations of all groups, as metadata graphs and as rows have them."""
+    tables = [client.aggregate("numbered", by=by, require_complete=True).to_arrow() for by in KEYS]
+    return [sum(table["observations"].to_pylist()) for table in tables]
+
+
+def paged_ids(client: Client) -> set[str]:
+    """The ids of all pages."""
+    page = client.select_page("numbered", limit=400)
+    ids = page.table["id"].to_pylist()
+    while page.next is not None:
+        page = client.select_page("numbered", limit=400, after=page.next)
+        ids += page.table["id"].to_pylist()
+    assert len(set(ids)) == len(ids)
+    return set(ids)
 
 
 @pytest.mark.slow
@@ -69,6 +87,7 @@ def test_cluster_with_copies_cuts_its_ranges_while_leaders_are_killed(
         wait_until(lambda: is_whole(client), what="all copies", timeout_s=TIMEOUT_S)
         stream.finish()
         assert client.count("numbered") == stream.sent + 500
+        assert aggregated(client) == [stream.sent + 500] * 2
         wanted = client.query("numbered", QUERY)
         assert wanted.complete
         assert set(wanted.frontier) == {0, 1, 2, 3}
@@ -91,9 +110,12 @@ def test_cluster_whose_ranges_were_cut_gets_copies_and_cuts_them_again(tmp_path:
     with LocalCluster(4, 2, tmp_path, replicas=2) as cluster:
         client = cluster.client(timeout="60s")
         list(client.set_ranges([("", "group-2")]))
+        assert aggregated(client) == [1_000] * 2
         for number, producer in enumerate(("first", "second")):
             table = numbered(number * 500, 500)
             assert client.ingest("numbered", table, producer=producer).duplicate_rows == 500
         client.ingest("numbered", numbered(1_000, 500), producer="third")
         assert client.count("numbered") == 1_500
+        assert aggregated(client) == [1_500] * 2
+        assert len(paged_ids(client)) == 1_500
         assert Topology.from_json(client.topology_json()).range_epoch == 3

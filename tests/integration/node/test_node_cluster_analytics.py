@@ -17,17 +17,22 @@ from expected_errors import raises
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
-from galileo.errors import Cancelled, InputError, Overloaded, Unavailable
+from galileo.errors import Cancelled, DataExpired, InputError, Overloaded, Unavailable
+from galileo.geo import geohash
+from galileo.graph import group_merger
 from galileo.graph.drill_down import default_order
 from galileo.graph.metadata_graph import MetadataGraph
+from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
 from galileo.node import local_analytics
 from galileo.node.analytics_protocol import (
+    AggregateRequest,
     Children,
     ChildrenRequest,
     Described,
     ExplainResult,
     NearestRows,
+    PartialGroups,
     PartitionScope,
     SummaryRequest,
     SummaryResult,
@@ -63,6 +68,11 @@ class Direct:
         self, node: str, question: SummaryRequest, share: PartitionScope
     ) -> SummaryResult:
         return await self._reach(node, question).summarise(question, share)
+
+    async def aggregate(
+        self, node: str, question: AggregateRequest, share: PartitionScope
+    ) -> PartialGroups:
+        return await self._reach(node, question).aggregate(question, share)
 
     async def children(self, node: str, question: ChildrenRequest) -> Children:
         return await self._reach(node, question).children(question)
@@ -151,6 +161,93 @@ async def test_analytics_with_an_unreachable_node_are_partial(
         sum(node.explanation.found for node in explanation.nodes if node.explanation)
         == kept.num_rows
     )
+
+
+def aggregated(cluster: Any, frame: pd.DataFrame, query: str) -> list[dict[str, Any]]:
+    """Groups of the matching observations by cell of two characters and day, by pandas."""
+    table = pa.Table.from_pandas(frame, schema=cluster.schema.observation_schema)
+    kept = frame[parse(query, cluster.schema).match_observations(table)]
+    cells = geohash.encode(kept["latitude"], kept["longitude"], 2)
+    keys = [pd.Series(geohash.to_text(cells, 2).to_pylist(), index=kept.index, name="geohash")]
+    groups = kept.groupby([*keys, kept["time"].dt.floor("6h")])["temperature"]
+    columns = {"observations": groups.size(), "temperature_max": groups.max()}
+    whole = pd.DataFrame(columns).reset_index()
+    return pa.Table.from_pandas(whole, preserve_index=False).to_pylist()  # NaN is null.
+
+
+BOX = "S_INTERSECTS(geometry, BBOX(-100.5, 10.3, 40.2, 33.1))"
+DURING = "T_DURING(datetime, INTERVAL('2012-03-01T03:30:00Z', '2012-03-01T05:20:00Z'))"
+
+
+@pytest.mark.parametrize("query", ["", "temperature > 280", BOX, f"NOT {BOX}", DURING])
+@pytest.mark.parametrize("by", [["cell:2", "window:6h"], ["cell:9", "window:90m"]])
+async def test_aggregate_equals_pandas_at_every_node(
+    cluster: Any, direct: Direct, make_observations: Make, query: str, by: list[str]
+) -> None:
+    """Finer groups than blocks are made of observations, and count the same in all."""
+    frame = await fill(cluster, make_observations)
+    expected = aggregated(cluster, frame, query)
+    question = AggregateRequest(
+        parse(query, cluster.schema), Grouping.of(by, {"temperature": "max"})
+    )
+    answers = [await e.aggregate(question) for e in direct.explorations.values()]
+    assert all(answer.missing == frozenset() for answer in answers)
+    assert all(answer.value.equals(answers[0].value) for answer in answers)
+    rows = answers[0].value.to_pylist()
+    if question.grouping.is_in_graph(cluster.schema):
+        assert rows == expected
+    else:
+        assert sum(row["observations"] for row in rows) == sum(
+            row["observations"] for row in expected
+        )
+
+
+async def test_aggregate_with_an_unreachable_node_lacks_its_partitions(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    direct.away.add("b")
+    gone, labels = held_by(cluster, "b"), (await cluster.ask("", at="a")).table
+    kept = labels.filter(pa.array(~np.isin(labels.column("partition").to_numpy(), list(gone))))
+    for by in ([], ["cell:1"], ["cell:9"]):
+        question = AggregateRequest(parse("", cluster.schema), Grouping.of(by))
+        found = await direct.explorations["a"].aggregate(question)
+        counted = sum(found.value.column("observations").to_pylist())
+        assert (counted, found.missing) == (sum(kept.column("rows").to_pylist()), gone)
+        assert gone.isdisjoint(found.frontier)
+
+
+async def test_aggregate_of_too_many_groups_is_refused(
+    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations)
+    monkeypatch.setattr(group_merger, "GROUPS_MAX", 500)
+    question = AggregateRequest(parse("", cluster.schema), Grouping.of(["cell:9"]))
+    with raises(InputError, parameter="by", bound=500):
+        await direct.explorations["a"].aggregate(question)
+
+
+async def test_aggregate_begins_anew_when_retention_drops_what_it_reads(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    """The labels at the edge of a region were found, and then their commits are dropped."""
+    await fill(cluster, make_observations)
+    shard = cluster["a"].catalog.shard("nam")
+    read, dropped = shard.journal, []
+
+    class Dropping:
+        def read(self, *_: Any, **__: Any) -> pa.Table:
+            dropped.append(True)
+            raise DataExpired("it is gone", partitions=[0], until=[1])
+
+    query = parse(BOX, cluster.schema)
+    question = AggregateRequest(query, Grouping.of(["cell:1"]))
+    whole = await direct.explorations["a"].aggregate(question)
+    shard.journal = lambda p: read(p) if dropped else Dropping()
+    again = await direct.explorations["a"].aggregate(question)
+    assert dropped == [True]
+    assert again.value.equals(whole.value)
+    assert again.missing == frozenset()
 
 
 async def test_summarise_node_lost_between_rounds_is_missing(

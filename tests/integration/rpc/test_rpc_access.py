@@ -189,6 +189,7 @@ NODES_ONLY = {
     "CancelRequest": ("forwarded",),
     "ExplainRequest": ("share",),
     "SummariseRequest": ("share",),
+    "AggregateRequest": ("share",),
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "ChildrenRequest": ("local",),

@@ -359,8 +359,9 @@ BULK = """
     PeerCluster/Gossip Replication/ReplicateFrames PeerStorage/ScanSmall
 """
 QUERIES = """
-    Storage/Select Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch Samplers/Upload
-    Analytics/Explain Analytics/Summarise Analytics/Estimate Analytics/Nearest
+    Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
+    Samplers/Upload
+    Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Estimate Analytics/Nearest
     Replication/Digest Replication/Replicate
 """
 
@@ -373,7 +374,7 @@ def test_policies_of_larger_requests_are_the_expected_ones(size: int, names: str
 
 def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() -> None:
     reads = {short_name(m) for m, p in POLICIES.items() if p.slot == policy_pb2.READ_SLOT}
-    assert reads == {"Storage/Select", "Storage/Read"}
+    assert reads == {"Storage/Select", "Storage/Page", "Storage/Read"}
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
     assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -26,11 +26,14 @@ Make = Callable[..., pa.Table]
 REQUESTS: dict[str, Any] = {
     "Explain": analytics_pb2.ExplainRequest(dataset="nam"),
     "Summarise": analytics_pb2.SummariseRequest(dataset="nam", feature="temperature", count=4),
+    "Aggregate": analytics_pb2.AggregateRequest(
+        dataset="nam", by=[analytics_pb2.GroupKey(cell_bits=10)]
+    ),
     "Estimate": analytics_pb2.EstimateRequest(dataset="nam"),
     "Children": analytics_pb2.ChildrenRequest(dataset="nam"),
     "Nearest": analytics_pb2.NearestRequest(dataset="nam", count=1000),
 }
-STREAMS = ("Children", "Nearest")
+STREAMS = ("Aggregate", "Children", "Nearest")
 
 
 @pytest.fixture
@@ -80,6 +83,9 @@ async def test_analytics_at_every_node_cover_the_cluster(
         assert not tail.missing
         children, tail = await ask(filled, "Children", at=name)
         assert sum(children.column("observations").to_pylist()) == 400
+        groups, tail = await ask(filled, "Aggregate", at=name)
+        assert sum(groups.column("observations").to_pylist()) == 400
+        assert not tail.missing
         reply = await ask(filled, "Explain", at=name)
         assert [node.node for node in reply.nodes] == ["a", "b", "c"]
         assert sum(node.scan.found for node in reply.nodes) == 400
@@ -88,7 +94,7 @@ async def test_analytics_at_every_node_cover_the_cluster(
 async def test_analytics_with_a_stopped_node_are_partial(filled: Any) -> None:
     await filled["b"].server.stop(None)
     theirs = sorted(placement.partitions_by_node(filled.topology)["b"])
-    for method in ("Summarise", "Children", "Nearest"):
+    for method in ("Summarise", "Aggregate", "Children", "Nearest"):
         reply = await ask(filled, method)
         tail = reply[1] if method in STREAMS else reply
         assert list(tail.missing) == theirs
@@ -124,6 +130,20 @@ INVALID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("Summarise", {"feature": "station"}, {"feature": "station"}),
     ("Summarise", {"feature": "temperature", "count": 0}, {"parameter": "bins"}),
     ("Estimate", {"quantiles": [0.5]}, {"feature": None}),
+    ("Aggregate", {"by": [analytics_pb2.GroupKey()]}, {"parameter": "by"}),
+    ("Aggregate", {"by": [analytics_pb2.GroupKey(cell_bits=61)]}, {"parameter": "by"}),
+    ("Aggregate", {"by": [analytics_pb2.GroupKey(window_us=2**63)]}, {"parameter": "by"}),
+    ("Aggregate", {"by": [analytics_pb2.GroupKey(feature="nan")]}, {"feature": "nan"}),
+    (
+        "Aggregate",
+        {"statistics": [analytics_pb2.GroupStatistics(feature="station", statistics=["mean"])]},
+        {"feature": "station"},
+    ),
+    (
+        "Aggregate",
+        {"statistics": 2 * [analytics_pb2.GroupStatistics(feature="t", statistics=["min"])]},
+        {"parameter": "statistics"},
+    ),
 ]
 
 
@@ -138,7 +158,8 @@ async def test_analytics_with_an_invalid_request_are_refused(
 
 @pytest.mark.parametrize("how", ["cancelled", pytest.param("out of time", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("method", "work"), [("Summarise", "summarise"), ("Nearest", "rows_by_cell")]
+    ("method", "work"),
+    [("Summarise", "summarise"), ("Nearest", "rows_by_cell"), ("Aggregate", "group_pieces")],
 )
 async def test_analytics_cancelled_or_timed_out_stop_at_every_node(
     filled: Any, monkeypatch: pytest.MonkeyPatch, how: str, method: str, work: str
@@ -184,7 +205,15 @@ def endless(
             stopped.release()
             raise
 
-    monkeypatch.setattr(MetadataGraph, method, work)
+    def pieces(*_: Any, **__: Any) -> Iterator[None]:
+        working.release()
+        try:
+            while True:
+                yield None
+        finally:
+            stopped.release()
+
+    monkeypatch.setattr(MetadataGraph, method, pieces if method == "group_pieces" else work)
     return working, stopped
 
 

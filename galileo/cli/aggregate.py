@@ -1,0 +1,142 @@
+"""`galileo aggregate`: counts and statistics of groups of observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from galileo.cli.ccq import LABELS_SHOWN
+from galileo.cli.data import (
+    Target,
+    check_format,
+    limit_of,
+    limit_options,
+    output_options,
+    write_tables,
+)
+from galileo.cli.output import Output, handle_errors
+from galileo.cli.session import Session, json_option, require_complete_option
+from galileo.client import Aggregates
+from galileo.errors import InputError
+from galileo.model.grouping import STATISTICS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HELP = {
+    "count": "Count the values of a feature.",
+    "sum": "Sum of a feature.",
+    "min": "Least value of a feature.",
+    "max": "Greatest value of a feature.",
+    "mean": "Mean of a feature.",
+}
+
+
+def _statistic_options(command: F) -> F:
+    """An option for each statistic, which names a feature and may be repeated."""
+    for name in reversed(STATISTICS):
+        option = click.option(
+            f"--{name}", f"{name}_of", metavar="FEATURE", multiple=True, help=_HELP[name]
+        )
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("query", default="")
+@click.option(
+    "--by",
+    metavar="KEY",
+    multiple=True,
+    help="cell:5 (geohash characters), bits:14, window:1h, or a feature; repeat it for more keys.",
+)
+@_statistic_options
+@limit_options
+@output_options("groups")
+@require_complete_option
+@json_option
+@click.pass_obj
+@handle_errors
+def aggregate(
+    session: Session,
+    /,
+    *,
+    dataset: str,
+    query: str,
+    by: tuple[str, ...],
+    limit: int | None,
+    everything: bool,
+    output: str | None,
+    file_format: str | None,
+    require_complete: bool,
+    **features_of: tuple[str, ...],
+) -> None:
+    """Group the matching observations, with counts and statistics of features.
+
+    Keys are geohash cells, time windows and values of features. The nodes group, so that only the
+    groups are downloaded. Without --by, all observations are one group.
+
+    \b
+    Example:
+      galileo aggregate nam --by cell:4 --by window:1d --mean t --max t
+      galileo aggregate nam "temperature > 290" --by cell:5 --output warm.geojson
+    """
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
+    with session.client() as client:
+        groups = client.aggregate(
+            dataset,
+            query,
+            by=by,
+            statistics=_statistics(features_of),
+            require_complete=require_complete,
+        )
+    if output is not None:
+        _write(session.output, groups, Target(output, file_format), limit=limit)
+        return
+    shown = limit
+    if limit is None and not everything and not session.output.as_json:
+        shown = LABELS_SHOWN
+    _show(session.output, groups, limit=shown)
+
+
+def _statistics(features_of: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """The statistics of each feature, in the order of `STATISTICS`."""
+    statistics: dict[str, list[str]] = {}
+    for name in STATISTICS:
+        for feature in features_of[f"{name}_of"]:
+            named = statistics.setdefault(feature, [])
+            if name in named:
+                raise InputError(f"expected --{name} {feature} once, got it twice")
+            named.append(name)
+    return statistics
+
+
+def _write(output: Output, groups: Aggregates, target: Target, *, limit: int | None) -> None:
+    table = groups.to_arrow().slice(0, limit)
+    write_tables(
+        output,
+        [table],
+        table.schema,
+        target=target,
+        unit="groups",
+        missing=lambda: groups.missing,
+    )
+
+
+def _show(output: Output, groups: Aggregates, *, limit: int | None) -> None:
+    table = groups.to_arrow().slice(0, limit)
+    if output.as_json:
+        facts = {
+            "more": table.num_rows < len(groups),
+            "complete": groups.complete,
+            "missing": groups.missing,
+        }
+        output.value({"groups": table.to_pylist(), **facts})
+    else:
+        output.rows(table.to_pylist())
+        left = ", of which --all shows the rest" if table.num_rows < len(groups) else ""
+        output.value(None, words=f"{len(groups):,} groups{left}")
+    output.warn_partial(groups.missing)

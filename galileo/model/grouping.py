@@ -1,0 +1,293 @@
+"""What observations are grouped by, and which statistics each group has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from galileo.errors import InputError
+from galileo.geo.geohash import PRECISION_MAX
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import MICROS, Duration, seconds
+from galileo.model.windows import SIZE_MAX_US
+
+Statistic = Literal["count", "sum", "min", "max", "mean"]
+STATISTICS: tuple[str, ...] = get_args(Statistic)
+
+BITS_MAX = 5 * PRECISION_MAX
+KEYS_MAX = 8
+"""Keys of one grouping."""
+MEASURES_MAX = 64
+"""Features of which one answer has statistics."""
+OBSERVATIONS = "observations"
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """Groups by geohash cells; `bits` counts those of the geohash, five for each character."""
+
+    bits: int
+
+    @property
+    def column(self) -> str:
+        """Geohashes as texts, or the first bits as a number if no text has so many."""
+        return "cell" if self.bits % 5 else "geohash"
+
+    def __str__(self) -> str:
+        return f"bits:{self.bits}" if self.bits % 5 else f"cell:{self.bits // 5}"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKey:
+    """Groups by time windows of one width, which begin at multiples of it after 1970-01-01 UTC."""
+
+    width_us: int
+
+    @property
+    def column(self) -> str:
+        return "time"
+
+    def __str__(self) -> str:
+        return f"window:{self.width_us / MICROS:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureKey:
+    """Groups by the values of a feature; observations without a value are a group, too."""
+
+    name: str
+
+    @property
+    def column(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Key: TypeAlias = CellKey | WindowKey | FeatureKey
+
+
+def cell(precision: int | None = None, *, bits: int | None = None) -> CellKey:
+    """A key of `aggregate`: the geohash cell of an observation.
+
+    Args:
+        precision: characters of the cell, 1 to 12.
+        bits: of the cell, 1 to 60, in place of a precision. A bit halves the cells.
+
+    Raises:
+        InputError: neither or both are given, or out of range.
+
+    Example:
+        >>> client.aggregate("weather", by=[galileo.cell(1)]).to_pandas()["geohash"].to_list()
+        ['9', 'u']
+    """
+    if (precision is None) == (bits is None):
+        raise InputError(
+            "expected a precision or a number of bits of cells, such as cell(5)", parameter="by"
+        )
+    if precision is not None:
+        return CellKey(5 * _whole(precision, PRECISION_MAX, "a geohash precision"))
+    return CellKey(_whole(bits, BITS_MAX, "a number of bits of a geohash cell"))
+
+
+def window(width: Duration) -> WindowKey:
+    """A key of `aggregate`: the time window of an observation.
+
+    Windows follow each other without gaps and begin at whole multiples of their width after
+    1970-01-01T00:00:00Z.
+
+    Args:
+        width: such as "15m", "1h" or "1d", a number of seconds, or a timedelta.
+
+    Raises:
+        InputError: it is not a duration of a microsecond to a hundred years.
+
+    Example:
+        >>> hourly = client.aggregate("weather", by=[galileo.window("1h")])
+        >>> hourly.to_pandas()["observations"].to_list()
+        [1, 1, 2]
+    """
+    key = WindowKey(round(seconds(width) * MICROS))
+    _check_width(key)
+    return key
+
+
+def _check_width(key: WindowKey) -> None:
+    if not 1 <= key.width_us <= SIZE_MAX_US:
+        raise InputError(
+            "expected windows of a microsecond to a hundred years, got "
+            f"{key.width_us:,} microseconds",
+            parameter="by",
+        )
+
+
+def _whole(value: object, most: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise InputError(f"expected {what} from 1 to {most}, got {value!r}", parameter="by")
+    return int(value)
+
+
+def parse_key(key: Key | str) -> Key:
+    """The key of a text: "cell:5", "bits:14", "window:1h" or the name of a feature.
+
+    Raises:
+        InputError: it is no such text.
+    """
+    if isinstance(key, CellKey | WindowKey | FeatureKey):
+        return key
+    if not isinstance(key, str):
+        raise InputError(
+            f"expected a key such as galileo.cell(5), galileo.window('1h') or the name of a "
+            f"feature, got {key!r}",
+            parameter="by",
+        )
+    kind, colon, value = key.partition(":")
+    if not colon:
+        return FeatureKey(key)
+    if kind == "window":
+        return window(value)
+    if kind in ("cell", "bits") and value.isascii() and value.isdigit() and len(value) < 10:
+        return cell(int(value)) if kind == "cell" else cell(bits=int(value))
+    raise InputError(
+        f"expected a key such as cell:5, bits:14, window:1h or the name of a feature, got {key!r}",
+        parameter="by",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Keys, and the statistics of features.
+
+    Attributes:
+        keys: by which observations are grouped; none: all are one group.
+        statistics: of each feature, its statistics in the order of the answer.
+    """
+
+    keys: tuple[Key, ...]
+    statistics: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        by: Sequence[Key | str] | Key | str,
+        statistics: Mapping[str, str | Sequence[str]] | None = None,
+    ) -> Grouping:
+        """The grouping of a call's arguments; a single key or statistic needs no list.
+
+        Raises:
+            InputError: an argument has the wrong type.
+        """
+        each = [by] if isinstance(by, str | CellKey | WindowKey | FeatureKey) else by
+        keys = tuple(parse_key(key) for key in each)
+        named = {} if statistics is None else statistics
+        if not isinstance(named, Mapping):
+            raise InputError(
+                "expected statistics of features, such as {'temperature': ['mean', 'max']}, got "
+                f"{statistics!r}",
+                parameter="statistics",
+            )
+        wanted = ((n, (s,) if isinstance(s, str) else tuple(s)) for n, s in named.items())
+        return cls(keys, tuple(wanted))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that it reads, each once."""
+        keys = (key.name for key in self.keys if isinstance(key, FeatureKey))
+        return tuple(dict.fromkeys((*keys, *(name for name, _ in self.statistics))))
+
+    def check(self, schema: Schema) -> None:
+        """Raises `InputError` unless the dataset has these keys and statistics."""
+        if len(self.keys) > KEYS_MAX or len(self.statistics) > MEASURES_MAX:
+            raise InputError(
+                f"expected at most {KEYS_MAX} keys and statistics of {MEASURES_MAX} features, got "
+                f"{len(self.keys)} and {len(self.statistics)}",
+                parameter="by",
+                bound=KEYS_MAX,
+            )
+        kinds = [key.column if isinstance(key, FeatureKey) else type(key) for key in self.keys]
+        if len(set(kinds)) < len(kinds):
+            raise InputError(
+                "expected one key of cells, one of windows, and each feature once, got "
+                f"{', '.join(map(str, self.keys))}",
+                parameter="by",
+            )
+        for key in self.keys:
+            _check_key(key, schema)
+        for name, statistics in self.statistics:
+            _check_statistics(_feature(schema, name), statistics)
+
+    def is_in_graph(self, schema: Schema) -> bool:
+        """Whether paths determine the groups of their observations."""
+        indexed = {feature.name for feature in schema.indexed}
+        return indexed.issuperset(self.features) and all(
+            _is_coarse(key, schema) for key in self.keys
+        )
+
+    def columns(self, schema: Schema) -> tuple[str, ...]:
+        """The columns of observations that it reads, in the order of the dataset."""
+        needed = set(self.features)
+        for key in self.keys:
+            if isinstance(key, CellKey):
+                needed |= {"latitude", "longitude"}
+            elif isinstance(key, WindowKey):
+                needed.add("time")
+        return tuple(name for name in schema.observation_schema.names if name in needed) or (
+            "time",
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """The columns of an answer, each of a name of its own."""
+        names: list[str] = []
+        measured = (f"{name}_{s}" for name, statistics in self.statistics for s in statistics)
+        for name in (*(key.column for key in self.keys), OBSERVATIONS, *measured):
+            while name in names:
+                name += "_"
+            names.append(name)
+        return tuple(names)
+
+
+def _is_coarse(key: Key, schema: Schema) -> bool:
+    if isinstance(key, CellKey):
+        return key.bits <= 5 * schema.geohash_precision
+    return isinstance(key, FeatureKey) or key.width_us % schema.time_bucket_us == 0
+
+
+def _check_key(key: Key, schema: Schema) -> None:
+    if isinstance(key, FeatureKey):
+        _feature(schema, key.name)
+    elif isinstance(key, CellKey):
+        _whole(key.bits, BITS_MAX, "a number of bits of a geohash cell")
+    else:
+        _check_width(key)
+
+
+def _feature(schema: Schema, name: str) -> Feature:
+    feature = schema.feature(name)
+    if feature is None:
+        known = ", ".join(feature.name for feature in schema.features)
+        raise InputError(
+            f"expected a feature of dataset {schema.name!r} ({known or 'it has none'}), got "
+            f"{name!r}",
+            expected="feature",
+            feature=name,
+        )
+    return feature
+
+
+def _check_statistics(feature: Feature, statistics: Sequence[str]) -> None:
+    possible = STATISTICS[:1] if feature.type == "text" else STATISTICS
+    if (
+        not statistics
+        or not set(statistics) <= set(possible)
+        or len(set(statistics)) < len(statistics)
+    ):
+        raise InputError(
+            f"expected statistics of feature {feature.name!r}, each once, of "
+            f"{', '.join(possible)}; got {', '.join(map(str, statistics)) or 'none'}",
+            expected="statistics",
+            feature=feature.name,
+        )
