@@ -39,6 +39,8 @@ ENVIRONMENT_PREFIX = "GALILEO_"
 NODE_ENVIRONMENT: Mapping[str, str] = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 """Defaults for the environment of a node; see `server.malloc_tuning`."""
 

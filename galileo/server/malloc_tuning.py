@@ -3,10 +3,12 @@
 The allocators of C and Arrow keep the memory that batches, scans and cycles have freed, in many
 arenas and in one heap for each thread; this can exceed the memory of the stored data. Therefore
 nodes run with the settings of `config.NODE_ENVIRONMENT`: one arena, from which the C library
-returns free pages, and Arrow's pool in it. The process that starts a node sets them, because Arrow
-reads its setting when it is loaded; missing settings are applied as far as possible. An idle node
-returns all free memory, which takes some milliseconds; a busy node does not, since it would
-allocate it again.
+returns free pages, and Arrow's pool in it. Batches and messages of some megabytes are in that heap,
+too, and it keeps some free memory at its end: otherwise each of them is mapped and returned, and to
+fault its pages in takes several times as long as to fill them. The process that starts a node sets
+them, because Arrow reads its setting when it is loaded; missing settings are applied as far as
+possible. An idle node returns all free memory, which takes some milliseconds; a busy node does not,
+since it would allocate it again.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ BUSY_MAX_S = 60.0
 """Interval of trims of a node that is never idle."""
 
 
-_M_ARENA_MAX = -8
-"""Parameter of glibc's mallopt(3)."""
+_MALLOPT = {
+    "MALLOC_ARENA_MAX": -8,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_TRIM_THRESHOLD_": -1,
+}
+"""Parameters of glibc's mallopt(3) by the variable that sets them."""
 
 
 def configure_malloc() -> None:
@@ -46,8 +52,9 @@ def configure_malloc() -> None:
     if "ARROW_DEFAULT_MEMORY_POOL" in missing:
         pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if "MALLOC_ARENA_MAX" in missing and mallopt is not None:
-        mallopt(_M_ARENA_MAX, int(missing["MALLOC_ARENA_MAX"]))
+    if mallopt is not None:
+        for name in missing.keys() & _MALLOPT.keys():
+            mallopt(_MALLOPT[name], int(missing[name]))
     os.environ.update(missing)
 
 
