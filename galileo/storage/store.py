@@ -484,7 +484,9 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """The random name of the directory, made at its first use."""
+        """The random name of the directory, made at its first use; known, it needs no lock."""
+        if self._identity:
+            return self._identity
         with self._changing:
             if not self._identity:
                 data = self.load_record(IDENTITY_KIND, IDENTITY)
