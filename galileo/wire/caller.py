@@ -517,13 +517,16 @@ class Caller:
         addresses = self.addresses if first is None else [first, *self.addresses]
         for address in dict.fromkeys(addresses):
             try:
-                return await self.while_live(address, self.ask(address, attempt))
+                result = await self.while_live(address, attempt(self.connection(address)))
             except GalileoError as error:
                 if not _is_unreachable(error, address):
                     self.on_error(error)
                     raise
                 reasons[address] = error.details.get("reason") or error.message
                 self.deprioritise(address)
+            else:
+                await self.learn_addresses(address)
+                return result
         await tls_probe.check_tls(reasons, is_tls=self._is_tls)
         _, reason = reasons.popitem()
         if reason == CLOSED and self._is_tls:

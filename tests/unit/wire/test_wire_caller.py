@@ -284,6 +284,28 @@ async def test_caller_waits_for_slow_node_that_is_live() -> None:
         await caller.close()
 
 
+async def test_caller_keeps_result_of_node_that_hangs_afterwards() -> None:
+    """Reading the addresses of other nodes is no part of the call."""
+
+    async def discover(node: Connection) -> list[str]:
+        await asyncio.sleep(0.2)
+        return [node.address]
+
+    async with Server(is_live=False) as hung, Server() as other:
+        hung.opened.set()
+        other.opened.set()
+        options = CallOptions(silence_s=0.02, health_s=0.02)
+        caller = Caller([hung.address, other.address], options=options, discover=discover)
+        answered = list[str]()
+
+        async def attempt(node: Connection) -> str:
+            answered.append(await call_address(node))
+            return answered[-1]
+
+        assert [await caller.call(attempt)] == answered
+        await caller.close()
+
+
 async def test_caller_with_one_address_sends_no_health_checks() -> None:
     async with Server(is_live=False) as only:
         caller = Caller([only.address], options=CHECKING)
