@@ -220,11 +220,13 @@ class GeoJsonWriter:
 
     Attributes:
         members: further members of the collection, which are written at its end.
+        id_column: the column with the ids of features, which need no escapes in JSON; "" for none.
     """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         Shapes.of(schema.empty_table())
         self.members: dict[str, Any] = {}
+        self.id_column = ""
         self._sink = sink
         self._between = b'{"type":"FeatureCollection","features":[\n'
 
@@ -233,10 +235,15 @@ class GeoJsonWriter:
         if not table.num_rows:
             return
         shapes = Shapes.of(table)
-        rest = [name for name in table.column_names if name not in shapes.columns]
-        head, middle = '{"type":"Feature","geometry":', ',"properties":'
+        apart = {*shapes.columns, self.id_column}
+        rest = [name for name in table.column_names if name not in apart]
+        head: tuple[Any, ...] = ('{"type":"Feature","geometry":',)
+        if self.id_column:
+            ids = table.column(self.id_column).combine_chunks()
+            head = ('{"type":"Feature","id":"', ids, '","geometry":')
         properties = json_lines(table.select(rest)) if rest else "{}"
-        texts = pc.binary_join_element_wise(head, shapes.geojson(), middle, properties, "}", "")
+        parts = (*head, shapes.geojson(), ',"properties":', properties, "}", "")
+        texts = pc.binary_join_element_wise(*parts)
         self._sink.write(self._between)
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), ",\n")
         self._sink.write(joined[0].as_buffer())

@@ -7,8 +7,10 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 from starlette.applications import Starlette
@@ -20,14 +22,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.errors import GalileoError
+from galileo.client import pages
+from galileo.client.async_client import AsyncClient
+from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
-from galileo.gateway.parameters import items_request
+from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
 from galileo.gateway.sparql import SparqlQueries
@@ -149,6 +153,14 @@ class Gateway:
             wanted = items_request(request.query_params, schema)
             accept = request.headers.get("accept", "")
             format = preferred(request.query_params.get("f"), accept, MEDIA_TYPES)
+            if format == "geojson":
+                return await self._page(request, client, schema, wanted)
+            if wanted.after is not None:
+                raise InputError(
+                    f"expected f as geojson, which has pages, with 'after', got {format}; other "
+                    "formats have all observations",
+                    parameter="after",
+                )
             tables: Any = client.select_batches(
                 schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
             )
@@ -156,10 +168,52 @@ class Gateway:
             first = [table async for table in _first(tables)]
             columns = wanted.columns or schema.observation_schema.names
             arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
-            members = {"links": [documents.link("self", str(request.url), MEDIA_TYPES[format])]}
-            encoder = TableEncoder(format, arrow_schema, members=members)
+            encoder = TableEncoder(format, arrow_schema)
             pieces = encoder.encode(_joined(first, tables), self._encoders)
             return Streamed(pieces, MEDIA_TYPES[format], held=stack.pop_all())
+
+    async def _page(
+        self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
+    ) -> Response:
+        """A page of GeoJSON, with a link to the next one."""
+        page = await client.select_page(
+            schema.name,
+            wanted.query,
+            limit=wanted.limit or parameters.PAGE_LIMIT,
+            columns=wanted.columns,
+            after=wanted.after,
+        )
+        links = [documents.link("self", str(request.url), documents.GEOJSON)]
+        if page.next is not None:
+            following = request.url.include_query_params(after=page.next)
+            links.append(documents.link("next", str(following), documents.GEOJSON))
+        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        body = await self._features(page.table, {"timeStamp": at, "links": links})
+        return Response(body, media_type=documents.GEOJSON, headers={"Vary": "Accept"})
+
+    async def _item(self, request: Request) -> Response:
+        known = parameters.single_values(request.query_params, ("f",))
+        preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
+        url, name = _url(request), request.path_params["featureId"]
+        async with self.callers.client(request) as client:
+            schema = await client.schema(request.path_params["collectionId"])
+            try:
+                table = await client.read_ids(schema.name, [name])
+            except InputError as error:
+                return problem(HTTPStatus.NOT_FOUND, error.message)
+        feature = json.loads(await self._features(table, {}))["features"][0]
+        collection = f"{url}/collections/{quote(schema.name)}"
+        links = [
+            documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
+            documents.link("collection", collection, documents.JSON),
+        ]
+        return Response(json.dumps({**feature, "links": links}), media_type=documents.GEOJSON)
+
+    async def _features(self, table: pa.Table, members: dict[str, Any]) -> bytes:
+        """Observations with a column of ids as GeoJSON."""
+        encoder = TableEncoder("geojson", table.schema, members=members, id_column=pages.ID)
+        pieces = encoder.encode(_of_one(table), self._encoders)
+        return b"".join([piece async for piece in pieces])
 
     async def _sparql(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
@@ -212,6 +266,10 @@ async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
     async for table in tables:
         yield table
         return
+
+
+async def _of_one(table: pa.Table) -> AsyncIterator[pa.Table]:
+    yield table
 
 
 async def _joined(first: list[pa.Table], rest: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:

@@ -11,6 +11,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.version import VERSION
 
 JSON = "application/json"
+GEOJSON = MEDIA_TYPES["geojson"]
 SCHEMA_JSON = "application/schema+json"
 OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
 SPARQL_RESULTS = "application/sparql-results+json"
@@ -21,6 +22,7 @@ CONFORMANCE = (
     *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("core", "landing-page", "json")),
     f"{_SPEC}ogcapi-common-1/1.0/conf/oas30",
     f"{_SPEC}ogcapi-common-2/1.0/conf/collections",
+    *(f"{_SPEC}ogcapi-features-1/1.0/conf/{name}" for name in ("core", "geojson", "oas30")),
     f"{_SPEC}ogcapi-features-3/1.0/conf/queryables",
     f"{_SPEC}ogcapi-features-3/1.0/conf/filter",
     f"{_SPEC}cql2/1.0/conf/cql2-text",
@@ -31,8 +33,7 @@ CONFORMANCE = (
     f"{_SPEC}cql2/1.0/conf/basic-spatial-functions",
     f"{_SPEC}ogcapi-features-5/1.0/conf/schemas",
 )
-"""Classes that hold. OGC API Features, Core, is not among them: observations have no ids, and there
-are no further pages."""
+"""Classes that hold."""
 
 _JSON_TYPES = {"float": "number", "int": "integer", "text": "string", "bool": "boolean"}
 

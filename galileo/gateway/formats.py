@@ -118,14 +118,24 @@ class TableEncoder:
         format: of `MEDIA_TYPES`.
         schema: of the tables.
         members: of a GeoJSON document, but for the number of features.
+        id_column: of a GeoJSON document, see `GeoJsonWriter`.
     """
 
-    def __init__(self, format: str, schema: pa.Schema, *, members: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        format: str,
+        schema: pa.Schema,
+        *,
+        members: Mapping[str, Any] | None = None,
+        id_column: str = "",
+    ) -> None:
         self._sink = _Sink()
-        self._members = members
+        self._members = dict(members or {})
         self._rows = 0
         self._schema = schema
         self._inner = WRITERS[format](self._sink, schema)  # type: ignore[arg-type]
+        if isinstance(self._inner, GeoJsonWriter):
+            self._inner.id_column = id_column
         is_binary = format in _BINARY
         rows_max = GROUP_ROWS if is_binary else 1
         self._writer: Writer = GroupedWriter(self._inner, schema, rows_max=rows_max)

@@ -18,6 +18,8 @@ from galileo.query.cql_syntax import read
 
 LIMIT_MAX = 10_000
 """A larger limit counts as this one, as OGC API Features demands."""
+PAGE_LIMIT = 1_000
+"""Observations of a page by default."""
 CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
 _OPEN = ("", "..")
@@ -36,8 +38,20 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "limit": {
         "in": "query",
-        "description": "Observations at most; all of them without it.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX},
+        "description": "Observations at most. By default a page of GeoJSON has the default, and "
+        "other formats have all observations.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": PAGE_LIMIT},
+    },
+    "after": {
+        "in": "query",
+        "description": "The token of a page of GeoJSON, as the link next has it.",
+        "schema": {"type": "string"},
+    },
+    "featureId": {
+        "in": "path",
+        "required": True,
+        "description": "The id of an observation.",
+        "schema": {"type": "string"},
     },
     "bbox": {
         "in": "query",
@@ -87,7 +101,17 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 """As OpenAPI describes them, by name; features are parameters, too."""
 
-ITEMS = ("f", "limit", "bbox", "datetime", "filter", "filter-lang", "filter-crs", "properties")
+ITEMS = (
+    "f",
+    "limit",
+    "after",
+    "bbox",
+    "datetime",
+    "filter",
+    "filter-lang",
+    "filter-crs",
+    "properties",
+)
 """Those of observations."""
 
 
@@ -98,12 +122,14 @@ class ItemsRequest:
     Attributes:
         query: a condition, or "" for all.
         columns: of the answer; empty for all.
-        limit: None for all.
+        limit: None if none is given.
+        after: the token of a page; None for the first.
     """
 
     query: Condition | str
     columns: tuple[str, ...]
     limit: int | None
+    after: str | None
 
 
 def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
@@ -125,7 +151,7 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     place = ["latitude", "longitude", "time"]
     names = [*place, *(name for name in columns if name not in place)] if columns else []
     limit = _limit(given["limit"]) if "limit" in given else None
-    return ItemsRequest(query, tuple(names), limit)
+    return ItemsRequest(query, tuple(names), limit, given.get("after"))
 
 
 def filter_of(parameters: QueryParams) -> Condition | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from galileo.gateway import parameters
-from galileo.gateway.documents import JSON, OPENAPI_JSON, SCHEMA_JSON, SPARQL_RESULTS
+from galileo.gateway.documents import GEOJSON, JSON, OPENAPI_JSON, SCHEMA_JSON, SPARQL_RESULTS
 from galileo.gateway.formats import MEDIA_TYPES
 
 
@@ -60,6 +60,7 @@ ROUTES = (
         _ITEM_TYPES,
         more_parameters=True,
     ),
+    RouteInfo("item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f",), (GEOJSON,)),
     RouteInfo(
         "sparql",
         f"{_COLLECTION}/sparql",

@@ -11,9 +11,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -86,10 +86,10 @@ def test_gdal_reads_every_observation(served: Served) -> None:
     source = f"OAPIF:{served.gateway.url}"
     layers = {str(name): kind for name, kind in pyogrio.list_layers(source)}
     assert layers[served.dataset] == "Point"
-    # There are no further pages, so one has to be large enough.
-    _, _, geometry, (_, temperatures, _, counts) = pyogrio.raw.read(
-        source, layer=served.dataset, PAGE_SIZE=10_000
-    )
+    meta, _, geometry, columns = pyogrio.raw.read(source, layer=served.dataset)
+    fields = dict(zip(meta["fields"], columns, strict=True))
+    temperatures, counts = fields["temperature"], fields["count"]
+    assert len(set(fields["id"])) == ROWS
     assert sorted(counts) == list(range(ROWS))
     expected = served.client.select(served.dataset).to_pandas()
     of_count = expected.set_index("count")
@@ -104,6 +104,50 @@ def test_gdal_reads_a_box(served: Served) -> None:
     )
     box = galileo.within((west, south, east, north))
     assert len(geometry) == served.client.count(served.dataset, box) > 100
+
+
+def test_pages_have_each_observation_of_the_first_once(
+    served: Served, fresh_name: Callable[[str], str]
+) -> None:
+    """While others are ingested, which no page has."""
+    rows = served.client.select(served.dataset)
+    served = replace(served, dataset=fresh_name("paged"))
+    served.client.create_dataset(galileo.Schema(served.dataset, SCHEMA, geohash_precision=3))
+    served.client.ingest(served.dataset, rows)
+    ids, counts, path = list[str](), list[int](), "/items?limit=700"
+    while path:
+        status, headers, body = served.get(path)
+        assert (status, headers["Content-Type"]) == (200, "application/geo+json")
+        page = json.loads(body)
+        assert page["numberReturned"] == len(page["features"]) <= 700
+        ids += [feature["id"] for feature in page["features"]]
+        counts += [feature["properties"]["count"] for feature in page["features"]]
+        links = {link["rel"]: link["href"] for link in page["links"]}
+        path = links["next"].removeprefix(served.url) if "next" in links else ""
+        served.client.ingest(served.dataset, rows.slice(0, 5))
+    assert sorted(counts) == list(range(ROWS))
+    assert len(set(ids)) == ROWS
+    number = counts.index(42)
+    status, _, body = served.get(f"/items/{ids[number]}")
+    feature = json.loads(body)
+    assert (status, feature["id"], feature["properties"]["count"]) == (200, ids[number], 42)
+    assert {link["rel"] for link in feature["links"]} == {"self", "collection"}
+
+
+@pytest.mark.parametrize("name", ["p0.99999999.1", "nothing", "p3.17"])
+def test_item_that_is_not_there_is_not_found(served: Served, name: str) -> None:
+    assert served.get(f"/items/{name}")[0] == 404
+
+
+def test_token_of_another_query_or_of_a_file_is_refused(served: Served) -> None:
+    links = json.loads(served.get("/items?limit=1")[2])["links"]
+    token = parse_qs(urlsplit(links[1]["href"]).query)["after"][0]
+    for path in (
+        f"/items?limit=1&station=KDEN&after={quote(token)}",
+        "/items?after=x",
+        f"/items?f=csv&after={quote(token)}",
+    ):
+        assert served.get(path)[0] == 400, path
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet", "geoparquet", "arrow"])
