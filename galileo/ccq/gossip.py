@@ -7,7 +7,8 @@ communicate end up with equal records.
 
 A record that this node does not share (`record_table`) is sent to its replicas until all of them
 have acknowledged it, and then forgotten. So a record that moves with the topology is at its new
-place before it leaves the old one.
+place before it leaves the old one, and the end of a CCQ reaches all replicas from a coordinator
+that is none of them.
 """
 
 from __future__ import annotations

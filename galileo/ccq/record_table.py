@@ -132,8 +132,13 @@ class RecordTable:
         return tuple(dict.fromkeys((*self.replicas(record.ccq.id), *others)))
 
     def is_shared(self, record: Record) -> bool:
-        """Whether this node is one of those that share a record."""
-        return self._me in self.sharers(record)
+        """Whether this node is one of those that share a record.
+
+        What it has ended itself is surplus, unless it is a replica: digests leave out ends, so one
+        whose announcement is lost would stay here, while another node takes the CCQ over.
+        """
+        is_over = record.ended is not None
+        return self._me in (self.replicas(record.ccq.id) if is_over else self.sharers(record))
 
     def forget(self, ccq_id: str) -> None:
         """Remove a surplus record."""

@@ -328,6 +328,21 @@ def test_surplus_record_that_ended_needs_acknowledgements_of_its_end() -> None:
     assert only(made.tick(4.0 + SURPLUS_S), PurgeRecord) == [PurgeRecord(record.ccq.id)]
 
 
+def test_end_at_a_coordinator_that_is_no_replica_is_sent_until_all_replicas_have_it() -> None:
+    """Its announcement may be lost while another node takes the CCQ over."""
+    ccq = ccq_of(off="a")
+    replicas = others_of(ccq, but="a")
+    made = driver(kept=(Record(ccq, NODES_MAX, "a"),))
+    made.tick(1.0)
+    made.feed(CancelRequested(1, ccq.id))
+    pushed = sent(made.tick(2.0), RecordUpdate)
+    assert {peer for peer, message in pushed if message.note} == set(replicas)
+    (record,) = made.machine.records
+    for peer in replicas:
+        made.hear(peer, RecordAck(((ccq.id, -record.term),)))
+    assert only(made.tick(3.0 + SURPLUS_S), PurgeRecord) == [PurgeRecord(ccq.id)]
+
+
 def test_stored_records_of_all_nodes_are_handed_to_their_replicas() -> None:
     """As after an upgrade from a version in which every node had every record."""
     kept = tuple(Record(replace(CCQ, id=f"q{n}"), NODES_MAX, "b") for n in range(30))
