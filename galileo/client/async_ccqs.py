@@ -209,14 +209,22 @@ class AsyncCcqs(AsyncBulk):
             self, ccq_id_of(ccq), token=token, spool=spool, labels_max=labels_max
         )
 
-    async def list_ccqs(self) -> list[CcqInfo]:
-        """The CCQs that the cluster answers.
+    async def list_ccqs(self, dataset: str = "") -> list[CcqInfo]:
+        """The CCQs that the cluster answers, and that the caller may use.
+
+        Args:
+            dataset: only those of this one. A caller whose grants name datasets has to name one.
+
+        Raises:
+            Forbidden: the caller has no grant on the dataset, or not on every one if none is named.
 
         Example:
             >>> ccq.id in {info.id for info in await client.list_ccqs()}
             True
         """
-        reply = await self._caller.unary(ContinuousStub, "List", continuous_pb2.ListRequest())
+        key = (await self.schema(dataset)).key if dataset else ""
+        request = continuous_pb2.ListRequest(dataset=key)
+        reply = await self._caller.unary(ContinuousStub, "List", request)
         return [decode.ccq_info(value) for value in reply.ccqs]
 
     async def cancel(self, ccq: CcqLike) -> None:

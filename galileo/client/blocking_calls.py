@@ -897,14 +897,20 @@ class BlockingCalls(BlockingBase):
             self._client.sparql_view(ccq, token=token, spool=spool, labels_max=labels_max)
         )
 
-    def list_ccqs(self) -> list[CcqInfo]:
-        """The CCQs that the cluster answers.
+    def list_ccqs(self, dataset: str = "") -> list[CcqInfo]:
+        """The CCQs that the cluster answers, and that the caller may use.
+
+        Args:
+            dataset: only those of this one. A caller whose grants name datasets has to name one.
+
+        Raises:
+            Forbidden: the caller has no grant on the dataset, or not on every one if none is named.
 
         Example:
             >>> ccq.id in {info.id for info in client.list_ccqs()}
             True
         """
-        return self._run(self._client.list_ccqs())
+        return self._run(self._client.list_ccqs(dataset))
 
     def cancel(self, ccq: CcqLike) -> None:
         """Ends a CCQ everywhere; its watchers get `CcqCancelled`.

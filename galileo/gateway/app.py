@@ -27,6 +27,7 @@ from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
+from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
@@ -68,20 +69,22 @@ class Gateway:
         self.callers = Callers(options)
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
+        self._continuous = CcqRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
         ]
         self.metrics = GatewayMetrics()
+        self.metrics.readers = lambda: self.callers.readers
         self.app = self._application()
 
     def _application(self) -> Any:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=self._options.origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=[REQUEST_HEADER],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, "Location"],
         )
         inner = Starlette(
             routes=self._routes,
@@ -95,8 +98,9 @@ class Gateway:
         await self.callers.close()
 
     def stop(self) -> None:
-        """Cancels queries that run long."""
+        """Cancels queries that run long, and ends streams of events."""
         self._sparql_queries.stop()
+        self._continuous.hubs.stop()
 
     def _answering(self, name: str) -> _Handler:
         handler: _Handler = getattr(self, f"_{name}")
@@ -219,6 +223,20 @@ class Gateway:
         async with self.callers.client(request) as client:
             dataset = request.path_params["collectionId"]
             return await self._sparql_queries.answer(request, client, dataset)
+
+    # --- continuous queries ------------------------------------------------------------------
+
+    async def _ccqs(self, request: Request) -> Response:
+        return await self._continuous.all(request)
+
+    async def _ccq(self, request: Request) -> Response:
+        return await self._continuous.one(request)
+
+    async def _ccq_labels(self, request: Request) -> Response:
+        return await self._continuous.labels(request)
+
+    async def _ccq_events(self, request: Request) -> Response:
+        return await self._continuous.events(request)
 
 
 class Streamed(Response):

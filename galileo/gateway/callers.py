@@ -6,7 +6,7 @@ import base64
 import binascii
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.requests import Request
 
@@ -32,7 +32,13 @@ class Callers:
             options.nodes, keys=options.cluster_keys, patience_s=options.patience_s
         )
         self._requests: Counter[str] = Counter()
+        self._readers: Counter[str] = Counter()
         self._is_checked = not options.cluster_keys.is_tls
+
+    @property
+    def readers(self) -> int:
+        """The number of readers of events."""
+        return self._readers.total()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -45,25 +51,42 @@ class Callers:
             Unauthenticated: the request has no token, or a malformed one.
             Overloaded: the caller has too many requests.
         """
-        token = token_of(request.headers.get("authorization", ""))
-        token = token or self._options.anonymous_token
-        if not self._is_checked:
-            await self._check_certificate()
-        if not (token or self._options.anonymous or not self._options.cluster_keys.is_tls):
-            raise Unauthenticated("authentication required: the request has no token")
+        token = await self._token(request)
         if self._requests[token] >= REQUESTS_OF_CALLER_MAX or len(self._requests) >= CALLERS_MAX:
             raise Overloaded(
                 f"expected at most {REQUESTS_OF_CALLER_MAX} requests of a caller at a time; try "
                 "again when one of them is answered",
                 bound=REQUESTS_OF_CALLER_MAX,
             )
-        self._requests[token] += 1
-        try:
+        with _counted(self._requests, token):
             yield self._clients.client(token)
-        finally:
-            self._requests[token] -= 1
-            if not self._requests[token]:
-                del self._requests[token]
+
+    @contextlib.asynccontextmanager
+    async def reader(self, request: Request) -> AsyncIterator[AsyncClient]:
+        """The client of the caller of a request for events, which lasts; for the block.
+
+        Raises:
+            Unauthenticated: the request has no token, or a malformed one.
+            Overloaded: the gateway, or the caller, has too many readers.
+        """
+        token, readers_max = await self._token(request), self._options.readers_max
+        if self._readers.total() >= readers_max or self._readers[token] >= (readers_max + 1) // 2:
+            raise Overloaded(
+                f"expected at most {readers_max} readers of events, and half of them of one "
+                "caller; start the gateway with more --connections, or read at another one",
+                bound=readers_max,
+            )
+        with _counted(self._readers, token):
+            yield self._clients.client(token)
+
+    async def _token(self, request: Request) -> str:
+        token = token_of(request.headers.get("authorization", ""))
+        token = token or self._options.anonymous_token
+        if not self._is_checked:
+            await self._check_certificate()
+        if not (token or self._options.anonymous or not self._options.cluster_keys.is_tls):
+            raise Unauthenticated("authentication required: the request has no token")
+        return token
 
     async def is_reachable(self) -> bool:
         """Whether a node of the cluster answers."""
@@ -101,6 +124,18 @@ class Callers:
                 "start the gateway with --anonymous"
             )
         self._is_checked = True
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[str], token: str) -> Iterator[None]:
+    """Counts a token, for the block."""
+    counter[token] += 1
+    try:
+        yield
+    finally:
+        counter[token] -= 1
+        if not counter[token]:
+            del counter[token]
 
 
 def token_of(header: str) -> str:

@@ -14,6 +14,7 @@ JSON = "application/json"
 GEOJSON = MEDIA_TYPES["geojson"]
 SCHEMA_JSON = "application/schema+json"
 OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
+EVENT_STREAM = "text/event-stream"
 SPARQL_RESULTS = "application/sparql-results+json"
 CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 _REL = "http://www.opengis.net/def/rel/ogc/1.0/"
@@ -56,6 +57,7 @@ def landing(url: str) -> dict[str, Any]:
             link(f"{_REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
             link("data", f"{url}/collections", JSON, "the datasets"),
             link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
+            link("related", f"{url}/ccqs", JSON, "continuous queries"),
         ],
     }
 

@@ -16,10 +16,12 @@ class GatewayMetrics:
 
     Attributes:
         connections: the number of open ones.
+        readers: the number of readers of events.
     """
 
     def __init__(self) -> None:
         self.connections: Callable[[], int] = lambda: 0
+        self.readers: Callable[[], int] = lambda: 0
         self._requests: Counter[tuple[str, int]] = Counter()
         self._durations: defaultdict[str, DurationHistogram] = defaultdict(
             lambda: DurationHistogram(REQUEST_BOUNDS_S)
@@ -38,6 +40,9 @@ class GatewayMetrics:
         name = "galileo_gateway_connections"
         yield from _head(name, "Open connections", "gauge")
         yield f"{name} {self.connections()}"
+        name = "galileo_gateway_readers"
+        yield from _head(name, "Readers of events of continuous queries", "gauge")
+        yield f"{name} {self.readers()}"
         name = "galileo_gateway_requests_total"
         yield from _head(name, "Requests, by route and status; 0: the client left", "counter")
         for (route, status), count in sorted(self._requests.items()):

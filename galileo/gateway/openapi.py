@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from galileo.gateway import parameters, problems
@@ -59,6 +60,7 @@ def _operations(route: RouteInfo) -> dict[str, Any]:
 
 def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
     is_get = method == "GET"
+    status = dict(route.statuses).get(method, 200)
     names = (*path_parameters(route), *(route.parameters if is_get else ()))
     listed: list[dict[str, Any]] = [{"$ref": f"#/components/parameters/{n}"} for n in names]
     if route.more_parameters:
@@ -77,17 +79,17 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
         "summary": route.summary,
         "parameters": listed,
         "responses": {
-            "200": {
-                "description": route.summary,
-                "content": {media_type: {} for media_type in route.media_types},
-            },
+            str(status): _success(route, status),
             "default": {"$ref": "#/components/responses/problem"},
         },
     }
-    if not is_get:
-        content: dict[str, Any] = {
-            "application/x-www-form-urlencoded": {},
-            "application/sparql-query": {},
-        }
+    if method in ("POST", "PUT", "PATCH"):
+        content: dict[str, Any] = {media_type: {} for media_type in route.request_types}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _success(route: RouteInfo, status: int) -> dict[str, Any]:
+    has_body = status != HTTPStatus.NO_CONTENT
+    content: dict[str, Any] = {media_type: {} for media_type in route.media_types}
+    return {"description": route.summary, **({"content": content} if has_body else {})}

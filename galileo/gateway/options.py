@@ -58,6 +58,11 @@ class GatewayOptions:
     anonymous_token: str = ""
     connections_max: int = CONNECTIONS_MAX
 
+    @property
+    def readers_max(self) -> int:
+        """Largest number of readers of events; other requests have the remaining connections."""
+        return self.connections_max * 3 // 4
+
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
             raise ConfigError(

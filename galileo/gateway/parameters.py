@@ -20,6 +20,7 @@ LIMIT_MAX = 10_000
 """A larger limit counts as this one, as OGC API Features demands."""
 PAGE_LIMIT = 1_000
 """Observations of a page by default."""
+WAIT_MAX_S = 60
 CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
 _OPEN = ("", "..")
@@ -44,7 +45,7 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "after": {
         "in": "query",
-        "description": "The token of a page of GeoJSON, as the link next has it.",
+        "description": "The token of the last page or update: of pages, as their link next has it.",
         "schema": {"type": "string"},
     },
     "featureId": {
@@ -98,6 +99,27 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "SELECT, ASK, CONSTRUCT or DESCRIBE.",
         "schema": {"type": "string"},
     },
+    "ccqId": {
+        "in": "path",
+        "required": True,
+        "description": "The id of a continuous query.",
+        "schema": {"type": "string"},
+    },
+    "until": {
+        "in": "query",
+        "description": "A token of the same query, after which nothing is wanted.",
+        "schema": {"type": "string"},
+    },
+    "wait": {
+        "in": "query",
+        "description": "Seconds to wait for something new.",
+        "schema": {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
+    },
+    "Last-Event-ID": {
+        "in": "header",
+        "description": "As `after`, and before it.",
+        "schema": {"type": "string"},
+    },
 }
 """As OpenAPI describes them, by name; features are parameters, too."""
 
@@ -113,6 +135,10 @@ ITEMS = (
     "properties",
 )
 """Those of observations."""
+CCQ_LABELS = ("f", "after", "until", "wait")
+"""Those of an update of a continuous query."""
+CCQ_EVENTS = ("after", "Last-Event-ID")
+"""Those of the events of a continuous query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +200,19 @@ def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[st
             raise InputError(f"expected one parameter {name!r}, got several", parameter=name)
         values[name] = value
     return values
+
+
+def wait_s(text: str) -> float:
+    """The seconds of the parameter `wait`; 0 for an empty one. Raises InputError."""
+    try:
+        wait_s = float(text or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise InputError(
+            f"expected wait as seconds from 0 to {WAIT_MAX_S}, got {text!r}", parameter="wait"
+        )
+    return wait_s
 
 
 def _limit(text: str) -> int:

@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from galileo.gateway import parameters
-from galileo.gateway.documents import GEOJSON, JSON, OPENAPI_JSON, SCHEMA_JSON, SPARQL_RESULTS
+from galileo.gateway.documents import (
+    EVENT_STREAM,
+    GEOJSON,
+    JSON,
+    OPENAPI_JSON,
+    SCHEMA_JSON,
+    SPARQL_RESULTS,
+)
 from galileo.gateway.formats import MEDIA_TYPES
+from galileo.gateway.updates import LABEL_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,8 @@ class RouteInfo:
         media_types: of the answer.
         methods: that it takes.
         more_parameters: whether it has further parameters, named as the features of the dataset.
+        request_types: media types of the body of methods that have one.
+        statuses: of success, where it is not 200: pairs of method and status.
     """
 
     name: str
@@ -31,8 +41,11 @@ class RouteInfo:
     media_types: tuple[str, ...] = (JSON,)
     methods: tuple[str, ...] = ("GET",)
     more_parameters: bool = False
+    request_types: tuple[str, ...] = ()
+    statuses: tuple[tuple[str, int], ...] = ()
 
 
+_CCQ = "/ccqs/{ccqId}"
 _COLLECTION = "/collections/{collectionId}"
 _ITEM_TYPES = tuple(dict.fromkeys(name.partition(";")[0] for name in MEDIA_TYPES.values()))
 
@@ -68,6 +81,38 @@ ROUTES = (
         ("query", "filter", "filter-lang"),
         (SPARQL_RESULTS, "text/turtle"),
         ("GET", "POST"),
+        request_types=("application/x-www-form-urlencoded", "application/sparql-query"),
+    ),
+    RouteInfo(
+        "ccqs",
+        "/ccqs",
+        "Continuous queries",
+        ("f",),
+        methods=("GET", "POST"),
+        request_types=(JSON,),
+        statuses=(("POST", 201),),
+    ),
+    RouteInfo(
+        "ccq",
+        _CCQ,
+        "A continuous query",
+        ("f",),
+        methods=("GET", "DELETE"),
+        statuses=(("DELETE", 204),),
+    ),
+    RouteInfo(
+        "ccq_labels",
+        f"{_CCQ}/labels",
+        "New labels of a continuous query",
+        parameters.CCQ_LABELS,
+        tuple(LABEL_FORMATS.values()),
+    ),
+    RouteInfo(
+        "ccq_events",
+        f"{_CCQ}/events",
+        "New labels of a continuous query as server-sent events",
+        parameters.CCQ_EVENTS,
+        (EVENT_STREAM,),
     ),
 )
 

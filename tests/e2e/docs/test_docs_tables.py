@@ -23,6 +23,7 @@ from galileo.client import Client
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.formats.detection import READERS
 from galileo.gateway import parameters
+from galileo.gateway.ccqs import SUBMISSION
 from galileo.gateway.routes import ROUTES
 
 ROOT = Path(__file__).parents[3]
@@ -209,3 +210,6 @@ def test_http_page_lists_the_paths_and_parameters_of_the_gateway(
     ]
     [listed] = http.tables("Parameters of items")
     assert [code(name) for name, _ in listed[:-1]] == [*parameters.ITEMS]
+    submission, of_labels = http.tables("Continuous queries")
+    assert [code(name) for name, _ in submission] == [*SUBMISSION]
+    assert [code(name) for name, _ in of_labels] == [*parameters.CCQ_LABELS]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
@@ -222,3 +223,47 @@ async def test_gateway_of_a_cluster_without_tokens_needs_anonymous(
             assert (await get(url + RAIN, authorization))[0] == 403
         url = await stack.enter_async_context(gateway(replace(options, anonymous=True)))
         assert (await get(url + RAIN))[1]["numberReturned"] == 1
+
+
+async def test_continuous_queries_belong_to_their_owner(
+    tmp_path: Path, tokens: Tokens, no_evaluator: dict[str, Any]
+) -> None:
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    sections = {
+        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
+        "evaluator": no_evaluator,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", sections))
+        await fill(address, tokens.proof("writer"))
+        # Three readers at most, and two of one caller.
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0, connections_max=4)
+        url = await stack.enter_async_context(gateway(options))
+        ann, other = (f"Bearer {tokens.tokens[name]}" for name in ("ann", "reader"))
+        async with galileo.AsyncClient(address, proof=tokens.proof("ann")) as client:
+            ccq = await client.submit("rain")
+        of_ann = f"/ccqs/{ccq.id}"
+        status, listed = await get(f"{url}/ccqs", ann)
+        assert status == 200, listed
+        assert [one["id"] for one in listed["ccqs"]] == [ccq.id]
+        assert (await get(f"{url}/ccqs", other))[1]["ccqs"] == []
+        for path in (of_ann, f"{of_ann}/labels", f"{of_ann}/events"):
+            assert (await get(url + path, other))[0] in (403, 404), path
+            assert (await get(url + path))[0] == 401, path
+        assert len((await get(f"{url}{of_ann}/labels", ann))[1]["features"]) == 1
+        for _ in range(2):
+            stream = await events(url + of_ann, ann)
+            stack.callback(stream.close)
+        status, document = await get(f"{url}{of_ann}/events", ann)
+        assert (status, document["kind"]) == (503, "overloaded")
+
+
+async def events(url: str, authorization: str) -> asyncio.StreamWriter:
+    """The connection of a reader that has had its first event."""
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"GET {where.path}/events HTTP/1.1\r\nHost: {where.netloc}\r\n"
+    writer.write(f"{head}Authorization: {authorization}\r\n\r\n".encode())
+    async with asyncio.timeout(TIMEOUT_S):
+        await reader.readuntil(b"event: update\n")
+    return writer

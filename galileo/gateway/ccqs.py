@@ -1,0 +1,254 @@
+"""Continuous queries: submit, list, cancel, and read by fetches or events."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.async_client import AsyncClient
+from galileo.client.bulk_submit import EXPIRATION, INTERVAL
+from galileo.client.results import Ccq, CcqInfo, Labels, Update
+from galileo.errors import Forbidden, InputError, UnknownCcq
+from galileo.gateway import documents, parameters
+from galileo.gateway.callers import Callers
+from galileo.gateway.events import EventStream
+from galileo.gateway.formats import Encoders, preferred
+from galileo.gateway.hub import Hubs, QueryReader
+from galileo.gateway.problems import problem
+from galileo.gateway.updates import (
+    LABEL_FORMATS,
+    cut,
+    encode_labels,
+    link_members,
+    members_of,
+    windows_of,
+)
+from galileo.model.times import iso
+from galileo.model.windows import Window
+from galileo.query.builder import Condition
+from galileo.rdf.endpoint import body_of
+from galileo.rdf.protocol import Refused
+from galileo.samplers import SamplerSpec, sampler
+
+LABELS_MAX = 10_000
+"""Soft bound of the labels of an answer; the next one has the rest."""
+TOKEN_HEADER = "Galileo-Token"
+"""The token of an update, with answers of any format."""
+SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window")
+"""Members of a submission."""
+
+
+class CcqRoutes:
+    """Answers requests about continuous queries; belongs to one event loop.
+
+    Args:
+        callers: of the gateway.
+        encoders: of the gateway.
+    """
+
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+        self._callers = callers
+        self._encoders = encoders
+        self.hubs = Hubs()
+
+    async def all(self, request: Request) -> Response:
+        """Lists the queries of the caller, or submits one."""
+        _format_json(request)
+        if request.method == "POST":
+            return await self._submit(request)
+        async with self._callers.client(request) as client:
+            infos = await _infos(client)
+        described = [_described(request, info) for info in infos]
+        return _json({"links": [], "ccqs": described})
+
+    async def one(self, request: Request) -> Response:
+        """Describes a query, or cancels it."""
+        _format_json(request)
+        ccq_id = request.path_params["ccqId"]
+        async with self._callers.client(request) as client:
+            if request.method == "DELETE":
+                await client.cancel(ccq_id)
+                return Response(status_code=HTTPStatus.NO_CONTENT)
+            return _json(_described(request, await _info(client, ccq_id)))
+
+    async def labels(self, request: Request) -> Response:
+        """What is new after a token."""
+        given = parameters.single_values(request.query_params, parameters.CCQ_LABELS)
+        format = preferred(given.get("f"), request.headers.get("accept", ""), LABEL_FORMATS)
+        wait_s = parameters.wait_s(given.get("wait", ""))
+        ccq_id, until = request.path_params["ccqId"], given.get("until", "")
+        async with self._callers.client(request) as client:
+            update = await client.fetch(
+                ccq_id, token=given.get("after", ""), wait=wait_s or None, labels_max=LABELS_MAX
+            )
+            if until:
+                update = cut(update, until, ccq_id=ccq_id)
+            return await self._labels_answer(update, format)
+
+    async def events(self, request: Request) -> Response:
+        """The same as server-sent events, until the client leaves or the query ends."""
+        given = parameters.single_values(request.query_params, ("after",))
+        token = request.headers.get("last-event-id", given.get("after", ""))
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self._callers.reader(request))
+            reader = QueryReader(self.hubs, client, request.path_params["ccqId"], token=token)
+            return EventStream(reader, await reader.fetch(), held=stack.pop_all())
+
+    async def _submit(self, request: Request) -> Response:
+        try:
+            submission = await _submission(request)
+        except Refused as refused:
+            return problem(refused.status, refused.text, headers=refused.headers)
+        async with self._callers.client(request) as client:
+            ccq = await client.submit(submission.pop("dataset"), **submission)
+            location = f"{_url(request)}/ccqs/{ccq.id}"
+            members = {**_described(request, ccq.info), **_initial_members(ccq)}
+            if len(ccq.initial) > LABELS_MAX:
+                link = link_members(len(ccq.initial), "", ccq.token)
+                link["links"] = [
+                    *members["links"],
+                    *({**one, "href": f"{location}/{one['href']}"} for one in link["links"]),
+                ]
+                body = json.dumps({**members, **link}).encode()
+            else:
+                body = await self._encoded(ccq.initial, "json", members)
+        headers = {"Location": location, TOKEN_HEADER: ccq.token}
+        return Response(body, HTTPStatus.CREATED, headers=headers, media_type=documents.JSON)
+
+    async def _labels_answer(self, update: Update, format: str) -> Response:
+        body = await self._encoded(update.labels, format, members_of(update))
+        headers = {TOKEN_HEADER: update.token, "Vary": "Accept"}
+        return Response(body, headers=headers, media_type=LABEL_FORMATS[format])
+
+    async def _encoded(self, labels: Labels, format: str, members: dict[str, Any]) -> bytes:
+        return await self._encoders.run(functools.partial(encode_labels, labels, format, members))
+
+
+async def _infos(client: AsyncClient) -> list[CcqInfo]:
+    """The queries of the caller."""
+    try:
+        return await client.list_ccqs()
+    except Forbidden:  # Its grants name datasets.
+        schemas = await client.datasets()
+        return [info for schema in schemas for info in await client.list_ccqs(schema.name)]
+
+
+async def _info(client: AsyncClient, ccq_id: str) -> CcqInfo:
+    for info in await _infos(client):
+        if info.id == ccq_id:
+            return info
+    raise UnknownCcq(f"there is no continuous query {ccq_id!r}", ccq_id=ccq_id)
+
+
+def _initial_members(ccq: Ccq) -> dict[str, Any]:
+    return {
+        "token": ccq.token,
+        "missing": list(ccq.initial.missing),
+        **windows_of(ccq.windows, ccq.clock_us),
+    }
+
+
+def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
+    """A continuous query, as JSON values."""
+    url = f"{_url(request)}/ccqs/{info.id}"
+    return {
+        "id": info.id,
+        "dataset": info.dataset,
+        "query": json.loads(info.query) if info.query.startswith("{") else info.query,
+        "interval": info.interval_s,
+        "expires": iso(round(info.expires_at * 1e6)),
+        "state": info.state,
+        "coordinator": info.coordinator,
+        "sampler": json.loads(info.sampler.to_json()) if info.sampler else None,
+        "window": str(info.window) if info.window else None,
+        "owner": info.owner,
+        "links": [
+            documents.link("self", url, documents.JSON, "this query"),
+            documents.link("items", f"{url}/labels", LABEL_FORMATS["geojson"], "its labels"),
+            documents.link("monitor", f"{url}/events", documents.EVENT_STREAM, "its events"),
+        ],
+    }
+
+
+async def _submission(request: Request) -> dict[str, Any]:
+    """The arguments of `AsyncClient.submit`.
+
+    Raises:
+        InputError: the body is something else.
+        Refused: it is not JSON, or too large.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != documents.JSON:  # HTML forms cannot send it.
+        text = f"expected a body of type {documents.JSON}, got {media_type or 'none'}"
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    try:
+        given = json.loads(await body_of(request))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected a JSON object: {error}", expected="json") from error
+    if not isinstance(given, dict) or not isinstance(given.get("dataset"), str):
+        raise InputError("expected a JSON object with the name of a dataset", expected="dataset")
+    if unknown := sorted(set(given) - set(SUBMISSION)):
+        raise InputError(
+            f"there is no member {unknown[0]!r}; expected {', '.join(SUBMISSION)}",
+            parameter=unknown[0],
+        )
+    return {
+        "dataset": given["dataset"],
+        "query": _query_of(given.get("query") or ""),
+        "interval": given.get("interval", INTERVAL),
+        "expiration": given.get("expiration", EXPIRATION),
+        "sampler": _sampler_of(given.get("sampler")),
+        "window": _window_of(given.get("window")),
+    }
+
+
+def _query_of(given: Any) -> str | Condition:
+    if not isinstance(given, str | dict):
+        raise InputError(f"expected query as CQL2 text or JSON, got {given!r}", parameter="query")
+    return Condition(given) if isinstance(given, dict) else given
+
+
+def _sampler_of(given: Any) -> SamplerSpec | None:
+    """The sampler of `{"name": "uniform", "fraction": 0.1}`, with "seed" if it is given."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise InputError(
+            'expected a sampler such as {"name": "uniform", "fraction": 0.1}, got '
+            f"{json.dumps(given)[:200]}",
+            parameter="sampler",
+        )
+    return sampler(**given)
+
+
+def _window_of(given: Any) -> Window | None:
+    """The windows of "tumbling:1h", or of `{"windows": "sliding:6h/1h", "lateness": "10m"}`."""
+    members = given if isinstance(given, dict) else {"windows": given}
+    if given is None:
+        return None
+    if set(members) - {"windows", "lateness"} or not isinstance(members.get("windows"), str):
+        raise InputError(
+            'expected windows such as "tumbling:1h", or {"windows": "sliding:6h/1h", "lateness": '
+            f'"10m"}}, got {json.dumps(given)[:200]}',
+            parameter="window",
+        )
+    return Window.parse(members["windows"], lateness=members.get("lateness"))
+
+
+def _format_json(request: Request) -> None:
+    given = parameters.single_values(request.query_params, ("f",))
+    preferred(given.get("f"), "", {"json": documents.JSON})
+
+
+def _json(document: Any) -> Response:
+    return Response(json.dumps(document), media_type=documents.JSON)
+
+
+def _url(request: Request) -> str:
+    return str(request.base_url).rstrip("/")

@@ -1,0 +1,169 @@
+"""Updates of continuous queries as JSON, GeoJSON, Arrow and server-sent events.
+
+The labels between two positions of a query are a function of the log (docs/dev/protocol.md). An
+answer that goes further than wanted can therefore be cut at any position at or after its begin:
+what remains is what an answer up to there has, and the rest comes with the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from galileo.client.json_lines import json_lines
+from galileo.client.results import Labels, Update
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.gateway.formats import TEXT_ROWS, TableEncoder
+from galileo.model.times import iso
+from galileo.model.windows import WindowChange
+from galileo.wire import token as tokens
+
+LABEL_FORMATS = {
+    "geojson": "application/geo+json",
+    "json": "application/json",
+    "arrow": "application/vnd.apache.arrow.file",
+}
+"""Of updates, by the name of the format; the first is the default."""
+METADATA_KEY = "galileo"
+"""Of the members of an update in the metadata of an Arrow schema."""
+EVENT_LABELS_MAX = 512
+"""Labels in an event; of more, it has a link."""
+EVENT_BYTES_MAX = 256 << 10
+"""Bytes of the labels in an event; of more, it has a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An update as a server-sent event.
+
+    Attributes:
+        before: the token of those who may take it.
+        after: the token of those who have it.
+        frame: its bytes.
+    """
+
+    before: str
+    after: str
+    frame: bytes
+
+
+def position(token: str, ccq_id: str) -> Cursor:
+    """The position of a token; that of an empty one is before the first commit.
+
+    Raises:
+        InvalidToken: it is damaged or of another query.
+    """
+    return tokens.decode(token, ccq_id=ccq_id) if token else EMPTY_CURSOR
+
+
+def has_windows(token: str, ccq_id: str) -> bool:
+    """Whether the reader of a token has begun to follow windows."""
+    return bool(token) and tokens.read(token, ccq_id=ccq_id)[1] != tokens.NO_PROGRESS
+
+
+def cut(update: Update, until: str, *, ccq_id: str) -> Update:
+    """The update without what lies after a token, and without changes of windows."""
+    end, at = position(until, ccq_id), position(update.token, ccq_id)
+    reached = at.meet(end)
+    is_after = reached.past(update.labels.partitions, update.labels.sequences)
+    labels = update.labels.where(~is_after)
+    assert isinstance(labels, Labels)
+    token = update.token if reached == at else tokens.encode(ccq_id, reached)
+    return dataclasses.replace(
+        update,
+        labels=labels,
+        token=until if reached == end else token,
+        frontier=update.frontier.meet(reached),
+        more=reached != end,
+        gone=tuple(_cut_ranges(update.gone, reached)),
+        windows=(),
+        clock_us=None,
+    )
+
+
+def _cut_ranges(gone: Iterable[CommitRange], until: Cursor) -> Iterable[CommitRange]:
+    for dropped in gone:
+        last = min(dropped.last, until[dropped.partition])
+        if dropped.first <= last:
+            yield CommitRange(dropped.partition, dropped.first, last)
+
+
+def members_of(update: Update) -> dict[str, Any]:
+    """What an update says besides its labels, as JSON values."""
+    return {
+        "token": update.token,
+        "more": update.more,
+        "frontier": {str(partition): at for partition, at in update.frontier.items()},
+        "missing": list(update.labels.missing),
+        "gone": [dataclasses.asdict(dropped) for dropped in update.gone],
+        **windows_of(update.windows, update.clock_us),
+        "age": update.age_s,
+        "interval": update.interval_s,
+    }
+
+
+def windows_of(windows: Iterable[WindowChange], clock_us: int | None) -> dict[str, Any]:
+    """Changes of windows, and the event clock, as JSON values."""
+    return {
+        "windows": [
+            {
+                "start": iso(change.start_us),
+                "end": iso(change.end_us),
+                "labels": change.labels,
+                "state": change.state,
+            }
+            for change in windows
+        ],
+        "clock": None if clock_us is None else iso(clock_us),
+    }
+
+
+def encode_labels(labels: Labels, format: str, members: dict[str, Any]) -> bytes:
+    """Labels with members of an answer, in a format of `LABEL_FORMATS`."""
+    table = labels.to_arrow()
+    if format == "json":
+        parts = [
+            row
+            for start in range(0, table.num_rows, TEXT_ROWS)
+            for row in json_lines(table.slice(start, TEXT_ROWS)).to_pylist()
+        ]
+        rest = json.dumps(members)[1:]
+        return f'{{"labels":[\n{("," + chr(10)).join(parts)}\n],{rest}\n'.encode()
+    if format == "arrow":
+        table = table.replace_schema_metadata({METADATA_KEY: json.dumps(members)})
+    encoder = TableEncoder(format, table.schema, members=members)
+    return encoder.write(table) + encoder.close()
+
+
+def event_of(before: str, update: Update) -> Event:
+    """The event of an update to the readers that have the token `before`."""
+    members = {"after": before, **members_of(update)}
+    data = b""
+    if len(update.labels) <= EVENT_LABELS_MAX:
+        # Line feeds are between features only; within texts they are escaped.
+        data = encode_labels(update.labels, "geojson", members).replace(b"\n", b"")
+    if not data or len(data) > EVENT_BYTES_MAX:
+        data = json.dumps(link_members(len(update.labels), before, update.token) | members).encode()
+    return Event(before, update.token, _frame("update", data, token=update.token))
+
+
+def link_members(labels: int, after: str, until: str) -> dict[str, Any]:
+    """Members of an answer that has a link in place of labels, relative to `/ccqs/{ccqId}/…`."""
+    query = urlencode({"after": after, "until": until})
+    href = f"labels?{query}"
+    link = {"rel": "items", "href": href, "type": LABEL_FORMATS["geojson"]}
+    return {"numberMatched": labels, "links": [link]}
+
+
+def end_frame(document: bytes) -> bytes:
+    """The last event of a stream: the problem that ends it."""
+    return _frame("end", document)
+
+
+def _frame(name: str, data: bytes, *, token: str = "") -> bytes:
+    head = f"id: {token}\n" if token else ""
+    return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"

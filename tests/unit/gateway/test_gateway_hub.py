@@ -1,0 +1,310 @@
+"""Readers of a hub have each label once, whatever the schedule; random schedules, real classes.
+
+The log of a query is a list of commits; `FakeClient` answers fetches and watches from it, as nodes
+do: up to some commit, not always the last one, and never twice alike. Each reader is compared with
+the log itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+import galileo
+from galileo.client.results import Labels, Update
+from galileo.cursor import Cursor
+from galileo.errors import CcqCancelled, Forbidden, GalileoError, InputError, Unavailable
+from galileo.gateway import updates
+from galileo.gateway.hub import EventLog, Hubs, QueryReader, Step
+from galileo.gateway.updates import Event, cut, event_of
+from galileo.model.windows import WindowProgress
+from galileo.wire import token as tokens
+
+CCQ = "ccq-1"
+PARTITIONS = 3
+SCHEMA = galileo.Schema("weather", [galileo.Feature("temperature")])
+Key = tuple[int, int]
+
+
+def labels_of(keys: list[Key]) -> Labels:
+    """A label of each commit."""
+    schema = SCHEMA.label_schema
+    zeros = [pa.array([0] * len(keys)).cast(field.type) for field in schema]
+    table = pa.table(zeros, schema=schema)
+    for at, name in enumerate(("partition", "sequence")):
+        column = pa.array([key[at] for key in keys], schema.field(name).type)
+        table = table.set_column(schema.get_field_index(name), schema.field(name), column)
+    return Labels(SCHEMA, table)
+
+
+class Log:
+    """The commits of a query: the last sequence of each partition, and those that match."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.last = Counter[int]()
+        self.matches: list[Key] = []
+        self.grown = asyncio.Event()
+        self.ended: GalileoError | None = None
+
+    def commit(self) -> None:
+        for _ in range(self._rng.randint(1, 4)):
+            partition = self._rng.randrange(PARTITIONS)
+            self.last[partition] += 1
+            if self._rng.random() < 0.6:
+                self.matches.append((partition, self.last[partition]))
+        self.wake()
+
+    def wake(self) -> None:
+        grown, self.grown = self.grown, asyncio.Event()
+        grown.set()
+
+
+class FakeClient:
+    """Answers about `CCQ` from a log; with windows, tokens have progress that differs by reader."""
+
+    def __init__(self, log: Log, rng: random.Random, *, windows: bool = False) -> None:
+        self.log, self.rng, self.windows = log, rng, windows
+        self.fetches = self.watches = 0
+        self.refusal: GalileoError | None = None
+
+    async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update:
+        self.fetches += 1
+        for _ in range(self.rng.randint(0, 4)):
+            await asyncio.sleep(0)
+        for error in (self.refusal, self.log.ended):
+            if error is not None:
+                raise error
+        return self.update(token)
+
+    def update(self, token: str) -> Update:
+        """An answer up to a random position at or after the token, mostly the end."""
+        at, seen = tokens.read(token, ccq_id=CCQ) if token else (Cursor(), WindowProgress())
+        if self.windows and token:
+            assert seen.clock_us is not None, "a token without the reader's progress"
+            assert seen.clock_us // 3 == self.matches_until(at)
+        cuts = dict(self.log.last)
+        more = self.rng.random() < 0.3
+        if more:
+            cuts = {p: self.rng.randint(at[p], max(at[p], last)) for p, last in cuts.items()}
+        reached = at.join(Cursor(cuts))
+        if reached == at:  # An answer with less than all has something.
+            reached = at.join(Cursor(self.log.last))
+        keys = [(p, s) for p, s in self.log.matches if at[p] < s <= reached[p]]
+        # The clock counts labels, and differs between readers, so that their tokens do as well.
+        clock_us = 3 * self.matches_until(reached) + self.rng.randrange(3)
+        progress = WindowProgress(clock_us=clock_us) if self.windows else WindowProgress()
+        is_new = reached != at or not token
+        after = tokens.encode(CCQ, reached, progress) if is_new else token
+        behind = any(reached[p] < last for p, last in self.log.last.items())
+        return Update(labels_of(keys), after, frontier=reached, more=more and behind)
+
+    def matches_until(self, at: Cursor) -> int:
+        return sum(sequence <= at[partition] for partition, sequence in self.log.matches)
+
+    async def watch(
+        self, ccq: str, *, token: str = "", labels_max: int = 0
+    ) -> AsyncIterator[Update]:
+        self.watches += 1
+        while True:
+            grown = self.log.grown
+            if self.log.ended is not None:
+                raise self.log.ended
+            update = self.update(token)
+            if update.token != token:
+                token = update.token
+                yield update
+            else:
+                await grown.wait()
+
+
+def keys_in(event: Event) -> tuple[str, list[Key]]:
+    """The token and the labels of an event, as a client parses it."""
+    id_line, name, data, *rest = event.frame.decode().split("\n")
+    assert (name, rest) == ("event: update", ["", ""])
+    document = json.loads(data.removeprefix("data: "))
+    assert id_line == f"id: {document['token']}"
+    properties = [feature["properties"] for feature in document["features"]]
+    return document["token"], [(one["partition"], one["sequence"]) for one in properties]
+
+
+class Reader:
+    """A client that joins, is slow, leaves in the middle of events, and comes back elsewhere."""
+
+    def __init__(self, gateways: list[Hubs], client: FakeClient, rng: random.Random) -> None:
+        self.gateways, self.client, self.rng = gateways, client, rng
+        self.token, self.keys = "", Counter[Key]()
+        self.changed = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            reader = QueryReader(self.rng.choice(self.gateways), self.client, CCQ, token=self.token)
+            lasting = self.rng.randint(1, 12)
+            try:
+                first = await reader.fetch()
+                async with aclosing(reader.events(first, heartbeat_s=60.0)) as events:
+                    async for event in events:
+                        assert event is not None
+                        assert event.before == self.token, "it continues where the reader is"
+                        self.token, keys = keys_in(event)
+                        self.keys.update(keys)
+                        for _ in range(self.rng.choice((0, 0, 1, 30))):
+                            await asyncio.sleep(0)
+                        lasting -= 1
+                        if lasting == 0:
+                            break
+            except Unavailable:
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+async def test_each_reader_has_each_label_once(seed: int, windows: bool) -> None:
+    rng = random.Random(seed)
+    log = Log(rng)
+    gateways = [Hubs(kept_bytes_max=2_000), Hubs()]
+    clients = [FakeClient(log, rng, windows=windows) for _ in range(2)]
+    readers = [Reader(gateways, rng.choice(clients), rng) for _ in range(6)]
+    async with asyncio.timeout(60):
+        tasks = []
+        for reader in readers:
+            tasks.append(asyncio.create_task(reader.run()))
+            for _ in range(rng.randint(0, 20)):
+                await asyncio.sleep(0)
+            log.commit()
+        for _ in range(30):
+            log.commit()
+            if rng.random() < 0.1:
+                gateways[0].stop()
+            for _ in range(rng.randint(0, 15)):
+                await asyncio.sleep(0)
+        while any(reader.keys.total() < len(log.matches) for reader in readers):
+            assert not any(task.done() for task in tasks), "a reader failed"
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for reader in readers:
+        assert reader.keys == Counter(log.matches), f"seed {seed}"
+    assert [len(hubs) for hubs in gateways] == [0, 0], "the last reader ends a hub"
+
+
+async def test_readers_of_one_query_share_one_watch_and_their_bytes() -> None:
+    rng = random.Random(1)
+    log, hubs = Log(rng), Hubs()
+    client = FakeClient(log, rng)
+    log.commit()
+    taken: list[list[bytes]] = [[] for _ in range(50)]
+
+    async def read(frames: list[bytes]) -> None:
+        reader = QueryReader(hubs, client, CCQ, token="")
+        async for event in reader.events(await reader.fetch(), heartbeat_s=60.0):
+            assert event is not None
+            frames.append(event.frame)
+
+    tasks = [asyncio.create_task(read(frames)) for frames in taken]
+    async with asyncio.timeout(60):
+        # After the second event of the hub all have its token, and fetch no more.
+        for _ in range(3_000):
+            await asyncio.sleep(0)
+        assert hubs.readers == len(tasks)
+        for _ in range(10):
+            log.commit()
+            for _ in range(300):
+                await asyncio.sleep(0)
+            fetches = client.fetches
+        log.commit()
+        for _ in range(300):
+            await asyncio.sleep(0)
+    assert (client.watches, client.fetches) == (1, fetches)
+    assert len({id(frames[-1]) for frames in taken}) == 1, "the same bytes"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_readers_end_with_the_query_and_with_their_rights() -> None:
+    rng = random.Random(2)
+    log, hubs = Log(rng), Hubs(check_interval_s=0.01)
+    clients = [FakeClient(log, rng) for _ in range(2)]
+
+    async def read(client: FakeClient) -> None:
+        reader = QueryReader(hubs, client, CCQ, token="")
+        async for _ in reader.events(await reader.fetch(), heartbeat_s=60.0):
+            pass
+
+    owner, former = (asyncio.create_task(read(client)) for client in clients)
+    async with asyncio.timeout(60):
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert hubs.readers == 2
+        clients[1].refusal = Forbidden("no longer")
+        with pytest.raises(Forbidden):
+            await former
+        assert not owner.done()
+        log.ended = CcqCancelled("cancelled")
+        log.wake()
+        with pytest.raises(CcqCancelled):
+            await owner
+
+
+def chain(tokens_: list[str], *, bytes_max: int) -> EventLog:
+    log = EventLog(CCQ, tokens_[0], bytes_max=bytes_max)
+    for before, after in pairwise(tokens_):
+        log.append(Event(before, after, b"x" * 100))
+    return log
+
+
+def test_next_step_of_readers_at_behind_and_ahead_of_the_events() -> None:
+    chained = [tokens.encode(CCQ, Cursor({1: n})) for n in range(1, 8)]
+    log = chain(chained, bytes_max=250)
+    assert len(log) == 2, "the newest that fit"
+    assert [log.next_step(token) for token in chained[:4]] == [Step.FETCH] * 4
+    step = log.next_step(chained[4])
+    assert isinstance(step, Event)
+    assert step.after == chained[5]
+    assert log.next_step(chained[6]) is Step.WAIT
+    for ahead in ({1: 8}, {1: 7, 2: 1}, {2: 1}):
+        assert log.next_step(tokens.encode(CCQ, Cursor(ahead))) is Step.WAIT
+    with pytest.raises(InputError):
+        log.next_step(tokens.encode("ccq-2", Cursor({1: 1})))
+
+
+def test_cut_and_rest_are_the_whole() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        log = Log(rng)
+        for _ in range(5):
+            log.commit()
+        client = FakeClient(log, rng)
+        whole = client.update("")
+        until = Cursor({p: rng.randint(0, last) for p, last in log.last.items()})
+        part = cut(whole, tokens.encode(CCQ, until), ccq_id=CCQ)
+        at = tokens.decode(part.token, ccq_id=CCQ)
+        keys = list(
+            zip(part.labels.partitions.tolist(), part.labels.sequences.tolist(), strict=True)
+        )
+        assert keys == [(p, s) for p, s in log.matches if s <= at[p]]
+        assert until.covers(at)
+        assert part.more == (at != until)
+
+
+def test_event_of_a_large_update_has_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "EVENT_LABELS_MAX", 10)
+    token = tokens.encode(CCQ, Cursor({0: 11}))
+    small, large = (
+        Update(labels_of([(0, n + 1) for n in range(count)]), token) for count in (10, 11)
+    )
+    assert len(keys_in(event_of("", small))[1]) == 10
+    document = json.loads(event_of("", large).frame.split(b"data: ")[1])
+    assert document["numberMatched"] == 11
+    assert document["links"][0]["href"] == f"labels?after=&until={token}"
+    assert "features" not in document
