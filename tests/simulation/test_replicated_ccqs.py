@@ -19,7 +19,7 @@ CONVICTED_FROM = {
     "advances_to_end_of_log": 1,
     "scans_without_lease": 0,
     "completes_stale_answers": 0,
-    "scans_other_epochs": 10,
+    "scans_other_epochs": 5,
     "follows_uncommitted": 0,
     "completes_ranges": 0,
     "leads_before_it_is_open": 5,
