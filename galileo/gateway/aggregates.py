@@ -28,7 +28,7 @@ from galileo.geo import geohash
 from galileo.labels import marked
 from galileo.model.grouping import CellKey, Grouping, WindowKey
 from galileo.model.schema import Schema
-from galileo.model.times import iso, micros
+from galileo.model.times import column_micros, iso, iso_column, micros
 
 MISSING_HEADER = "Galileo-Missing"
 """The number of partitions that an answer lacks, with answers that may lack some."""
@@ -168,6 +168,9 @@ def _encoded(
     """The pieces of groups in a format of `GROUP_FORMATS`."""
     if format == "json":
         return _gathered(_json_pieces(table, _state(groups.missing)), encoders)
+    if format == "csv" and "time" in table.column_names:
+        times = iso_column(column_micros(table.column("time")))
+        table = table.set_column(table.column_names.index("time"), "time", times)
     table = marked(table, groups.missing)
     return TableEncoder(format, table.schema).encode(_of_one(table), encoders)
 

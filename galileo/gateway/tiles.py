@@ -93,7 +93,8 @@ class TileRoutes:
         tile = _tile_of(request)
         place = (tile.tiles.id, tile.zoom, tile.row, tile.column)
         async with self._callers.client(request) as client:
-            known = await self._versions.known(client, request.path_params["collectionId"])
+            schema = await client.schema(request.path_params["collectionId"])
+            known = await self._versions.known(client, schema.name)
             key = TileKey(known.version.schema.key, place, request.url.query)
             encoded = self._cache.get(key, known)
             if encoded is None:
