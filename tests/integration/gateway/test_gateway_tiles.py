@@ -327,6 +327,42 @@ async def test_groups_are_those_of_a_loop(tmp_path: Path) -> None:
         }
 
 
+async def test_latest_is_that_of_a_loop(tmp_path: Path) -> None:
+    frame = observations(7, 600)
+    async with site(tmp_path / "node", frame) as (_, at):
+        for text, test in QUERIES:
+            newest: dict[str, Row] = {}
+            for row in at.such(test):
+                old = newest.get(row["station"])
+                if old is None or row["time"] > old["time"]:
+                    newest[row["station"]] = row
+            status, _, body = await at.get(f"/latest?by=station{text}")
+            assert status == 200, body
+            document = json.loads(body)
+            assert (document["complete"], document["missing"]) == (True, [])
+            stations = [feature["properties"]["station"] for feature in document["features"]]
+            assert stations == sorted(newest)
+            for feature, station in zip(document["features"], stations, strict=True):
+                row = newest[station]
+                place = [row["longitude"], row["latitude"]]
+                assert feature["geometry"] == {"type": "Point", "coordinates": place}
+                assert feature["properties"]["n"] == row["n"]
+            _, _, body = await at.get(f"/latest?by=station&f=json{text}")
+            columns = json.loads(body)["columns"]
+            assert columns["time"] == [
+                f"{newest[station]['time']:%Y-%m-%dT%H:%M:%SZ}" for station in stations
+            ]
+            csv = pd.read_csv(io.BytesIO((await at.get(f"/latest?by=station&f=csv{text}"))[2]))
+            assert csv["n"].to_list() == columns["n"]
+            _, _, body = await at.get(f"/latest?by=cell:3&f=arrow{text}")
+            table = pa.ipc.open_file(body).read_all()
+            cells = {geohash_of(row, 3) for row in at.such(test)}
+            assert table.column("geohash").to_pylist() == sorted(cells)
+        _, _, body = await at.get("/latest?by=cell:1")
+        kinds = {feature["geometry"]["type"] for feature in json.loads(body)["features"]}
+        assert kinds == {"Point"}
+
+
 def by_key(columns: dict[str, list[Any]], keys: list[str]) -> dict[Any, Row]:
     rest = [name for name in columns if name not in (*keys, "latitude", "longitude")]
     names = zip(*(columns[key] for key in keys), strict=True)
@@ -372,6 +408,12 @@ HOSTILE = [
     ("/cells?precision=2&f=xml", 400),
     ("/cells?precision=12&window=0.000001s", 200),
     ("/series", 400),
+    ("/latest", 400),
+    ("/latest?by=window:1h", 400),
+    ("/latest?by=bits:7", 400),
+    ("/latest?by=cell:99", 400),
+    ("/latest?by=wind", 400),
+    ("/latest?by=station&precision=3", 400),
     ("/series?window=-1h", 400),
     ("/series?window=1h&precision=3", 400),
     ("/summary?bins=3", 400),
