@@ -30,6 +30,7 @@ from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
 from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
+from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
@@ -72,6 +73,7 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
+        self._ingest_route = IngestRoute(self.callers, self._encoders)
         self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
@@ -86,7 +88,7 @@ class Gateway:
             CORSMiddleware,
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
             expose_headers=[REQUEST_HEADER, TOKEN_HEADER, "Location"],
         )
         inner = Starlette(
@@ -156,6 +158,8 @@ class Gateway:
     # --- observations ------------------------------------------------------------------------
 
     async def _items(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._ingest_route.store(request)
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self.callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])

@@ -120,6 +120,11 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "As `after`, and before it.",
         "schema": {"type": "string"},
     },
+    "Idempotency-Key": {
+        "in": "header",
+        "description": "producer:number, or another text: a repetition stores nothing twice.",
+        "schema": {"type": "string"},
+    },
 }
 """As OpenAPI describes them, by name; features are parameters, too."""
 

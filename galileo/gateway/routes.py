@@ -15,6 +15,7 @@ from galileo.gateway.documents import (
     SPARQL_RESULTS,
 )
 from galileo.gateway.formats import MEDIA_TYPES
+from galileo.gateway.ingestion import REQUEST_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 
 
@@ -31,6 +32,8 @@ class RouteInfo:
         methods: that it takes.
         more_parameters: whether it has further parameters, named as the features of the dataset.
         request_types: media types of the body of methods that have one.
+        body_parameters: names in `parameters.TABLE` of methods that have one.
+        body_answers: media types of their answers, where these are others.
         statuses: of success, where it is not 200: pairs of method and status.
     """
 
@@ -43,6 +46,8 @@ class RouteInfo:
     more_parameters: bool = False
     request_types: tuple[str, ...] = ()
     statuses: tuple[tuple[str, int], ...] = ()
+    body_parameters: tuple[str, ...] = ()
+    body_answers: tuple[str, ...] = ()
 
 
 _CCQ = "/ccqs/{ccqId}"
@@ -68,10 +73,15 @@ ROUTES = (
     RouteInfo(
         "items",
         f"{_COLLECTION}/items",
-        "Observations",
+        "Observations; POST stores some",
         parameters.ITEMS,
         _ITEM_TYPES,
+        ("GET", "POST"),
         more_parameters=True,
+        request_types=tuple(REQUEST_TYPES),
+        statuses=(("POST", 201),),
+        body_parameters=("Idempotency-Key",),
+        body_answers=(JSON,),
     ),
     RouteInfo("item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f",), (GEOJSON,)),
     RouteInfo(

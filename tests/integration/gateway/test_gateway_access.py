@@ -6,11 +6,9 @@ import asyncio
 import base64
 import contextlib
 import json
-import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,17 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
+from gateway_serving import gateway, node
 from prometheus_client.parser import text_string_to_metric_families
 from proving import Certified, Tokens, keys_in, tls_section, token_file
 
 import galileo
 from galileo.client import Credentials
-from galileo.clock import SystemClock
-from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
 from galileo.rpc.access import Role
 from galileo.samplers import installed
-from galileo.server.main import NodeProcess
 
 TIMEOUT_S = 120.0
 RAIN, WIND = "/collections/rain/items", "/collections/wind/items"
@@ -46,37 +42,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     made = Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
     made.add("ann", Role.READER, datasets=("rain",))
     return made
-
-
-@contextlib.asynccontextmanager
-async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
-    """A node as it is served, and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    cluster = {"groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}]}
-    config = from_dict(
-        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **sections}
-    )
-    stop = asyncio.Event()
-    serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
-    try:
-        yield address
-    finally:
-        stop.set()
-        await serving
-
-
-@contextlib.asynccontextmanager
-async def gateway(options: GatewayOptions) -> AsyncIterator[str]:
-    server = GatewayServer(options)
-    serving = asyncio.create_task(server.serve())
-    try:
-        yield server.url
-    finally:
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
 
 
 async def get(
