@@ -27,7 +27,8 @@ from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
+from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
+from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
 from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.ingestion import IngestRoute
@@ -73,6 +74,7 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
+        self._ccq_collections = CcqCollections(self.callers, self._encoders)
         self._ingest_route = IngestRoute(self.callers, self._encoders)
         self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
         self._routes = [
@@ -109,11 +111,13 @@ class Gateway:
 
     def _answering(self, name: str) -> _Handler:
         handler: _Handler = getattr(self, f"_{name}")
+        of_ccq: _Handler = getattr(self._ccq_collections, name, handler)
 
         async def answer(request: Request) -> Response:
             request.scope["galileo_route"] = name
+            is_read = request.method in ("GET", "HEAD")
             try:
-                return await handler(request)
+                return await (of_ccq if is_read and is_ccq(request) else handler)(request)
             except GalileoError as error:
                 return problem_of(error)
             except Refused as refused:
@@ -135,7 +139,12 @@ class Gateway:
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             schemas = await client.datasets()
-        return _json(request, documents.collections(_url(request), schemas))
+            ccqs = await visible_ccqs(client)
+        document = documents.collections(_url(request), schemas)
+        document["collections"] += [
+            described(_url(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
+        ]
+        return _json(request, document)
 
     async def _collection(self, request: Request) -> Response:
         schema = await self._schema_of(request)

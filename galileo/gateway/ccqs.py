@@ -76,7 +76,7 @@ class CcqRoutes:
             if request.method == "DELETE":
                 await client.cancel(ccq_id)
                 return Response(status_code=HTTPStatus.NO_CONTENT)
-            return _json(_described(request, await _info(client, ccq_id)))
+            return _json(_described(request, await info_of(client, ccq_id)))
 
     async def labels(self, request: Request) -> Response:
         """What is new after a token."""
@@ -150,7 +150,8 @@ async def visible_ccqs(client: AsyncClient) -> list[CcqInfo]:
         return [info for schema in schemas for info in await client.list_ccqs(schema.name)]
 
 
-async def _info(client: AsyncClient, ccq_id: str) -> CcqInfo:
+async def info_of(client: AsyncClient, ccq_id: str) -> CcqInfo:
+    """A query of the caller. Raises UnknownCcq if there is none of that id."""
     for info in await visible_ccqs(client):
         if info.id == ccq_id:
             return info

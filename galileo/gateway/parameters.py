@@ -208,6 +208,11 @@ def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[st
     return values
 
 
+def page_limit(text: str | None) -> int:
+    """The value of the parameter `limit` of a page. Raises InputError."""
+    return PAGE_LIMIT if text is None else _limit(text)
+
+
 def wait_s(text: str) -> float:
     """The seconds of the parameter `wait`; 0 for an empty one. Raises InputError."""
     try:

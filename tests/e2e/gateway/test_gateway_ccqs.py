@@ -22,6 +22,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import numpy as np
 import pandas as pd
 import pyarrow.feather
+import pyogrio
 import pytest
 
 import galileo
@@ -293,6 +294,48 @@ def test_one_stream_of_several_queries(
     many = {"ccqs": {f"ccq-{number}": "" for number in range(65)}}
     assert ask(f"{gateway.url}/events", method="POST", body=many)[0] == 400
     assert ask(f"{gateway.url}/events")[0] == 405
+
+
+def test_gdal_opens_a_query_as_a_layer(
+    gateway: LocalGateway, submitted: tuple[galileo.Client, str, str]
+) -> None:
+    client, name, url = submitted
+    ccq_id, source = url.rpartition("/")[2], f"OAPIF:{gateway.url}"
+    layers = {str(layer) for layer in pyogrio.list_layers(source)[:, 0]}
+    assert {name, ccq_id} <= layers
+    client.ingest(name, rows(3_000, seed=2))
+    wanted = Counter(identities_of(client.query(name)))
+    deadline = time.monotonic() + TIMEOUT_S
+    while drained(client, ccq_id) != wanted:
+        assert time.monotonic() < deadline
+    meta, _, geometry, columns = pyogrio.raw.read(source, layer=ccq_id)
+    fields = dict(zip(meta["fields"], columns, strict=True))
+    assert meta["geometry_type"] == "Polygon"
+    assert Counter(fields["label"]) == wanted, "several pages"
+    assert len(set(fields["id"])) == len(geometry) == wanted.total()
+    west, south, east, north = box = (-100.0, 35.0, -90.0, 45.0)
+    inside = pyogrio.raw.read(source, layer=ccq_id, bbox=box)
+    expected = client.query(name, galileo.within((west, south, east, north)))
+    assert set(identities_of(expected)) <= set(inside[3][list(inside[0]["fields"]).index("label")])
+    assert len(inside[2]) < wanted.total()
+    page = json.loads(ask(f"{gateway.url}/collections/{ccq_id}/items?limit=7")[2])
+    assert len(page["features"]) == page["numberReturned"] == 7
+    for path, status in (
+        ("", 200),
+        ("/schema", 200),
+        ("/queryables", 200),
+        ("/items?limit=0", 400),
+        ("/items?after=x", 400),
+        ("/items?after=0.x.y", 400),
+        ("/items?filter=true", 400),
+        ("/items?f=csv", 400),
+        ("/sparql?query=ASK{}", 404),
+    ):
+        assert ask(f"{gateway.url}/collections/{ccq_id}{path}")[0] == status, path
+    other = f"ccq-{'0' * 32}"
+    assert ask(f"{gateway.url}/collections/{other}/items")[0] == 404
+    body = {"type": "FeatureCollection", "features": []}
+    assert ask(f"{gateway.url}/collections/{ccq_id}/items", method="POST", body=body)[0] == 404
 
 
 class Reader(threading.Thread):
