@@ -26,6 +26,7 @@ from galileo.client import pages
 from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
+from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
@@ -135,6 +136,9 @@ class Gateway:
 
     async def _api(self, request: Request) -> Response:
         return _json(request, openapi(_url(request)), documents.OPENAPI_JSON)
+
+    async def _asyncapi(self, request: Request) -> Response:
+        return _json(request, asyncapi(_url(request)), documents.ASYNCAPI_JSON)
 
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:

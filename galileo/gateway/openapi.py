@@ -9,7 +9,7 @@ from galileo.gateway import parameters, problems
 from galileo.gateway.routes import ROUTES, RouteInfo, path_parameters
 from galileo.version import VERSION
 
-_PROBLEM = {
+PROBLEM = {
     "type": "object",
     "required": ["title", "status", "detail"],
     "properties": {
@@ -33,7 +33,7 @@ def openapi(url: str) -> dict[str, Any]:
         "paths": {route.path: _operations(route) for route in ROUTES},
         "components": {
             "parameters": {name: _parameter(name) for name in parameters.TABLE},
-            "schemas": {"problem": _PROBLEM},
+            "schemas": {"problem": PROBLEM},
             "responses": {
                 "problem": {
                     "description": "The request failed.",

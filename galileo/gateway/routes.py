@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from galileo.gateway import parameters
 from galileo.gateway.documents import (
+    ASYNCAPI_JSON,
     EVENT_STREAM,
     GEOJSON,
     JSON,
@@ -132,6 +133,7 @@ ROUTES = (
         methods=("POST",),
         request_types=(JSON,),
     ),
+    RouteInfo("asyncapi", "/asyncapi", "A description of the events", ("f",), (ASYNCAPI_JSON,)),
     RouteInfo("cluster", "/cluster", "Nodes, partitions and coordinators", ("f",)),
     RouteInfo("whoami", "/whoami", "The caller, its roles and quotas", ("f",)),
     RouteInfo("samplers", "/samplers", "Samplers, installed and uploaded", ("f",)),
