@@ -319,7 +319,7 @@ def test_gdal_opens_a_query_as_a_layer(
     assert set(identities_of(expected)) <= set(inside[3][list(inside[0]["fields"]).index("label")])
     assert len(inside[2]) < wanted.total()
     page = json.loads(ask(f"{gateway.url}/collections/{ccq_id}/items?limit=7")[2])
-    assert len(page["features"]) == page["numberReturned"] == 7
+    assert 0 < len(page["features"]) == page["numberReturned"] <= 7
     for path, status in (
         ("", 200),
         ("/schema", 200),
