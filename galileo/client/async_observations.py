@@ -55,6 +55,7 @@ class AsyncObservations(AsyncCcqs):
         missing: Sentinels | None = None,
         format: str | None = None,
         producer: str | None = None,
+        first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> Receipt:
@@ -83,6 +84,8 @@ class AsyncObservations(AsyncCcqs):
                 under the same name and `batch_rows` stores nothing twice. By default files have
                 names made of their content, so that a repetition stores nothing twice; data in
                 memory gets a fresh name, so that a repetition stores it again.
+            first_batch: the number of the first batch, of a producer that numbers its batches
+                itself over several calls.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
 
@@ -104,6 +107,7 @@ class AsyncObservations(AsyncCcqs):
         sending = Sending(
             await self.schema(dataset),
             producer,
+            first_batch=first_batch,
             batch_rows=batch_rows,
             mapping=FileMapping.of(mapping, missing),
             format=format,

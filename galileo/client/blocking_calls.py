@@ -293,6 +293,7 @@ class BlockingCalls(BlockingBase):
         missing: Sentinels | None = None,
         format: str | None = None,
         producer: str | None = None,
+        first_batch: int = 0,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> Receipt:
@@ -321,6 +322,8 @@ class BlockingCalls(BlockingBase):
                 under the same name and `batch_rows` stores nothing twice. By default files have
                 names made of their content, so that a repetition stores nothing twice; data in
                 memory gets a fresh name, so that a repetition stores it again.
+            first_batch: the number of the first batch, of a producer that numbers its batches
+                itself over several calls.
             batch_rows: rows per batch; a table is cut into such pieces.
             progress: called with the rows of each batch that became durable.
 
@@ -345,6 +348,7 @@ class BlockingCalls(BlockingBase):
                 missing=missing,
                 format=format,
                 producer=producer,
+                first_batch=first_batch,
                 batch_rows=batch_rows,
                 progress=progress,
             ),

@@ -112,6 +112,7 @@ class Sending:
         schema: of the dataset.
         producer: under which batches are numbered; None: files by their content, and all else under
             a fresh name.
+        first_batch: number of the first batch of the producer.
         batch_rows: of a batch at most.
         mapping: which columns and variables become features.
         format: of files; None looks at each.
@@ -124,6 +125,7 @@ class Sending:
 
     schema: Schema
     producer: str | None
+    first_batch: int = 0
     batch_rows: int = BATCH_ROWS
     mapping: FileMapping = field(default_factory=FileMapping)
     format: str | None = None
@@ -136,12 +138,16 @@ class Sending:
             raise InputError(
                 f"expected batch_rows, a whole number of at least 1, got {self.batch_rows!r}"
             )
+        if not isinstance(self.first_batch, int | np.integer) or self.first_batch < 0:
+            raise InputError(
+                f"expected first_batch, a whole number of at least 0, got {self.first_batch!r}"
+            )
         self.fresh_name = None if self.producer else f"client-{uuid.uuid4().hex}"
         self.name = self.producer or self.fresh_name or ""
 
     async def batches(self, data: Batches) -> AsyncGenerator[Batch, None]:
         """The batches of everything, in order."""
-        common, number = self.name, 0
+        common, number = self.name, self.first_batch
         async with aclosing(_each(data)) as items:
             async for item in items:
                 source = await self._source(item)

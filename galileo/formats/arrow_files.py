@@ -15,6 +15,7 @@ from galileo.formats.columns import (
     check_decoded,
     check_width,
     coordinates_of,
+    other_columns,
     typed_variables,
 )
 from galileo.formats.mapping import Mapping
@@ -28,6 +29,7 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
         infos, names = typed_variables(file.schema_arrow), file.schema_arrow.names
+        others = other_columns(file.schema_arrow)
         rows = file.metadata.num_rows
     return ColumnReader(
         coordinates_of(mapping, names),
@@ -35,6 +37,7 @@ def open_parquet(path: Path, mapping: Mapping) -> ColumnReader:
         rows,
         lambda columns: _scan_parquet(path, columns),
         mapping,
+        others,
     )
 
 
@@ -66,6 +69,7 @@ def open_arrow(path: Path, mapping: Mapping) -> ColumnReader:
         None,
         lambda columns: _scan_arrow(path, columns),
         mapping,
+        other_columns(schema),
     )
 
 

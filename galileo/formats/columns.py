@@ -70,13 +70,18 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class ColumnReader:
-    """A `Reader` of a table that can be scanned by column names."""
+    """A `Reader` of a table that can be scanned by column names.
+
+    Attributes:
+        others: columns that cannot be features, such as lists.
+    """
 
     coordinates: Coordinates
     infos: tuple[VariableInfo, ...]
     rows: int | None
     scan: Callable[[Sequence[str]], Iterable[pa.Table]]
     mapping: Mapping
+    others: tuple[str, ...] = ()
 
     def variables(self) -> Sequence[VariableInfo]:
         return [info for info in self.infos if info.name not in self.coordinates.roles]
@@ -231,6 +236,15 @@ def typed_variables(schema: pa.Schema) -> tuple[VariableInfo, ...]:
         VariableInfo(name, type=kind, description=str(arrow_type))
         for name, kind, arrow_type in kinds
         if kind is not None
+    )
+
+
+def other_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of a typed table that can be neither features nor empty ones."""
+    return tuple(
+        field.name
+        for field in schema
+        if feature_type(field.type) is None and not pa.types.is_null(field.type)
     )
 
 

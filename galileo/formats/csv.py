@@ -8,7 +8,7 @@ import io
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,9 +71,14 @@ def open_delimited(path: Path, mapping: Mapping) -> ColumnReader:
 
 def read_header(path: Path) -> Header:
     with _readable(path), _open_text(path) as lines:
-        for number, line in enumerate(itertools.islice(lines, HEADER_LINES_MAX)):
-            if line.strip() and not line.startswith(COMMENT):
-                return _header(path, line, number=number)
+        return find_header(path, lines)
+
+
+def find_header(path: Path, lines: Iterable[str]) -> Header:
+    """The header among the lines of a file, which are read up to it."""
+    for number, line in enumerate(itertools.islice(lines, HEADER_LINES_MAX)):
+        if line.strip() and not line.startswith(COMMENT):
+            return _header(path, line, number=number)
     raise InputError(
         f"expected a header line with column names in {path}, got none", expected="header"
     )

@@ -11,6 +11,7 @@ from galileo.formats.arrow_files import open_arrow, open_parquet
 from galileo.formats.csv import open_delimited
 from galileo.formats.geojson import open_geojson
 from galileo.formats.mapping import Mapping
+from galileo.formats.ndjson import open_ndjson
 from galileo.formats.reader import Reader
 from galileo.formats.source import Source
 from galileo.formats.subprocess_reader import ReaderPool
@@ -45,6 +46,9 @@ READERS: dict[str, Format] = {
     "csv": Format("CSV", open_delimited, suffixes=(".csv", ".tsv", ".txt"), is_gzip_allowed=True),
     "geojson": Format(
         "GeoJSON", open_geojson, suffixes=(".geojson", ".json"), is_gzip_allowed=True
+    ),
+    "ndjson": Format(
+        "JSON lines", open_ndjson, suffixes=(".ndjson", ".jsonl"), is_gzip_allowed=True
     ),
     "parquet": Format("Parquet", open_parquet, magic=(b"PAR1",)),
     "arrow": Format("Arrow", open_arrow, magic=(b"ARROW1", b"\xff\xff\xff\xff")),

@@ -1,4 +1,4 @@
-"""GeoJSON feature collections of points (RFC 7946): properties are columns.
+"""GeoJSON feature collections of points, or a feature (RFC 7946): properties are columns.
 
 A number as `time` is milliseconds since 1970, as in JavaScript and the USGS feeds. A third
 coordinate becomes the column `elevation`.
@@ -6,6 +6,7 @@ coordinate becomes the column `elevation`.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +18,15 @@ import pyarrow.json as pj
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import (
     ColumnReader,
+    Coordinates,
     check_width,
     coordinates_of,
     is_identifier,
+    other_columns,
     typed_variables,
 )
 from galileo.formats.mapping import Mapping
+from galileo.formats.memory_file import is_memory_file
 from galileo.formats.variables import VariableInfo
 
 FILE_BYTES_MAX = 1 << 30
@@ -42,19 +46,32 @@ def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
         InputError: the file is too large, not a collection, or has geometries other than points.
     """
     table = _flat(path, _features(path))
-    names = table.column_names
-    where = coordinates_of(mapping, names)
-    if where.time in names and pa.types.is_integer(table.column(where.time).type):
-        column = pc.cast(table.column(where.time), pa.timestamp("ms", tz="UTC"))
-        table = table.set_column(names.index(where.time), where.time, column)
+    where = coordinates_of(mapping, table.column_names)
+    table = times_in_milliseconds(table, where)
 
     def scan(columns: Sequence[str]) -> list[pa.Table]:
         return [table.select(list(columns))]
 
-    return ColumnReader(where, _infos(table), table.num_rows, scan, mapping)
+    return ColumnReader(
+        where,
+        infos_of_json(table),
+        table.num_rows,
+        scan,
+        mapping,
+        other_columns(table.schema),
+    )
 
 
-def _infos(table: pa.Table) -> tuple[VariableInfo, ...]:
+def times_in_milliseconds(table: pa.Table, where: Coordinates) -> pa.Table:
+    """The table with times that are integers as timestamps."""
+    names = table.column_names
+    if where.time not in names or not pa.types.is_integer(table.column(where.time).type):
+        return table
+    column = pc.cast(table.column(where.time), pa.timestamp("ms", tz="UTC"))
+    return table.set_column(names.index(where.time), where.time, column)
+
+
+def infos_of_json(table: pa.Table) -> tuple[VariableInfo, ...]:
     return tuple(
         VariableInfo(
             info.name,
@@ -67,30 +84,63 @@ def _infos(table: pa.Table) -> tuple[VariableInfo, ...]:
     )
 
 
-def _features(path: Path) -> pa.StructArray:
-    with pa.input_stream(str(path), compression="detect") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise InputError(
-            f"expected GeoJSON of at most {FILE_BYTES_MAX} bytes, got more in {path}; "
-            "split the file, or convert it to Parquet"
-        )
+def read_json(path: Path, title: str) -> pa.Table:
+    """The objects of a file as rows, with times as texts.
+
+    Args:
+        path: of the file, plain or gzip by its name.
+        title: of its format, for messages.
+
+    Raises:
+        InputError: the file is too large or no JSON, or values of a member have several types.
+    """
+    data = _data(path, title)
     try:
-        data.decode()  # Arrow accepts any bytes as texts
+        _check_text(data)
         _check_nesting(path, data)
         document = _parse(data)
         schema = pa.schema(_times_as_texts(field) for field in document.schema)
-        if schema != document.schema:
-            document = _parse(data, schema=schema)
+        return document if schema == document.schema else _parse(data, schema=schema)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
-            f"expected a GeoJSON collection of points with properties of one type each in "
-            f"{path}: {error}",
+            f"expected {title} of points with properties of one type each in {path}: {error}",
             expected="properties_of_one_type",
         ) from error
-    if "features" not in document.column_names or document.num_rows != 1:
+
+
+def _data(path: Path, title: str) -> pa.Buffer:
+    """The bytes of a file; those of a file in memory are not copied."""
+    if is_memory_file(path) and path.stat().st_size:
+        with pa.memory_map(str(path)) as mapped:
+            data = mapped.read_buffer()
+    else:
+        with pa.input_stream(str(path), compression="detect") as file:
+            data = pa.py_buffer(file.read(FILE_BYTES_MAX + 1))
+    if len(data) > FILE_BYTES_MAX:
         raise InputError(
-            f"expected one GeoJSON FeatureCollection in {path}", expected="feature_collection"
+            f"expected {title} of at most {FILE_BYTES_MAX} bytes, got more in {path}; "
+            "split the file, or convert it to Parquet"
+        )
+    return data
+
+
+def _check_text(data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
+    """Raises UnicodeDecodeError for other bytes than UTF-8, which Arrow takes as texts."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(data), scan_bytes):
+        decoder.decode(memoryview(data)[start : start + scan_bytes])
+    decoder.decode(b"", final=True)
+
+
+def _features(path: Path) -> pa.StructArray:
+    document = read_json(path, "a GeoJSON collection")
+    names = document.column_names
+    if document.num_rows == 1 and "features" not in names and "geometry" in names:
+        return document.to_struct_array().combine_chunks()
+    if "features" not in names or document.num_rows != 1:
+        raise InputError(
+            f"expected one GeoJSON FeatureCollection, or one Feature, in {path}",
+            expected="feature_collection",
         )
     try:
         features = document.column("features").combine_chunks().flatten()
@@ -106,13 +156,15 @@ def _features(path: Path) -> pa.StructArray:
     return features
 
 
-def _check_nesting(path: Path, data: bytes, *, scan_bytes: int = SCAN_BYTES) -> None:
+def _check_nesting(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
     """Raises InputError for deep nesting, without parsing."""
-    # Without escapes, a quotation mark begins or ends a text.
-    plain = np.frombuffer(data.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-    depth, is_text = 0, False
-    for start in range(0, len(plain), scan_bytes):
-        part = plain[start : start + scan_bytes]
+    depth, is_text, is_escaped = 0, False, False
+    for start in range(0, len(data), scan_bytes):
+        piece = bytes(memoryview(data)[start : start + scan_bytes])[is_escaped:]
+        is_escaped = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
+        # Without escapes, a quotation mark begins or ends a text.
+        plain = (piece[:-1] if is_escaped else piece).replace(rb"\\", b"").replace(rb"\"", b"")
+        part = np.frombuffer(plain, np.uint8)
         in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
         steps = _STEPS[part]
         depths = depth + np.cumsum(steps[(steps != 0) & ~in_text], dtype=np.int64)
@@ -123,7 +175,8 @@ def _check_nesting(path: Path, data: bytes, *, scan_bytes: int = SCAN_BYTES) -> 
                 expected="nesting",
                 bound=NESTING_MAX,
             )
-        depth, is_text = int(depths[-1]) if len(depths) else depth, bool(in_text[-1])
+        depth = int(depths[-1]) if len(depths) else depth
+        is_text = bool(in_text[-1]) if len(in_text) else is_text
 
 
 def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
@@ -139,7 +192,7 @@ def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:
             )
 
 
-def _parse(data: bytes, *, schema: pa.Schema | None = None) -> pa.Table:
+def _parse(data: pa.Buffer, *, schema: pa.Schema | None = None) -> pa.Table:
     # To Arrow one object is one row, so the whole file must be one block.
     return pj.read_json(
         pa.BufferReader(data),
@@ -169,7 +222,15 @@ def _flat(path: Path, features: pa.StructArray) -> pa.Table:
     columns = {name: column for name, column in columns.items() if name not in ("", None)}
     if "id" in members:
         columns.setdefault("id", members["id"])
-    columns |= _position(path, geometry)
+    return columns_of_json(path, columns | _position(path, geometry))
+
+
+def columns_of_json(path: Path, columns: dict[str, pa.Array]) -> pa.Table:
+    """The table of columns, each with a name.
+
+    Raises:
+        InputError: there are too many, or a number is too large.
+    """
     check_width(path, len(columns))
     _refuse_overflow(path, columns)
     return pa.table(columns)

@@ -206,11 +206,13 @@ def times(columns: Sequence[pa.Array], source: str, *, first_row: int) -> pa.Arr
     except InvalidObservations:
         raise
     except (InputError, pa.ArrowInvalid) as error:
+        row = error.details.get("row") if isinstance(error, InputError) else None
         raise InvalidObservations(
             f"{source!r} has no times in the rows from {first_row}: {error}; for numbers map "
             f"time=epoch_s({source}) or epoch_ms({source})",
             expected="times",
             column=source,
+            **({} if row is None else {"row": first_row + row}),
         ) from error
 
 

@@ -26,9 +26,13 @@ from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
+from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
-from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
+from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
+from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
+from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
+from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
@@ -40,6 +44,7 @@ from galileo.gateway.streamed import Streamed
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
+from galileo.rdf.protocol import Refused
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -73,6 +78,9 @@ class Gateway:
         self._continuous = CcqRoutes(self.callers, self._encoders)
         self._aggregates = AggregateRoutes(self.callers, self._encoders)
         self._tiles = TileRoutes(self.callers, self._encoders)
+        self._ccq_collections = CcqCollections(self.callers, self._encoders)
+        self._ingest_route = IngestRoute(self.callers, self._encoders)
+        self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
@@ -86,7 +94,7 @@ class Gateway:
             CORSMiddleware,
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
             expose_headers=[REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, "ETag", "Location"],
         )
         inner = Starlette(
@@ -107,15 +115,19 @@ class Gateway:
 
     def _answering(self, name: str) -> _Handler:
         handler: _Handler = getattr(self, f"_{name}")
+        of_ccq: _Handler = getattr(self._ccq_collections, name, handler)
 
         async def answer(request: Request) -> Response:
             request.scope["galileo_route"] = name
+            is_read = request.method in ("GET", "HEAD")
             try:
-                return await handler(request)
+                return await (of_ccq if is_read and is_ccq(request) else handler)(request)
             except NoSuchTile as error:
                 return problem(HTTPStatus.NOT_FOUND, str(error))
             except GalileoError as error:
                 return problem_of(error)
+            except Refused as refused:
+                return problem(refused.status, refused.text, headers=refused.headers)
 
         return answer
 
@@ -130,10 +142,18 @@ class Gateway:
     async def _api(self, request: Request) -> Response:
         return _json(request, openapi(_url(request)), documents.OPENAPI_JSON)
 
+    async def _asyncapi(self, request: Request) -> Response:
+        return _json(request, asyncapi(_url(request)), documents.ASYNCAPI_JSON)
+
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             schemas = await client.datasets()
-        return _json(request, documents.collections(_url(request), schemas))
+            ccqs = await visible_ccqs(client)
+        document = documents.collections(_url(request), schemas)
+        document["collections"] += [
+            described(_url(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
+        ]
+        return _json(request, document)
 
     async def _collection(self, request: Request) -> Response:
         schema = await self._schema_of(request)
@@ -156,6 +176,8 @@ class Gateway:
     # --- observations ------------------------------------------------------------------------
 
     async def _items(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._ingest_route.store(request)
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self.callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
@@ -279,6 +301,20 @@ class Gateway:
 
     async def _ccq_events(self, request: Request) -> Response:
         return await self._continuous.events(request)
+
+    async def _events(self, request: Request) -> Response:
+        return await self._continuous.merged_events(request)
+
+    # --- the cluster -------------------------------------------------------------------------
+
+    async def _cluster(self, request: Request) -> Response:
+        return await self._cluster_routes.cluster(request)
+
+    async def _whoami(self, request: Request) -> Response:
+        return await self._cluster_routes.whoami(request)
+
+    async def _samplers(self, request: Request) -> Response:
+        return await self._cluster_routes.samplers(request)
 
 
 async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:

@@ -14,6 +14,7 @@ JSON = "application/json"
 GEOJSON = MEDIA_TYPES["geojson"]
 SCHEMA_JSON = "application/schema+json"
 OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
+ASYNCAPI_JSON = "application/vnd.aai.asyncapi+json;version=3.0.0"
 EVENT_STREAM = "text/event-stream"
 SPARQL_RESULTS = "application/sparql-results+json"
 CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
@@ -55,12 +56,14 @@ def landing(url: str) -> dict[str, Any]:
         "links": [
             link("self", f"{url}/", JSON, "this document"),
             link("service-desc", f"{url}/api", OPENAPI_JSON, "the API"),
+            link("service-desc", f"{url}/asyncapi", ASYNCAPI_JSON, "the events"),
             link("conformance", f"{url}/conformance", JSON, "conformance classes"),
             link(f"{_REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
             link("data", f"{url}/collections", JSON, "the datasets"),
             link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
             link("related", f"{url}/ccqs", JSON, "continuous queries"),
             link(f"{_REL}tiling-schemes", f"{url}/tileMatrixSets", JSON, "tile matrix sets"),
+            link("related", f"{url}/cluster", JSON, "nodes of the cluster"),
         ],
     }
 

@@ -9,7 +9,7 @@ from galileo.gateway import parameters, problems
 from galileo.gateway.routes import ROUTES, RouteInfo, path_parameters
 from galileo.version import VERSION
 
-_PROBLEM = {
+PROBLEM = {
     "type": "object",
     "required": ["title", "status", "detail"],
     "properties": {
@@ -33,7 +33,7 @@ def openapi(url: str) -> dict[str, Any]:
         "paths": {route.path: _operations(route) for route in ROUTES},
         "components": {
             "parameters": {name: _parameter(name) for name in parameters.TABLE},
-            "schemas": {"problem": _PROBLEM},
+            "schemas": {"problem": PROBLEM},
             "responses": {
                 "problem": {
                     "description": "The request failed.",
@@ -61,9 +61,10 @@ def _operations(route: RouteInfo) -> dict[str, Any]:
 def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
     is_get = method == "GET"
     status = dict(route.statuses).get(method, 200)
-    names = (*path_parameters(route), *(route.parameters if is_get else ()))
+    own = route.parameters if is_get else route.body_parameters
+    names = (*path_parameters(route), *own)
     listed: list[dict[str, Any]] = [{"$ref": f"#/components/parameters/{n}"} for n in names]
-    if route.more_parameters:
+    if route.more_parameters and is_get:
         listed.append(
             {
                 "name": "feature",
@@ -79,7 +80,7 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
         "summary": route.summary,
         "parameters": listed,
         "responses": {
-            str(status): _success(route, status),
+            str(status): _success(route, method, status),
             "default": {"$ref": "#/components/responses/problem"},
         },
     }
@@ -89,7 +90,8 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
     return operation
 
 
-def _success(route: RouteInfo, status: int) -> dict[str, Any]:
+def _success(route: RouteInfo, method: str, status: int) -> dict[str, Any]:
     has_body = status != HTTPStatus.NO_CONTENT
-    content: dict[str, Any] = {media_type: {} for media_type in route.media_types}
+    media_types = route.body_answers if method == "POST" and route.body_answers else ()
+    content: dict[str, Any] = {name: {} for name in media_types or route.media_types}
     return {"description": route.summary, **({"content": content} if has_body else {})}

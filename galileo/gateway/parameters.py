@@ -195,6 +195,11 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "As `after`, and before it.",
         "schema": {"type": "string"},
     },
+    "Idempotency-Key": {
+        "in": "header",
+        "description": "producer:number, or another text: a repetition stores nothing twice.",
+        "schema": {"type": "string"},
+    },
 }
 """As OpenAPI describes them, by name; features are parameters, too."""
 
@@ -298,12 +303,18 @@ def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[st
     for name, value in parameters.multi_items():
         if name not in known:
             nearest = nearest_name(name, list(known))
-            hint = f"did you mean {nearest!r}?" if nearest else f"expected {', '.join(known)}"
+            names = ", ".join(known) or "none"
+            hint = f"did you mean {nearest!r}?" if nearest else f"expected {names}"
             raise InputError(f"there is no parameter {name!r}; {hint}", parameter=name)
         if name in values:
             raise InputError(f"expected one parameter {name!r}, got several", parameter=name)
         values[name] = value
     return values
+
+
+def page_limit(text: str | None) -> int:
+    """The value of the parameter `limit` of a page. Raises InputError."""
+    return PAGE_LIMIT if text is None else _limit(text)
 
 
 def wait_s(text: str) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from galileo.gateway import parameters
 from galileo.gateway.documents import (
+    ASYNCAPI_JSON,
     EVENT_STREAM,
     GEOJSON,
     JSON,
@@ -15,6 +16,7 @@ from galileo.gateway.documents import (
     SPARQL_RESULTS,
 )
 from galileo.gateway.formats import GROUP_FORMATS, LATEST_FORMATS, MEDIA_TYPES
+from galileo.gateway.ingestion import REQUEST_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
 
@@ -32,6 +34,8 @@ class RouteInfo:
         methods: that it takes.
         more_parameters: whether it has further parameters, named as the features of the dataset.
         request_types: media types of the body of methods that have one.
+        body_parameters: names in `parameters.TABLE` of methods that have one.
+        body_answers: media types of their answers, where these are others.
         statuses: of success, where it is not 200: pairs of method and status.
     """
 
@@ -44,6 +48,8 @@ class RouteInfo:
     more_parameters: bool = False
     request_types: tuple[str, ...] = ()
     statuses: tuple[tuple[str, int], ...] = ()
+    body_parameters: tuple[str, ...] = ()
+    body_answers: tuple[str, ...] = ()
 
 
 _CCQ = "/ccqs/{ccqId}"
@@ -70,10 +76,15 @@ ROUTES = (
     RouteInfo(
         "items",
         f"{_COLLECTION}/items",
-        "Observations",
+        "Observations; POST stores some",
         parameters.ITEMS,
         _ITEM_TYPES,
+        ("GET", "POST"),
         more_parameters=True,
+        request_types=tuple(REQUEST_TYPES),
+        statuses=(("POST", 201),),
+        body_parameters=("Idempotency-Key",),
+        body_answers=(JSON,),
     ),
     RouteInfo("item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f",), (GEOJSON,)),
     RouteInfo(
@@ -178,6 +189,18 @@ ROUTES = (
         parameters.CCQ_EVENTS,
         (EVENT_STREAM,),
     ),
+    RouteInfo(
+        "events",
+        "/events",
+        "New labels of several continuous queries as server-sent events",
+        media_types=(EVENT_STREAM,),
+        methods=("POST",),
+        request_types=(JSON,),
+    ),
+    RouteInfo("asyncapi", "/asyncapi", "A description of the events", ("f",), (ASYNCAPI_JSON,)),
+    RouteInfo("cluster", "/cluster", "Nodes, partitions and coordinators", ("f",)),
+    RouteInfo("whoami", "/whoami", "The caller, its roles and quotas", ("f",)),
+    RouteInfo("samplers", "/samplers", "Samplers, installed and uploaded", ("f",)),
 )
 
 

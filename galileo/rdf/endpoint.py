@@ -137,7 +137,7 @@ async def body_of(request: HttpRequest) -> bytes:
     length = headers.get("content-length", "0")
     size = int(length) if _LENGTH.fullmatch(length) else None
     if size is None or size > protocol.BODY_BYTES_MAX:
-        await _drop(request.stream())
+        await drop_body(request.stream())
         raise Refused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"expected a body of at most {protocol.BODY_BYTES_MAX:,} bytes, got {length[:40]}",
@@ -146,7 +146,7 @@ async def body_of(request: HttpRequest) -> bytes:
     return await request.body()
 
 
-async def _drop(pieces: AsyncIterator[bytes]) -> None:
+async def drop_body(pieces: AsyncIterator[bytes]) -> None:
     """Discards data of a body: a client that cannot send it would not read the response."""
     left = DROPPED_BYTES_MAX
     async for piece in pieces:

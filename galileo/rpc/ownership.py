@@ -39,7 +39,7 @@ class Ownership:
     async def check(
         self, context: Context, ccq_ids: Iterable[str], *, skips_unknown: bool = False
     ) -> None:
-        """Raises Forbidden unless all of the queries belong to the caller.
+        """Raises Forbidden unless the caller may use all of the queries and their datasets.
 
         Args:
             context: of the call.
@@ -51,7 +51,7 @@ class Ownership:
             TransientError: no node that may know it is reachable.
         """
         caller = self._identify(context)
-        if caller.is_admin:
+        if caller.is_admin and caller.may_use_all:
             return
         ids = list(ccq_ids)
         found = await asyncio.gather(*map(self._find, ids), return_exceptions=True)

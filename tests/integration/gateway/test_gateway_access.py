@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import http.client
 import json
-import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
+from gateway_serving import gateway, node
 from prometheus_client.parser import text_string_to_metric_families
 from proving import Certified, Tokens, keys_in, tls_section, token_file
 
 import galileo
 from galileo.client import Credentials
-from galileo.clock import SystemClock
-from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
+from galileo.gateway.routes import ROUTES
 from galileo.gateway.serving import GatewayServer
 from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
+from galileo.rpc import token_store
 from galileo.rpc.access import Role
-from galileo.server.main import NodeProcess
+from galileo.samplers import installed
 
 TIMEOUT_S = 120.0
 RAIN, WIND = "/collections/rain/items", "/collections/wind/items"
@@ -45,37 +45,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     made = Tokens.of_all_roles(tmp_path_factory.mktemp("tokens") / "principals.toml")
     made.add("ann", Role.READER, datasets=("rain",))
     return made
-
-
-@contextlib.asynccontextmanager
-async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
-    """A node as it is served, and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    cluster = {"groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}]}
-    config = from_dict(
-        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **sections}
-    )
-    stop = asyncio.Event()
-    serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
-    try:
-        yield address
-    finally:
-        stop.set()
-        await serving
-
-
-@contextlib.asynccontextmanager
-async def gateway(options: GatewayOptions) -> AsyncIterator[str]:
-    server = GatewayServer(options)
-    serving = asyncio.create_task(server.serve())
-    try:
-        yield server.url
-    finally:
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
 
 
 async def get(
@@ -134,6 +103,14 @@ async def test_gateway_callers_have_the_rights_of_their_tokens(
         assert (await get(url + WIND, reader))[1]["numberReturned"] == 1
         assert (await get(url + WIND, basic(ann)))[0] == 404, "over the same connections"
         assert (await get(f"{url}/"))[0] == (await get(f"{url}/api"))[0] == 200
+        _, seen = await get(f"{url}/cluster", f"Bearer {ann}")
+        assert [one["id"] for one in seen["nodes"][0]["datasets"]] == ["rain"]
+        assert (seen["complete"], seen["coordinators"]) == (True, [])
+        _, who = await get(f"{url}/whoami", f"Bearer {ann}")
+        assert (who["name"], who["roles"], who["datasets"]) == ("ann", ["reader"], ["rain"])
+        status, listed = await get(f"{url}/samplers", f"Bearer {ann}")
+        assert status == 200
+        assert {one["name"] for one in listed["installed"]} == set(installed())
         anonymous = replace(options, anonymous_token=ann)
         url = await stack.enter_async_context(gateway(anonymous))
         assert (await get(url + RAIN))[1]["numberReturned"] == 1
@@ -267,3 +244,122 @@ async def events(url: str, authorization: str) -> asyncio.StreamWriter:
     async with asyncio.timeout(TIMEOUT_S):
         await reader.readuntil(b"event: update\n")
     return writer
+
+
+# --- every path, method and caller -----------------------------------------------------------
+
+CALLERS = ("", "wrong", "revoked", "expired", "ann", "reader", "writer", "admin")
+"""Callers of each request: without a token, with three that do not hold, and principals. "ann" is
+an administrator whose grants name the dataset "rain" only; the requests are about "wind"."""
+_REFUSED = dict.fromkeys(CALLERS[:4], 401)
+ACCESS: dict[str, dict[str, int]] = {
+    "open": dict.fromkeys(CALLERS, 200),
+    "principal": {**_REFUSED, "ann": 200, "reader": 200, "writer": 200, "admin": 200},
+    "reader": {**_REFUSED, "ann": 404, "reader": 200, "writer": 200, "admin": 200},
+    "asker": {**_REFUSED, "ann": 403, "reader": 200, "writer": 200, "admin": 200},
+    "writer": {**_REFUSED, "ann": 404, "reader": 403, "writer": 200, "admin": 200},
+    "owner": {**_REFUSED, "ann": 404, "reader": 200, "writer": 404, "admin": 200},
+    "fetch": {**_REFUSED, "ann": 403, "reader": 200, "writer": 403, "admin": 200},
+}
+"""Status of each caller by who may do it; 200 stands for any success."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request of a route, and who may send it."""
+
+    access: str
+    query: str = ""
+    body: bytes = b""
+    media_type: str = "application/json"
+
+
+_CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
+REQUESTS: dict[tuple[str, str], Row] = {
+    ("landing", "GET"): Row("open"),
+    ("conformance", "GET"): Row("open"),
+    ("api", "GET"): Row("open"),
+    ("asyncapi", "GET"): Row("open"),
+    ("collections", "GET"): Row("principal"),
+    ("collection", "GET"): Row("reader"),
+    ("queryables", "GET"): Row("reader"),
+    ("schema", "GET"): Row("reader"),
+    ("items", "GET"): Row("reader"),
+    ("items", "POST"): Row("writer", body=_CSV, media_type="text/csv"),
+    ("item", "GET"): Row("reader"),
+    ("sparql", "GET"): Row("asker", query="query=ASK%7B%7D"),
+    ("sparql", "POST"): Row("asker", body=b"ASK {}", media_type="application/sparql-query"),
+    ("ccqs", "GET"): Row("principal"),
+    ("ccqs", "POST"): Row("asker", body=b'{"dataset": "wind"}'),
+    ("ccq", "GET"): Row("owner"),
+    ("ccq", "DELETE"): Row("fetch"),
+    ("ccq_labels", "GET"): Row("fetch"),
+    ("ccq_events", "GET"): Row("fetch"),
+    ("events", "POST"): Row("principal", body=b'{"ccqs": {"ccq-1": ""}}'),
+    ("cluster", "GET"): Row("principal"),
+    ("whoami", "GET"): Row("principal"),
+    ("samplers", "GET"): Row("principal"),
+}
+"""One row for each method of each route."""
+
+
+def test_every_route_has_a_row_of_access() -> None:
+    assert set(REQUESTS) == {(route.name, method) for route in ROUTES for method in route.methods}
+
+
+async def test_every_request_of_every_caller_has_the_rights_of_its_token(
+    tmp_path: Path, no_evaluator: dict[str, Any]
+) -> None:
+    tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
+    tokens.add("ann", Role.ADMIN, datasets=("rain",))
+    tokens.add("expired", Role.ADMIN, expires_at=1_400_000_000.0)
+    tokens.add("revoked", Role.ADMIN)
+    token_store.remove(tokens.path, "revoked")
+    tokens.tokens["wrong"] = "glt_" + "x" * 43
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    sections = {
+        "auth": {"token_file": str(tokens.path), "node_token_file": str(own)},
+        "evaluator": no_evaluator,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", sections))
+        await fill(address, tokens.proof("writer"))
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
+        url = await stack.enter_async_context(gateway(options))
+        reader = galileo.AsyncClient(address, proof=tokens.proof("reader"))
+        client = await stack.enter_async_context(reader)
+        page = await client.select_page("wind", limit=1)
+        feature = page.table.column("id")[0].as_py()
+        found: dict[tuple[str, str, str], int] = {}
+        wanted: dict[tuple[str, str, str], int] = {}
+        for route in ROUTES:
+            for method in route.methods:
+                row = REQUESTS[route.name, method]
+                for caller in CALLERS:
+                    ccq = (await client.submit("wind")).id if "ccqId" in route.path else ""
+                    names = {"collectionId": "wind", "featureId": feature, "ccqId": ccq}
+                    path = f"{route.path.format_map(names)}?{row.query}"
+                    token = tokens.tokens.get(caller, "")
+                    status = await asyncio.to_thread(status_of, url, method, path, row, token)
+                    key = (route.name, method, caller or "none")
+                    found[key] = 200 if 200 <= status < 300 else status
+                    wanted[key] = ACCESS[row.access][caller]
+                    if ccq:
+                        with contextlib.suppress(galileo.errors.GalileoError):
+                            await client.cancel(ccq)
+        differing = {key: (found[key], wanted[key]) for key in found if found[key] != wanted[key]}
+        assert not differing, "status, and the one that was expected"
+
+
+def status_of(url: str, method: str, path: str, row: Row, token: str) -> int:
+    """The status of a request; a stream is left after its head."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_S)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if row.body:
+        headers["Content-Type"] = row.media_type
+    try:
+        connection.request(method, path, row.body or None, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()

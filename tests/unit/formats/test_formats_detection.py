@@ -26,6 +26,8 @@ from galileo.formats.detection import detect
         ("x.csv.gz", b"\x1f\x8b", "csv"),
         ("x.geojson", b"{", "geojson"),
         ("x.json.gz", b"\x1f\x8b", "geojson"),
+        ("x.ndjson", b"{", "ndjson"),
+        ("x.jsonl.gz", b"\x1f\x8b", "ndjson"),
     ],
 )
 def test_detect_uses_first_bytes_then_suffix(

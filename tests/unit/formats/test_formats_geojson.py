@@ -143,7 +143,7 @@ def test_geojson_deep_nesting_raises_before_parsing(path: Path, brackets: str) -
 def test_geojson_brackets_in_texts_are_no_nesting(path: Path) -> None:
     note = '[{"\\' * 100
     write(path, point([1, 2], time=0, mag=4, note=note), point([1, 2], time=0, mag=4, note="\\"))
-    _check_nesting(path, path.read_bytes(), scan_bytes=7)
+    _check_nesting(path, pa.py_buffer(path.read_bytes()), scan_bytes=7)
     assert read(path).column("note").to_pylist() == [note, "\\"]
 
 

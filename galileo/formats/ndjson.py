@@ -1,0 +1,43 @@
+"""JSON lines: one object with a value for each column in each line.
+
+A number as time is milliseconds since 1970, as in GeoJSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from galileo.errors import InputError
+from galileo.formats.columns import ColumnReader, coordinates_of, other_columns
+from galileo.formats.geojson import columns_of_json, infos_of_json, read_json, times_in_milliseconds
+from galileo.formats.mapping import Mapping
+
+
+def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
+    """A reader of JSON lines, which are parsed as a whole.
+
+    Raises:
+        InputError: the file is too large, or has a line that is no object, or with values of
+            another type than before.
+    """
+    document = read_json(path, "JSON lines")
+    if not document.column_names:
+        raise InputError(f"expected an object in each line of {path}", expected="json_lines")
+    table = columns_of_json(path, dict(zip(document.column_names, document.columns, strict=True)))
+    where = coordinates_of(mapping, table.column_names)
+    table = times_in_milliseconds(table, where)
+
+    def scan(columns: Sequence[str]) -> list[pa.Table]:
+        return [table.select(list(columns))]
+
+    return ColumnReader(
+        where,
+        infos_of_json(table),
+        table.num_rows,
+        scan,
+        mapping,
+        other_columns(table.schema),
+    )

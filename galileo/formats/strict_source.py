@@ -1,0 +1,150 @@
+"""Reads a file of observations, and refuses it at its first mistake.
+
+`Source` reads files of others and skips rows without a place, a time or a value. Here each row has
+a place and a time, each column is known, and an error names the row and the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from galileo.errors import InputError, InvalidObservations
+from galileo.formats.columns import ColumnReader
+from galileo.formats.detection import READERS
+from galileo.formats.geojson import ELEVATION
+from galileo.formats.mapping import Mapping
+from galileo.formats.reader import table_of
+from galileo.formats.source import BATCH_ROWS, rebatch
+from galileo.formats.text_mistakes import first_mistake
+from galileo.formats.type_conversion import convert, one_array
+from galileo.model.observations import normalise
+from galileo.model.schema import ARROW_TYPES, Schema, nearest_name
+
+FORMATS = ("geojson", "csv", "ndjson", "arrow", "parquet")
+IGNORED = ("id", "geometry", ELEVATION)
+"""Columns that are no features and do no harm: those of GeoJSON and GeoParquet."""
+
+
+class StrictSource:
+    """An open file of observations of a dataset.
+
+    A feature that no row has is null; one feature at least is there.
+
+    Args:
+        path: of the file; it stays open for as long as it is read.
+        format: one of `FORMATS`.
+        schema: of the dataset.
+
+    Raises:
+        InputError: the file is damaged; `details` have `row` and `column` where they are known.
+    """
+
+    def __init__(self, path: Path, format: str, schema: Schema) -> None:
+        self._path = path
+        self._format = format
+        self._schema = schema
+        try:
+            reader = READERS[format].open(path, Mapping())
+        except InputError as error:
+            self._explain(error)
+        assert isinstance(reader, ColumnReader), "these formats are tables"
+        self._reader = reader
+        self._names = _features_of(reader, schema)
+
+    def batches(self, rows_max: int = BATCH_ROWS) -> Iterator[pa.Table]:
+        """The observations as tables of `schema.observation_schema`; the same each time.
+
+        Raises:
+            InvalidObservations: a value is wrong; `details` have its `row` and `column`.
+            InputError: the file is damaged.
+        """
+        return rebatch(self._tables(), rows_max=rows_max)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        first_row = 0
+        raw_tables = iter(self._reader.tables(self._names))
+        while True:
+            try:
+                raw = next(raw_tables, None)
+            except InputError as error:
+                self._explain(error)
+            if raw is None:
+                return
+            yield self._observations(raw, first_row)
+            first_row += raw.num_rows
+
+    def _observations(self, raw: pa.Table, first_row: int) -> pa.Table:
+        features = [
+            convert(
+                one_array(raw.column(feature.name)),
+                feature.type,
+                name=feature.name,
+                first_row=first_row,
+            )
+            if feature.name in self._names
+            else pa.nulls(raw.num_rows, ARROW_TYPES[feature.type])
+            for feature in self._schema.features
+        ]
+        names = [feature.name for feature in self._schema.features]
+        coordinates = [one_array(raw.column(place)) for place in range(3)]
+        try:
+            return normalise(self._schema, table_of(coordinates, features, names=names))
+        except InvalidObservations as error:
+            if "row" in error.details:
+                row = error.details["row"]
+                error.details["row"] += first_row
+                words = error.message.replace(f" in row {row}", f" in row {row + first_row}")
+                raise InvalidObservations(words, **error.details) from error
+            raise
+
+    def _explain(self, error: InputError) -> NoReturn:
+        """Raises the error, with the row of the first mistake if the reader did not name it."""
+        mistake = None
+        if "row" not in error.details:
+            mistake = first_mistake(self._path, self._format, self._schema)
+        if mistake is None:
+            raise error
+        column = {"column": mistake.column} if mistake.column else {}
+        place = f" in column {mistake.column!r}" if mistake.column else ""
+        raise InvalidObservations(
+            f"{mistake.words}{place} of row {mistake.row}", row=mistake.row, **column
+        ) from error
+
+
+def _features_of(reader: ColumnReader, schema: Schema) -> tuple[str, ...]:
+    """The features that a file has.
+
+    Raises:
+        InvalidObservations: it has none, or columns that the dataset does not have.
+    """
+    names = [feature.name for feature in schema.features]
+    columns = [info.name for info in reader.variables()]
+    unknown = [
+        name for name in (*columns, *reader.others) if name not in names and name not in IGNORED
+    ]
+    if unknown:
+        close = nearest_name(unknown[0], names)
+        hint = f"; did you mean {close!r}?" if close else ""
+        raise InvalidObservations(
+            f"dataset {schema.name!r} has no feature {unknown[0]!r}{hint}, expected some of "
+            f"{', '.join(names)}",
+            column=unknown[0],
+            nearest=close,
+        )
+    lists = [name for name in reader.others if name in names]
+    if lists:
+        raise InvalidObservations(
+            f"expected a single value in each row of column {lists[0]!r}", column=lists[0]
+        )
+    found = tuple(name for name in names if name in columns)
+    if names and not found:
+        raise InvalidObservations(
+            f"expected at least one of the features {', '.join(names)} of dataset "
+            f"{schema.name!r}, got none",
+            expected="feature",
+        )
+    return found

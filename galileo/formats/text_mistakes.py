@@ -1,0 +1,163 @@
+"""Finds the row of a mistake in a text file that Arrow refuses as a whole.
+
+Arrow's parsers are fast and do not say where a mistake is. The functions here are slow and run only
+after an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from galileo.formats.csv import find_header
+from galileo.model.schema import Schema
+
+SHOWN_MAX = 80
+"""Characters of a value in a message."""
+_FEATURES = re.compile(r'"features"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder()
+_KINDS: dict[str, tuple[type, ...]] = {
+    "float": (int, float),
+    "int": (int, float),
+    "text": (str,),
+    "bool": (bool,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextMistake:
+    """The first mistake of a text.
+
+    Attributes:
+        row: its number, from 0.
+        column: its name; "" if the row as a whole is wrong.
+        words: what was expected, and what the row has.
+    """
+
+    row: int
+    column: str
+    words: str
+
+
+def first_mistake(path: Path, format: str, schema: Schema) -> TextMistake | None:
+    """The first row that does not fit a schema; None if no row is wrong alone.
+
+    Args:
+        path: of a file in a format that `open_source` refused.
+        format: of the file; others than texts have no rows.
+        schema: of the dataset for the rows.
+    """
+    finders: dict[str, Callable[[Path, Schema], TextMistake | None]] = {
+        "csv": _in_csv,
+        "geojson": lambda path, schema: _in_json(_features(path), schema, _feature_mistake),
+        "ndjson": lambda path, schema: _in_json(_lines(path), schema, _values_mistake),
+    }
+    return finders[format](path, schema) if format in finders else None
+
+
+# --- CSV -------------------------------------------------------------------------------------
+
+
+def _in_csv(path: Path, schema: Schema) -> TextMistake | None:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        header = find_header(path, lines)
+        rows = enumerate(csv.reader(lines, delimiter=header.delimiter))
+        while True:
+            try:
+                row, fields = next(rows)
+            except StopIteration:
+                return None
+            except csv.Error as error:
+                return TextMistake(0, "", str(error))
+            if fields and len(fields) != len(header.names):
+                words = f"expected {len(header.names)} fields, got {len(fields)}"
+                return TextMistake(row, "", words)
+            for name, field in zip(header.names, fields, strict=False):
+                if "\N{REPLACEMENT CHARACTER}" in field:
+                    return TextMistake(row, name, "expected text in UTF-8, got other bytes")
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def _in_json(
+    rows: Iterator[Any], schema: Schema, check: Callable[[Any, Schema], tuple[str, str] | None]
+) -> TextMistake | None:
+    row = 0
+    try:
+        for row, value in enumerate(rows):
+            found = check(value, schema)
+            if found is not None:
+                return TextMistake(row, *found)
+            row += 1
+    except (ValueError, RecursionError) as error:
+        return TextMistake(row, "", f"expected JSON: {error}")
+    return None
+
+
+def _features(path: Path) -> Iterator[Any]:
+    text = path.read_text(encoding="utf-8-sig")
+    start = _FEATURES.search(text)
+    if start is None:
+        yield _DECODER.decode(text)
+        return
+    place = _place(text, start.end())
+    while text[place : place + 1] != "]":
+        value, place = _DECODER.raw_decode(text, place)
+        yield value
+        place = _place(text, place)
+
+
+def _place(text: str, place: int) -> int:
+    """Where the next value begins."""
+    between = _BETWEEN.match(text, place)
+    assert between is not None, "it matches nothing, too"
+    return between.end()
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for line in lines:
+            if line.strip():
+                yield _DECODER.decode(line.strip())
+
+
+def _feature_mistake(value: Any, schema: Schema) -> tuple[str, str] | None:
+    if not isinstance(value, dict) or value.get("type") != "Feature":
+        return "", f"expected a GeoJSON Feature, got {_shown(value)}"
+    geometry = value.get("geometry")
+    place = geometry.get("coordinates") if isinstance(geometry, dict) else None
+    is_point = isinstance(geometry, dict) and geometry.get("type") == "Point"
+    if not is_point or not isinstance(place, list) or not 2 <= len(place) <= 3:
+        return "geometry", f"expected a Point with longitude and latitude, got {_shown(geometry)}"
+    if not all(_is_of(number, "float") for number in place):
+        return "geometry", f"expected numbers as longitude and latitude, got {_shown(place)}"
+    properties = value.get("properties")
+    return None if properties is None else _values_mistake(properties, schema)
+
+
+def _values_mistake(values: Any, schema: Schema) -> tuple[str, str] | None:
+    if not isinstance(values, dict):
+        return "", f"expected an object with a value for each column, got {_shown(values)}"
+    for name, value in values.items():
+        feature = schema.feature(name)
+        if feature is not None and value is not None and not _is_of(value, feature.type):
+            return name, f"expected a value of type {feature.type}, got {_shown(value)}"
+        if isinstance(value, dict | list):
+            return name, f"expected a single value, got {_shown(value)}"
+    return None
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    is_bool = isinstance(value, bool)
+    return isinstance(value, _KINDS[kind]) and is_bool == (kind == "bool")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:SHOWN_MAX]

@@ -1,0 +1,157 @@
+"""The AsyncAPI 3.0 document of a gateway: events of continuous queries (OGC API EDR, Part 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from galileo.gateway import parameters
+from galileo.gateway.documents import EVENT_STREAM, GEOJSON
+from galileo.gateway.openapi import PROBLEM
+from galileo.version import VERSION
+
+_HTTP = "0.3.0"
+"""Version of the bindings of HTTP."""
+_TOKEN = {"type": "string", "description": "of the query: which labels a reader has"}
+_CCQ = {"type": "string", "description": "the query that the event belongs to"}
+_WINDOW = {
+    "type": "object",
+    "required": ["start", "end", "labels", "state"],
+    "properties": {
+        "start": {"type": "string", "format": "date-time"},
+        "end": {"type": "string", "format": "date-time"},
+        "labels": {"type": "integer", "minimum": 0},
+        "state": {"type": "string"},
+    },
+}
+_LINK = {
+    "type": "object",
+    "required": ["rel", "href", "type"],
+    "properties": {name: {"type": "string"} for name in ("rel", "href", "type")},
+}
+_UPDATE = {
+    "type": "object",
+    "required": ["after", "token", "more", "frontier", "missing", "gone", "windows"],
+    "properties": {
+        "type": {"const": "FeatureCollection"},
+        "features": {
+            "type": "array",
+            "description": "the new labels: rectangles of cells",
+            "items": {"type": "object", "required": ["type", "geometry", "properties"]},
+        },
+        "numberReturned": {"type": "integer", "minimum": 0},
+        "numberMatched": {
+            "type": "integer",
+            "description": "number of the new labels, in place of features",
+        },
+        "links": {"type": "array", "description": "where these labels are", "items": _LINK},
+        "after": {**_TOKEN, "description": "the token before the event"},
+        "token": {**_TOKEN, "description": "the token after the event"},
+        "more": {"type": "boolean"},
+        "frontier": {
+            "type": "object",
+            "description": "the last commit of each partition that was looked at",
+            "additionalProperties": {"type": "integer"},
+        },
+        "missing": {"type": "array", "items": {"type": "integer"}},
+        "gone": {"type": "array", "items": {"type": "object"}},
+        "windows": {"type": "array", "items": _WINDOW},
+        "clock": {"type": ["string", "null"], "format": "date-time"},
+        "age": {"type": "number", "description": "seconds since the frontier was reached"},
+        "interval": {"type": "number", "description": "seconds between evaluations"},
+    },
+    "oneOf": [{"required": ["features"]}, {"required": ["numberMatched", "links"]}],
+}
+
+
+def asyncapi(url: str) -> dict[str, Any]:
+    """The document of the gateway at a URL."""
+    where = urlsplit(url)
+    server = {"host": where.netloc, "pathname": where.path or "/", "protocol": where.scheme}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Galileo: events of continuous queries",
+            "version": VERSION,
+            "description": "Server-sent events: the lines 'event' name the message, the lines "
+            "'data' have its payload.",
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "gateway": {**server, "security": _refs("securitySchemes", "token", "password")}
+        },
+        "channels": {
+            "query": _channel("/ccqs/{ccqId}/events", "Events of a continuous query", ("ccqId",)),
+            "queries": _channel("/events", "Events of several continuous queries", ()),
+        },
+        "operations": {
+            "sendEvents": _operation("query", "GET"),
+            "sendEventsOfSeveral": _operation("queries", "POST"),
+        },
+        "components": {
+            "messages": _messages(),
+            "schemas": {
+                "update": _UPDATE,
+                "updateOfSeveral": _of_several("update"),
+                "problem": PROBLEM,
+                "problemOfSeveral": _of_several("problem"),
+            },
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "password": {"type": "http", "scheme": "basic"},
+            },
+        },
+    }
+
+
+def _channel(address: str, summary: str, names: tuple[str, ...]) -> dict[str, Any]:
+    suffix = "" if names else "OfSeveral"
+    return {
+        "address": address,
+        "summary": summary,
+        "servers": [{"$ref": "#/servers/gateway"}],
+        "parameters": {
+            name: {"description": parameters.TABLE[name]["description"]} for name in names
+        },
+        "messages": {
+            name: {"$ref": f"#/components/messages/{name}{suffix}"} for name in ("update", "end")
+        },
+    }
+
+
+def _operation(channel: str, method: str) -> dict[str, Any]:
+    """The gateway sends; `method` is that of the request for the stream."""
+    return {
+        "action": "send",
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "summary": f"A stream of type {EVENT_STREAM}",
+        "messages": [
+            {"$ref": f"#/channels/{channel}/messages/{name}"} for name in ("update", "end")
+        ],
+        "bindings": {"http": {"method": method, "bindingVersion": _HTTP}},
+    }
+
+
+def _messages() -> dict[str, Any]:
+    made = {}
+    for suffix in ("", "OfSeveral"):
+        payload = {"$ref": f"#/components/schemas/update{suffix}"}
+        made[f"update{suffix}"] = _message("update", "New labels, or how far it is", payload)
+        payload = {"$ref": f"#/components/schemas/problem{suffix}"}
+        made[f"end{suffix}"] = _message("end", "The last event of a query: its problem", payload)
+    return made
+
+
+def _message(name: str, summary: str, payload: dict[str, Any]) -> dict[str, Any]:
+    media_type = GEOJSON if name == "update" else "application/problem+json"
+    return {"name": name, "summary": summary, "contentType": media_type, "payload": payload}
+
+
+def _of_several(name: str) -> dict[str, Any]:
+    """The payload of a stream of several queries, which names its query."""
+    ccq = {"type": "object", "required": ["ccq"], "properties": {"ccq": _CCQ}}
+    return {"allOf": [{"$ref": f"#/components/schemas/{name}"}, ccq]}
+
+
+def _refs(kind: str, *names: str) -> list[dict[str, str]]:
+    return [{"$ref": f"#/components/{kind}/{name}"} for name in names]

@@ -1,0 +1,263 @@
+"""Ingest over HTTP: the body of a request is checked as a whole, and then stored.
+
+A body lies once in memory, as a file that the readers of formats map or read in pieces. It is read
+twice: a mistake anywhere in it is found before anything is stored, and what is decoded is bounded
+by a batch however small the body is.
+
+Nodes know a batch by its producer and number, so a request that is repeated under its key, at any
+gateway, stores nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from http import HTTPStatus
+from typing import NamedTuple
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.results import Receipt
+from galileo.errors import GalileoError, InputError, Overloaded
+from galileo.formats.memory_file import MemoryFile
+from galileo.formats.strict_source import StrictSource
+from galileo.gateway import documents, parameters
+from galileo.gateway.callers import Callers
+from galileo.gateway.formats import Encoders
+from galileo.model.schema import Schema
+from galileo.rdf.endpoint import drop_body
+from galileo.rdf.protocol import Refused
+
+BODY_BYTES_MAX = 64 << 20
+BODIES_BYTES_MAX = 128 << 20
+"""Total size of the bodies that are received and stored at a time."""
+OBSERVATIONS_MAX = 4_000_000
+"""Observations of a request."""
+DECODED_BYTES_MAX = 1 << 30
+"""Size of the observations of a request as Arrow; a few bytes of Parquet can hold many."""
+BATCHES_MAX = 1 << 10
+"""Batches of a request: the numbers between those of two requests of a producer."""
+NUMBER_MAX = (1 << 53) - 1
+"""Of a request; nodes number batches up to 2^63 - 1."""
+REQUEST_TYPES = {
+    "application/geo+json": "geojson",
+    "application/json": "geojson",
+    "text/csv": "csv",
+    "application/x-ndjson": "ndjson",
+    "application/ndjson": "ndjson",
+    "application/jsonl": "ndjson",
+    "application/vnd.apache.arrow.stream": "arrow",
+    "application/vnd.apache.arrow.file": "arrow",
+    "application/vnd.apache.parquet": "parquet",
+}
+"""Formats of bodies, by media type; HTML forms can send none of them."""
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_KEY = re.compile(r"([A-Za-z0-9_.:-]{1,128})")
+_NUMBERED = re.compile(r"(.+):([0-9]{1,128})")
+_GZIP = b"\x1f\x8b"
+
+
+class BatchKey(NamedTuple):
+    """What identifies a request: a producer, and the number of the request."""
+
+    producer: str
+    number: int
+
+    @property
+    def first_batch(self) -> int:
+        return self.number * BATCHES_MAX
+
+
+class IngestRoute:
+    """Stores the bodies of requests; belongs to one event loop.
+
+    Args:
+        callers: of the gateway.
+        encoders: of the gateway, which decode, too.
+    """
+
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+        self._callers = callers
+        self._encoders = encoders
+        self._held_bytes = 0
+
+    async def store(self, request: Request) -> Response:
+        """Stores the observations of a request, all of them or, for a mistake, none.
+
+        Raises:
+            GalileoError: the request is wrong, or nodes cannot store all of it.
+            Refused: the body is too large or has another type.
+        """
+        pieces = request.stream()
+        try:
+            return await self._store(request, pieces)
+        except (GalileoError, Refused):
+            # A client that cannot send its body does not read the answer.
+            await drop_body(pieces)
+            raise
+
+    async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
+        parameters.single_values(request.query_params, ())
+        key = batch_key(request.headers.get("idempotency-key", ""))
+        format = _format_of(request)
+        async with self._callers.client(request) as client:
+            schema = await client.schema(request.path_params["collectionId"])
+            async with self._received(request, pieces) as (body, digest):
+                key = key or BatchKey(f"http-{format}-{digest}", 0)
+                source = await self._checked(body, format, schema)
+                receipt = await client.ingest(
+                    schema.name,
+                    self._tables(source),
+                    producer=key.producer,
+                    first_batch=key.first_batch,
+                )
+        return _created(receipt, key)
+
+    @contextlib.asynccontextmanager
+    async def _received(
+        self, request: Request, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[tuple[MemoryFile, str]]:
+        """The body and the digest of its content, for the block.
+
+        Raises:
+            Overloaded: there is no room for it.
+            Refused: it is too large.
+        """
+        size = _size_of(request)
+        if self._held_bytes + size > BODIES_BYTES_MAX:
+            raise Overloaded(
+                f"expected at most {BODIES_BYTES_MAX:,} bytes of requests to store at a time; try "
+                "again",
+                bound=BODIES_BYTES_MAX,
+            )
+        self._held_bytes += size
+        digest = hashlib.sha256()
+        try:
+            with MemoryFile() as body:
+                async for piece in pieces:
+                    if body.size + len(piece) > BODY_BYTES_MAX:
+                        raise _too_large("more")
+                    body.write(piece)
+                    digest.update(piece)
+                yield body, digest.hexdigest()[:32]
+        finally:
+            self._held_bytes -= size
+
+    async def _checked(self, body: MemoryFile, format: str, schema: Schema) -> StrictSource:
+        """The observations of a body without a mistake.
+
+        Raises:
+            InputError: it has one; `details` have `row` and `column` where they are known.
+        """
+        try:
+            source = await self._encoders.run(functools.partial(_opened, body, format, schema))
+            rows = size = 0
+            async for table in self._tables(source):
+                rows, size = rows + table.num_rows, size + table.nbytes
+                _check_size(rows, size)
+        except InputError as error:  # The path of a body means nothing to its sender.
+            words = error.message.replace(str(body.path), "the body")
+            raise type(error)(words, **error.details) from error
+        if not rows:
+            raise InputError("expected observations, got none", expected="observations")
+        return source
+
+    async def _tables(self, source: StrictSource) -> AsyncIterator[pa.Table]:
+        """The batches of a source, which are decoded in threads."""
+        batches = source.batches()
+        while (table := await self._encoders.run(functools.partial(_next, batches))) is not None:
+            yield table
+
+
+def batch_key(header: str) -> BatchKey | None:
+    """The key of the header `Idempotency-Key`; None for an empty one.
+
+    It is `producer:number`, or any other text of the letters of producers, which is number 0; it
+    may be in quotation marks, as the header is a structured field.
+
+    Raises:
+        InputError: it is something else.
+    """
+    text = header.strip()
+    if not text:
+        return None
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    numbered = _NUMBERED.fullmatch(text)
+    producer, number = (numbered[1], int(numbered[2])) if numbered else (text, 0)
+    if not _KEY.fullmatch(producer) or number > NUMBER_MAX:
+        raise InputError(
+            "expected Idempotency-Key as producer:number, or as a text, of at most 128 letters, "
+            f"digits, '_', '.', ':' and '-', and a number up to {NUMBER_MAX}, got {header[:150]!r}",
+            parameter="Idempotency-Key",
+        )
+    return BatchKey(producer, number)
+
+
+def _format_of(request: Request) -> str:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in REQUEST_TYPES:
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"expected a body of type {', '.join(REQUEST_TYPES)}, got {media_type or 'none'}",
+        )
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "expected a body without Content-Encoding; send Parquet or Arrow, which are small",
+        )
+    return REQUEST_TYPES[media_type]
+
+
+def _size_of(request: Request) -> int:
+    """The bytes of the body, or the most that it can have where the request does not say."""
+    length = request.headers.get("content-length")
+    if length is None:
+        return BODY_BYTES_MAX
+    if not _LENGTH.fullmatch(length) or int(length) > BODY_BYTES_MAX:
+        raise _too_large(length[:40])
+    return int(length)
+
+
+def _too_large(got: str) -> Refused:
+    return Refused(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
+        Connection="close",
+    )
+
+
+def _opened(body: MemoryFile, format: str, schema: Schema) -> StrictSource:
+    with body.path.open("rb") as file:
+        if file.read(len(_GZIP)) == _GZIP:
+            raise InputError("expected a body that is not compressed", expected="plain_body")
+    return StrictSource(body.path, format, schema)
+
+
+def _next(batches: Iterator[pa.Table]) -> pa.Table | None:
+    return next(batches, None)
+
+
+def _check_size(rows: int, size: int) -> None:
+    if rows > OBSERVATIONS_MAX or size > DECODED_BYTES_MAX:
+        raise InputError(
+            f"expected at most {OBSERVATIONS_MAX:,} observations of {DECODED_BYTES_MAX:,} bytes in "
+            "a request, got more; send several requests",
+            bound=OBSERVATIONS_MAX,
+        )
+
+
+def _created(receipt: Receipt, key: BatchKey) -> Response:
+    document = {
+        "observations": receipt.rows,
+        "duplicates": receipt.duplicate_rows,
+        "batch": f"{key.producer}:{key.number}",
+        "commits": {str(partition): sequence for partition, sequence in receipt.reached.items()},
+    }
+    return Response(json.dumps(document), HTTPStatus.CREATED, media_type=documents.JSON)

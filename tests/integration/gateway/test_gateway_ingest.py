@@ -1,0 +1,232 @@
+"""Ingest over HTTP: what a request stores, how often, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from gateway_serving import gateway, node
+from proving import Tokens, token_file
+
+import galileo
+from galileo.client import Credentials
+from galileo.client.json_lines import json_lines
+from galileo.gateway import ingestion
+from galileo.gateway.ingestion import BODY_BYTES_MAX, REQUEST_TYPES
+from galileo.gateway.options import GatewayOptions
+from galileo.rpc.access import Role
+
+FEATURES = [galileo.Feature("amount"), galileo.Feature("station", type="text")]
+TIMEOUT_S = 60.0
+PATH = "/collections/rain/items"
+
+
+def table(rows: int, *, first: int = 0) -> pa.Table:
+    numbers = range(first, first + rows)
+    observations = pa.table(
+        {
+            "latitude": pa.array([40.0 + n % 100 / 100 for n in numbers], pa.float64()),
+            "longitude": pa.array([8.0] * rows, pa.float64()),
+            "time": pd.Timestamp("2014-03-01T06:00Z") + pd.to_timedelta(list(numbers), "s"),
+            "amount": pa.array(numbers, pa.float64()),
+            "station": [f"s{n % 5}" for n in numbers],
+        }
+    )
+    return observations.cast(galileo.Schema("rain", FEATURES).observation_schema)
+
+
+def encoded(format: str, data: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    if format == "geojson":
+        return galileo.to_geojson(data).encode()
+    if format == "ndjson":
+        return "\n".join(json_lines(data).to_pylist()).encode()
+    if format == "csv":
+        pyarrow.csv.write_csv(data, sink)
+    elif format == "parquet":
+        pyarrow.parquet.write_table(data, sink)
+    else:
+        with pa.ipc.new_stream(sink, data.schema) as writer:
+            writer.write_table(data)
+    return sink.getvalue()
+
+
+class Served:
+    """A gateway, and a client of its node."""
+
+    def __init__(self, url: str, client: galileo.AsyncClient) -> None:
+        self.url = url
+        self.client = client
+
+    async def post(
+        self, body: bytes | list[bytes], media_type: str = "text/csv", **headers: str
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and document; a list is sent in chunks, without a length."""
+        where = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        given = {"Host": where.netloc, "Content-Type": media_type, "Connection": "close"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        if isinstance(body, bytes):
+            given.setdefault("Content-Length", str(len(body)))
+            sent = [body]
+        else:
+            given["Transfer-Encoding"] = "chunked"
+            sent = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body] + [b"0\r\n\r\n"]
+        path = given.pop("path", PATH)
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+        async with asyncio.timeout(TIMEOUT_S):
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            with contextlib.suppress(ConnectionError):
+                for piece in sent:
+                    writer.write(piece)
+                    await writer.drain()
+            answer = await reader.read()
+        writer.close()
+        head, _, text = answer.partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(text)
+
+    async def amounts(self) -> list[float]:
+        stored = await self.client.select("rain", columns=["amount"])
+        return sorted(stored.column("amount").to_pylist())
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Served]:
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(directory / "node", {}))
+        client = await stack.enter_async_context(galileo.AsyncClient(address, timeout="60s"))
+        await client.create_dataset(galileo.Schema("rain", FEATURES))
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
+        yield Served(await stack.enter_async_context(gateway(options)), client)
+
+
+async def test_ingest_every_format_stores_what_was_sent_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        for number, (media_type, format) in enumerate(REQUEST_TYPES.items()):
+            body = encoded(format, table(20, first=20 * number))
+            for duplicates in (0, 20):
+                status, receipt = await served.post(body, f"{media_type}; charset=utf-8")
+                assert (status, receipt.get("observations")) == (201, 20), receipt
+                assert receipt["duplicates"] == duplicates, "the content identifies it"
+        count = 20 * len(REQUEST_TYPES)
+        assert await served.amounts() == list(range(count))
+        one = {"type": "Point", "coordinates": [8.0, 40.0]}
+        values = {"time": "2014-03-02T06:00:00Z", "amount": count}
+        body = json.dumps({"type": "Feature", "geometry": one, "properties": values}).encode()
+        status, receipt = await served.post([body[:9], body[9:]], "application/geo+json")
+        assert (status, receipt["observations"]) == (201, 1), "sent in chunks"
+        assert await served.amounts() == list(range(count + 1))
+
+
+async def test_ingest_key_identifies_a_request(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        body = encoded("csv", table(70_000))  # Two batches.
+        for key in ("buoys:7", '"buoys:7"'):
+            status, receipt = await served.post(body, Idempotency_Key=key)
+            assert (status, receipt["batch"]) == (201, "buoys:7")
+        assert receipt["duplicates"] == 70_000
+        as_parquet = encoded("parquet", table(70_000))
+        parquet = "application/vnd.apache.parquet"
+        _, receipt = await served.post(as_parquet, parquet, Idempotency_Key="buoys:7")
+        assert receipt["duplicates"] == 70_000, "the same observations in another format"
+        _, receipt = await served.post(body, Idempotency_Key="buoys:8")
+        assert receipt["duplicates"] == 0, "another request"
+        other = encoded("csv", table(5))
+        status, problem = await served.post(other, Idempotency_Key="buoys:7")
+        assert (status, problem["kind"]) == (409, "batch_conflict")
+        for key in ("buoys:x y", "é", "buoys:99999999999999999", "b" * 129, '"'):
+            status, problem = await served.post(other, Idempotency_Key=key)
+            assert (status, problem.get("details", {}).get("parameter")) == (
+                400,
+                "Idempotency-Key",
+            ), (key, problem)
+        assert len(await served.amounts()) == 140_000
+
+
+async def test_ingest_mistake_is_named_and_nothing_is_stored(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        good = encoded("csv", table(70_000))
+        wrong = good + b"40,8,2014-03-01T06:00:00Z,much,s1\n"
+        status, problem = await served.post(wrong)
+        assert (status, problem["kind"]) == (400, "invalid_observations")
+        assert problem["details"] == {"row": 70_000, "column": "amount"}
+        assert "/proc" not in problem["detail"]
+        for body, media_type, expected in (
+            (b"", "text/csv", 400),
+            (b"latitude,longitude,time,amount\n", "text/csv", 400),
+            (b"PAR1", "application/vnd.apache.parquet", 400),
+            (b"\x1f\x8b123", "text/csv", 400),
+            (good, "text/plain", 415),
+            (good, "application/x-www-form-urlencoded", 415),
+        ):
+            status, problem = await served.post(body, media_type)
+            assert status == expected, problem
+            assert "/proc" not in problem["detail"]
+        assert (await served.post(good, Content_Encoding="gzip"))[0] == 415
+        assert (await served.post(good, path=f"{PATH}?f=csv"))[0] == 400
+        assert (await served.post(good, path="/collections/none/items"))[0] == 404
+        assert await served.amounts() == []
+
+
+async def test_ingest_size_of_bodies_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingestion, "BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr(ingestion, "BODIES_BYTES_MAX", 150_000)
+    async with serving(tmp_path) as served:
+        large = encoded("csv", table(10_000))
+        status, problem = await served.post(large)
+        assert (status, problem["title"]) == (413, "Request Entity Too Large"), problem
+        pieces = [large[start : start + 10_000] for start in range(0, len(large), 10_000)]
+        assert (await served.post(pieces))[0] == 413
+        # A request of which a part is missing holds room until it ends.
+        where = urlsplit(served.url)
+        _, waiting = await asyncio.open_connection(where.hostname, where.port)
+        head = f"POST {PATH} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/csv\r\n"
+        waiting.write(f"{head}Content-Length: 90000\r\n\r\nlatitude".encode())
+        small = encoded("csv", table(1))
+        async with asyncio.timeout(TIMEOUT_S):
+            status = 201
+            while status != 503:
+                status, _ = await served.post(pieces[:1])
+                await asyncio.sleep(0.01)
+            assert (await served.post(small))[0] == 201, "there is room for it"
+            waiting.close()
+            status = 503
+            while status == 503:
+                status, _ = await served.post(pieces[:1])
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(ingestion, "OBSERVATIONS_MAX", 10)
+        assert (await served.post(encoded("csv", table(11))))[0] == 400
+    assert BODY_BYTES_MAX == 64 << 20
+
+
+async def test_ingest_needs_the_rights_of_a_writer(tmp_path: Path) -> None:
+    tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
+    tokens.add("ann", Role.WRITER, datasets=("wind",))
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(node(tmp_path / "node", {"auth": auth}))
+        proof: Credentials = tokens.proof("writer")
+        client = await stack.enter_async_context(galileo.AsyncClient(address, proof=proof))
+        await client.create_dataset(galileo.Schema("rain", FEATURES))
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
+        served = Served(await stack.enter_async_context(gateway(options)), client)
+        body = encoded("csv", table(5))
+        for name, expected in (("", 401), ("reader", 403), ("ann", 404), ("writer", 201)):
+            headers = {"Authorization": f"Bearer {tokens.tokens[name]}"} if name else {}
+            status, problem = await served.post(body, **headers)
+            assert status == expected, problem
+        assert len(await served.amounts()) == 5
