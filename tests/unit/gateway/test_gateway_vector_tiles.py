@@ -194,6 +194,6 @@ def test_cells_beyond_a_tile_are_not_of_it() -> None:
 
 
 def near(tile: Tile, cells: Any) -> Any:
-    """Cells of which less than a half unit lies in the tile, which rounding puts beside it."""
+    """Cells of which less than a half unit lies in the tile, which rounding puts outside."""
     left, top, right, bottom = tile.rectangles(cells)
     return (right == 0) | (left == 4096) | (bottom == 0) | (top == 4096)
