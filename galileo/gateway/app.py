@@ -102,6 +102,7 @@ class Gateway:
             middleware=[cors] if self._options.origins else [],
             exception_handlers={HTTPException: _refused, Exception: _failed},
         )
+        inner.router.redirect_slashes = False  # Such an answer names the scheme of this process.
         return _Outer(inner, self._options, self.metrics)
 
     async def close(self) -> None:
@@ -243,8 +244,7 @@ class Gateway:
     async def _features(self, table: pa.Table, members: dict[str, Any]) -> bytes:
         """Observations with a column of ids as GeoJSON."""
         encoder = TableEncoder("geojson", table.schema, members=members, id_column=pages.ID)
-        pieces = encoder.encode(_of_one(table), self._encoders)
-        return b"".join([piece async for piece in pieces])
+        return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
 
     async def _sparql(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
@@ -322,10 +322,6 @@ async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
     async for table in tables:
         yield table
         return
-
-
-async def _of_one(table: pa.Table) -> AsyncIterator[pa.Table]:
-    yield table
 
 
 async def _joined(first: list[pa.Table], rest: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from galileo.client.results import Update
 from galileo.errors import GalileoError, InvalidToken, NotPermitted, TerminalError, UnknownCcq
 from galileo.gateway.documents import EVENT_STREAM
-from galileo.gateway.hub import Hubs, QueryReader
+from galileo.gateway.hub import Fetched, Hubs, QueryReader
 from galileo.gateway.problems import problem_document, status_of
 from galileo.gateway.updates import Event, end_frame, merged_frame
 
@@ -72,11 +71,11 @@ class EventStream(EventResponse):
     """
 
     def __init__(
-        self, reader: QueryReader, first: Update, *, held: contextlib.AsyncExitStack
+        self, reader: QueryReader, first: Fetched, *, held: contextlib.AsyncExitStack
     ) -> None:
         super().__init__(held=held)
         self._reader = reader
-        self._first: Update | None = first
+        self._first: Fetched | None = first
 
     async def _send_events(self, send: Any) -> None:
         first, self._first = self._first, None  # It is not kept for as long as the reader is.

@@ -26,8 +26,9 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from galileo.client.results import Update
 from galileo.errors import (
@@ -60,6 +61,19 @@ class QueryClient(Protocol):
     async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update: ...
 
     def watch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> AsyncIterator[Update]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer to a fetch of a reader, which others that asked the same share.
+
+    Attributes:
+        update: what is new after the reader's token.
+        event: of the update; None if it leads nowhere.
+    """
+
+    update: Update
+    event: Event | None
 
 
 class Step(Enum):
@@ -147,7 +161,7 @@ class Hub:
 
     async def close(self) -> None:
         """Ends the watch."""
-        self.fail(Unavailable("the gateway stops; continue at another one", after_s=0.1))
+        self.fail(_stopping())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -211,6 +225,18 @@ class Hub:
                     log.info("cannot check readers of %s: %s", self._ccq_id, error.message)
 
 
+_Fetch: TypeAlias = tuple[QueryClient, str, str, str]
+"""Client, query, and the two tokens."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A fetch, and how many readers wait for it."""
+
+    task: asyncio.Task[Fetched]
+    readers: int = 0
+
+
 class Hubs:
     """The hubs of a gateway; belongs to one event loop.
 
@@ -219,7 +245,6 @@ class Hubs:
         kept_bytes_max: see `KEPT_BYTES_MAX`.
 
     Attributes:
-        fetches: bounds those of readers.
         is_stopping: whether the streams of all readers end.
     """
 
@@ -229,8 +254,9 @@ class Hubs:
         check_interval_s: float = CHECK_INTERVAL_S,
         kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
-        self.fetches = asyncio.Semaphore(FETCHES_MAX)
         self.is_stopping = False
+        self._fetches = asyncio.Semaphore(FETCHES_MAX)
+        self._fetching: dict[_Fetch, _Shared] = {}
         self._check_interval_s = check_interval_s
         self._kept_bytes_max = kept_bytes_max
         self._hubs: dict[str, Hub] = {}
@@ -268,7 +294,47 @@ class Hubs:
                     self._share_memory()
                 await hub.close()
 
+    async def fetch(
+        self, ccq_id: str, *, client: QueryClient, token: str, until: str = ""
+    ) -> Fetched:
+        """What is new after a token; one fetch for all of a client's readers that ask at a time.
+
+        When a gateway ends, its readers come to another one together, with the same token.
+
+        Args:
+            ccq_id: of the query.
+            client: of the readers.
+            token: of the readers.
+            until: a token that the answer has to reach; a fetch that began before it was known does
+                not count.
+
+        Raises:
+            GalileoError: as `AsyncClient.fetch`.
+        """
+        key = (client, ccq_id, token, until)
+        shared = self._fetching.get(key)
+        if shared is None:
+            shared = self._fetching[key] = _Shared(
+                asyncio.create_task(self._fetch(ccq_id, client=client, token=token))
+            )
+        shared.readers += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.readers -= 1
+            if shared.task.done() or not shared.readers:
+                shared.task.cancel()
+                if self._fetching.get(key) is shared:
+                    del self._fetching[key]
+
+    async def _fetch(self, ccq_id: str, *, client: QueryClient, token: str) -> Fetched:
+        async with self._fetches:
+            update = await client.fetch(ccq_id, token=token, labels_max=EVENT_LABELS_MAX)
+        return Fetched(update, event_of(token, update) if update.token != token else None)
+
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
+        if self.is_stopping:
+            raise _stopping()
         if ccq_id not in self._hubs and len(self._hubs) >= HUBS_MAX:
             raise Overloaded(
                 f"expected readers of at most {HUBS_MAX:,} continuous queries at a gateway; read "
@@ -290,7 +356,7 @@ class Hubs:
         """Ends the streams of all readers, which come back at another gateway."""
         self.is_stopping = True
         for hub in self._hubs.values():
-            hub.fail(Unavailable("the gateway stops; continue at another one", after_s=0.1))
+            hub.fail(_stopping())
 
 
 class QueryReader:
@@ -313,19 +379,14 @@ class QueryReader:
         self._hubs = hubs
         self._client = client
 
-    async def fetch(self) -> Update:
-        """What is new for the reader; fails if it may not read the query.
-
-        Raises:
-            GalileoError: as `AsyncClient.fetch`.
-        """
-        async with self._hubs.fetches:
-            return await self._client.fetch(
-                self.ccq_id, token=self.token, labels_max=EVENT_LABELS_MAX
-            )
+    async def fetch(self, until: str = "") -> Fetched:
+        """What is new for the reader; fails if it may not read the query. See `Hubs.fetch`."""
+        return await self._hubs.fetch(
+            self.ccq_id, client=self._client, token=self.token, until=until
+        )
 
     async def events(
-        self, first: Update, *, heartbeat_s: float
+        self, first: Fetched, *, heartbeat_s: float
     ) -> AsyncGenerator[Event | None, None]:
         """All events, each once; None after `heartbeat_s` without one.
 
@@ -337,17 +398,15 @@ class QueryReader:
             GalileoError: the query has ended, the reader may not read it any longer, or the
                 gateway stops.
         """
-        updates = [first]  # None is kept while its event is sent, nor for as long as the reader.
+        answers = [first]  # None is kept while its event is sent, nor for as long as the reader.
         del first
-        while updates:
-            update = updates.pop()
-            event, has_more = self._event_of(update), update.more
-            del update
+        while answers:
+            event, has_more = answers[0].event, answers.pop().update.more
             if event is not None:
                 self.token = event.after
                 yield event
                 if has_more:
-                    updates.append(await self.fetch())
+                    answers.append(await self.fetch())
         del event
         joined = self._hubs.joined(self.ccq_id, client=self._client, token=self.token)
         async with joined as hub:
@@ -375,13 +434,14 @@ class QueryReader:
 
     async def _between(self, until: str) -> tuple[Event | None, bool]:
         """An event of what follows the reader's token, and whether nothing more is there now."""
-        update = await self.fetch()
-        has_more = update.more
-        if not has_windows(update.token, self.ccq_id):
-            update = cut(update, until, ccq_id=self.ccq_id)
-        has_moved = update.token != self.token
-        return self._event_of(update), not (has_more and has_moved)
+        fetched = await self.fetch(until)
+        event, has_more = fetched.event, fetched.update.more
+        if not has_windows(fetched.update.token, self.ccq_id):
+            update = cut(fetched.update, until, ccq_id=self.ccq_id)
+            has_moved = update.token != self.token
+            event = event_of(self.token, update) if has_moved else None
+        return event, not (has_more and event is not None)
 
-    def _event_of(self, update: Update) -> Event | None:
-        """The event of an update of the reader's own; None if it leads nowhere."""
-        return event_of(self.token, update) if update.token != self.token else None
+
+def _stopping() -> Unavailable:
+    return Unavailable("the gateway stops; continue at another one", after_s=0.1)

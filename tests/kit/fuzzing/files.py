@@ -96,13 +96,6 @@ def _geojsons() -> Iterator[bytes]:
     yield json.dumps({"type": "FeatureCollection", "features": features}).encode()
 
 
-def _json_lines() -> Iterator[bytes]:
-    row = {"lat": 40, "lon": -105.0, "time": "2014-03-01T00:00:00Z", "t": 1, "station": "KDEN"}
-    lines = [json.dumps(one) for one in (row, row | {"t": 280.5, "station": None}, row)]
-    yield "\n".join(lines).encode()
-    yield "\n\n".join(lines).encode() + b"\n"
-
-
 def _parquets() -> Iterator[bytes]:
     for compression in ("none", "snappy", "zstd"):
         sink = io.BytesIO()
@@ -165,7 +158,6 @@ TARGETS = tuple(
     for name, words, seeds, size in (
         ("csv", "CSV", _csvs, 2048),
         ("geojson", "GeoJSON", _geojsons, 2048),
-        ("ndjson", "JSON lines", _json_lines, 2048),
         ("parquet", "Parquet", _parquets, 8192),
         ("arrow-file", "Arrow and Feather", _arrows, 8192),
         ("netcdf", "NetCDF", _netcdfs, 32768),

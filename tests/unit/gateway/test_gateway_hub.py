@@ -94,8 +94,9 @@ async def test_each_reader_has_each_label_once(seed: int, windows: bool) -> None
             log.commit()
         for _ in range(30):
             log.commit()
-            if rng.random() < 0.1:
+            if rng.random() < 0.1:  # A gateway stops, and another one starts in its place.
                 gateways[0].stop()
+                gateways[0] = Hubs(kept_bytes_max=2_000)
             for _ in range(rng.randint(0, 15)):
                 await asyncio.sleep(0)
         while any(reader.keys.total() < len(log.matches) for reader in readers):
@@ -189,7 +190,7 @@ async def test_readers_of_several_queries_have_each_label_once(
         tasks = [asyncio.create_task(reader.run()) for reader in readers]
 
         async def settle() -> None:
-            """Until each reader has all, or has been told of the end."""
+            """Until each reader has all, or the end of the query."""
             while any(
                 reader.keys[ccq].total() < len(log.matches) and ccq not in reader.ends
                 for reader in readers
@@ -281,6 +282,41 @@ async def test_readers_of_one_query_share_one_watch_and_their_bytes() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_readers_that_come_together_share_a_fetch_and_its_event() -> None:
+    rng = random.Random(5)
+    log, hubs = Log(rng), Hubs()
+    client, other = FakeClient(log, rng), FakeClient(log, rng)
+    log.commit()
+    readers = [QueryReader(hubs, client, CCQ, token="") for _ in range(50)]
+    fetching = [asyncio.create_task(reader.fetch()) for reader in readers]
+    await asyncio.sleep(0)
+    fetching[0].cancel()
+    answers = await asyncio.gather(*fetching[1:], QueryReader(hubs, other, CCQ, token="").fetch())
+    assert (client.fetches, other.fetches) == (1, 1), "each principal fetches by itself"
+    assert len({id(answer.event) for answer in answers[:-1]}) == 1
+    alone = asyncio.create_task(readers[0].fetch())
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.gather(alone, return_exceptions=True)
+    client.refusal = Forbidden("no longer")
+    with pytest.raises(Forbidden):
+        await readers[1].fetch()
+    assert not hubs._fetching
+
+
+async def test_reader_that_comes_to_a_stopped_gateway_is_sent_away() -> None:
+    rng = random.Random(6)
+    log, hubs = Log(rng), Hubs()
+    client = FakeClient(log, rng)
+    reader = QueryReader(hubs, client, CCQ, token="")
+    first = await reader.fetch()
+    hubs.stop()
+    with pytest.raises(Unavailable):
+        async for _ in reader.events(first, heartbeat_s=60.0):
+            pass
+    assert len(hubs) == 0
 
 
 async def test_readers_end_with_the_query_and_with_their_rights() -> None:
