@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -25,9 +24,12 @@ from galileo import request_id
 from galileo.client import pages
 from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
-from galileo.gateway import documents, parameters
+from galileo.gateway import documents, edr_documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
+from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
+from galileo.gateway.edr import EdrRoutes
+from galileo.gateway.files import file_answer
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
@@ -49,7 +51,6 @@ SECURITY_HEADERS = {
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
-log = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -70,8 +71,9 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
+        self._edr = EdrRoutes(self.callers, self._encoders)
         self._routes = [
-            Route(route.path, self._answering(route.name), methods=list(route.methods))
+            Route(_matched(route.path), self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
         ]
         self.metrics = GatewayMetrics()
@@ -84,7 +86,7 @@ class Gateway:
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, "Location"],
+            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, "Location", "Content-Crs"],
         )
         inner = Starlette(
             routes=self._routes,
@@ -127,12 +129,13 @@ class Gateway:
 
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
-            schemas = await client.datasets()
-        return _json(request, documents.collections(_url(request), schemas))
+            described = await edr_documents.described(client, await client.datasets())
+        return _json(request, documents.collections(_url(request), described))
 
     async def _collection(self, request: Request) -> Response:
-        schema = await self._schema_of(request)
-        return _json(request, documents.collection(_url(request), schema))
+        async with self.callers.client(request) as client:
+            described = await client.describe(request.path_params["collectionId"])
+        return _json(request, documents.collection(_url(request), described))
 
     async def _queryables(self, request: Request) -> Response:
         schema = await self._schema_of(request)
@@ -165,16 +168,17 @@ class Gateway:
                     "formats have all observations",
                     parameter="after",
                 )
+            check_columns_crs(wanted.crs, format)
             tables: Any = client.select_batches(
                 schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
             )
             stack.push_async_callback(tables.aclose)
-            first = [table async for table in _first(tables)]
             columns = wanted.columns or schema.observation_schema.names
             arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
-            encoder = TableEncoder(format, arrow_schema)
-            pieces = encoder.encode(_joined(first, tables), self._encoders)
-            return Streamed(pieces, MEDIA_TYPES[format], held=stack.pop_all())
+            encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
+            return await file_answer(
+                tables, encoder, self._encoders, media_type=media_type, held=stack
+            )
 
     async def _page(
         self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
@@ -192,12 +196,14 @@ class Gateway:
             following = request.url.include_query_params(after=page.next)
             links.append(documents.link("next", str(following), documents.GEOJSON))
         at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        body = await self._features(page.table, {"timeStamp": at, "links": links})
-        return Response(body, media_type=documents.GEOJSON, headers={"Vary": "Accept"})
+        body = await self._features(page.table, {"timeStamp": at, "links": links}, wanted.crs)
+        headers = {"Vary": "Accept", **content_crs(wanted.crs)}
+        return Response(body, media_type=documents.GEOJSON, headers=headers)
 
     async def _item(self, request: Request) -> Response:
-        known = parameters.single_values(request.query_params, ("f",))
+        known = parameters.single_values(request.query_params, ("f", "crs"))
         preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
+        system = crs_of(known, "crs")
         url, name = _url(request), request.path_params["featureId"]
         async with self.callers.client(request) as client:
             schema = await client.schema(request.path_params["collectionId"])
@@ -205,24 +211,38 @@ class Gateway:
                 table = await client.read_ids(schema.name, [name])
             except InputError as error:
                 return problem(HTTPStatus.NOT_FOUND, error.message)
-        feature = json.loads(await self._features(table, {}))["features"][0]
+        feature = json.loads(await self._features(table, {}, system))["features"][0]
         collection = f"{url}/collections/{quote(schema.name)}"
         links = [
             documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
             documents.link("collection", collection, documents.JSON),
         ]
-        return Response(json.dumps({**feature, "links": links}), media_type=documents.GEOJSON)
+        body = json.dumps({**feature, "links": links})
+        return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
 
-    async def _features(self, table: pa.Table, members: dict[str, Any]) -> bytes:
+    async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
         """Observations with a column of ids as GeoJSON."""
         encoder = TableEncoder("geojson", table.schema, members=members, id_column=pages.ID)
-        pieces = encoder.encode(_of_one(table), self._encoders)
+        pieces = encoder.encode(_of_one(system.positions(table)), self._encoders)
         return b"".join([piece async for piece in pieces])
 
     async def _sparql(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             dataset = request.path_params["collectionId"]
             return await self._sparql_queries.answer(request, client, dataset)
+
+    # --- environmental data retrieval --------------------------------------------------------
+
+    async def _data_query(self, request: Request) -> Response:
+        return await self._edr.query(request, request.scope["galileo_route"])
+
+    _position = _area = _cube = _radius = _trajectory = _corridor = _data_query
+
+    async def _locations(self, request: Request) -> Response:
+        return await self._edr.locations(request)
+
+    async def _location(self, request: Request) -> Response:
+        return await self._edr.location(request)
 
     # --- continuous queries ------------------------------------------------------------------
 
@@ -239,62 +259,13 @@ class Gateway:
         return await self._continuous.events(request)
 
 
-class Streamed(Response):
-    """An answer that is made while it is sent.
-
-    Args:
-        pieces: of the answer.
-        media_type: of the answer.
-        held: closed at the end of the answer, or of the connection.
-    """
-
-    def __init__(
-        self,
-        pieces: AsyncIterator[bytes],
-        media_type: str,
-        *,
-        held: contextlib.AsyncExitStack,
-    ) -> None:
-        super().__init__(media_type=None, headers={"Content-Type": media_type, "Vary": "Accept"})
-        del self.headers["content-length"]
-        self._pieces = pieces
-        self._held = held
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._held:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
-            if scope["method"] != "HEAD":
-                await self._send_pieces(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_pieces(self, send: Any) -> None:
-        try:
-            async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except GalileoError as error:
-            log.warning("an answer broke off: %s [%s]", error.message, error.kind)
-            # The connection is closed before the end of the answer, so that no client takes a
-            # part for the whole.
-            raise ConnectionAbortedError(error.message) from error
-
-
-async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
-    """The first table, if there is one: an error before it has a status of its own."""
-    async for table in tables:
-        yield table
-        return
-
-
 async def _of_one(table: pa.Table) -> AsyncIterator[pa.Table]:
     yield table
 
 
-async def _joined(first: list[pa.Table], rest: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
-    while first:  # The table is not kept while it is sent.
-        yield first.pop()
-    async for table in rest:
-        yield table
+def _matched(path: str) -> str:
+    """The path of a route as Starlette matches it; the id of a location can have slashes."""
+    return path.replace("{locationId}", "{locationId:path}")
 
 
 def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:
