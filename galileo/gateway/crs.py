@@ -20,8 +20,8 @@ from galileo.geo.regions import Floats
 MERCATOR_RADIUS_M = 6_378_137.0
 _NORTHING_MAX = 40.0
 """In radii. Beyond it, and long before, the latitude is 90 degrees in double precision."""
-_DEPTH_MAX = 128
-"""Nesting of a filter, which allows 64 levels of operators."""
+_DEPTH_MAX = 200
+"""Nesting of a filter; 64 levels of operators and a geometry have less."""
 
 _GEOGRAPHIC = (
     'GEOGCS["WGS 84",DATUM["WGS_1984",SPHEROID["WGS 84",6378137,298.257223563]],'

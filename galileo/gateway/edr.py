@@ -20,7 +20,7 @@ from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError
 from galileo.gateway import coverage_json, documents, edr_documents, locations, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.crs import CRS84, content_crs
+from galileo.gateway.crs import CRS84, content_crs, crs_of
 from galileo.gateway.edr_requests import (
     COVERAGE_JSON,
     FORMATS,
@@ -66,8 +66,7 @@ class EdrRoutes:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
-            accept = request.headers.get("accept", "")
-            wanted = edr_request(kind, request.query_params, schema, accept)
+            wanted = await self._wanted(kind, request, schema)
             where = wanted.where
             assert where is not None
             if isinstance(where, Positions):
@@ -85,8 +84,7 @@ class EdrRoutes:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
-            accept = request.headers.get("accept", "")
-            wanted = edr_request("location", request.query_params, schema, accept)
+            wanted = await self._wanted("location", request, schema)
             name = request.path_params["locationId"]
             condition = _location_condition(schema, name)
             if condition is None or not await _exists(client, schema, condition):
@@ -99,7 +97,7 @@ class EdrRoutes:
         known = ("f", "crs", "bbox", "datetime", "parameter-name", "parameter_names")
         given = parameters.single_values(request.query_params, known)
         preferred(given["f"].lower() if "f" in given else None, "", {"geojson": ""})
-        if given.get("crs", CRS84.uri) != CRS84.uri:
+        if crs_of(given, "crs") is not CRS84:
             raise InputError(f"expected crs as {CRS84.uri}", parameter="crs")
         conditions = [
             *parameters.bbox_conditions(given, CRS84),
@@ -127,6 +125,11 @@ class EdrRoutes:
         )
         body = await self._encoders.run(encode)
         return Response(body, media_type=documents.GEOJSON, headers=content_crs(CRS84))
+
+    async def _wanted(self, kind: str, request: Request, schema: Schema) -> EdrRequest:
+        """What is asked for; the boxes along a line take some time."""
+        query, accept = request.query_params, request.headers.get("accept", "")
+        return await self._encoders.run(functools.partial(edr_request, kind, query, schema, accept))
 
 
 class _Answer:

@@ -2,8 +2,9 @@
 
 The earth is the sphere of `circles`. The distance of a point to an arc is that to its great circle
 if the point lies between the two planes through the ends of the arc, which stand upright on it;
-otherwise it is the distance to the nearer end. Both come from products of unit vectors, for all
-points and arcs at once. They are exact to about a centimetre.
+otherwise it is the distance to the nearer end. Both come from products of unit vectors, in arrays.
+Arcs are covered by boxes about pieces of them: a point is compared with the arcs of the boxes in
+which it lies.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from galileo.geo.regions import Mask
 
 PIECES_MAX = 400
 """Pieces of the path, more than there are arcs, whose boxes cover the corridor."""
-_PAIRS_AT_ONCE = 1 << 20
-"""Pairs of points and arcs that are compared at once."""
+_PAIRS_AT_ONCE = 1 << 18
+"""Pairs of points and boxes, at most, whose distances are compared at once."""
 _SLACK = 1 + 1e-6
 """The cover is larger than the corridor by this factor, and by a millimetre."""
 
@@ -65,16 +66,27 @@ class Corridor:
 
     def contains(self, latitude: Floats, longitude: Floats) -> Mask:
         """Mask of points in the corridor or on its edge."""
-        points = _vectors(np.stack([longitude, latitude], axis=1))
-        step = max(1, _PAIRS_AT_ONCE // len(self.starts))
-        parts = [self._contain(points[at : at + step]) for at in range(0, len(points), step)]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)
+        vectors = _vectors(np.stack([longitude, latitude], axis=1))
+        boxes, arcs = self._boxes
+        tree, step = shapely.STRtree(boxes), max(1, _PAIRS_AT_ONCE // len(boxes))
+        mask = np.zeros(len(latitude), dtype=np.bool_)
+        for at in range(0, len(latitude), step):
+            points = shapely.points(longitude[at : at + step], latitude[at : at + step])
+            point, box = tree.query(points)
+            mask[at + point[self._hold(vectors[at + point], arcs[box])]] = True
+        return mask
 
     @cached_property
     def cover(self) -> BaseGeometry:
         """A region of boxes, somewhat larger than the corridor."""
-        boxes = [shapely.box(*extent) for circle in self._circles() for extent in circle.extents]
-        return shapely.union_all(boxes)
+        return shapely.union_all(self._boxes[0])
+
+    @cached_property
+    def _boxes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
+        """Boxes that cover the corridor, and the arc of each."""
+        extents = [(box, arc) for circle, arc in self._circles() for box in circle.extents]
+        edges = np.array([box for box, _ in extents]).T
+        return shapely.box(*edges), np.array([arc for _, arc in extents], dtype=np.int64)
 
     @cached_property
     def _sides(self) -> tuple[Floats, Floats]:
@@ -94,24 +106,23 @@ class Corridor:
         angles: Floats = 2 * np.arcsin(np.minimum(chords / 2, 1.0))
         return angles
 
-    def _contain(self, points: Floats) -> Mask:
-        starts, ends = self._sides
+    def _hold(self, points: Floats, arcs: npt.NDArray[np.int64]) -> Mask:
+        """Whether each point is near enough to an arc; both have the same length."""
+        starts, ends, normals = (side[arcs] for side in (*self._sides, self._normals))
         angle = self.radius_m / EARTH_RADIUS_M
         chord = 2 * math.sin(min(angle, math.pi) / 2)
-        nearest = np.maximum(points @ starts.T, points @ ends.T)
-        is_near = np.any(2 - 2 * nearest <= chord * chord, axis=1)
-        normals = self._normals
-        # Subtracted, since the normal of a short arc is not exact and the point lies near to it.
-        aside = points @ normals.T - np.einsum("ij,ij->i", starts, normals)
-        between = points @ np.cross(normals, starts).T >= 0
-        between &= points @ np.cross(normals, ends).T <= 0
-        between &= normals.any(axis=1)
-        beside = np.abs(aside) <= math.sin(min(angle, math.pi / 2))
-        mask: Mask = is_near | np.any(beside & between, axis=1)
+        from_start = points - starts
+        is_near = _dot(from_start, from_start) <= chord * chord
+        is_near |= _dot(points - ends, points - ends) <= chord * chord
+        # Not the point itself: the normal of a short arc is not exact, and the point lies near.
+        is_beside = np.abs(_dot(from_start, normals)) <= math.sin(min(angle, math.pi / 2))
+        is_beside &= _dot(points, np.cross(normals, starts)) >= 0
+        is_beside &= _dot(points, np.cross(normals, ends)) <= 0
+        mask: Mask = is_near | (is_beside & normals.any(axis=1))
         return mask
 
-    def _circles(self) -> Iterator[Circle]:
-        """Circles that cover the corridor, about pieces of the arcs."""
+    def _circles(self) -> Iterator[tuple[Circle, int]]:
+        """Circles about pieces of the arcs, which cover the corridor, and the arc of each."""
         angles = self._angles
         step = max(self.radius_m / EARTH_RADIUS_M, float(angles.sum()) / PIECES_MAX, 1e-9)
         counts = np.maximum(np.ceil(angles / step), 1).astype(np.int64)
@@ -120,8 +131,9 @@ class Corridor:
         middles = self._along(arc, (piece + 0.5) / counts[arc])
         halves = angles[arc] / counts[arc] / 2
         radii = (halves * EARTH_RADIUS_M + self.radius_m) * _SLACK + 1e-3
-        for (longitude, latitude), radius_m in zip(middles.tolist(), radii.tolist(), strict=True):
-            yield Circle(latitude, longitude, radius_m)
+        columns = middles.tolist(), radii.tolist(), arc.tolist()
+        for (longitude, latitude), radius_m, number in zip(*columns, strict=True):
+            yield Circle(latitude, longitude, radius_m), number
 
     def _along(self, arc: npt.NDArray[np.int64], part: Floats) -> Floats:
         """Longitude and latitude of points on arcs, at parts of their lengths."""
@@ -135,6 +147,11 @@ class Corridor:
         radians = np.stack([np.arctan2(y, x), np.arctan2(z, np.hypot(x, y))], axis=1)
         positions: Floats = np.degrees(radians)
         return positions
+
+
+def _dot(left: Floats, right: Floats) -> Floats:
+    products: Floats = np.einsum("ij,ij->i", left, right)
+    return products
 
 
 def _vectors(positions: Floats) -> Floats:
