@@ -240,7 +240,7 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     Raises:
         InputError: a parameter is unknown, given twice, or malformed.
     """
-    features = {feature.name: feature for feature in schema.indexed}
+    features = {feature.name: feature for feature in schema.indexed if feature.name not in ITEMS}
     given = single_values(parameters, (*ITEMS, *features))
     conditions = [
         *bbox_conditions(given, crs_of(given, "bbox-crs")),
