@@ -32,8 +32,8 @@ def joined_texts(begin: str, texts: pa.Array, end: str) -> bytes:
     return b"".join([begin.encode(), joined[0].as_buffer(), end.encode()])
 
 
-def json_values(column: pa.Array) -> pa.Array:
-    """Each value as JSON; missing ones, and numbers that are not finite, as null."""
+def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Each value as JSON; times as ISO 8601, what is missing or not finite as null."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_string(column.type):

@@ -240,20 +240,33 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     Raises:
         InputError: a parameter is unknown, given twice, or malformed.
     """
-    features = {feature.name: feature for feature in schema.indexed if feature.name not in ITEMS}
-    given = single_values(parameters, (*ITEMS, *features))
+    given, query = filtered(parameters, schema, ITEMS)
+    columns = [name for name in given.get("properties", "").split(",") if name]
+    place = ["latitude", "longitude", "time"]
+    names = [*place, *(name for name in columns if name not in place)] if columns else []
+    limit = _limit(given["limit"]) if "limit" in given else None
+    return ItemsRequest(query, tuple(names), limit, given.get("after"), crs_of(given, "crs"))
+
+
+def filtered(
+    parameters: QueryParams, schema: Schema, known: tuple[str, ...]
+) -> tuple[Mapping[str, str], Condition | str]:
+    """The values of known parameters, and the condition of those that filter, "" for none.
+
+    Besides the known ones, indexed features with other names are parameters.
+
+    Raises:
+        InputError: a parameter is unknown, given twice, or malformed.
+    """
+    features = {feature.name: feature for feature in schema.indexed if feature.name not in known}
+    given = single_values(parameters, (*known, *features))
     conditions = [
         *bbox_conditions(given, crs_of(given, "bbox-crs")),
         *datetime_conditions(given),
         *(_equal(features[name], value) for name, value in given.items() if name in features),
         *([_filter(given)] if "filter" in given else ()),
     ]
-    query = joined(conditions) if conditions else ""
-    columns = [name for name in given.get("properties", "").split(",") if name]
-    place = ["latitude", "longitude", "time"]
-    names = [*place, *(name for name in columns if name not in place)] if columns else []
-    limit = _limit(given["limit"]) if "limit" in given else None
-    return ItemsRequest(query, tuple(names), limit, given.get("after"), crs_of(given, "crs"))
+    return given, joined(conditions) if conditions else ""
 
 
 def filter_of(parameters: QueryParams) -> Condition | None:
