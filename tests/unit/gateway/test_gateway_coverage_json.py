@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from covjson_pydantic.coverage import Coverage, CoverageCollection
 from expected_errors import raises
 
 import galileo
@@ -51,7 +52,10 @@ def encoded(
     table: pa.Table, *, crs: Crs = CRS84, location: str = "", single: bool = False
 ) -> dict[str, Any]:
     pieces = encode(table, SCHEMA.features, crs=crs, location=location, single=single)
-    document: dict[str, Any] = json.loads(b"".join(pieces))
+    data = b"".join(pieces)
+    document: dict[str, Any] = json.loads(data)
+    model = Coverage if document["type"] == "Coverage" else CoverageCollection
+    model.model_validate_json(data)
     return document
 
 
