@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.client import pages
 from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, edr_documents, parameters
@@ -51,6 +50,8 @@ SECURITY_HEADERS = {
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
+_ID = "#id"
+"""A column of ids, named as no feature can be."""
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -221,8 +222,9 @@ class Gateway:
         return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
 
     async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
-        """Observations with a column of ids as GeoJSON."""
-        encoder = TableEncoder("geojson", table.schema, members=members, id_column=pages.ID)
+        """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
+        table = table.rename_columns([_ID, *table.column_names[1:]])
+        encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
         pieces = encoder.encode(_of_one(system.positions(table)), self._encoders)
         return b"".join([piece async for piece in pieces])
 

@@ -251,11 +251,15 @@ def test_locations_of_a_dataset_without_stations_are_cells(
     served: Served, fresh_name: Callable[[str], str]
 ) -> None:
     name = fresh_name("cells")
-    features = [galileo.Feature("count", type="int")]
+    features = [galileo.Feature("count", type="int"), galileo.Feature("id", type="int")]
     served.client.create_dataset(galileo.Schema(name, features, geohash_precision=3))
     rows = served.rows[:40][["latitude", "longitude", "time", "count"]]
+    rows = rows.assign(id=rows["count"])
     served.client.ingest(name, rows)
     other = Served(served.gateway, served.client, name, rows)
+    items = json.loads(other.get("items")[2])["features"]
+    assert sorted(item["properties"]["id"] for item in items) == list(range(40))
+    assert len({item["id"] for item in items}) == 40
     listed = json.loads(other.get("locations")[2])["features"]
     assert all(len(one["id"]) == 3 for one in listed)
     found = [count for one in listed for count in other.counts(f"locations/{one['id']}")]
@@ -331,6 +335,7 @@ def mercator(degrees: np.ndarray) -> np.ndarray:
     return np.stack([east, np.log(np.tan(np.pi / 4 + north / 2))], axis=1) * 6_378_137
 
 
+NO_OWSLIB = "needs OWSLib, of the extra dev"
 HOSTILE = {
     "coords": ["", "POINT", "POINT(1e999 0)", "POINT(0 91)", "POLYGON((0 0,1 1,1 0,0 1,0 0))", "%"],
     "bbox": ["", "1,2", "a,b,c,d", "nan,0,1,1", "0,1,0,-1", "-1e308,0,1e308,1"],
@@ -375,7 +380,7 @@ def test_large_requests_and_answers_are_refused_or_answered(served: Served) -> N
 
 
 def test_owslib_reads_the_dataset(served: Served) -> None:
-    edr = pytest.importorskip("owslib.ogcapi.edr", reason="needs OWSLib, of the extra dev")
+    edr = pytest.importorskip("owslib.ogcapi.edr", reason=NO_OWSLIB)
     api = edr.EnvironmentalDataRetrieval(served.gateway, timeout=TIMEOUT_S)
     assert any("ogcapi-edr-1/1.1" in one for one in api.conformance()["conformsTo"])
     assert served.dataset in api.data()
@@ -392,7 +397,7 @@ def test_owslib_reads_the_dataset(served: Served) -> None:
 
 
 def test_owslib_reads_features(served: Served) -> None:
-    features = pytest.importorskip("owslib.ogcapi.features", reason="needs OWSLib, of dev")
+    features = pytest.importorskip("owslib.ogcapi.features", reason=NO_OWSLIB)
     api = features.Features(served.gateway, timeout=TIMEOUT_S)
     assert served.dataset in api.feature_collections()
     items = api.collection_items(served.dataset, bbox=[-20, -20, 20, 20], limit=10_000)
