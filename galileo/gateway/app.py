@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -130,13 +130,13 @@ class Gateway:
 
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
-            described = await edr_documents.described(client, await client.datasets())
-        return _json(request, documents.collections(_url(request), described))
+            datasets = await edr_documents.described(client, await client.datasets())
+        return _json(request, documents.collections(_url(request), datasets))
 
     async def _collection(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
-            described = await client.describe(request.path_params["collectionId"])
-        return _json(request, documents.collection(_url(request), described))
+            dataset = await client.describe(request.path_params["collectionId"])
+        return _json(request, documents.collection(_url(request), dataset))
 
     async def _queryables(self, request: Request) -> Response:
         schema = await self._schema_of(request)
@@ -223,10 +223,9 @@ class Gateway:
 
     async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
         """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
-        table = table.rename_columns([_ID, *table.column_names[1:]])
+        table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
         encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
-        pieces = encoder.encode(_of_one(system.positions(table)), self._encoders)
-        return b"".join([piece async for piece in pieces])
+        return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
 
     async def _sparql(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
@@ -259,10 +258,6 @@ class Gateway:
 
     async def _ccq_events(self, request: Request) -> Response:
         return await self._continuous.events(request)
-
-
-async def _of_one(table: pa.Table) -> AsyncIterator[pa.Table]:
-    yield table
 
 
 def _matched(path: str) -> str:
