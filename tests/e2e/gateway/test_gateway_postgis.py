@@ -186,7 +186,7 @@ def test_items_of_random_filters_are_the_rows_of_postgis(cluster, fresh_name, se
     table = observations(asker.maker, schema)
     client.ingest(schema.name, table)
     loaded(session, table)
-    counts = dict.fromkeys(("conditions", "telling", "pages", "observations"), 0)
+    counts = dict.fromkeys(("conditions", "selective", "pages", "observations"), 0)
     with cluster.gateway() as gateway:
         url = f"{gateway.url}/collections/{schema.name}/items"
         for case in range(CASES):
@@ -198,9 +198,9 @@ def test_items_of_random_filters_are_the_rows_of_postgis(cluster, fresh_name, se
             assert paged == expected, about
             assert ids_of_file(url, parameters) == expected, about
             counts["conditions"] += 1
-            counts["telling"] += 0 < len(expected) < table.num_rows
+            counts["selective"] += 0 < len(expected) < table.num_rows
             counts["pages"] += pages
             counts["observations"] += len(expected)
-    assert counts["telling"] >= CASES // 3
+    assert counts["selective"] >= CASES // 3
     with capsys.disabled():
         print("\n" + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
