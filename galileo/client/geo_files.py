@@ -167,8 +167,10 @@ class Shapes:
     def geojson(self) -> pa.Array:
         if self.kind == "Polygon":
             return pa.array(shapely.to_geojson(self.drawn()), pa.string())
-        x, y = (pa.array(values).cast(pa.string()) for values in self.bounds[:2])
-        return pc.binary_join_element_wise('{"type":"Point","coordinates":[', x, ",", y, "]}", "")
+        x, y = (pa.array(values) for values in self.bounds[:2])
+        ends = (x.cast(pa.string()), ",", y.cast(pa.string()))
+        points = pc.binary_join_element_wise('{"type":"Point","coordinates":[', *ends, "]}", "")
+        return pc.if_else(pc.and_(pc.is_finite(x), pc.is_finite(y)), points, "null")
 
 
 class GeoParquetWriter:
@@ -221,12 +223,14 @@ class GeoJsonWriter:
     Attributes:
         members: further members of the collection, which are written at its end.
         id_column: the column with the ids of features, which need no escapes in JSON; "" for none.
+        constants: members of all properties, as the JSON text between the braces.
     """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         Shapes.of(schema.empty_table())
         self.members: dict[str, Any] = {}
         self.id_column = ""
+        self.constants = ""
         self._sink = sink
         self._between = b'{"type":"FeatureCollection","features":[\n'
 
@@ -241,7 +245,9 @@ class GeoJsonWriter:
         if self.id_column:
             ids = table.column(self.id_column).combine_chunks()
             head = ('{"type":"Feature","id":"', ids, '","geometry":')
-        properties = json_lines(table.select(rest)) if rest else "{}"
+        properties: Any = f"{{{self.constants}}}"
+        if rest:
+            properties = json_lines(table.select(rest), self.constants)
         parts = (*head, shapes.geojson(), ',"properties":', properties, "}", "")
         texts = pc.binary_join_element_wise(*parts)
         self._sink.write(self._between)

@@ -16,14 +16,20 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
 }
 
 
-def json_lines(table: pa.Table) -> pa.StringArray:
-    """Each row as a JSON object."""
+def json_lines(table: pa.Table, constants: str = "") -> pa.StringArray:
+    """Each row as a JSON object, which begins with constant members such as `"a":1`."""
     parts: list[pa.Array | str] = []
     for number, name in enumerate(table.column_names):
-        begin = "{" if number == 0 else ","
+        begin = "," if number else f"{{{constants}," if constants else "{"
         parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
         parts.append(json_values(table.column(name).combine_chunks()))
     return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def joined_texts(begin: str, texts: pa.Array, end: str) -> bytes:
+    """Texts with commas and line ends between them, after and before others."""
+    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), ",\n")
+    return b"".join([begin.encode(), joined[0].as_buffer(), end.encode()])
 
 
 def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -21,16 +21,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.client import pages
 from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
-from galileo.gateway import documents, parameters
+from galileo.gateway import documents, edr_documents, parameters
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
 from galileo.gateway.cluster import ClusterRoutes
+from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
+from galileo.gateway.edr import EdrRoutes
+from galileo.gateway.files import file_answer
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.metrics import GatewayMetrics
@@ -40,7 +42,6 @@ from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
 from galileo.gateway.sparql import SparqlQueries
-from galileo.gateway.streamed import Streamed
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
@@ -56,6 +57,8 @@ SECURITY_HEADERS = {
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
+_ID = "#id"
+"""A column of ids, named as no feature can be."""
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -81,8 +84,9 @@ class Gateway:
         self._ccq_collections = CcqCollections(self.callers, self._encoders)
         self._ingest_route = IngestRoute(self.callers, self._encoders)
         self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
+        self._edr = EdrRoutes(self.callers, self._encoders)
         self._routes = [
-            Route(route.path, self._answering(route.name), methods=list(route.methods))
+            Route(_matched(route.path), self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
         ]
         self.metrics = GatewayMetrics()
@@ -95,7 +99,10 @@ class Gateway:
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, "ETag", "Location"],
+            expose_headers=[
+                *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER),
+                *("Content-Crs", "ETag", "Location"),
+            ],
         )
         inner = Starlette(
             routes=self._routes,
@@ -148,17 +155,18 @@ class Gateway:
 
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
-            schemas = await client.datasets()
+            datasets = await edr_documents.described(client, await client.datasets())
             ccqs = await visible_ccqs(client)
-        document = documents.collections(_url(request), schemas)
+        document = documents.collections(_url(request), datasets)
         document["collections"] += [
             described(_url(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
         ]
         return _json(request, document)
 
     async def _collection(self, request: Request) -> Response:
-        schema = await self._schema_of(request)
-        return _json(request, documents.collection(_url(request), schema))
+        async with self.callers.client(request) as client:
+            dataset = await client.describe(request.path_params["collectionId"])
+        return _json(request, documents.collection(_url(request), dataset))
 
     async def _queryables(self, request: Request) -> Response:
         schema = await self._schema_of(request)
@@ -193,16 +201,17 @@ class Gateway:
                     "formats have all observations",
                     parameter="after",
                 )
+            check_columns_crs(wanted.crs, format)
             tables: Any = client.select_batches(
                 schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
             )
             stack.push_async_callback(tables.aclose)
-            first = [table async for table in _first(tables)]
             columns = wanted.columns or schema.observation_schema.names
             arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
-            encoder = TableEncoder(format, arrow_schema)
-            pieces = encoder.encode(_joined(first, tables), self._encoders)
-            return Streamed(pieces, MEDIA_TYPES[format], held=stack.pop_all())
+            encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
+            return await file_answer(
+                tables, encoder, self._encoders, media_type=media_type, held=stack
+            )
 
     async def _page(
         self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
@@ -220,12 +229,14 @@ class Gateway:
             following = request.url.include_query_params(after=page.next)
             links.append(documents.link("next", str(following), documents.GEOJSON))
         at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        body = await self._features(page.table, {"timeStamp": at, "links": links})
-        return Response(body, media_type=documents.GEOJSON, headers={"Vary": "Accept"})
+        body = await self._features(page.table, {"timeStamp": at, "links": links}, wanted.crs)
+        headers = {"Vary": "Accept", **content_crs(wanted.crs)}
+        return Response(body, media_type=documents.GEOJSON, headers=headers)
 
     async def _item(self, request: Request) -> Response:
-        known = parameters.single_values(request.query_params, ("f",))
+        known = parameters.single_values(request.query_params, ("f", "crs"))
         preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
+        system = crs_of(known, "crs")
         url, name = _url(request), request.path_params["featureId"]
         async with self.callers.client(request) as client:
             schema = await client.schema(request.path_params["collectionId"])
@@ -233,17 +244,19 @@ class Gateway:
                 table = await client.read_ids(schema.name, [name])
             except InputError as error:
                 return problem(HTTPStatus.NOT_FOUND, error.message)
-        feature = json.loads(await self._features(table, {}))["features"][0]
+        feature = json.loads(await self._features(table, {}, system))["features"][0]
         collection = f"{url}/collections/{quote(schema.name)}"
         links = [
             documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
             documents.link("collection", collection, documents.JSON),
         ]
-        return Response(json.dumps({**feature, "links": links}), media_type=documents.GEOJSON)
+        body = json.dumps({**feature, "links": links})
+        return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
 
-    async def _features(self, table: pa.Table, members: dict[str, Any]) -> bytes:
-        """Observations with a column of ids as GeoJSON."""
-        encoder = TableEncoder("geojson", table.schema, members=members, id_column=pages.ID)
+    async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
+        """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
+        table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
+        encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
         return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
 
     async def _sparql(self, request: Request) -> Response:
@@ -288,6 +301,19 @@ class Gateway:
     async def _tile(self, request: Request) -> Response:
         return await self._tiles.tile(request)
 
+    # --- environmental data retrieval --------------------------------------------------------
+
+    async def _data_query(self, request: Request) -> Response:
+        return await self._edr.query(request, request.scope["galileo_route"])
+
+    _position = _area = _cube = _radius = _trajectory = _corridor = _data_query
+
+    async def _locations(self, request: Request) -> Response:
+        return await self._edr.locations(request)
+
+    async def _location(self, request: Request) -> Response:
+        return await self._edr.location(request)
+
     # --- continuous queries ------------------------------------------------------------------
 
     async def _ccqs(self, request: Request) -> Response:
@@ -317,18 +343,9 @@ class Gateway:
         return await self._cluster_routes.samplers(request)
 
 
-async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
-    """The first table, if there is one: an error before it has a status of its own."""
-    async for table in tables:
-        yield table
-        return
-
-
-async def _joined(first: list[pa.Table], rest: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:
-    while first:  # The table is not kept while it is sent.
-        yield first.pop()
-    async for table in rest:
-        yield table
+def _matched(path: str) -> str:
+    """The path of a route as Starlette matches it; the id of a location can have slashes."""
+    return path.replace("{locationId}", "{locationId:path}")
 
 
 def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
+from galileo.client.descriptions import DatasetDescription
+from galileo.gateway import crs, edr_documents
 from galileo.gateway.formats import MEDIA_TYPES
 from galileo.model.schema import Feature, Schema
 from galileo.version import VERSION
@@ -17,7 +19,6 @@ OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
 ASYNCAPI_JSON = "application/vnd.aai.asyncapi+json;version=3.0.0"
 EVENT_STREAM = "text/event-stream"
 SPARQL_RESULTS = "application/sparql-results+json"
-CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 _REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 _SPEC = "http://www.opengis.net/spec/"
 CONFORMANCE = (
@@ -25,6 +26,7 @@ CONFORMANCE = (
     f"{_SPEC}ogcapi-common-1/1.0/conf/oas30",
     f"{_SPEC}ogcapi-common-2/1.0/conf/collections",
     *(f"{_SPEC}ogcapi-features-1/1.0/conf/{name}" for name in ("core", "geojson", "oas30")),
+    f"{_SPEC}ogcapi-features-2/1.0/conf/crs",
     f"{_SPEC}ogcapi-features-3/1.0/conf/queryables",
     f"{_SPEC}ogcapi-features-3/1.0/conf/filter",
     f"{_SPEC}cql2/1.0/conf/cql2-text",
@@ -36,6 +38,11 @@ CONFORMANCE = (
     f"{_SPEC}ogcapi-features-5/1.0/conf/schemas",
     *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("core", "tileset", "tilesets-list")),
     *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("geodata-tilesets", "mvt", "oas30")),
+    *(
+        f"{_SPEC}ogcapi-edr-1/1.1/conf/{name}"
+        for name in ("core", "collections", "json", "geojson", "edr-geojson", "covjson", "oas30")
+    ),
+    f"{_SPEC}ogcapi-edr-1/1.1/conf/queries",
 )
 """Classes that hold."""
 
@@ -72,16 +79,17 @@ def conformance() -> dict[str, Any]:
     return {"conformsTo": list(CONFORMANCE)}
 
 
-def collections(url: str, schemas: Iterable[Schema]) -> dict[str, Any]:
-    listed = sorted(schemas, key=lambda schema: schema.name)
+def collections(url: str, described: Iterable[DatasetDescription]) -> dict[str, Any]:
+    listed = sorted(described, key=lambda dataset: dataset.schema.name)
     return {
         "links": [link("self", f"{url}/collections", JSON, "this document")],
-        "collections": [collection(url, schema) for schema in listed],
+        "collections": [collection(url, dataset) for dataset in listed],
     }
 
 
-def collection(url: str, schema: Schema) -> dict[str, Any]:
+def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
     """A dataset."""
+    schema = described.schema
     at = f"{url}/collections/{quote(schema.name)}"
     items = [
         link("items", f"{at}/items?f={name}", media_type, f"observations as {name}")
@@ -91,10 +99,13 @@ def collection(url: str, schema: Schema) -> dict[str, Any]:
         "id": schema.name,
         "title": schema.name,
         "itemType": "feature",
-        "crs": [CRS84],
+        "crs": [one.uri for one in crs.ALL],
+        "storageCrs": crs.CRS84.uri,
+        **edr_documents.members(at, described),
         "links": [
             link("self", at, JSON, "this document"),
             *items,
+            link("data", f"{at}/locations", GEOJSON, "places with observations"),
             link(f"{_REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
             link(f"{_REL}tilesets-vector", f"{at}/tiles", JSON, "cells with counts as tiles"),
             link("describedby", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -127,6 +128,7 @@ class TableEncoder:
         schema: of the tables.
         members: of a GeoJSON document, but for the number of features.
         id_column: of a GeoJSON document, see `GeoJsonWriter`.
+        constants: members of the properties of each feature of a GeoJSON document.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class TableEncoder:
         *,
         members: Mapping[str, Any] | None = None,
         id_column: str = "",
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         self._sink = _Sink()
         self._members = dict(members or {})
@@ -144,6 +147,7 @@ class TableEncoder:
         self._inner = WRITERS[format](self._sink, schema)  # type: ignore[arg-type]
         if isinstance(self._inner, GeoJsonWriter):
             self._inner.id_column = id_column
+            self._inner.constants = json.dumps(dict(constants or {}))[1:-1]
         is_binary = format in _BINARY
         rows_max = GROUP_ROWS if is_binary else 1
         self._writer: Writer = GroupedWriter(self._inner, schema, rows_max=rows_max)

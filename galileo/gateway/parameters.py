@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
 
 from galileo.errors import InputError
+from galileo.gateway import crs
+from galileo.gateway.crs import Crs, crs_of
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
@@ -24,9 +26,31 @@ LIMIT_MAX = 10_000
 PAGE_LIMIT = 1_000
 """Observations of a page by default."""
 WAIT_MAX_S = 60
-CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
+UNITS_M = {"m": 1.0, "km": 1000.0, "mi": 1609.344, "nmi": 1852.0}
+"""Metres of the units of distances."""
 _OPEN = ("", "..")
+_CRS = {
+    "type": "string",
+    "format": "uri",
+    "enum": [one.uri for one in crs.ALL],
+    "default": crs.CRS84.uri,
+}
+
+
+def _units(parameter: str) -> dict[str, Any]:
+    return {
+        "in": "query",
+        "required": True,
+        "description": f"The unit of {parameter}.",
+        "schema": {"type": "string", "enum": list(UNITS_M)},
+    }
+
+
+def _height() -> dict[str, Any]:
+    text = "Has no meaning, since observations have no height; it is taken because EDR demands it."
+    return {"in": "query", "description": text, "schema": {"type": "string"}}
+
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -62,12 +86,13 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "bbox": {
         "in": "query",
-        "description": "West, south, east and north in degrees; west may be greater than east.",
+        "description": "West, south, east and north in degrees; west may be greater than east. "
+        "With six numbers the third and the last are ignored.",
         "schema": {
             "type": "array",
             "items": {"type": "number"},
             "minItems": 4,
-            "maxItems": 4,
+            "maxItems": 6,
         },
         "style": "form",
         "explode": False,
@@ -89,8 +114,19 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "filter-crs": {
         "in": "query",
-        "description": "The coordinate reference system of the filter.",
-        "schema": {"type": "string", "enum": [CRS84]},
+        "description": "The coordinate reference system of geometries in the filter.",
+        "schema": _CRS,
+    },
+    "bbox-crs": {
+        "in": "query",
+        "description": "The coordinate reference system of bbox.",
+        "schema": _CRS,
+    },
+    "crs": {
+        "in": "query",
+        "description": "The coordinate reference system of geometries in the answer; with coords, "
+        "and with the bbox of a cube, also of these.",
+        "schema": _CRS,
     },
     "properties": {
         "in": "query",
@@ -98,6 +134,42 @@ TABLE: dict[str, dict[str, Any]] = {
         "schema": {"type": "array", "items": {"type": "string"}},
         "style": "form",
         "explode": False,
+    },
+    "coords": {
+        "in": "query",
+        "required": True,
+        "description": "The geometry of a query, as well-known text (WKT).",
+        "schema": {"type": "string"},
+    },
+    "within": {
+        "in": "query",
+        "required": True,
+        "description": "The radius about coords.",
+        "schema": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    },
+    "within-units": _units("within"),
+    "corridor-width": {
+        "in": "query",
+        "required": True,
+        "description": "The whole width of a corridor, with coords in its middle.",
+        "schema": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    },
+    "width-units": _units("corridor-width"),
+    "corridor-height": _height(),
+    "height-units": _height(),
+    "z": _height(),
+    "parameter-name": {
+        "in": "query",
+        "description": "Features of the answer; all of them without it.",
+        "schema": {"type": "array", "items": {"type": "string"}},
+        "style": "form",
+        "explode": False,
+    },
+    "locationId": {
+        "in": "path",
+        "required": True,
+        "description": "The id of a location: a value of its feature, or a geohash.",
+        "schema": {"type": "string"},
     },
     "query": {
         "in": "query",
@@ -213,6 +285,8 @@ ITEMS = (
     "filter-lang",
     "filter-crs",
     "properties",
+    "bbox-crs",
+    "crs",
 )
 """Those of observations."""
 CCQ_LABELS = ("f", "after", "until", "wait")
@@ -246,12 +320,14 @@ class ItemsRequest:
         columns: of the answer; empty for all.
         limit: None if none is given.
         after: the token of a page; None for the first.
+        crs: of geometries in the answer.
     """
 
     query: Condition | str
     columns: tuple[str, ...]
     limit: int | None
     after: str | None
+    crs: Crs
 
 
 def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
@@ -265,7 +341,7 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     place = ["latitude", "longitude", "time"]
     names = [*place, *(name for name in columns if name not in place)] if columns else []
     limit = _limit(given["limit"]) if "limit" in given else None
-    return ItemsRequest(query, tuple(names), limit, given.get("after"))
+    return ItemsRequest(query, tuple(names), limit, given.get("after"), crs_of(given, "crs"))
 
 
 def filtered(
@@ -281,12 +357,12 @@ def filtered(
     features = {feature.name: feature for feature in schema.indexed if feature.name not in known}
     given = single_values(parameters, (*known, *features))
     conditions = [
-        *([_bbox(given["bbox"])] if "bbox" in given else ()),
-        *([_datetime(given["datetime"])] if "datetime" in given else ()),
+        *bbox_conditions(given, crs_of(given, "bbox-crs")),
+        *datetime_conditions(given),
         *(_equal(features[name], value) for name, value in given.items() if name in features),
         *([_filter(given)] if "filter" in given else ()),
     ]
-    return given, functools.reduce(operator.and_, conditions) if conditions else ""
+    return given, joined(conditions) if conditions else ""
 
 
 def filter_of(parameters: QueryParams) -> Condition | None:
@@ -407,16 +483,32 @@ def _limit(text: str) -> int:
     return min(int(text), LIMIT_MAX)
 
 
-def _bbox(text: str) -> Condition:
+def joined(conditions: Sequence[Condition]) -> Condition:
+    """Conditions joined by AND; what all observations match if there are none."""
+    return functools.reduce(operator.and_, conditions) if conditions else Condition(True)
+
+
+def bbox_conditions(given: Mapping[str, str], system: Crs) -> list[Condition]:
+    """The condition of the parameter `bbox` in a coordinate reference system, if it is given.
+
+    Raises:
+        InputError: it is no box of four or six numbers.
+    """
+    if "bbox" not in given:
+        return []
     try:
-        bounds = [float(bound) for bound in text.split(",")]
-    except ValueError:
-        bounds = []
-    if len(bounds) != 4:
+        return [within(system.box_in_degrees([float(bound) for bound in given["bbox"].split(",")]))]
+    except (ValueError, InputError) as error:
+        order = "south,west,north,east" if system.is_latitude_first else "west,south,east,north"
         raise InputError(
-            f"expected bbox as west,south,east,north in degrees, got {text!r}", parameter="bbox"
-        )
-    return within((bounds[0], bounds[1], bounds[2], bounds[3]))
+            f"expected bbox as {order} in {system.uri}, got {given['bbox']!r:.200}",
+            parameter="bbox",
+        ) from error
+
+
+def datetime_conditions(given: Mapping[str, str]) -> list[Condition]:
+    """The condition of the parameter `datetime`, if it is given. Raises InputError."""
+    return [_datetime(given["datetime"])] if "datetime" in given else []
 
 
 def _datetime(text: str) -> Condition:
@@ -424,9 +516,7 @@ def _datetime(text: str) -> Condition:
     if not slash:
         return _compared("=", start)
     bounds = [_compared(op, at) for op, at in ((">=", start), ("<=", end)) if at not in _OPEN]
-    if not bounds:
-        return Condition(True)
-    return functools.reduce(operator.and_, bounds)
+    return joined(bounds)
 
 
 def _compared(op: str, text: str) -> Condition:
@@ -449,11 +539,7 @@ def _filter(given: Mapping[str, str]) -> Condition:
             f"expected filter-lang as {CQL2_TEXT} or {CQL2_JSON}, got {language!r}",
             parameter="filter-lang",
         )
-    if given.get("filter-crs", CRS84) != CRS84:
-        raise InputError(
-            f"expected filter-crs as {CRS84}, got {given['filter-crs']!r}", parameter="filter-crs"
-        )
-    return Condition(read(text))
+    return Condition(crs_of(given, "filter-crs").filter_in_degrees(read(text)))
 
 
 def _equal(feature: Feature, text: str) -> Condition:

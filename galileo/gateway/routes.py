@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from galileo.gateway import parameters
+from galileo.gateway import edr_requests, parameters
 from galileo.gateway.documents import (
     ASYNCAPI_JSON,
     EVENT_STREAM,
@@ -86,7 +86,33 @@ ROUTES = (
         body_parameters=("Idempotency-Key",),
         body_answers=(JSON,),
     ),
-    RouteInfo("item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f",), (GEOJSON,)),
+    RouteInfo(
+        "item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f", "crs"), (GEOJSON,)
+    ),
+    *(
+        RouteInfo(
+            kind,
+            f"{_COLLECTION}/{kind}",
+            f"Observations by {kind}",
+            edr_requests.PARAMETERS[kind],
+            (edr_requests.FORMATS[edr_requests.COVERAGE_JSON], *_ITEM_TYPES),
+        )
+        for kind in edr_requests.QUERIES
+    ),
+    RouteInfo(
+        "locations",
+        f"{_COLLECTION}/locations",
+        "Locations with observations",
+        ("bbox", "datetime", "parameter-name", "f"),
+        (GEOJSON,),
+    ),
+    RouteInfo(
+        "location",
+        f"{_COLLECTION}/locations/{{locationId}}",
+        "Observations of a location",
+        edr_requests.PARAMETERS["location"],
+        (edr_requests.FORMATS[edr_requests.COVERAGE_JSON], *_ITEM_TYPES),
+    ),
     RouteInfo(
         "sparql",
         f"{_COLLECTION}/sparql",

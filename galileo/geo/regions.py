@@ -143,7 +143,7 @@ def from_geojson(raw: dict[str, Any]) -> Region:
         raise InputError(
             f"expected coordinates of a {kind}; {_sentence(error)}", expected="coordinates"
         ) from error
-    return Region(_checked(shape, kind))
+    return Region(checked(shape, kind))
 
 
 def from_box(bounds: Sequence[float]) -> Region:
@@ -183,7 +183,8 @@ def _box(west: float, south: float, east: float, north: float) -> shapely.Geomet
     return shapely.LineString([(west, south), (east, north)])
 
 
-def _checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
+def checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
+    """The shape, if it is one of the earth. Raises InputError for an empty or invalid one."""
     if shapely.is_empty(shape):
         raise InputError(
             f"expected a {kind} with coordinates, got an empty one", expected="nonempty_geometry"

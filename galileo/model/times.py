@@ -275,5 +275,12 @@ def iso(value_us: int) -> str:
 def iso_column(values_us: npt.NDArray[np.int64]) -> pa.Array:
     """ISO 8601 texts in UTC, in bulk; the same texts as `iso`."""
     unique, inverse = np.unique(values_us, return_inverse=True)
-    texts = pa.array([iso(int(value)) for value in unique], type=pa.string())
+    seconds, fractions = np.divmod(unique, MICROS)
+    times = pc.cast(pc.cast(pa.array(seconds), pa.timestamp("s")), pa.string())
+    times = pc.replace_substring(times, " ", "T")
+    texts = pc.binary_join_element_wise(times, "Z", "")
+    if fractions.any():
+        digits = pc.utf8_lpad(pc.cast(pa.array(fractions), pa.string()), 6, "0")
+        exact = pc.binary_join_element_wise(times, ".", digits, "Z", "")
+        texts = pc.if_else(pa.array(fractions != 0), exact, texts)
     return texts.take(pa.array(inverse))

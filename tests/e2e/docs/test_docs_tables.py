@@ -22,7 +22,7 @@ from galileo.cli.output import exit_status
 from galileo.client import Client
 from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.formats.detection import READERS
-from galileo.gateway import parameters
+from galileo.gateway import edr_requests, parameters
 from galileo.gateway.ccqs import SUBMISSION
 from galileo.gateway.routes import ROUTES
 
@@ -214,6 +214,12 @@ def test_http_page_lists_the_paths_and_parameters_of_the_gateway(
     assert [code(name) for name, _ in of_groups[:-1]] == [
         name for name in parameters.CELLS if name not in parameters.FILTERS
     ]
+    queries, common, _ = http.tables("Queries by place (EDR)")
+    assert [code(name).partition("/")[0] for name, *_ in queries] == [
+        *edr_requests.QUERIES,
+        "locations",
+    ]
+    assert {code(name) for name, _ in common} == {"parameter-name", "crs", "f"}
     submission, of_labels = http.tables("Continuous queries")
     assert [code(name) for name, _ in submission] == [*SUBMISSION]
     assert [code(name) for name, _ in of_labels] == [*parameters.CCQ_LABELS]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import inspect
 import io
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,9 @@ import pytest
 import galileo
 from galileo import errors
 from galileo.client.client_pool import ClientPool
+from galileo.client.descriptions import DatasetDescription
 from galileo.errors import ConfigError, InputError
-from galileo.gateway import documents, parameters
+from galileo.gateway import documents, edr_requests, parameters
 from galileo.gateway.app import Gateway
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder
 from galileo.gateway.openapi import openapi
@@ -32,6 +35,16 @@ from galileo.wire.tls_credentials import TlsFiles
 URL = "http://gateway.example"
 SCHEMA = galileo.Schema(
     "weather", [galileo.Feature("temperature", unit="K"), galileo.Feature("note", type="text")]
+)
+DESCRIBED = DatasetDescription(
+    SCHEMA,
+    observations=1,
+    paths=1,
+    bytes=1,
+    bbox=(-110.0, 35.0, -100.0, 42.0),
+    start=dt.datetime(2014, 3, 1, 6, tzinfo=dt.UTC),
+    end=dt.datetime(2014, 3, 1, 7, tzinfo=dt.UTC),
+    features=(),
 )
 
 
@@ -61,14 +74,34 @@ def references(value: Any) -> list[str]:
 
 def test_links_of_documents_lead_to_routes() -> None:
     paths = {route.path.replace("{collectionId}", "weather") for route in ROUTES}
+    collection = documents.collection(URL, DESCRIBED)
     described = [
         documents.landing(URL),
-        documents.collections(URL, [SCHEMA]),
-        documents.collection(URL, SCHEMA),
+        documents.collections(URL, [DESCRIBED]),
+        collection,
+        *({"links": [query["link"]]} for query in collection["data_queries"].values()),
     ]
     for document in described:
         for link in document["links"]:
             assert link["href"].removeprefix(URL).partition("?")[0] in paths
+
+
+def test_collection_describes_its_queries_parameters_and_extent() -> None:
+    document = documents.collection(URL, DESCRIBED)
+    assert document["extent"]["spatial"]["bbox"] == [[-110.0, 35.0, -100.0, 42.0]]
+    interval = ["2014-03-01T06:00:00Z", "2014-03-01T07:00:00Z"]
+    assert document["extent"]["temporal"]["interval"] == [interval]
+    assert set(document["data_queries"]) == {*edr_requests.QUERIES, "locations", "items"}
+    for query in document["data_queries"].values():
+        variables = query["link"]["variables"]
+        assert variables["default_output_format"] in variables["output_formats"]
+        assert {one["crs"] for one in variables["crs_details"]} == set(document["crs"])
+    assert document["storageCrs"] in document["crs"]
+    temperature = document["parameter_names"]["temperature"]
+    assert temperature["unit"]["symbol"] == "K"
+    assert temperature["data-type"] == "float"
+    empty = replace(DESCRIBED, bbox=None, start=None, end=None)
+    assert documents.collection(URL, empty)["extent"]["temporal"]["interval"] == [[None, None]]
 
 
 def test_schema_document_names_every_column() -> None:

@@ -29,6 +29,19 @@ SCHEMA = galileo.Schema(
     [
         ("", ""),
         ("bbox=-110,35,-100,42", "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))"),
+        ("bbox=-110,35,0,-100,42,9", "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))"),
+        (
+            "bbox=35,-110,42,-100&bbox-crs=http://www.opengis.net/def/crs/EPSG/0/4326",
+            "S_INTERSECTS(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))",
+        ),
+        (
+            "filter=S_INTERSECTS(geometry, POINT(35 -110)) OR level < 3&filter-crs=EPSG:4326",
+            "S_INTERSECTS(geometry, POINT(-110.0 35.0)) OR level < 3.0",
+        ),
+        (
+            "filter=S_WITHIN(geometry, BBOX(35,-110,42,-100))&filter-crs=EPSG:4326",
+            "S_WITHIN(geometry, BBOX(-110.0, 35.0, -100.0, 42.0))",
+        ),
         ("datetime=2014-03-01T06:00:00Z", "datetime = TIMESTAMP('2014-03-01T06:00:00Z')"),
         ("datetime=2014-03-01T06:00:00Z/..", "datetime >= TIMESTAMP('2014-03-01T06:00:00Z')"),
         ("datetime=/2014-03-01T06:00:00Z", "datetime <= TIMESTAMP('2014-03-01T06:00:00Z')"),
@@ -70,7 +83,12 @@ def test_items_request_columns_and_limit() -> None:
         ("level=3.5", "level"),
         ("note=hello", "note"),
         ("filter=level>3&filter-lang=cql-text", "filter-lang"),
-        ("filter=level>3&filter-crs=EPSG:3857", "filter-crs"),
+        ("filter=level>3&filter-crs=EPSG:25832", "filter-crs"),
+        ("bbox=1,2,3,4&bbox-crs=EPSG:25832", "bbox-crs"),
+        ("bbox=1,2,3,4,5", "bbox"),
+        ("bbox=1,2,nan,4", "bbox"),
+        ("bbox=1,2,3,inf&bbox-crs=EPSG:4326", "bbox"),
+        ("crs=", "crs"),
     ],
 )
 def test_items_request_with_a_wrong_parameter_names_it(text: str, parameter: str) -> None:
