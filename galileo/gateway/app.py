@@ -32,6 +32,7 @@ from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferr
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
+from galileo.gateway.page import MapPage
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
@@ -45,7 +46,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of each answer, which is for its caller alone."""
+"""Of each answer that does not have its own: it is for its caller alone."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
@@ -74,6 +75,7 @@ class Gateway:
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
         ]
+        self._routes += MapPage(self._encoders).routes
         self.metrics = GatewayMetrics()
         self.metrics.readers = lambda: self.callers.readers
         self.app = self._application()
@@ -338,9 +340,11 @@ class _Outer:
         async def send_with_headers(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                own = list(message.get("headers", ()))
                 extra = {**SECURITY_HEADERS, REQUEST_HEADER: request_id.current()}
                 raw = [(name.lower().encode(), value.encode()) for name, value in extra.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *raw]}
+                names = {name for name, _ in own}
+                message = {**message, "headers": [*own, *(h for h in raw if h[0] not in names)]}
             await send(message)
             if message["type"] == "http.response.start":
                 status = message["status"]

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from galileo.gateway.formats import MEDIA_TYPES
 from galileo.model.schema import Feature, Schema
+from galileo.model.times import MICROS
 from galileo.version import VERSION
 
 JSON = "application/json"
@@ -86,6 +87,8 @@ def collection(url: str, schema: Schema) -> dict[str, Any]:
         "title": schema.name,
         "itemType": "feature",
         "crs": [CRS84],
+        "geohashPrecision": schema.geohash_precision,
+        "timeBucket": schema.time_bucket_us / MICROS,
         "links": [
             link("self", at, JSON, "this document"),
             *items,
