@@ -22,11 +22,12 @@ def json_lines(table: pa.Table) -> pa.StringArray:
     for number, name in enumerate(table.column_names):
         begin = "{" if number == 0 else ","
         parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
-        parts.append(_json_values(table.column(name).combine_chunks()))
+        parts.append(json_values(table.column(name).combine_chunks()))
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
-def _json_values(column: pa.Array) -> pa.Array:
+def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Each value as JSON; times as ISO 8601, what is missing or not finite as null."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_string(column.type):

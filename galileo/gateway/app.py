@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from galileo.client import pages
 from galileo.client.async_client import AsyncClient
 from galileo.errors import GalileoError, InputError
 from galileo.gateway import documents, parameters
+from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
@@ -37,6 +37,7 @@ from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
 from galileo.gateway.sparql import SparqlQueries
+from galileo.gateway.streamed import Streamed
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
 
@@ -50,7 +51,6 @@ SECURITY_HEADERS = {
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
-log = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -71,6 +71,7 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
+        self._aggregates = AggregateRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
@@ -86,7 +87,7 @@ class Gateway:
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, "Location"],
+            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, "Location"],
         )
         inner = Starlette(
             routes=self._routes,
@@ -226,6 +227,23 @@ class Gateway:
             dataset = request.path_params["collectionId"]
             return await self._sparql_queries.answer(request, client, dataset)
 
+    # --- aggregates --------------------------------------------------------------------------
+
+    async def _cells(self, request: Request) -> Response:
+        return await self._aggregates.cells(request)
+
+    async def _series(self, request: Request) -> Response:
+        return await self._aggregates.series(request)
+
+    async def _summary(self, request: Request) -> Response:
+        return await self._aggregates.summary(request)
+
+    async def _estimate(self, request: Request) -> Response:
+        return await self._aggregates.estimate(request)
+
+    async def _explain(self, request: Request) -> Response:
+        return await self._aggregates.explain(request)
+
     # --- continuous queries ------------------------------------------------------------------
 
     async def _ccqs(self, request: Request) -> Response:
@@ -239,46 +257,6 @@ class Gateway:
 
     async def _ccq_events(self, request: Request) -> Response:
         return await self._continuous.events(request)
-
-
-class Streamed(Response):
-    """An answer that is made while it is sent.
-
-    Args:
-        pieces: of the answer.
-        media_type: of the answer.
-        held: closed at the end of the answer, or of the connection.
-    """
-
-    def __init__(
-        self,
-        pieces: AsyncIterator[bytes],
-        media_type: str,
-        *,
-        held: contextlib.AsyncExitStack,
-    ) -> None:
-        super().__init__(media_type=None, headers={"Content-Type": media_type, "Vary": "Accept"})
-        del self.headers["content-length"]
-        self._pieces = pieces
-        self._held = held
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._held:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
-            if scope["method"] != "HEAD":
-                await self._send_pieces(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_pieces(self, send: Any) -> None:
-        try:
-            async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except GalileoError as error:
-            log.warning("an answer broke off: %s [%s]", error.message, error.kind)
-            # The connection is closed before the end of the answer, so that no client takes a
-            # part for the whole.
-            raise ConnectionAbortedError(error.message) from error
 
 
 async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:

@@ -25,6 +25,12 @@ MEDIA_TYPES = {
     "geoparquet": "application/vnd.apache.parquet; profile=geo",
 }
 """Of observations, by the name of the format; the first is the default."""
+GROUP_FORMATS = {
+    "json": "application/json",
+    "csv": MEDIA_TYPES["csv"],
+    "arrow": MEDIA_TYPES["arrow"],
+}
+"""Of groups of observations; the first is the default."""
 TEXT_ROWS = 4_096
 """Rows that become text together."""
 GROUP_ROWS = 131_072

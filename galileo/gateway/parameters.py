@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
 
 from galileo.errors import InputError
+from galileo.geo.geohash import PRECISION_MAX
+from galileo.model.grouping import CellKey, WindowKey, cell, window
 from galileo.model.schema import Feature, Schema, nearest_name
 from galileo.model.times import iso, micros
 from galileo.query.builder import Condition, within
@@ -24,6 +27,9 @@ WAIT_MAX_S = 60
 CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 CQL2_TEXT, CQL2_JSON = "cql2-text", "cql2-json"
 _OPEN = ("", "..")
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 TABLE: dict[str, dict[str, Any]] = {
     "collectionId": {
@@ -115,6 +121,44 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "Seconds to wait for something new.",
         "schema": {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
     },
+    "precision": {
+        "in": "query",
+        "required": True,
+        "description": "Characters of the geohashes of cells.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": PRECISION_MAX},
+    },
+    "window": {
+        "in": "query",
+        "description": "The width of time windows, such as 15m, 1h or 1d.",
+        "schema": {"type": "string"},
+    },
+    "statistics": {
+        "in": "query",
+        "description": "Statistics of features: count, sum, min, max or mean, such as "
+        "temperature:mean,temperature:max.",
+        "schema": {"type": "array", "items": {"type": "string"}},
+        "style": "form",
+        "explode": False,
+    },
+    "feature": {
+        "in": "query",
+        "description": "An indexed feature, of which statistics are wanted.",
+        "schema": {"type": "string"},
+    },
+    "bins": {
+        "in": "query",
+        "description": "Bins of a histogram of the feature: their number, or their edges.",
+        "schema": {"type": "array", "items": {"type": "number"}},
+        "style": "form",
+        "explode": False,
+    },
+    "quantiles": {
+        "in": "query",
+        "description": "Shares from 0 to 1, such as 0.5 for the median of the feature.",
+        "schema": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
+        "style": "form",
+        "explode": False,
+    },
     "Last-Event-ID": {
         "in": "header",
         "description": "As `after`, and before it.",
@@ -139,6 +183,18 @@ CCQ_LABELS = ("f", "after", "until", "wait")
 """Those of an update of a continuous query."""
 CCQ_EVENTS = ("after", "Last-Event-ID")
 """Those of the events of a continuous query."""
+FILTERS = ("bbox", "datetime", "filter", "filter-lang", "filter-crs")
+"""Those of conditions on observations, besides indexed features."""
+CELLS = ("f", "precision", "window", "statistics", *FILTERS)
+"""Those of groups by cells."""
+SERIES = ("f", "window", "statistics", *FILTERS)
+"""Those of groups by time."""
+SUMMARY = ("f", "feature", "bins", *FILTERS)
+"""Those of a summary."""
+ESTIMATE = ("f", "feature", "quantiles", *FILTERS)
+"""Those of an estimate."""
+EXPLAIN = ("f", *FILTERS)
+"""Those of an explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +220,33 @@ def items_request(parameters: QueryParams, schema: Schema) -> ItemsRequest:
     Raises:
         InputError: a parameter is unknown, given twice, or malformed.
     """
-    features = {feature.name: feature for feature in schema.indexed}
-    given = single_values(parameters, (*ITEMS, *features))
+    given, query = filtered(parameters, schema, ITEMS)
+    columns = [name for name in given.get("properties", "").split(",") if name]
+    place = ["latitude", "longitude", "time"]
+    names = [*place, *(name for name in columns if name not in place)] if columns else []
+    limit = _limit(given["limit"]) if "limit" in given else None
+    return ItemsRequest(query, tuple(names), limit, given.get("after"))
+
+
+def filtered(
+    parameters: QueryParams, schema: Schema, known: tuple[str, ...]
+) -> tuple[Mapping[str, str], Condition | str]:
+    """The values of known parameters, and the condition of those that filter, "" for none.
+
+    Besides the known ones, indexed features with other names are parameters.
+
+    Raises:
+        InputError: a parameter is unknown, given twice, or malformed.
+    """
+    features = {feature.name: feature for feature in schema.indexed if feature.name not in known}
+    given = single_values(parameters, (*known, *features))
     conditions = [
         *([_bbox(given["bbox"])] if "bbox" in given else ()),
         *([_datetime(given["datetime"])] if "datetime" in given else ()),
         *(_equal(features[name], value) for name, value in given.items() if name in features),
         *([_filter(given)] if "filter" in given else ()),
     ]
-    query = functools.reduce(operator.and_, conditions) if conditions else ""
-    columns = [name for name in given.get("properties", "").split(",") if name]
-    place = ["latitude", "longitude", "time"]
-    names = [*place, *(name for name in columns if name not in place)] if columns else []
-    limit = _limit(given["limit"]) if "limit" in given else None
-    return ItemsRequest(query, tuple(names), limit, given.get("after"))
+    return given, functools.reduce(operator.and_, conditions) if conditions else ""
 
 
 def filter_of(parameters: QueryParams) -> Condition | None:
@@ -213,6 +282,65 @@ def wait_s(text: str) -> float:
             f"expected wait as seconds from 0 to {WAIT_MAX_S}, got {text!r}", parameter="wait"
         )
     return wait_s
+
+
+def precision(text: str | None) -> CellKey:
+    """The cells of the parameter `precision`. Raises InputError."""
+    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 2):
+        got = "none" if text is None else repr(text)
+        raise InputError(
+            f"expected precision as a number of characters from 1 to {PRECISION_MAX}, got {got}",
+            parameter="precision",
+        )
+    return _named("precision", cell, int(text))
+
+
+def time_window(text: str | None) -> WindowKey:
+    """The windows of the parameter `window`. Raises InputError."""
+    if text is None:
+        raise InputError(
+            "expected window as the width of time windows, such as 1h, got none", parameter="window"
+        )
+    return _named("window", window, text)
+
+
+def statistics(text: str) -> dict[str, list[str]]:
+    """The statistics of each feature of the parameter `statistics`; none of an empty one.
+
+    Raises:
+        InputError: it is malformed; whether features and statistics exist is not checked.
+    """
+    named: dict[str, list[str]] = {}
+    for part in text.split(",") if text else ():
+        feature, colon, statistic = part.rpartition(":")
+        if not (feature and colon and statistic):
+            raise InputError(
+                f"expected statistics such as temperature:mean,temperature:max, got {text[:200]!r}",
+                parameter="statistics",
+            )
+        named.setdefault(feature, []).append(statistic)
+    return named
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """The finite numbers of a parameter with commas; none of an empty one. Raises InputError."""
+    try:
+        values = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise InputError(
+            f"expected {name} as numbers, by comma, got {text[:200]!r}", parameter=name
+        )
+    return values
+
+
+def _named(name: str, function: Callable[[T], K], value: T) -> K:
+    """The result of a function, whose InputError names a parameter."""
+    try:
+        return function(value)
+    except InputError as error:
+        raise InputError(error.message, **{**error.details, "parameter": name}) from error
 
 
 def _limit(text: str) -> int:

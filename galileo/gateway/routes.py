@@ -14,7 +14,7 @@ from galileo.gateway.documents import (
     SCHEMA_JSON,
     SPARQL_RESULTS,
 )
-from galileo.gateway.formats import MEDIA_TYPES
+from galileo.gateway.formats import GROUP_FORMATS, MEDIA_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 
 
@@ -82,6 +82,43 @@ ROUTES = (
         (SPARQL_RESULTS, "text/turtle"),
         ("GET", "POST"),
         request_types=("application/x-www-form-urlencoded", "application/sparql-query"),
+    ),
+    RouteInfo(
+        "cells",
+        f"{_COLLECTION}/cells",
+        "Counts and statistics of observations by geohash cell",
+        parameters.CELLS,
+        tuple(GROUP_FORMATS.values()),
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "series",
+        f"{_COLLECTION}/series",
+        "Counts and statistics of observations by time",
+        parameters.SERIES,
+        tuple(GROUP_FORMATS.values()),
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "summary",
+        f"{_COLLECTION}/summary",
+        "What a dataset holds, or statistics of a feature",
+        parameters.SUMMARY,
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "estimate",
+        f"{_COLLECTION}/estimate",
+        "Bounds on the number of matching labels",
+        parameters.ESTIMATE,
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "explain",
+        f"{_COLLECTION}/explain",
+        "How a query is answered",
+        parameters.EXPLAIN,
+        more_parameters=True,
     ),
     RouteInfo(
         "ccqs",

@@ -210,6 +210,10 @@ def test_http_page_lists_the_paths_and_parameters_of_the_gateway(
     ]
     [listed] = http.tables("Parameters of items")
     assert [code(name) for name, _ in listed[:-1]] == [*parameters.ITEMS]
+    [of_groups] = http.tables("Groups by cell and time")
+    assert [code(name) for name, _ in of_groups[:-1]] == [
+        name for name in parameters.CELLS if name not in parameters.FILTERS
+    ]
     submission, of_labels = http.tables("Continuous queries")
     assert [code(name) for name, _ in submission] == [*SUBMISSION]
     assert [code(name) for name, _ in of_labels] == [*parameters.CCQ_LABELS]
