@@ -230,6 +230,29 @@ def installed() -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
 
 
+def describe(point: metadata.EntryPoint) -> dict[str, str]:
+    """A sampler's name, distribution, version, and first line of its documentation.
+
+    It imports the sampler; of one that cannot be imported, the last says why.
+    """
+    try:
+        words = (inspect.getdoc(point.load()) or "").partition("\n")[0]
+    except Exception as error:
+        words = f"cannot be imported: {type(error).__name__}: {error}"
+    distribution = point.dist
+    return {
+        "name": point.name,
+        "distribution": distribution.name if distribution else "",
+        "version": distribution.version if distribution else "",
+        "about": words,
+    }
+
+
+def describe_installed() -> list[dict[str, str]]:
+    """The installed samplers, by name; see `describe`."""
+    return [describe(point) for _, point in sorted(installed().items())]
+
+
 def load(spec: SamplerSpec) -> Sampler:
     """Constructs the sampler that `spec` names.
 

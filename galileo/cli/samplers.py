@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from datetime import UTC, datetime
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from galileo.cli.sampler_template import write_template
 from galileo.cli.session import Session, json_option
 from galileo.client import UploadedSampler
 from galileo.sampler_package import sampler_archive
-from galileo.samplers import SamplerSpec, installed
+from galileo.samplers import SamplerSpec, describe_installed
 from galileo.testing.conformance import verdicts
 
 EXIT_FAILED = 1
@@ -48,7 +46,7 @@ def list_samplers(session: Session) -> None:
     Example:
       galileo sampler list --json
     """
-    rows = [_described(point) for _, point in sorted(installed().items())]
+    rows = describe_installed()
     session.output.rows(rows, empty="No samplers; pip install galileo-samplers has some.")
 
 
@@ -210,18 +208,3 @@ def _row(sampler: UploadedSampler) -> dict[str, Any]:
 
 def _time(seconds: float | None) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds else None
-
-
-def _described(point: EntryPoint) -> dict[str, Any]:
-    """A row of the list; of a sampler that cannot be imported with the reason."""
-    try:
-        words = (inspect.getdoc(point.load()) or "").partition("\n")[0]
-    except Exception as error:
-        words = f"cannot be imported: {type(error).__name__}: {error}"
-    distribution = point.dist
-    return {
-        "name": point.name,
-        "distribution": distribution.name if distribution else "",
-        "version": distribution.version if distribution else "",
-        "about": words,
-    }

@@ -410,6 +410,8 @@ class NodeStatus:
     node answers at the moment, by service and method: "Query/Run", "Storage/Read". `lost` are
     commits that a node had reported and has no more, as this node knows. `under_replicated` are
     its partitions that have fewer up-to-date copies than `replicas` asks for, or no leader yet.
+    `partitions` are those that it has, or leads if they are replicated; `replica_lag` is how many
+    commits the copy that is furthest behind lacks of one of these.
     `damaged` are files that fail their checksums and that no other copy has replaced.
     `diverged` are copies whose commits differ from those of this node, which leads their partition.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
@@ -433,7 +435,9 @@ class NodeStatus:
     spilled_bytes: int = 0
     stopped: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    partitions: tuple[int, ...] = ()
     under_replicated: tuple[int, ...] = ()
+    replica_lag: int = 0
     damaged: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
     evaluator_problem: str = ""

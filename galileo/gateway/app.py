@@ -28,6 +28,7 @@ from galileo.gateway import documents, parameters
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes
+from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
@@ -72,6 +73,7 @@ class Gateway:
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
         self._aggregates = AggregateRoutes(self.callers, self._encoders)
+        self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
@@ -257,6 +259,17 @@ class Gateway:
 
     async def _ccq_events(self, request: Request) -> Response:
         return await self._continuous.events(request)
+
+    # --- the cluster -------------------------------------------------------------------------
+
+    async def _cluster(self, request: Request) -> Response:
+        return await self._cluster_routes.cluster(request)
+
+    async def _whoami(self, request: Request) -> Response:
+        return await self._cluster_routes.whoami(request)
+
+    async def _samplers(self, request: Request) -> Response:
+        return await self._cluster_routes.samplers(request)
 
 
 async def _first(tables: AsyncIterator[pa.Table]) -> AsyncIterator[pa.Table]:

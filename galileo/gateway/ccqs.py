@@ -63,7 +63,7 @@ class CcqRoutes:
         if request.method == "POST":
             return await self._submit(request)
         async with self._callers.client(request) as client:
-            infos = await _infos(client)
+            infos = await visible_ccqs(client)
         described = [_described(request, info) for info in infos]
         return _json({"links": [], "ccqs": described})
 
@@ -130,8 +130,8 @@ class CcqRoutes:
         return await self._encoders.run(functools.partial(encode_labels, labels, format, members))
 
 
-async def _infos(client: AsyncClient) -> list[CcqInfo]:
-    """The queries of the caller."""
+async def visible_ccqs(client: AsyncClient) -> list[CcqInfo]:
+    """The queries that the caller may use."""
     try:
         return await client.list_ccqs()
     except Forbidden:  # Its grants name datasets.
@@ -140,7 +140,7 @@ async def _infos(client: AsyncClient) -> list[CcqInfo]:
 
 
 async def _info(client: AsyncClient, ccq_id: str) -> CcqInfo:
-    for info in await _infos(client):
+    for info in await visible_ccqs(client):
         if info.id == ccq_id:
             return info
     raise UnknownCcq(f"there is no continuous query {ccq_id!r}", ccq_id=ccq_id)

@@ -59,6 +59,7 @@ def landing(url: str) -> dict[str, Any]:
             link("data", f"{url}/collections", JSON, "the datasets"),
             link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
             link("related", f"{url}/ccqs", JSON, "continuous queries"),
+            link("related", f"{url}/cluster", JSON, "nodes of the cluster"),
         ],
     }
 

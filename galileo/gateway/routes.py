@@ -151,6 +151,9 @@ ROUTES = (
         parameters.CCQ_EVENTS,
         (EVENT_STREAM,),
     ),
+    RouteInfo("cluster", "/cluster", "Nodes, partitions and coordinators", ("f",)),
+    RouteInfo("whoami", "/whoami", "The caller, its roles and quotas", ("f",)),
+    RouteInfo("samplers", "/samplers", "Samplers, installed and uploaded", ("f",)),
 )
 
 

@@ -86,4 +86,5 @@ class Usage:
             damaged=node.damaged()[:DAMAGES_MAX],
             diverged=node.diverged()[:DAMAGES_MAX],
             under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
+            replica_lag=0 if node.replicas is None else node.replicas.gauges().lag,
         )

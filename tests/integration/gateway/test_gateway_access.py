@@ -29,6 +29,7 @@ from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
 from galileo.private_ca import AUTHORITY, CERTIFICATE, KEY
 from galileo.rpc.access import Role
+from galileo.samplers import installed
 from galileo.server.main import NodeProcess
 
 TIMEOUT_S = 120.0
@@ -134,6 +135,14 @@ async def test_gateway_callers_have_the_rights_of_their_tokens(
         assert (await get(url + WIND, reader))[1]["numberReturned"] == 1
         assert (await get(url + WIND, basic(ann)))[0] == 404, "over the same connections"
         assert (await get(f"{url}/"))[0] == (await get(f"{url}/api"))[0] == 200
+        _, seen = await get(f"{url}/cluster", f"Bearer {ann}")
+        assert [one["id"] for one in seen["nodes"][0]["datasets"]] == ["rain"]
+        assert (seen["complete"], seen["coordinators"]) == (True, [])
+        _, who = await get(f"{url}/whoami", f"Bearer {ann}")
+        assert (who["name"], who["roles"], who["datasets"]) == ("ann", ["reader"], ["rain"])
+        status, listed = await get(f"{url}/samplers", f"Bearer {ann}")
+        assert status == 200
+        assert {one["name"] for one in listed["installed"]} == set(installed())
         anonymous = replace(options, anonymous_token=ann)
         url = await stack.enter_async_context(gateway(anonymous))
         assert (await get(url + RAIN))[1]["numberReturned"] == 1
