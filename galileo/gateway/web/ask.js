@@ -72,8 +72,7 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
           : html`<${EstimateWords} estimate=${estimate} summary=${summary} />`}
       </div>
       <div class="row actions">
-        <button class="primary" disabled=${Boolean(wrong)} onClick=${() => show(draft)}>
-          ${draft === filter ? "Shown" : "Show"}</button>
+        <button class="primary" disabled=${Boolean(wrong) || draft.trim() === filter} onClick=${() => show(draft)}>Show</button>
         <button disabled=${Boolean(wrong)} aria-expanded=${isWatching} onClick=${() => setWatching(!isWatching)}>${icons.BELL} Watch…</button>
         <${CopyMenu} dataset=${dataset} filter=${draft} time=${time} />
       </div>
@@ -103,7 +102,7 @@ function AddFeature({ features, add }) {
     event.target.value = "";
     if (feature) add(firstCondition(feature));
   }}>
-    <option value="">Add a condition…</option>
+    <option value="">Condition…</option>
     ${indexed.map((feature) => html`<option value=${feature.name}>${formats.named(feature.name)}${feature.unit ? ` (${feature.unit})` : ""}</option>`)}
   </select>`;
 }

@@ -3,7 +3,10 @@
 const ol = globalThis.ol;
 const COUNTRIES = new URL("vendor/countries-50m.json", import.meta.url);
 const STATES = new URL("vendor/states-10m.json", import.meta.url);
-const STATE_RESOLUTION_MAX = 8_000, STATE_NAME_RESOLUTION_MAX = 5_000;
+const STATE_RESOLUTION_MAX = 25_000, STATE_NAME_RESOLUTION_MAX = 5_000;
+const ABOVE = "ol-layer above";  // another name, so that they are drawn to a canvas of their own
+const LATITUDE_MAX = 85.0511287798066;
+const HALF = Math.PI * 6378137, WORLD = 2 * HALF, SOUTH_POLE = -HALF * 0.999;
 
 /** The layers of the base map: `below` and `above` the cells. Loads its files at once. */
 export function basemap(colour) {
@@ -14,9 +17,9 @@ export function basemap(colour) {
       new ol.layer.VectorImage({ source: land, imageRatio: 1.5 }),
     ],
     above: [
-      new ol.layer.VectorImage({ source: states, imageRatio: 1.5, maxResolution: STATE_RESOLUTION_MAX }),
-      new ol.layer.VectorImage({ source: borders, imageRatio: 1.5 }),
-      new ol.layer.Vector({ source: names, declutter: true, updateWhileInteracting: false }),
+      new ol.layer.VectorImage({ source: states, className: ABOVE, imageRatio: 1.5, maxResolution: STATE_RESOLUTION_MAX }),
+      new ol.layer.VectorImage({ source: borders, className: ABOVE, imageRatio: 1.5 }),
+      new ol.layer.Vector({ source: names, className: ABOVE, declutter: true }),
     ],
   };
   const restyle = () => {
@@ -37,46 +40,81 @@ async function load({ land, borders, states, names }) {
   const [countryFile, stateFile] = await Promise.all([COUNTRIES, STATES].map(topology));
   const countries = features(countryFile, "countries");
   land.addFeatures(features(countryFile, "land"));
-  borders.addFeatures(lines(countryFile, "countries", { isShared: null }));
+  borders.addFeatures(lines(countryFile, "countries", { isShared: false }));
   states.addFeatures(lines(stateFile, "states", { isShared: true }));
   names.addFeatures(countries.map((country) => named(country, 0)).filter(Boolean));
   names.addFeatures(features(stateFile, "states").map((state) => named(state, 1)).filter(Boolean));
 }
 
 async function topology(url) {
-  return (await fetch(url)).json();
+  const file = await (await fetch(url)).json();
+  return { objects: file.objects, arcs: decoded(file) };
 }
 
-function features(file, layer) {
-  const format = new ol.format.TopoJSON({ layers: [layer] });
-  return format.readFeatures(file, { dataProjection: "EPSG:4326", featureProjection: "EPSG:3857" });
+/** The areas of a layer as features, with their names. */
+function features({ objects, arcs }, layer) {
+  const ring = (indexes) => indexes.flatMap((index, at) => {
+    const arc = index < 0 ? [...arcs[~index]].reverse() : arcs[index];
+    return at ? arc.slice(1) : arc;  // each begins where the last one ended
+  });
+  return objects[layer].geometries.filter((area) => area.arcs).map((area) => {
+    const parts = (area.type === "Polygon" ? [area.arcs] : area.arcs)
+      .flatMap((rings) => twice(rings.map((one) => continuous(ring(one)))));
+    return new ol.Feature({ geometry: new ol.geom.MultiPolygon(parts), name: area.properties?.name });
+  });
+}
+
+/** Positions without jumps at the antimeridian; they may leave the world at one side. */
+function continuous(positions) {
+  let shift = 0;
+  return positions.map(([x, y], index) => {
+    const step = index ? x - positions[index - 1][0] : 0;
+    if (Math.abs(step) > HALF && y > SOUTH_POLE) shift -= Math.sign(step) * WORLD;
+    return [x + shift, y];
+  });
+}
+
+/** Lists of positions, and a second time one world away if they leave it. */
+function twice(lists) {
+  const xs = lists[0].map(([x]) => x), most = Math.max(...xs), least = Math.min(...xs);
+  const shift = most > HALF * 1.0001 ? -WORLD : least < -HALF * 1.0001 ? WORLD : 0;
+  return shift ? [lists, lists.map((list) => list.map(([x, y]) => [x + shift, y]))] : [lists];
 }
 
 /** The arcs of a layer as lines: all of them, or those that two of its areas share. */
-function lines(file, layer, { isShared }) {
-  const uses = new Uint8Array(file.arcs.length);
-  const visit = (arcs) => {
-    if (Array.isArray(arcs)) arcs.forEach(visit);
-    else uses[arcs < 0 ? ~arcs : arcs] += 1;
+function lines({ objects, arcs }, layer, { isShared }) {
+  const uses = new Uint8Array(arcs.length);
+  const visit = (one) => {
+    if (Array.isArray(one)) one.forEach(visit);
+    else uses[one < 0 ? ~one : one] += 1;
   };
-  file.objects[layer].geometries.forEach((area) => visit(area.arcs ?? []));
-  const { scale, translate } = file.transform;
-  const coordinates = file.arcs.filter((_, index) => uses[index] && (!isShared || uses[index] > 1))
-    .map((arc) => {
-      let x = 0, y = 0;
-      return arc.map(([dx, dy]) => ol.proj.fromLonLat([
-        (x += dx) * scale[0] + translate[0], (y += dy) * scale[1] + translate[1],
-      ]));
+  objects[layer].geometries.forEach((area) => visit(area.arcs ?? []));
+  const drawn = arcs.filter((_, index) => uses[index] > (isShared ? 1 : 0))
+    .flatMap((arc) => twice([continuous(arc)]).map(([one]) => one));
+  return [new ol.Feature(new ol.geom.MultiLineString(drawn))];
+}
+
+/** The arcs of a file as positions in map units. */
+function decoded({ arcs, transform: { scale, translate } }) {
+  return arcs.map((arc) => {
+    let x = 0, y = 0;
+    return arc.map(([dx, dy]) => {
+      x += dx;
+      y += dy;
+      return projected(x * scale[0] + translate[0], y * scale[1] + translate[1]);
     });
-  return [new ol.Feature(new ol.geom.MultiLineString(coordinates))];
+  });
+}
+
+/** A position in map units; the poles are at the edge of the map. */
+function projected(longitude, latitude) {
+  return ol.proj.fromLonLat([longitude, Math.min(LATITUDE_MAX, Math.max(-LATITUDE_MAX, latitude))]);
 }
 
 /** A point in the largest part of an area, with its name, and the width of that part. */
 function named(area, level) {
   const geometry = area.getGeometry();
-  if (!geometry) return null;
-  const parts = geometry.getType() === "MultiPolygon" ? geometry.getPolygons() : [geometry];
-  const largest = parts.reduce((best, part) => (part.getArea() > best.getArea() ? part : best));
+  const largest = geometry.getPolygons().reduce((best, part) => (part.getArea() > best.getArea() ? part : best));
   const name = area.get("name");
   if (!name || name === "Antarctica") return null;
   const [west, , east] = largest.getExtent();
@@ -96,9 +134,8 @@ function nameStyle(colour) {
   }));
   return (point, resolution) => {
     const level = point.get("level");
-    const isStateScale = resolution < STATE_NAME_RESOLUTION_MAX;
+    if (level === 1 && resolution > STATE_NAME_RESOLUTION_MAX) return null;
     // Only where the area is wide enough for its name.
-    if (level === 1 ? !isStateScale : false) return null;
     if (point.get("width") / resolution < 7.5 * point.get("name").length) return null;
     styles[level].getText().setText(point.get("name"));
     return styles[level];

@@ -13,49 +13,52 @@ export function health({ status, missing, problem }) {
   }
   const { nodes } = status;
   const up = nodes.filter(({ state }) => state !== "unreachable").length;
-  const lag = Math.max(...nodes.map(({ lag }) => lag ?? -1));
   const words = [`${up} of ${formats.counted(nodes.length, "node")}`];
-  if (lag >= 0) words.push(`${formats.duration(lag)} behind`);
+  const lag = Math.max(0, ...nodes.map((node) => node.lag ?? 0));
+  if (lag > 0) words.push(`copies ${formats.counted(lag, "commit")} behind`);
   words.push(missing > 0 ? `partial: ${formats.counted(missing, "partition")} missing` : "complete");
-  return { level: missing > 0 ? "warn" : up < nodes.length ? "warn" : "good", words: words.join(" · ") };
+  return { level: missing > 0 || up < nodes.length ? "warn" : "good", words: words.join(" · ") };
 }
 
 export function ClusterPanel({ cluster }) {
   const { value, problem } = cluster;
   if (!value) return problem ? html`<p class="problem">${problem.message}</p>` : html`<p class="muted">Asking the nodes…</p>`;
   return html`<div class="cluster">
-    ${problem && html`<p class="notice" role="status">This was true before the gateway stopped answering: ${problem.message}</p>`}
-    ${value.nodes.map((node) => html`<${Node} key=${node.name} node=${node} />`)}
+    ${problem && html`<p class="notice" role="status">As it was before this: ${problem.message}</p>`}
+    <p class="muted">${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.
+      ${value.underReplicated.length > 0 && html`<b>${formats.count(value.underReplicated.length)} with too few copies.</b>`}</p>
+    ${value.nodes.map((node) => html`<${Node} key=${node.name} node=${node} partitions=${value.partitions} short=${value.underReplicated} />`)}
+    <h3>Coordinators</h3>
+    ${value.coordinators.length ? html`<table>
+      <thead><tr><th scope="col">Watch</th><th scope="col">Node</th><th scope="col" class="right">Term</th></tr></thead>
+      <tbody>${value.coordinators.map((one) => html`<tr key=${one.ccq}><td><span class="mono" title=${one.ccq}>${one.ccq.slice(0, 12)}</span> <span class="muted">${one.dataset}</span></td>
+        <td>${one.state === "running" ? one.node || "being chosen" : one.state}</td><td class="right">${one.term}</td></tr>`)}</tbody>
+    </table>` : html`<p class="muted">No continuous query of yours.</p>`}
   </div>`;
 }
 
-function Node({ node }) {
-  const partitions = node.partitions ?? [];
-  const troubles = [
-    ...(node.lost ?? []).map((one) => `lost: ${one}`), ...(node.stopped ?? []).map((one) => `stopped: ${one}`),
-    ...(node.damaged ?? []).map((one) => `damaged: ${one}`),
-    ...(node.evaluator_problem ? [`evaluator: ${node.evaluator_problem}`] : []),
-    ...(node.under_replicated?.length ? [`${formats.counted(node.under_replicated.length, "partition")} with too few copies`] : []),
+function Node({ node, partitions, short }) {
+  const facts = node.state === "unreachable" ? [] : [
+    formats.counted(node.partitions.length, "partition"),
+    `${formats.count(Math.round(node.memory / 2 ** 20))} MiB`,
+    `${formats.number(100 * node.cpu, 1)} % CPU`,
+    `${node.ccqs === 1 ? "1 watch" : `${formats.count(node.ccqs)} watches`}`,
+    ...(node.lag > 0 ? [`${formats.counted(node.lag, "commit")} behind`] : []),
   ];
   return html`<article class=${`node ${node.state}`} aria-label=${`Node ${node.name}`}>
-    <header class="row"><span class=${`state ${node.state === "up" ? "running" : node.state}`}>${node.state}</span><b>${node.name}</b>
-      <span class="muted">${node.group}${node.rack ? ` · rack ${node.rack}` : ""}</span></header>
-    <p class="muted mono">${node.address}</p>
-    ${partitions.length > 0 && html`<${Strip} partitions=${partitions} short=${node.under_replicated ?? []} name=${node.name} />`}
-    <p class="muted">${[
-      partitions.length ? formats.counted(partitions.length, "partition") : "",
-      node.memory_bytes ? `${formats.number(node.memory_bytes / 2 ** 20, 1)} MiB` : "",
-      node.ccqs_coordinated !== undefined ? `coordinates ${formats.count(node.ccqs_coordinated)}` : "",
-      node.lag !== undefined && node.lag !== null ? `${formats.duration(node.lag)} behind` : "",
-    ].filter(Boolean).join(" · ")}</p>
-    ${troubles.map((one) => html`<p class="problem">${one}</p>`)}
+    <header class="row"><span class=${`state ${node.state}`}>${node.state}</span><b>${node.name}</b>
+      <span class="muted">${node.group}${node.rack ? ` · rack ${node.rack}` : ""}</span>
+      <span class="muted mono">${node.address}</span></header>
+    ${node.partitions && html`<${Strip} own=${node.partitions} total=${partitions} short=${short} name=${node.name} />`}
+    <p class="muted">${node.state === "unreachable" ? "It does not answer; nothing is known of its partitions." : facts.join(" · ")}</p>
+    ${(node.problems ?? []).map((one) => html`<p class="problem">${one}</p>`)}
   </article>`;
 }
 
-function Strip({ partitions, short, name }) {
-  const width = Math.max(...partitions) + 1;
-  return html`<svg class="strip" viewBox=${`0 0 ${width} 10`} preserveAspectRatio="none" role="img"
-    aria-label=${`Partitions of ${name}: ${partitions.join(", ")}`}>
-    ${partitions.map((one) => html`<rect class=${short.includes(one) ? "part short" : "part"} x=${one + 0.1} width="0.8" height="10" />`)}
+/** The partitions of a node among all of them; those with too few copies in another colour. */
+function Strip({ own, total, short, name }) {
+  return html`<svg class="strip" viewBox=${`0 0 ${total} 10`} preserveAspectRatio="none" role="img"
+    aria-label=${`Partitions of ${name}: ${own.join(", ")}`}>
+    ${own.map((one) => html`<rect class=${short.includes(one) ? "part short" : "part"} x=${one + 0.1} width="0.8" height="10" />`)}
   </svg>`;
 }

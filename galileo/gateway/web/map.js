@@ -10,6 +10,7 @@ const ol = globalThis.ol;
 const WORLD = 2 * Math.PI * 6378137, HALF = WORLD / 2;
 const LATITUDE_MAX = 85.0511287798066;
 const GAP_PX = 9, SPARSE = 2_500, SPARSE_PX = 5;
+const NEAR_PX = 5;
 const RING_MS = 5_000;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -113,9 +114,9 @@ class CellPainter {
     for (const { edges, until } of this.rings) {
       const age = 1 - (until - now) / RING_MS;
       const grown = still.matches ? 4 : 3 + 10 * ((age * 4) % 1);
-      const alpha = still.matches ? 1 : 1 - ((age * 4) % 1) * 0.8;
+      const alpha = still.matches ? 1 : 1 - ((age * 4) % 1) * 0.6;
       this._context.globalAlpha = alpha;
-      this._box(frame, shift, edges, [[this.colours.ring, 3]], grown);
+      this._box(frame, shift, edges, [[this.colours.halo, 6], [this.colours.ring, 3.5]], grown);
       this._context.globalAlpha = 1;
     }
   }
@@ -152,7 +153,7 @@ export class MapView {
       render: (frame) => this._painter.paint(frame),
     });
     this._regions = new ol.source.Vector();
-    this._regionLayer = new ol.layer.Vector({ source: this._regions });
+    this._regionLayer = new ol.layer.Vector({ source: this._regions, className: "ol-layer above" });
     this.map = new ol.Map({
       target: element,
       controls: [new ol.control.ScaleLine({ minWidth: 72 })],
@@ -283,11 +284,39 @@ export class MapView {
     this._cellLayer.changed();
   }
 
-  /** The cell of a position, as a geohash. */
-  cellAt(longitude, latitude) {
-    const { precision } = this._painter.cells;
+  /** The geohash of the cell at a position, or of one that is drawn within some pixels; else "". */
+  cellNear(longitude, latitude) {
+    const { cells } = this._painter;
     const wrapped = ((((longitude + 180) % 360) + 360) % 360) - 180;
-    return precision ? encode(wrapped, latitude, precision) : "";
+    const name = cells.precision ? encode(wrapped, latitude, cells.precision) : "";
+    if (!name || cells.index(name) !== undefined) return name;
+    const [x, y] = project([wrapped, latitude, wrapped, latitude]);
+    const reach = NEAR_PX * this.map.getView().getResolution();
+    let best = "", least = reach;
+    for (let index = 0, at = 0; index < cells.length; index += 1, at += 4) {
+      const dx = Math.max(cells.edges[at] - x, 0, x - cells.edges[at + 2]);
+      const dy = Math.max(cells.edges[at + 1] - y, 0, y - cells.edges[at + 3]);
+      const distance = Math.max(dx, dy);
+      if (distance < least) { least = distance; best = cells.names[index]; }
+    }
+    return best;
+  }
+
+  /** Picks the cell in the middle. */
+  pickCentre() {
+    this._calls.picked(...ol.proj.toLonLat(this.map.getView().getCenter()));
+  }
+
+  /** Shows all cells. */
+  fitCells() {
+    const { edges } = this._painter.cells;
+    const box = [Infinity, Infinity, -Infinity, -Infinity];
+    for (let at = 0; at < edges.length; at += 4) {
+      box[0] = Math.min(box[0], edges[at]); box[1] = Math.min(box[1], edges[at + 1]);
+      box[2] = Math.max(box[2], edges[at + 2]); box[3] = Math.max(box[3], edges[at + 3]);
+    }
+    const [west, south] = ol.proj.toLonLat(box.slice(0, 2)), [east, north] = ol.proj.toLonLat(box.slice(2));
+    this.fit([west, south, east, north]);
   }
 }
 
