@@ -6,7 +6,6 @@ const TOKEN_KEY = "galileo-token";
 const RETRY_S = 1;
 
 let token = sessionStorage.getItem(TOKEN_KEY) ?? "";
-const waiting = new Set();
 
 /** An answer that is an error, or none: then its status is 0. */
 export class Problem extends Error {
@@ -33,13 +32,6 @@ export function useToken(value, isKept) {
   token = value;
   if (isKept && value) sessionStorage.setItem(TOKEN_KEY, value);
   else sessionStorage.removeItem(TOKEN_KEY);
-  for (const resolve of waiting) resolve();
-  waiting.clear();
-}
-
-/** Resolves when another token is given. */
-export function nextToken() {
-  return new Promise((resolve) => waiting.add(resolve));
 }
 
 export const refusals = new EventTarget();  // "refused" when the gateway asks for another token

@@ -20,18 +20,25 @@ import { WatchesPanel, useWatches } from "./watches.js";
 
 const CELL_PX = 5;
 const MOVE_DELAY_MS = 120;
-const CLUSTER_EVERY_MS = 4_000, SUMMARY_EVERY_MS = 10_000, COLLECTIONS_EVERY_MS = 15_000;
+const CLUSTER_EVERY_MS = 4_000, SUMMARY_EVERY_MS = 5_000, COLLECTIONS_EVERY_MS = 5_000;
 const NEWS_MS = 1_500, ANNOUNCE_MS = 5_000;
 const PANELS = [["watches", "Watches"], ["cell", "Cell"], ["cells", "Cells"], ["cluster", "Cluster"]];
 
-function App() {
+/** The page, anew for each token, since another one may see other things. */
+function Root() {
+  const [tokens, setTokens] = useState(0);
+  const [isTokenOpen, setTokenOpen] = useState(false);
+  return html`<${App} key=${tokens} openToken=${() => setTokenOpen(true)} />
+    <${TokenDialog} isOpen=${isTokenOpen} open=${() => setTokenOpen(true)} close=${() => setTokenOpen(false)} changed=${() => setTokens((one) => one + 1)} />`;
+}
+
+function App({ openToken }) {
   const shown = useFragment();
   const { dataset, colour, statistic, filter, time, cell } = shown;
   const panel = PANELS.some(([name]) => name === shown.panel) ? shown.panel : "watches";
   const isPhone = useMedia("(max-width: 800px)");
   const theme = useTheme(shown.theme);
   const [sheet, setSheet] = useState("map");
-  const [isTokenOpen, setTokenOpen] = useState(false);
   const [draft, setDraft] = useState(filter);
   const [view, setView] = useState(null);
   const [drawing, setDrawing] = useState(null);
@@ -68,7 +75,7 @@ function App() {
     }, [dataset, bucketS, filter, version], { isEnabled: bucketS > 0, scope: dataset },
   );
   const cluster = useAnswer((signal) => get("cluster", {}, { signal }), [], { everyMs: CLUSTER_EVERY_MS });
-  const who = useAnswer((signal) => get("whoami", {}, { signal }), [isTokenOpen]);
+  const who = useAnswer((signal) => get("whoami", {}, { signal }), []);
 
   // --- the map ---------------------------------------------------------------------------------
   const onMap = cells.value?.cells ?? NO_CELLS;
@@ -152,7 +159,7 @@ function App() {
         <span class="space"></span>
         <button class=${`pill ${pill.level}`} onClick=${() => { change({ panel: "cluster" }); setSheet("cluster"); }}><i aria-hidden="true"></i>${pill.words}</button>
         <button class="icon" aria-label=${who.value?.name ? `Signed in as ${who.value.name}; change the token` : "Use a token"} title=${who.value?.name || "Use a token"}
-          onClick=${() => setTokenOpen(true)}>${icons.KEY}${who.value?.name && html`<span class="who">${who.value.name}</span>`}</button>
+          onClick=${openToken}>${icons.KEY}${who.value?.name && html`<span class="who">${who.value.name}</span>`}</button>
         <button class="icon" aria-label=${theme === "dark" ? "Use light colours" : "Use dark colours"} title=${theme === "dark" ? "Light colours" : "Dark colours"}
           onClick=${() => change({ theme: theme === "dark" ? "light" : "dark" })}>${theme === "dark" ? icons.SUN : icons.MOON}</button>
       </header>
@@ -170,7 +177,6 @@ function App() {
       ${isPhone && html`<nav class="views" aria-label="Views">${[["map", "Map"], ["ask", "Ask"], ...PANELS].map(([name, one]) => html`<button aria-pressed=${sheet === name}
         onClick=${() => { setSheet(name); if (name !== "map" && name !== "ask") change({ panel: name }); }}>${one}${name === "watches" && fresh > 0 && html`<span class="badge">${formats.count(fresh)}</span>`}</button>`)}</nav>`}
       <div class="sr" role="status" aria-live="polite">${words}</div>
-      <${TokenDialog} isOpen=${isTokenOpen} open=${() => setTokenOpen(true)} close=${() => setTokenOpen(false)} />
     </div>`;
 }
 
@@ -242,7 +248,7 @@ function useFirstDataset(dataset, collections) {
       change({ dataset: collections[0].id });
     })();
     return () => aborting.abort();
-  }, [dataset, collections === null || collections === undefined]);
+  }, [dataset, collections?.length]);
 }
 
 /** Fits the map to a dataset, and chooses its first feature, unless the address says what to show. */
@@ -397,4 +403,4 @@ function MapNotice({ collections, dataset, summary, cells, problem, filter, time
   return cells.isPending || (dataset && !summary.value) ? html`<div class="progress" role="progressbar" aria-label="Reading"></div>` : null;
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+render(html`<${Root} />`, document.getElementById("app"));

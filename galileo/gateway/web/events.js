@@ -3,7 +3,7 @@
 // The page keeps the token of each query, so after a lost connection or a reload each event comes
 // exactly once: a token is changed together with what the event brought.
 
-import { Problem, address, get, nextToken, send } from "./api.js";
+import { Problem, address, get, send } from "./api.js";
 import { backoffMs, pause } from "./hooks.js";
 
 const LINKED_LABELS_MAX = 5_000;
@@ -12,11 +12,14 @@ const LINKED_LABELS_MAX = 5_000;
  *
  * Args:
  *   calls: `updated(id, data)` for each update, `ended(id, problem)`, and `connected(isConnected)`.
+ *     `data` has `features`, their `count`, which may be larger, and `isOld` for those that were there
+ *     when the page began to follow the query.
  */
 export class Follower {
   constructor(calls) {
     this._calls = calls;
     this._tokens = {};
+    this._behind = new Set();
     this._aborting = null;
   }
 
@@ -29,6 +32,7 @@ export class Follower {
     this._tokens = Object.fromEntries(
       Object.entries(tokens).map(([id, token]) => [id, this._tokens[id] ?? token]),
     );
+    for (const [id, token] of Object.entries(this._tokens)) if (!token) this._behind.add(id);
     if (!ids) return;
     this._aborting = new AbortController();
     this._run(this._aborting.signal);
@@ -53,8 +57,8 @@ export class Follower {
       } catch (problem) {
         if (signal.aborted) return;
         failures += 1;
-        if (problem.status === 401) await nextToken();
-        else if (problem instanceof Problem) waitMs = backoffMs(problem, failures);
+        if (problem.status === 401) return;
+        if (problem instanceof Problem) waitMs = backoffMs(problem, failures);
         // Otherwise the connection was lost.
       }
       if (signal.aborted) return;
@@ -79,7 +83,9 @@ export class Follower {
     } else if (name === "update") {
       const features = data.features ?? await linked(id, data);
       this._tokens[id] = data.token;
-      this._calls.updated(id, { ...data, features, count: data.numberMatched ?? features.length });
+      const isOld = this._behind.has(id);
+      if (!data.more) this._behind.delete(id);
+      this._calls.updated(id, { ...data, features, count: data.numberMatched ?? features.length, isOld });
     }
   }
 }

@@ -1,7 +1,6 @@
 // Hooks of components: the fragment, and answers of the gateway.
 
 import { useEffect, useState } from "./vendor/htm-preact.js";
-import { nextToken } from "./api.js";
 import { fragment, subscribe } from "./fragment.js";
 
 const RETRY_MS_MAX = 10_000;
@@ -15,7 +14,7 @@ export function useFragment() {
 /** An answer: `load(signal)` called anew when `dependencies` change, and every `everyMs` if given.
  *
  * The last value stays while the next one is on its way, as long as `scope` is the same. An answer
- * that failed for a while is asked for again; one that needs a token, when there is another.
+ * that failed for a while is asked for again. With another token the page begins anew.
  */
 export function useAnswer(load, dependencies, { isEnabled = true, delayMs = 0, everyMs = 0, scope = "" } = {}) {
   const [state, set] = useState({ scope, value: null, problem: null, isPending: isEnabled });
@@ -40,15 +39,14 @@ async function repeat(load, set, { scope, delayMs, everyMs, signal }) {
       failures = 0;
       if (!everyMs) return;
       await pause(everyMs, signal);
+      if (document.hidden) await seen(signal);
     } catch (problem) {
       if (signal.aborted) return;
       if (problem.status === undefined) throw problem;  // a bug of the page
       failures += 1;
-      const isTried = problem.isTransient || problem.status === 401;
-      set((state) => ({ scope, value: keep(state), problem, isPending: isTried }));
-      if (problem.status === 401) await Promise.race([nextToken(), ended(signal)]);
-      else if (problem.isTransient) await pause(backoffMs(problem, failures), signal);
-      else if (everyMs) await pause(everyMs, signal);
+      set((state) => ({ scope, value: keep(state), problem, isPending: problem.isTransient }));
+      if (problem.isTransient) await pause(backoffMs(problem, failures), signal);
+      else if (everyMs && problem.status !== 401) await pause(everyMs, signal);
       else return;
     }
   }
@@ -67,8 +65,12 @@ export function pause(ms, signal) {
   });
 }
 
-function ended(signal) {
-  return new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }));
+/** Resolves when the page is visible again. */
+function seen(signal) {
+  return new Promise((resolve) => {
+    document.addEventListener("visibilitychange", resolve, { once: true, signal });
+    signal.addEventListener("abort", resolve, { once: true });
+  });
 }
 
 /** Whether a media query holds. */

@@ -3,8 +3,8 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { hasToken, refusals, useToken } from "./api.js";
 
-/** Args: isOpen, close(); it opens by itself when the gateway refuses a request. */
-export function TokenDialog({ isOpen, open, close }) {
+/** Args: isOpen, open(), close(); changed() is called for another token. It opens when the gateway refuses one. */
+export function TokenDialog({ isOpen, open, close, changed }) {
   const dialog = useRef(null), input = useRef(null);
   const [refusal, setRefusal] = useState("");
   useEffect(() => {
@@ -26,6 +26,7 @@ export function TokenDialog({ isOpen, open, close }) {
     useToken(form.get("token").trim(), form.get("kept") === "on");
     input.current.value = "";
     close();
+    changed();
   };
   return html`<dialog ref=${dialog} class="token" aria-labelledby="token-title" onClose=${close}>
     <form onSubmit=${submit}>
@@ -35,7 +36,7 @@ export function TokenDialog({ isOpen, open, close }) {
       <label class="field">Token<input ref=${input} name="token" type="password" autocomplete="off" spellcheck="false" required autofocus /></label>
       <label class="check"><input name="kept" type="checkbox" /> <span>Keep it while this tab is open</span></label>
       <div class="row actions"><button class="primary">Use this token</button>
-        ${hasToken() && html`<button type="button" onClick=${() => { useToken("", false); close(); }}>Forget the token</button>`}
+        ${hasToken() && html`<button type="button" onClick=${() => { useToken("", false); close(); changed(); }}>Forget the token</button>`}
         <button type="button" onClick=${close}>Cancel</button></div>
     </form>
   </dialog>`;

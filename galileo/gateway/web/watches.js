@@ -10,7 +10,6 @@ import * as icons from "./icons.js";
 const FOLLOWED_MAX = 64;
 const LATEST = 8;
 const LIST_EVERY_MS = 5_000;
-const TOKENS_KEY = "galileo-watch-tokens";
 const NOTHING = { total: 0, fresh: 0, latest: [], gone: 0, problem: null };
 
 /** What is known of each query, by id; what an event brought is added once. */
@@ -18,12 +17,11 @@ function reduced(state, action) {
   const known = state[action.id] ?? NOTHING;
   switch (action.kind) {
     case "updated": {
-      const isFirst = action.data.after === "";  // of what there was before
       const labels = action.data.features.map(({ geometry, properties }) => ({ geometry, properties }));
       return { ...state, [action.id]: {
         ...known,
         total: known.total + action.data.count,
-        fresh: known.fresh + (isFirst ? 0 : action.data.count),
+        fresh: known.fresh + (action.data.isOld ? 0 : action.data.count),
         latest: [...labels.reverse(), ...known.latest].slice(0, LATEST),
         gone: known.gone + action.data.gone.reduce((sum, { first, last }) => sum + last - first + 1, 0),
       } };
@@ -32,14 +30,6 @@ function reduced(state, action) {
     case "ended": return { ...state, [action.id]: { ...known, problem: action.problem } };
     case "looked": return { ...state, [action.id]: { ...known, fresh: 0 } };
     default: return state;
-  }
-}
-
-function storedTokens() {
-  try {
-    return JSON.parse(sessionStorage.getItem(TOKENS_KEY)) ?? {};
-  } catch {
-    return {};
   }
 }
 
@@ -53,7 +43,7 @@ export function useWatches(arrived) {
   const [isConnected, setConnected] = useState(true);
   const [version, renew] = useReducer((one) => one + 1, 0);
   const list = useAnswer(async (signal) => (await get("ccqs", {}, { signal })).ccqs, [version], { everyMs: LIST_EVERY_MS });
-  const follower = useRef(null), tokens = useRef(storedTokens()), latest = useRef(null);
+  const follower = useRef(null), tokens = useRef({}), latest = useRef(null);
   latest.current = { arrived, queries: list.value ?? [] };
   if (!follower.current) {
     follower.current = new Follower({
@@ -62,7 +52,7 @@ export function useWatches(arrived) {
         tokens.current = { ...tokens.current, [id]: data.token };
         if (data.count || data.gone.length) dispatch({ kind: "updated", id, data });
         const query = latest.current.queries.find((one) => one.id === id);
-        if (query && data.count && data.after !== "") latest.current.arrived(query, data);
+        if (query && data.count && !data.isOld) latest.current.arrived(query, data);
       },
       ended(id, problem) { dispatch({ kind: "ended", id, problem }); renew(); },
     });
