@@ -41,6 +41,7 @@ from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.streamed import Streamed
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
+from galileo.rdf.protocol import Refused
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -116,6 +117,8 @@ class Gateway:
                 return await handler(request)
             except GalileoError as error:
                 return problem_of(error)
+            except Refused as refused:
+                return problem(refused.status, refused.text, headers=refused.headers)
 
         return answer
 
@@ -259,6 +262,9 @@ class Gateway:
 
     async def _ccq_events(self, request: Request) -> Response:
         return await self._continuous.events(request)
+
+    async def _events(self, request: Request) -> Response:
+        return await self._continuous.merged_events(request)
 
     # --- the cluster -------------------------------------------------------------------------
 

@@ -17,10 +17,9 @@ from galileo.client.results import Ccq, CcqInfo, Labels, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.events import EventStream
+from galileo.gateway.events import EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
-from galileo.gateway.problems import problem
 from galileo.gateway.updates import (
     LABEL_FORMATS,
     cut,
@@ -40,6 +39,8 @@ LABELS_MAX = 10_000
 """Soft bound of the labels of an answer; the next one has the rest."""
 TOKEN_HEADER = "Galileo-Token"
 """The token of an update, with answers of any format."""
+MERGED_MAX = 64
+"""Queries of a stream of several."""
 SUBMISSION = ("dataset", "query", "interval", "expiration", "sampler", "window")
 """Members of a submission."""
 
@@ -100,11 +101,21 @@ class CcqRoutes:
             reader = QueryReader(self.hubs, client, request.path_params["ccqId"], token=token)
             return EventStream(reader, await reader.fetch(), held=stack.pop_all())
 
+    async def merged_events(self, request: Request) -> Response:
+        """The events of several queries in one stream, until all of them end."""
+        parameters.single_values(request.query_params, ())
+        tokens = await _tokens(request)
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self._callers.reader(request))
+            await client.whoami()  # Each query has its own error, but not one of the caller.
+            readers = [
+                QueryReader(self.hubs, client, ccq_id, token=token)
+                for ccq_id, token in tokens.items()
+            ]
+            return MergedEvents(readers, self.hubs, held=stack.pop_all())
+
     async def _submit(self, request: Request) -> Response:
-        try:
-            submission = await _submission(request)
-        except Refused as refused:
-            return problem(refused.status, refused.text, headers=refused.headers)
+        submission = await _submission(request)
         async with self._callers.client(request) as client:
             ccq = await client.submit(submission.pop("dataset"), **submission)
             location = f"{_url(request)}/ccqs/{ccq.id}"
@@ -176,6 +187,48 @@ def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
     }
 
 
+async def _json_body(request: Request) -> Any:
+    """The values of a body in JSON.
+
+    Raises:
+        InputError: the body is no JSON.
+        Refused: it is of another type, or too large.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != documents.JSON:  # HTML forms cannot send it.
+        text = f"expected a body of type {documents.JSON}, got {media_type or 'none'}"
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    try:
+        return json.loads(await body_of(request))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected a JSON object: {error}", expected="json") from error
+
+
+async def _tokens(request: Request) -> dict[str, str]:
+    """The queries of a stream of several, with the token of the last event of each.
+
+    Raises:
+        InputError: the body is something else.
+        Refused: it is not JSON, or too large.
+    """
+    given = await _json_body(request)
+    ccqs = given.get("ccqs") if isinstance(given, dict) and len(given) == 1 else None
+    if not isinstance(ccqs, dict) or not all(isinstance(one, str) for one in ccqs.values()):
+        raise InputError(
+            'expected ids and tokens of continuous queries, such as {"ccqs": {"ccq-8c1f": ""}}, '
+            f"got {json.dumps(given)[:200]}",
+            parameter="ccqs",
+        )
+    if not 1 <= len(ccqs) <= MERGED_MAX:
+        raise InputError(
+            f"expected 1 to {MERGED_MAX} continuous queries in a stream, got {len(ccqs)}; open "
+            "several streams",
+            parameter="ccqs",
+            bound=MERGED_MAX,
+        )
+    return ccqs
+
+
 async def _submission(request: Request) -> dict[str, Any]:
     """The arguments of `AsyncClient.submit`.
 
@@ -183,14 +236,7 @@ async def _submission(request: Request) -> dict[str, Any]:
         InputError: the body is something else.
         Refused: it is not JSON, or too large.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != documents.JSON:  # HTML forms cannot send it.
-        text = f"expected a body of type {documents.JSON}, got {media_type or 'none'}"
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
-    try:
-        given = json.loads(await body_of(request))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a JSON object: {error}", expected="json") from error
+    given = await _json_body(request)
     if not isinstance(given, dict) or not isinstance(given.get("dataset"), str):
         raise InputError("expected a JSON object with the name of a dataset", expected="dataset")
     if unknown := sorted(set(given) - set(SUBMISSION)):

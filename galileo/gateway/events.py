@@ -1,26 +1,27 @@
-"""Server-sent events of a continuous query: the answer to one reader.
+"""Server-sent events of continuous queries: the answer to one reader.
 
-A raw ASGI callable: one task for each reader, which sends bytes that all readers share. The
-protocol closes the connection of a reader that takes nothing for its timeout; the reader comes back
-with the token of its last event.
+Raw ASGI callables, which send bytes that all readers share: one task for each reader of a query,
+and one more for each query of a reader of several. The protocol closes the connection of a reader
+that takes nothing for its timeout; the reader comes back with the tokens of its last events.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import logging
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
 from galileo.client.results import Update
-from galileo.errors import GalileoError, NotPermitted, TerminalError, UnknownCcq
+from galileo.errors import GalileoError, InvalidToken, NotPermitted, TerminalError, UnknownCcq
 from galileo.gateway.documents import EVENT_STREAM
-from galileo.gateway.hub import QueryReader
-from galileo.gateway.problems import problem_of, status_of
-from galileo.gateway.updates import end_frame
+from galileo.gateway.hub import Hubs, QueryReader
+from galileo.gateway.problems import problem_document, status_of
+from galileo.gateway.updates import Event, end_frame, merged_frame
 
 HEARTBEAT_S = 15.0
 """A comment is sent after this time without an event, so that proxies keep the connection."""
@@ -28,14 +29,41 @@ RETRY_MS = 1_000
 """How long readers that lost the connection wait."""
 _RETRY = f"retry: {RETRY_MS}\n\n".encode()
 _HEARTBEAT = b":\n\n"
-_FINAL = (TerminalError, NotPermitted, UnknownCcq)
+_FINAL = (TerminalError, NotPermitted, UnknownCcq, InvalidToken)
 """Errors after which a reader that comes back gets the same one, but for those of the server."""
 
 log = logging.getLogger(__name__)
 
 
-class EventStream(Response):
-    """The events of a reader.
+class EventResponse(Response):
+    """A stream of events.
+
+    Args:
+        held: closed at the end.
+    """
+
+    def __init__(self, *, held: contextlib.AsyncExitStack) -> None:
+        # Proxies must neither collect nor compress events.
+        headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with self._held:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            if scope["method"] != "HEAD":
+                await _send(send, _RETRY)
+                await self._send_events(send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Any) -> None:
+        raise NotImplementedError
+
+
+class EventStream(EventResponse):
+    """The events of a reader of one query.
 
     Args:
         reader: that they are for.
@@ -46,26 +74,13 @@ class EventStream(Response):
     def __init__(
         self, reader: QueryReader, first: Update, *, held: contextlib.AsyncExitStack
     ) -> None:
-        # Proxies must neither collect nor compress events.
-        headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers)
-        del self.headers["content-length"]
+        super().__init__(held=held)
         self._reader = reader
         self._first: Update | None = first
-        self._held = held
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._held:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(start)
-            if scope["method"] != "HEAD":
-                await self._send_events(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Any) -> None:
         first, self._first = self._first, None  # It is not kept for as long as the reader is.
         assert first is not None
-        await _send(send, _RETRY)
         events = self._reader.events(first, heartbeat_s=HEARTBEAT_S)
         del first
         try:
@@ -73,16 +88,95 @@ class EventStream(Response):
                 async for event in events:
                     await _send(send, _HEARTBEAT if event is None else event.frame)
         except GalileoError as error:
-            if isinstance(error, _FINAL) and status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR:
-                await _send(send, end_frame(_document(error)))
+            if _is_final(error):
+                await _send(send, end_frame(problem_document(error)))
                 return
             log.info("a reader of events has to come back: %s [%s]", error.message, error.kind)
 
 
+class MergedEvents(EventResponse):
+    """The events of readers of several queries, which end one by one.
+
+    A task for each query waits for its events. It hands one over when the last was sent, so that a
+    slow client holds one event of each query, whose bytes other readers share.
+
+    Args:
+        readers: one of each query.
+        hubs: of the gateway.
+        held: closed at the end.
+    """
+
+    def __init__(
+        self, readers: Iterable[QueryReader], hubs: Hubs, *, held: contextlib.AsyncExitStack
+    ) -> None:
+        super().__init__(held=held)
+        self._readers = list(readers)
+        self._hubs = hubs
+
+    async def _send_events(self, send: Any) -> None:
+        steps = asyncio.Queue[_Step](maxsize=1)
+        tasks = [asyncio.create_task(self._follow(reader, steps)) for reader in self._readers]
+        try:
+            left = len(tasks)
+            while left:
+                step = await _next(steps)
+                left -= step is not None and step.is_last
+                await _send(send, _HEARTBEAT if step is None else step.frame())
+                for task in tasks:
+                    if task.done():
+                        task.result()  # Raises the error of a bug.
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, reader: QueryReader, steps: asyncio.Queue[_Step]) -> None:
+        """Hands over the events of a query until it ends; after other errors, it goes on."""
+        while not self._hubs.is_stopping:
+            try:
+                events = reader.events(await reader.fetch(), heartbeat_s=HEARTBEAT_S)
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        if event is not None:
+                            await steps.put(_Step(reader.ccq_id, event))
+            except GalileoError as error:
+                if _is_final(error):
+                    await steps.put(_Step(reader.ccq_id, error, is_last=True))
+                    return
+                log.info("%s is read again: %s [%s]", reader.ccq_id, error.message, error.kind)
+            if not self._hubs.is_stopping:
+                await asyncio.sleep(RETRY_MS / 1_000)
+        await steps.put(_Step(reader.ccq_id, None, is_last=True))
+
+
+class _Step(NamedTuple):
+    """What a query hands over: an event, the error that ends it, or None as the gateway stops."""
+
+    ccq_id: str
+    value: Event | GalileoError | None
+    is_last: bool = False
+
+    def frame(self) -> bytes:
+        if isinstance(self.value, Event):
+            return merged_frame(self.ccq_id, self.value)
+        if self.value is None:
+            return b""
+        return end_frame({"ccq": self.ccq_id, **problem_document(self.value)})
+
+
+async def _next(steps: asyncio.Queue[_Step]) -> _Step | None:
+    """The next step; None if it does not come for a while."""
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            return await steps.get()
+    except TimeoutError:
+        return None
+
+
+def _is_final(error: GalileoError) -> bool:
+    """Whether a reader that comes back would get the same error."""
+    return isinstance(error, _FINAL) and status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 async def _send(send: Any, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _document(error: GalileoError) -> bytes:
-    """Problem details in one line."""
-    return json.dumps(json.loads(bytes(problem_of(error).body))).encode()

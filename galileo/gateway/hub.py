@@ -27,14 +27,25 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from galileo.client.results import Update
-from galileo.errors import GalileoError, InputError, NotPermitted, Unavailable, UnknownCcq
+from galileo.errors import (
+    GalileoError,
+    InputError,
+    NotPermitted,
+    Overloaded,
+    Unavailable,
+    UnknownCcq,
+)
 from galileo.gateway.updates import EVENT_LABELS_MAX, Event, cut, event_of, has_windows, position
 
 KEPT_BYTES_MAX = 4 << 20
 """Total size of the events that a hub keeps; the newest may be larger."""
+ALL_KEPT_BYTES_MAX = 64 << 20
+"""Of all hubs of a gateway, which have equal shares."""
+HUBS_MAX = 1_024
+"""Queries that a gateway watches at a time."""
 FETCHES_MAX = 16
 """Fetches of readers of a gateway at a time."""
 CHECK_INTERVAL_S = 60.0
@@ -86,7 +97,12 @@ class EventLog:
         self._events[event.before] = event
         self._bytes += len(event.frame)
         self.token, self._position = event.after, position(event.after, self._ccq_id)
-        while self._bytes > self._bytes_max and len(self._events) > 1:
+        self.limit(self._bytes_max)
+
+    def limit(self, bytes_max: int) -> None:
+        """Changes the bound, and drops the oldest events over it."""
+        self._bytes_max = bytes_max
+        while self._bytes > bytes_max and len(self._events) > 1:
             _, dropped = self._events.popitem(last=False)
             self._bytes -= len(dropped.frame)
 
@@ -107,7 +123,6 @@ class Hub:
         client: of a reader that may read it.
         token: where the watch begins.
         check_interval_s: see `CHECK_INTERVAL_S`.
-        kept_bytes_max: see `KEPT_BYTES_MAX`.
     """
 
     def __init__(
@@ -117,9 +132,8 @@ class Hub:
         client: QueryClient,
         token: str,
         check_interval_s: float = CHECK_INTERVAL_S,
-        kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
-        self.log = EventLog(ccq_id, token, bytes_max=kept_bytes_max)
+        self.log = EventLog(ccq_id, token)
         self.readers: Counter[QueryClient] = Counter()
         self.failure: GalileoError | None = None
         self._ccq_id = ccq_id
@@ -201,13 +215,25 @@ class Hubs:
     """The hubs of a gateway; belongs to one event loop.
 
     Args:
-        **options: of each hub: `check_interval_s`, `kept_bytes_max`.
+        check_interval_s: see `CHECK_INTERVAL_S`.
+        kept_bytes_max: see `KEPT_BYTES_MAX`.
+
+    Attributes:
+        fetches: bounds those of readers.
+        is_stopping: whether the streams of all readers end.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-        self._hubs: dict[str, Hub] = {}
+    def __init__(
+        self,
+        *,
+        check_interval_s: float = CHECK_INTERVAL_S,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+    ) -> None:
         self.fetches = asyncio.Semaphore(FETCHES_MAX)
+        self.is_stopping = False
+        self._check_interval_s = check_interval_s
+        self._kept_bytes_max = kept_bytes_max
+        self._hubs: dict[str, Hub] = {}
 
     def __len__(self) -> int:
         return len(self._hubs)
@@ -228,8 +254,7 @@ class Hubs:
         """
         hub = self._hubs.get(ccq_id)
         if hub is None or hub.failure is not None:
-            hub = Hub(ccq_id, client=client, token=token, **self._options)
-            self._hubs[ccq_id] = hub
+            hub = self._start(ccq_id, client=client, token=token)
         hub.readers[client] += 1
         try:
             yield hub
@@ -240,10 +265,30 @@ class Hubs:
             if not hub.readers:
                 if self._hubs.get(ccq_id) is hub:
                     del self._hubs[ccq_id]
+                    self._share_memory()
                 await hub.close()
+
+    def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
+        if ccq_id not in self._hubs and len(self._hubs) >= HUBS_MAX:
+            raise Overloaded(
+                f"expected readers of at most {HUBS_MAX:,} continuous queries at a gateway; read "
+                "at another one",
+                bound=HUBS_MAX,
+            )
+        interval_s = self._check_interval_s
+        hub = Hub(ccq_id, client=client, token=token, check_interval_s=interval_s)
+        self._hubs[ccq_id] = hub
+        self._share_memory()
+        return hub
+
+    def _share_memory(self) -> None:
+        share = min(self._kept_bytes_max, ALL_KEPT_BYTES_MAX // max(1, len(self._hubs)))
+        for hub in self._hubs.values():
+            hub.log.limit(share)
 
     def stop(self) -> None:
         """Ends the streams of all readers, which come back at another gateway."""
+        self.is_stopping = True
         for hub in self._hubs.values():
             hub.fail(Unavailable("the gateway stops; continue at another one", after_s=0.1))
 
@@ -258,14 +303,15 @@ class QueryReader:
         token: of the last event that the reader has; "" for none.
 
     Attributes:
+        ccq_id: of the query.
         token: of the last event that was given.
     """
 
     def __init__(self, hubs: Hubs, client: QueryClient, ccq_id: str, *, token: str) -> None:
+        self.ccq_id = ccq_id
         self.token = token
         self._hubs = hubs
         self._client = client
-        self._ccq_id = ccq_id
 
     async def fetch(self) -> Update:
         """What is new for the reader; fails if it may not read the query.
@@ -275,7 +321,7 @@ class QueryReader:
         """
         async with self._hubs.fetches:
             return await self._client.fetch(
-                self._ccq_id, token=self.token, labels_max=EVENT_LABELS_MAX
+                self.ccq_id, token=self.token, labels_max=EVENT_LABELS_MAX
             )
 
     async def events(
@@ -291,14 +337,19 @@ class QueryReader:
             GalileoError: the query has ended, the reader may not read it any longer, or the
                 gateway stops.
         """
-        update = first
-        while event := self._event_of(update):
-            self.token = event.after
-            yield event
-            if not update.more:
-                break
-            update = await self.fetch()
-        joined = self._hubs.joined(self._ccq_id, client=self._client, token=self.token)
+        updates = [first]  # None is kept while its event is sent, nor for as long as the reader.
+        del first
+        while updates:
+            update = updates.pop()
+            event, has_more = self._event_of(update), update.more
+            del update
+            if event is not None:
+                self.token = event.after
+                yield event
+                if has_more:
+                    updates.append(await self.fetch())
+        del event
+        joined = self._hubs.joined(self.ccq_id, client=self._client, token=self.token)
         async with joined as hub:
             async for event_or_none in self._from_hub(hub, heartbeat_s):
                 if event_or_none is not None:
@@ -326,8 +377,8 @@ class QueryReader:
         """An event of what follows the reader's token, and whether nothing more is there now."""
         update = await self.fetch()
         has_more = update.more
-        if not has_windows(update.token, self._ccq_id):
-            update = cut(update, until, ccq_id=self._ccq_id)
+        if not has_windows(update.token, self.ccq_id):
+            update = cut(update, until, ccq_id=self.ccq_id)
         has_moved = update.token != self.token
         return self._event_of(update), not (has_more and has_moved)
 

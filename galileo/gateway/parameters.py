@@ -263,7 +263,8 @@ def single_values(parameters: QueryParams, known: tuple[str, ...]) -> Mapping[st
     for name, value in parameters.multi_items():
         if name not in known:
             nearest = nearest_name(name, list(known))
-            hint = f"did you mean {nearest!r}?" if nearest else f"expected {', '.join(known)}"
+            names = ", ".join(known) or "none"
+            hint = f"did you mean {nearest!r}?" if nearest else f"expected {names}"
             raise InputError(f"there is no parameter {name!r}; {hint}", parameter=name)
         if name in values:
             raise InputError(f"expected one parameter {name!r}, got several", parameter=name)

@@ -56,13 +56,18 @@ def problem_of(error: GalileoError) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(float(after_s))))
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"  # Not Basic, which browsers would keep.
+    return _answer(problem_document(error), headers)
+
+
+def problem_document(error: GalileoError) -> dict[str, Any]:
+    """The problem details of an error."""
     details = {
         key: value
         for key, value in error.details.items()
         if key not in ("remedy", request_id.DETAIL)
     }
     members: dict[str, Any] = {"kind": error.kind, "details": details}
-    return problem(status, error.message, headers=headers, **members)
+    return _document(status_of(error), error.message, members)
 
 
 def problem(
@@ -76,8 +81,16 @@ def problem(
         headers: of the answer.
         **members: further members of the document.
     """
+    return _answer(_document(status, detail, members), headers)
+
+
+def _document(status: HTTPStatus, detail: str, members: dict[str, Any]) -> dict[str, Any]:
     document = {"title": status.phrase, "status": status.value, "detail": detail, **members}
     if request := request_id.current():
         document["request"] = request
+    return document
+
+
+def _answer(document: dict[str, Any], headers: dict[str, str] | None) -> Response:
     body = json.dumps(document, default=str)
-    return Response(body, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return Response(body, document["status"], headers=headers, media_type=MEDIA_TYPE)

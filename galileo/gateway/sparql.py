@@ -15,13 +15,12 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError
 from galileo.gateway import parameters
-from galileo.gateway.problems import problem
 from galileo.query.builder import Condition
 from galileo.rdf import protocol
 from galileo.rdf.endpoint import body_of
 from galileo.rdf.fair_queue import FairQueue
 from galileo.rdf.graphs import ROWS_MAX, LabelGraph
-from galileo.rdf.protocol import QueryRequest, Refused
+from galileo.rdf.protocol import QueryRequest
 from galileo.rdf.service import QueryRunner
 
 LABELS_MAX = 100_000
@@ -45,23 +44,23 @@ class SparqlQueries:
         self._turns.close()
 
     async def answer(self, request: Request, client: AsyncClient, dataset: str) -> Response:
-        """The answer to a request of the SPARQL 1.1 Protocol."""
+        """The answer to a request of the SPARQL 1.1 Protocol.
+
+        Raises:
+            GalileoError: the query fails, or its filter.
+            Refused: the request is not one of the protocol.
+        """
         until = time.monotonic() + TIMEOUT_S
         host = request.client.host if request.client else ""
         accept = request.headers.get("accept", "")
-        try:
-            text = await _query_text(request)
-            condition = parameters.filter_of(request.query_params)
-            async with self._turns.acquire(host, until=until):
-                graph = await _graph(client, dataset, condition)
-                try:
-                    answer = await self._runner.run(
-                        graph, text, accept, until=until, rows_max=ROWS_MAX
-                    )
-                finally:
-                    await asyncio.to_thread(graph.close)
-        except Refused as refused:
-            return problem(refused.status, refused.text, headers=refused.headers)
+        text = await _query_text(request)
+        condition = parameters.filter_of(request.query_params)
+        async with self._turns.acquire(host, until=until):
+            graph = await _graph(client, dataset, condition)
+            try:
+                answer = await self._runner.run(graph, text, accept, until=until, rows_max=ROWS_MAX)
+            finally:
+                await asyncio.to_thread(graph.close)
         charset = "; charset=utf-8" if answer.media_type.startswith("text/") else ""
         headers = {"Content-Type": answer.media_type + charset, "Vary": "Accept"}
         return Response(answer.body, headers=headers)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from galileo.client.json_lines import json_lines
 from galileo.client.results import Labels, Update
@@ -34,6 +34,7 @@ EVENT_LABELS_MAX = 512
 """Labels in an event; of more, it has a link."""
 EVENT_BYTES_MAX = 256 << 10
 """Bytes of the labels in an event; of more, it has a link."""
+_DATA = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Event:
         before: the token of those who may take it.
         after: the token of those who have it.
         frame: its bytes.
+        is_link: whether it has a link in place of labels.
     """
 
     before: str
     after: str
     frame: bytes
+    is_link: bool = False
 
 
 def position(token: str, ccq_id: str) -> Cursor:
@@ -146,9 +149,22 @@ def event_of(before: str, update: Update) -> Event:
     if len(update.labels) <= EVENT_LABELS_MAX:
         # Line feeds are between features only; within texts they are escaped.
         data = encode_labels(update.labels, "geojson", members).replace(b"\n", b"")
-    if not data or len(data) > EVENT_BYTES_MAX:
+    is_link = not data or len(data) > EVENT_BYTES_MAX
+    if is_link:
         data = json.dumps(link_members(len(update.labels), before, update.token) | members).encode()
-    return Event(before, update.token, _frame("update", data, token=update.token))
+    frame = _frame("update", data, token=update.token)
+    return Event(before, update.token, frame, is_link)
+
+
+def merged_frame(ccq_id: str, event: Event) -> bytes:
+    """An event in a stream of several queries: without an id, its data begin with the query."""
+    _, _, data = event.frame.partition(_DATA)
+    if event.is_link:
+        document = json.loads(data)
+        for link in document["links"]:  # Relative to the URL of the stream.
+            link["href"] = f"ccqs/{quote(ccq_id, safe='')}/{link['href']}"
+        data = json.dumps(document).encode() + b"\n\n"
+    return b'event: update\ndata: {"ccq":' + json.dumps(ccq_id).encode() + b"," + data[1:]
 
 
 def link_members(labels: int, after: str, until: str) -> dict[str, Any]:
@@ -159,11 +175,11 @@ def link_members(labels: int, after: str, until: str) -> dict[str, Any]:
     return {"numberMatched": labels, "links": [link]}
 
 
-def end_frame(document: bytes) -> bytes:
-    """The last event of a stream: the problem that ends it."""
-    return _frame("end", document)
+def end_frame(document: dict[str, Any]) -> bytes:
+    """The last event of a query: the problem that ends it."""
+    return _frame("end", json.dumps(document, default=str).encode())
 
 
 def _frame(name: str, data: bytes, *, token: str = "") -> bytes:
     head = f"id: {token}\n" if token else ""
-    return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"
+    return f"{head}event: {name}\n".encode() + _DATA + data + b"\n\n"

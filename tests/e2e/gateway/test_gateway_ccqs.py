@@ -31,6 +31,7 @@ from galileo.local_gateway import LocalGateway
 TIMEOUT_S = 120.0
 EXACT_TIMEOUT_S = 300.0
 READERS = 20
+MERGED_READERS = 5
 BATCHES = 40
 
 
@@ -238,6 +239,62 @@ def test_curl_follows_a_query(submitted: tuple[galileo.Client, str, str]) -> Non
     assert json.loads(data.removeprefix("data: "))["kind"] == "ccq_cancelled"
 
 
+def test_one_stream_of_several_queries(
+    gateway: LocalGateway, submitted: tuple[galileo.Client, str, str]
+) -> None:
+    client, name, url = submitted
+    other = client.submit(name, "temperature > 280", interval="250ms", expiration="10m")
+    first = url.rpartition("/")[2]
+    where = urlsplit(gateway.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_S)
+    body = json.dumps({"ccqs": {first: "", other.id: other.token, "ccq-none": "", "x": "x"}})
+    connection.request("POST", "/events", body, {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream")
+    ends: dict[str, str] = {}
+    found: Counter[str] = Counter()
+
+    def read_until(is_enough: Callable[[], bool]) -> None:
+        while not is_enough():
+            line = reply.readline()
+            assert line, "the stream ended"
+            assert not line.startswith(b"id:")
+            if line.startswith(b"event: "):
+                event = line.removeprefix(b"event: ").strip().decode()
+            if line.startswith(b"data: "):
+                document = json.loads(line.removeprefix(b"data: "))
+                if event == "end":
+                    ends[document["ccq"]] = document["kind"]
+                else:
+                    found[document["ccq"]] += len(document["features"])
+
+    try:
+        read_until(lambda: found[first] == 50 and len(ends) == 2)
+        assert ends.keys() == {"ccq-none", "x"}
+        client.cancel(other)
+        read_until(lambda: ends.get(other.id) == "ccq_cancelled")
+        client.ingest(name, rows(50, seed=2))
+        read_until(lambda: found[first] == 100)
+        assert ask(url, method="DELETE")[0] == 204
+        read_until(lambda: ends.get(first) == "ccq_cancelled")
+        assert reply.read() == b"\n", "it ends with the last query"
+    finally:
+        connection.close()
+    wrongs: list[Any] = [
+        {},
+        {"ccqs": {}},
+        {"ccqs": [first]},
+        {"ccqs": {first: 1}},
+        {"ccqs": {}, "f": 1},
+    ]
+    for wrong in wrongs:
+        status, _, answer = ask(f"{gateway.url}/events", method="POST", body=wrong)
+        assert (status, json.loads(answer)["kind"]) == (400, "invalid_input"), wrong
+    many = {"ccqs": {f"ccq-{number}": "" for number in range(65)}}
+    assert ask(f"{gateway.url}/events", method="POST", body=many)[0] == 400
+    assert ask(f"{gateway.url}/events")[0] == 405
+
+
 class Reader(threading.Thread):
     """Follows a query as an EventSource does, drops connections at random, and comes back."""
 
@@ -305,6 +362,46 @@ class Reader(threading.Thread):
                 return features
 
 
+class MergedReader(Reader):
+    """The same for several queries in one stream."""
+
+    def __init__(self, gateway: Callable[[], str], ccqs: list[str], *, seed: int) -> None:
+        super().__init__(gateway, "/events", seed=seed)
+        self.found_of = {ccq: Counter[str]() for ccq in ccqs}
+        self._tokens = dict.fromkeys(ccqs, "")
+
+    def _read(self, where: Any, events: int) -> None:
+        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=TIMEOUT_S)
+        try:
+            body = json.dumps({"ccqs": self._tokens})
+            connection.request("POST", self._path, body, {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            self.connections += 1
+            if reply.status in (503, 504):
+                raise http.client.HTTPException("come back")
+            assert reply.status == 200, reply.read()
+            for line in reply:
+                if self.stopping.is_set():
+                    return
+                assert line != b"event: end\n"
+                if line.startswith(b"data: "):
+                    self._take_of_several(json.loads(line.removeprefix(b"data: ")))
+                    events -= 1
+                    if events == 0:
+                        return
+        finally:
+            connection.close()
+
+    def _take_of_several(self, update: dict[str, Any]) -> None:
+        ccq = update["ccq"]
+        assert update["after"] == self._tokens[ccq]
+        if "features" not in update:
+            self._path, path = f"/ccqs/{ccq}/events", self._path
+            update["features"], self._path = self._linked(update), path
+        self.found_of[ccq].update(identities([one["properties"] for one in update["features"]]))
+        self._tokens[ccq] = update["token"]
+
+
 def ingest(client: galileo.Client, name: str, batches: range) -> None:
     for number in batches:
         frame = rows(2_000 if number % 10 == 0 else 200, seed=number)
@@ -335,7 +432,12 @@ def test_each_reader_has_each_label_once_whatever_is_killed(evaluator: dict[str,
             ccq_id = json.loads(answer)["id"]
             path = f"/ccqs/{ccq_id}/events"
             readers = [Reader(lambda: current[0], path, seed=seed) for seed in range(READERS)]
-            for reader in readers:
+            warm = client.submit(name, "temperature > 285", interval="500ms", expiration="1h").id
+            merged = [
+                MergedReader(lambda: current[0], [ccq_id, warm], seed=seed)
+                for seed in range(MERGED_READERS)
+            ]
+            for reader in (*readers, *merged):
                 reader.start()
             ingest(client, name, range(10))
             gateways[1].start()
@@ -353,18 +455,35 @@ def test_each_reader_has_each_label_once_whatever_is_killed(evaluator: dict[str,
             def is_behind(reader: Reader) -> bool:
                 return reader.failure is None and reader.found.total() < wanted.total()
 
+            def is_merged_behind(reader: MergedReader) -> bool:
+                return reader.failure is None and any(
+                    labels.total() < wanted_of[one].total()
+                    for one, labels in reader.found_of.items()
+                )
+
             deadline = time.monotonic() + EXACT_TIMEOUT_S
             wanted = Counter(identities_of(client.query(name, "temperature > 270")))
-            while any(is_behind(reader) for reader in readers) and time.monotonic() < deadline:
+            wanted_of = {
+                ccq_id: wanted,
+                warm: Counter(identities_of(client.query(name, "temperature > 285"))),
+            }
+            while time.monotonic() < deadline and (
+                any(map(is_behind, readers)) or any(map(is_merged_behind, merged))
+            ):
                 time.sleep(0.2)
             assert drained(client, ccq_id) == wanted
             assert [reader.failure for reader in readers] == [None] * READERS
             for reader in readers:
                 missing, repeated = wanted - reader.found, reader.found - wanted
                 assert (missing, repeated) == (Counter(), Counter())
-            assert min(reader.connections for reader in readers) > 2
+            for several in merged:
+                assert several.failure is None
+                for one, labels in several.found_of.items():
+                    missing, repeated = wanted_of[one] - labels, labels - wanted_of[one]
+                    assert (missing, repeated) == (Counter(), Counter())
+            assert min(reader.connections for reader in (*readers, *merged)) > 2
             print(f"\n{wanted.total():,} labels, {sum(r.connections for r in readers)} connections")
-            for reader in readers:
+            for reader in (*readers, *merged):
                 reader.stopping.set()
         finally:
             for gateway in gateways:

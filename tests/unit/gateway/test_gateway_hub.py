@@ -8,12 +8,14 @@ the log itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,10 +23,20 @@ import pytest
 import galileo
 from galileo.client.results import Labels, Update
 from galileo.cursor import Cursor
-from galileo.errors import CcqCancelled, Forbidden, GalileoError, InputError, Unavailable
-from galileo.gateway import updates
+from galileo.errors import (
+    CcqCancelled,
+    Forbidden,
+    GalileoError,
+    InputError,
+    Overloaded,
+    Unavailable,
+    UnknownCcq,
+)
+from galileo.gateway import events as event_streams
+from galileo.gateway import hub, updates
+from galileo.gateway.events import MergedEvents
 from galileo.gateway.hub import EventLog, Hubs, QueryReader, Step
-from galileo.gateway.updates import Event, cut, event_of
+from galileo.gateway.updates import Event, cut, event_of, merged_frame
 from galileo.model.windows import WindowProgress
 from galileo.wire import token as tokens
 
@@ -69,10 +81,12 @@ class Log:
 
 
 class FakeClient:
-    """Answers about `CCQ` from a log; with windows, tokens have progress that differs by reader."""
+    """Answers about a query from a log; with windows, tokens have a progress that differs."""
 
-    def __init__(self, log: Log, rng: random.Random, *, windows: bool = False) -> None:
-        self.log, self.rng, self.windows = log, rng, windows
+    def __init__(
+        self, log: Log, rng: random.Random, *, windows: bool = False, ccq_id: str = CCQ
+    ) -> None:
+        self.log, self.rng, self.windows, self.ccq_id = log, rng, windows, ccq_id
         self.fetches = self.watches = 0
         self.refusal: GalileoError | None = None
 
@@ -87,7 +101,7 @@ class FakeClient:
 
     def update(self, token: str) -> Update:
         """An answer up to a random position at or after the token, mostly the end."""
-        at, seen = tokens.read(token, ccq_id=CCQ) if token else (Cursor(), WindowProgress())
+        at, seen = tokens.read(token, ccq_id=self.ccq_id) if token else (Cursor(), WindowProgress())
         if self.windows and token:
             assert seen.clock_us is not None, "a token without the reader's progress"
             assert seen.clock_us // 3 == self.matches_until(at)
@@ -103,7 +117,7 @@ class FakeClient:
         clock_us = 3 * self.matches_until(reached) + self.rng.randrange(3)
         progress = WindowProgress(clock_us=clock_us) if self.windows else WindowProgress()
         is_new = reached != at or not token
-        after = tokens.encode(CCQ, reached, progress) if is_new else token
+        after = tokens.encode(self.ccq_id, reached, progress) if is_new else token
         behind = any(reached[p] < last for p, last in self.log.last.items())
         return Update(labels_of(keys), after, frontier=reached, more=more and behind)
 
@@ -195,6 +209,146 @@ async def test_each_reader_has_each_label_once(seed: int, windows: bool) -> None
     for reader in readers:
         assert reader.keys == Counter(log.matches), f"seed {seed}"
     assert [len(hubs) for hubs in gateways] == [0, 0], "the last reader ends a hub"
+
+
+class FakeCluster:
+    """Answers about several queries, each from a log of its own."""
+
+    def __init__(self, logs: dict[str, Log], rng: random.Random) -> None:
+        self.clients = {ccq: FakeClient(log, rng, ccq_id=ccq) for ccq, log in logs.items()}
+
+    async def fetch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> Update:
+        if ccq not in self.clients:
+            raise UnknownCcq("there is none")
+        return await self.clients[ccq].fetch(ccq, token=token)
+
+    def watch(self, ccq: str, *, token: str = "", labels_max: int = 0) -> AsyncIterator[Update]:
+        return self.clients[ccq].watch(ccq, token=token)
+
+
+class MergedReader:
+    """A client of several queries; is slow, leaves at random, comes back elsewhere."""
+
+    def __init__(
+        self, gateways: list[Hubs], client: FakeCluster, rng: random.Random, ccqs: list[str]
+    ) -> None:
+        self.gateways, self.client, self.rng = gateways, client, rng
+        self.tokens = dict.fromkeys(ccqs, "")
+        self.keys = {ccq: Counter[Key]() for ccq in ccqs}
+        self.ends: dict[str, str] = {}
+        self.lasting = 0
+
+    async def run(self) -> None:
+        while self.tokens:
+            hubs = self.rng.choice(self.gateways)
+            readers = [
+                QueryReader(hubs, self.client, ccq, token=token)
+                for ccq, token in self.tokens.items()
+            ]
+            answer = MergedEvents(readers, hubs, held=contextlib.AsyncExitStack())
+            self.lasting = self.rng.randint(1, 30)
+            with contextlib.suppress(ConnectionResetError):
+                await answer({"method": "POST"}, None, self.take)
+            await asyncio.sleep(0)
+
+    async def take(self, message: dict[str, Any]) -> None:
+        """Takes a part of an answer, as the protocol does for a client."""
+        body = message.get("body", b"")
+        if body.startswith(b"event: "):
+            self.lasting -= 1
+            if self.lasting < 0:
+                raise ConnectionResetError("the client disconnected")
+            self.note(body.decode())
+        for _ in range(self.rng.choice((0, 0, 1, 30))):
+            await asyncio.sleep(0)
+
+    def note(self, frame: str) -> None:
+        name, data = frame.removesuffix("\n\n").split("\ndata: ")
+        document = json.loads(data)
+        ccq = document["ccq"]
+        if name == "event: end":
+            self.ends[ccq] = document["kind"]
+            del self.tokens[ccq]
+            return
+        assert document["after"] == self.tokens[ccq], "it continues where the reader is"
+        self.tokens[ccq] = document["token"]
+        properties = [feature["properties"] for feature in document["features"]]
+        self.keys[ccq].update((one["partition"], one["sequence"]) for one in properties)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_readers_of_several_queries_have_each_label_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_streams, "RETRY_MS", 0)
+    rng = random.Random(seed)
+    logs = {f"ccq-{number}": Log(rng) for number in range(3)}
+    gateways = [Hubs(kept_bytes_max=2_000), Hubs()]
+    cluster = FakeCluster(logs, rng)
+    ended, absent = "ccq-0", "ccq-none"
+    readers = [MergedReader(gateways, cluster, rng, [*logs, absent]) for _ in range(5)]
+    async with asyncio.timeout(60):
+        tasks = [asyncio.create_task(reader.run()) for reader in readers]
+
+        async def settle() -> None:
+            """Until each reader has all, or has been told of the end."""
+            while any(
+                reader.keys[ccq].total() < len(log.matches) and ccq not in reader.ends
+                for reader in readers
+                for ccq, log in logs.items()
+            ):
+                assert not any(task.done() for task in tasks), "a reader failed"
+                await asyncio.sleep(0)
+
+        for step in range(30):
+            for log in logs.values():
+                if log.ended is None:
+                    log.commit()
+            if step == 10:
+                await settle()
+                logs[ended].ended = CcqCancelled("cancelled")
+                logs[ended].wake()
+            if rng.random() < 0.1:  # A gateway stops, and another one starts in its place.
+                gateways[0].stop()
+                gateways[0] = Hubs(kept_bytes_max=2_000)
+            for _ in range(rng.randint(0, 15)):
+                await asyncio.sleep(0)
+        await settle()
+        while not all({ended, absent} <= reader.ends.keys() for reader in readers):
+            assert not any(task.done() for task in tasks), "a reader failed"
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for reader in readers:
+        assert reader.ends == {ended: "ccq_cancelled", absent: "unknown_ccq"}
+        for ccq, log in logs.items():
+            assert reader.keys[ccq] == Counter(log.matches), f"seed {seed}, {ccq}"
+    assert [len(hubs) for hubs in gateways] == [0, 0], "the last reader ends a hub"
+
+
+async def test_hubs_share_the_memory_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ALL_KEPT_BYTES_MAX", 3_000)
+    monkeypatch.setattr(hub, "HUBS_MAX", 3)
+    rng = random.Random(4)
+    logs = {f"ccq-{number}": Log(rng) for number in range(4)}
+    cluster, hubs = FakeCluster(logs, rng), Hubs(kept_bytes_max=2_000)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def joined(ccq: str) -> EventLog:
+            opened = hubs.joined(ccq, client=cluster, token="")
+            return (await stack.enter_async_context(opened)).log
+
+        first = await joined("ccq-0")
+        for n in range(40):
+            token = tokens.encode("ccq-0", Cursor({1: n + 1}))
+            first.append(Event(first.token, token, b"x" * 100))
+        assert len(first) == 20, "what one hub may keep"
+        await joined("ccq-1")
+        await joined("ccq-2")
+        assert len(first) == 10, "a third of all"
+        with pytest.raises(Overloaded):
+            await joined("ccq-3")
 
 
 async def test_readers_of_one_query_share_one_watch_and_their_bytes() -> None:
@@ -295,6 +449,25 @@ def test_cut_and_rest_are_the_whole() -> None:
         assert keys == [(p, s) for p, s in log.matches if s <= at[p]]
         assert until.covers(at)
         assert part.more == (at != until)
+
+
+def test_merged_frame_names_its_query_and_links_from_the_root() -> None:
+    token = tokens.encode(CCQ, Cursor({0: 11}))
+    plain = event_of("", Update(labels_of([(0, 1)]), token))
+    name, data, *rest = merged_frame(CCQ, plain).decode().split("\n")
+    assert (name, rest) == ("event: update", ["", ""])
+    document = json.loads(data.removeprefix("data: "))
+    single = json.loads(plain.frame.split(b"data: ")[1])
+    assert document == {"ccq": CCQ, **single}
+    linked = Event("", token, updates._frame("update", json.dumps(LINKED).encode()), is_link=True)
+    frame = merged_frame("ccq/1", linked)
+    assert (
+        json.loads(frame.split(b"data: ")[1])["links"][0]["href"]
+        == "ccqs/ccq%2F1/labels?after=&until=x"
+    )
+
+
+LINKED = updates.link_members(600, "", "x")
 
 
 def test_event_of_a_large_update_has_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
