@@ -23,7 +23,8 @@ CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of the
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
 NearestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView DatasetDescription
-FeatureDescription ClusterStatus NodeStatus MoveProgress CallerIdentity
+FeatureDescription DatasetVersion PartitionVersion ClusterStatus NodeStatus MoveProgress
+CallerIdentity
 """
 CONTINUOUS = """
 Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate

@@ -37,6 +37,7 @@ from galileo.client.results import (
 )
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
+from galileo.model.versions import DatasetVersion, PartitionVersion
 from galileo.model.windows import WindowChange
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Client",
     "ClusterStatus",
     "DatasetDescription",
+    "DatasetVersion",
     "Estimate",
     "FeatureDescription",
     "FeatureSummary",
@@ -64,6 +66,7 @@ __all__ = [
     "NodeStatus",
     "Credentials",
     "DroppedDataset",
+    "PartitionVersion",
     "QueryEnd",
     "QueryExplanation",
     "Receipt",

@@ -27,9 +27,10 @@ from galileo.client.graph_path import levels_of, parse_vertex, value_texts
 from galileo.errors import InputError
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
+from galileo.model.versions import DatasetVersion
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, grouping_to_pb
+from galileo.wire.codec import cursor_from_pb, grouping_to_pb, versions_from_pb
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -183,7 +184,25 @@ async def aggregate(
     async def attempt(node: Connection) -> Aggregates:
         head, table, tail = await _collect(node, "Aggregate", request)
         frontier = cursor_from_pb(tail.frontier)
-        return Aggregates(table, head.query_json, frontier, tuple(tail.missing))
+        return Aggregates(
+            table=table,
+            query=head.query_json,
+            frontier=frontier,
+            missing=tuple(tail.missing),
+            partitions=tuple(tail.partitions),
+            ranges=tail.ranges,
+        )
+
+    return await completeness.call(caller, attempt, require_complete=require_complete)
+
+
+async def version(caller: Caller, dataset: str, *, require_complete: bool) -> DatasetVersion:
+    request = analytics_pb2.VersionRequest(dataset=dataset)
+
+    async def attempt(node: Connection) -> DatasetVersion:
+        reply: analytics_pb2.VersionReply = await analytics_of(node, "Version", request)
+        schema = Schema.from_json(reply.schema_json)
+        return DatasetVersion(schema, versions_from_pb(reply), reply.ranges, tuple(reply.missing))
 
     return await completeness.call(caller, attempt, require_complete=require_complete)
 

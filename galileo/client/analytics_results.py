@@ -200,12 +200,16 @@ class Aggregates:
         query: canonical CQL2 JSON.
         frontier: up to which commit of each partition the answer speaks.
         missing: partitions that could not be asked; their observations are in no group.
+        partitions: that could hold a match. Only what happens to these can change the answer.
+        ranges: as in `DatasetVersion`, of the time of the answer.
     """
 
     table: pa.Table
     query: str
     frontier: Cursor
     missing: tuple[int, ...]
+    partitions: tuple[int, ...] = ()
+    ranges: int = 0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

@@ -22,6 +22,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.descriptions import DatasetDescription
 from galileo.model.grouping import Grouping, Key
 from galileo.model.schema import Schema
+from galileo.model.versions import DatasetVersion
 from galileo.query.builder import QueryLike, query_text
 from galileo.wire.caller import Caller
 
@@ -196,6 +197,29 @@ class AsyncAnalytics(ABC):
             query_text(query),
             grouping=Grouping.of(by, statistics),
             require_complete=require_complete,
+        )
+
+    async def version(self, dataset: str, *, require_complete: bool = False) -> DatasetVersion:
+        """Which commits of a dataset readers see: while these stay the same, so do all answers.
+
+        The owners of partitions answer from memory, so it costs a message to each of them. Caches
+        of answers compare versions; `Aggregates.partitions` has the partitions that matter to an
+        answer.
+
+        Args:
+            dataset: its name.
+            require_complete: whether it is an error that an owner could not be asked.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+
+        Example:
+            >>> before = await client.version("weather")
+            >>> before == await client.version("weather")
+            True
+        """
+        return await analytics.version(
+            self._caller, dataset_name(dataset), require_complete=require_complete
         )
 
     async def children(

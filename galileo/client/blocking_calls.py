@@ -57,6 +57,7 @@ from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Schema
 from galileo.model.times import Duration
+from galileo.model.versions import DatasetVersion
 from galileo.model.windows import Window
 from galileo.query.builder import QueryLike
 from galileo.rdf.incremental_graph import LABELS_MAX
@@ -1304,6 +1305,27 @@ class BlockingCalls(BlockingBase):
                 dataset, query, by=by, statistics=statistics, require_complete=require_complete
             )
         )
+
+    def version(self, dataset: str, *, require_complete: bool = False) -> DatasetVersion:
+        """Which commits of a dataset readers see: while these stay the same, so do all answers.
+
+        The owners of partitions answer from memory, so it costs a message to each of them. Caches
+        of answers compare versions; `Aggregates.partitions` has the partitions that matter to an
+        answer.
+
+        Args:
+            dataset: its name.
+            require_complete: whether it is an error that an owner could not be asked.
+
+        Raises:
+            UnknownDataset: there is none of that name.
+
+        Example:
+            >>> before = client.version("weather")
+            >>> before == client.version("weather")
+            True
+        """
+        return self._run(self._client.version(dataset, require_complete=require_complete))
 
     def children(
         self,

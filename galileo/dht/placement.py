@@ -69,6 +69,12 @@ def readable_partitions(topology: Topology) -> frozenset[int]:
     return frozenset(p for group in groups for p in _partitions_of(topology, group))
 
 
+@lru_cache(maxsize=16)
+def ranges_hash(topology: Topology) -> int:
+    """A number that changes with the ranges that `candidates` looks at."""
+    return text64("ranges", topology.partitions_per_group, topology.readable_ranges)
+
+
 def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[str, pa.Table]:
     """The rows of each node that owns some, in their order; a table that is one owner's is itself.
 

@@ -39,6 +39,7 @@ from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.streamed import Streamed
+from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
 from galileo.rdf.protocol import Refused
@@ -49,7 +50,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of each answer that does not have its own: it is for its caller alone."""
+"""Of each answer, which is for its caller alone; tiles have a `Cache-Control` of their own."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
@@ -75,6 +76,7 @@ class Gateway:
         self._continuous = CcqRoutes(self.callers, self._encoders)
         self._aggregates = AggregateRoutes(self.callers, self._encoders)
         self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
+        self._tiles = TileRoutes(self.callers, self._encoders)
         self._routes = [
             Route(route.path, self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
@@ -90,7 +92,7 @@ class Gateway:
             allow_origins=self._options.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, "Location"],
+            expose_headers=[REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER, "ETag", "Location"],
         )
         inner = Starlette(
             routes=self._routes,
@@ -115,6 +117,8 @@ class Gateway:
             request.scope["galileo_route"] = name
             try:
                 return await handler(request)
+            except NoSuchTile as error:
+                return problem(HTTPStatus.NOT_FOUND, str(error))
             except GalileoError as error:
                 return problem_of(error)
             except Refused as refused:
@@ -249,6 +253,23 @@ class Gateway:
     async def _explain(self, request: Request) -> Response:
         return await self._aggregates.explain(request)
 
+    # --- tiles -------------------------------------------------------------------------------
+
+    async def _tile_matrix_sets(self, request: Request) -> Response:
+        return _json(request, self._tiles.sets(_url(request)))
+
+    async def _tile_matrix_set(self, request: Request) -> Response:
+        return _json(request, self._tiles.set(request, _url(request)))
+
+    async def _tilesets(self, request: Request) -> Response:
+        return _json(request, await self._tiles.tilesets(request, _url(request)))
+
+    async def _tileset(self, request: Request) -> Response:
+        return _json(request, await self._tiles.tileset(request, _url(request)))
+
+    async def _tile(self, request: Request) -> Response:
+        return await self._tiles.tile(request)
+
     # --- continuous queries ------------------------------------------------------------------
 
     async def _ccqs(self, request: Request) -> Response:
@@ -339,9 +360,10 @@ class _Outer:
             if message["type"] == "http.response.start":
                 own = list(message.get("headers", ()))
                 extra = {**SECURITY_HEADERS, REQUEST_HEADER: request_id.current()}
-                raw = [(name.lower().encode(), value.encode()) for name, value in extra.items()]
-                names = {name for name, _ in own}
-                message = {**message, "headers": [*own, *(h for h in raw if h[0] not in names)]}
+                raw = {name.lower().encode(): value.encode() for name, value in extra.items()}
+                own = dict(message.get("headers", ()))
+                rest = [pair for pair in raw.items() if pair[0] not in own]
+                message = {**message, "headers": [*message.get("headers", ()), *rest]}
             await send(message)
             if message["type"] == "http.response.start":
                 status = message["status"]

@@ -34,6 +34,8 @@ CONFORMANCE = (
     f"{_SPEC}cql2/1.0/conf/case-insensitive-comparison",
     f"{_SPEC}cql2/1.0/conf/basic-spatial-functions",
     f"{_SPEC}ogcapi-features-5/1.0/conf/schemas",
+    *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("core", "tileset", "tilesets-list")),
+    *(f"{_SPEC}ogcapi-tiles-1/1.0/conf/{name}" for name in ("geodata-tilesets", "mvt", "oas30")),
 )
 """Classes that hold."""
 
@@ -60,6 +62,7 @@ def landing(url: str) -> dict[str, Any]:
             link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
             link("related", f"{url}/ccqs", JSON, "continuous queries"),
             link("related", f"{url}/cluster", JSON, "nodes of the cluster"),
+            link(f"{_REL}tiling-schemes", f"{url}/tileMatrixSets", JSON, "tile matrix sets"),
         ],
     }
 
@@ -94,6 +97,7 @@ def collection(url: str, schema: Schema) -> dict[str, Any]:
             link("self", at, JSON, "this document"),
             *items,
             link(f"{_REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
+            link(f"{_REL}tilesets-vector", f"{at}/tiles", JSON, "cells with counts as tiles"),
             link("describedby", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
             link(f"{_REL}schema", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
         ],

@@ -121,6 +121,30 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "Seconds to wait for something new.",
         "schema": {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
     },
+    "tileMatrixSetId": {
+        "in": "path",
+        "required": True,
+        "description": "The name of a tile matrix set.",
+        "schema": {"type": "string", "enum": ["WebMercatorQuad", "WorldCRS84Quad"]},
+    },
+    "tileMatrix": {
+        "in": "path",
+        "required": True,
+        "description": "The zoom.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 24},
+    },
+    "tileRow": {
+        "in": "path",
+        "required": True,
+        "description": "The row of the tile, from the north.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "tileCol": {
+        "in": "path",
+        "required": True,
+        "description": "The column of the tile, from the west.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
     "precision": {
         "in": "query",
         "required": True,
@@ -189,6 +213,8 @@ CELLS = ("f", "precision", "window", "statistics", *FILTERS)
 """Those of groups by cells."""
 SERIES = ("f", "window", "statistics", *FILTERS)
 """Those of groups by time."""
+TILE = ("f", "statistics", "datetime", "filter", "filter-lang", "filter-crs")
+"""Those of a tile."""
 SUMMARY = ("f", "feature", "bins", *FILTERS)
 """Those of a summary."""
 ESTIMATE = ("f", "feature", "quantiles", *FILTERS)

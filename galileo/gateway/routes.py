@@ -16,6 +16,7 @@ from galileo.gateway.documents import (
 )
 from galileo.gateway.formats import GROUP_FORMATS, MEDIA_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
+from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class RouteInfo:
 
 _CCQ = "/ccqs/{ccqId}"
 _COLLECTION = "/collections/{collectionId}"
+_TILESET = f"{_COLLECTION}/tiles/{{tileMatrixSetId}}"
 _ITEM_TYPES = tuple(dict.fromkeys(name.partition(";")[0] for name in MEDIA_TYPES.values()))
 
 ROUTES = (
@@ -118,6 +120,23 @@ ROUTES = (
         f"{_COLLECTION}/explain",
         "How a query is answered",
         parameters.EXPLAIN,
+        more_parameters=True,
+    ),
+    RouteInfo("tile_matrix_sets", "/tileMatrixSets", "The tile matrix sets", ("f",)),
+    RouteInfo(
+        "tile_matrix_set",
+        "/tileMatrixSets/{tileMatrixSetId}",
+        "A tile matrix set",
+        ("f",),
+    ),
+    RouteInfo("tilesets", f"{_COLLECTION}/tiles", "The tile sets of a dataset", ("f",)),
+    RouteInfo("tileset", _TILESET, "A tile set of a dataset", ("f",)),
+    RouteInfo(
+        "tile",
+        f"{_TILESET}/{{tileMatrix}}/{{tileRow}}/{{tileCol}}",
+        "A vector tile of geohash cells with counts and statistics",
+        parameters.TILE,
+        (MVT,),
         more_parameters=True,
     ),
     RouteInfo(

@@ -56,7 +56,17 @@ def cells_intersecting_bbox(
     west: float, south: float, east: float, north: float, precision: int
 ) -> Cells:
     """The cells that share a point with a box within ±180 and ±90, and some near it; ascending."""
-    columns, rows = _rows_and_columns(west, south, east, north, precision)
+    return cells_of_grid(*_rows_and_columns(west, south, east, north, precision), precision)
+
+
+def grid_shape(precision: int) -> tuple[int, int]:
+    """The number of columns of cells around the earth, and of rows from pole to pole."""
+    lon_bits, lat_bits = _bits(precision)
+    return 1 << lon_bits, 1 << lat_bits
+
+
+def cells_of_grid(columns: tuple[int, int], rows: tuple[int, int], precision: int) -> Cells:
+    """The cells of half-open ranges of columns and rows, counted from the south-west; ascending."""
     x, y = np.arange(*columns, dtype=np.uint64), np.arange(*rows, dtype=np.uint64)
     cells = _interleave(np.tile(x, len(y)), np.repeat(y, len(x)), precision)
     cells.sort()

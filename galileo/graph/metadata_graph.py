@@ -439,6 +439,11 @@ class MetadataGraph:
                 yield groups_of_paths(columns, counts, grouping, self.schema)
 
     @property
+    def dropped(self) -> Cursor:
+        """The commits that a scan leaves out from now on."""
+        return self._snapshot.dropped
+
+    @property
     def texts(self) -> StringDictionary:
         """The texts of all paths."""
         return self._texts

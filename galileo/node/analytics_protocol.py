@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
+from galileo.model.versions import PartitionVersion
 from galileo.query import Query
 from galileo.query.nearest import NearestTo
 
@@ -112,6 +114,13 @@ class Described:
     reached: Cursor
 
 
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """The version of each partition of one node, or of all that answered."""
+
+    partitions: Mapping[int, PartitionVersion]
+
+
 class AnalyticsPeer(Protocol):
     """Calls to another node by name; each raises `Unavailable` where it cannot be reached."""
 
@@ -130,3 +139,5 @@ class AnalyticsPeer(Protocol):
     async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows: ...
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described: ...
+
+    async def version(self, node: str, schema: Schema, share: PartitionScope) -> Versioned: ...

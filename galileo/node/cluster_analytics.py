@@ -37,6 +37,7 @@ from galileo.node.analytics_protocol import (
     Described,
     PartitionScope,
     SummaryRequest,
+    Versioned,
 )
 from galileo.node.cluster_scan import UNREACHABLE_ERRORS
 from galileo.node.local_analytics import LocalAnalytics
@@ -97,11 +98,21 @@ class ClusterExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Generic[Answer]):
-    """An answer of the cluster, its frontier, and the missing partitions."""
+    """An answer of the cluster.
+
+    Attributes:
+        value: what it says.
+        frontier: up to which commit of each partition it speaks.
+        missing: partitions that could not be asked.
+        candidates: partitions that could hold a match, where that is of interest.
+        ranges: `placement.ranges_hash` of the topology that says so.
+    """
 
     value: Answer
     frontier: Cursor
     missing: frozenset[int]
+    candidates: frozenset[int] = frozenset()
+    ranges: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,7 @@ class ClusterAnalytics:
         """
         query, grouping = question.query, question.grouping
         grouping.check(query.schema)
+        ranges = placement.ranges_hash(self._node.topology)  # First: it may be older, never newer.
         candidates = self._node.scans.candidates(query)
         share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
         merger, merging = GroupMerger(grouping, query.schema), asyncio.Lock()
@@ -259,7 +271,7 @@ class ClusterAnalytics:
             _of(share.after, candidates - missing)
         )
         table = await loop.run_in_executor(self._executor, merger.answer)
-        return ClusterResult(table, frontier, missing)
+        return ClusterResult(table, frontier, missing, candidates, ranges)
 
     async def children(self, question: ChildrenRequest) -> ClusterResult[Children]:
         """A page of the children of a vertex, counted over all nodes that answered.
@@ -339,6 +351,23 @@ class ClusterAnalytics:
             frontier,
         )
         return ClusterResult(whole, frontier, _missing(shares, errors))
+
+    async def version(self, schema: Schema) -> ClusterResult[Versioned]:
+        """The versions of the partitions whose owners answered; each says what it knows at once."""
+        ranges = placement.ranges_hash(self._node.topology)
+        shares = self._shares(PartitionScope(placement.readable_partitions(self._node.topology)))
+        answers, errors = await self._scatter_gather(
+            shares,
+            lambda node, part: (
+                self.local.version(schema.key, part)
+                if node == self._node.name
+                else self._peers.version(node, schema, part)
+            ),
+        )
+        versions = {p: v for part in answers.values() for p, v in part.partitions.items()}
+        frontier = Cursor({p: version.last for p, version in versions.items()})
+        missing = _missing(shares, errors)
+        return ClusterResult(Versioned(versions), frontier, missing, ranges=ranges)
 
     def estimate(
         self, query: Query, *, feature: str | None, shares: Sequence[float]

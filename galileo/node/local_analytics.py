@@ -30,6 +30,7 @@ from galileo.node.analytics_protocol import (
     PartitionScope,
     SummaryRequest,
     SummaryResult,
+    Versioned,
 )
 from galileo.node.catalog import Catalog
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
@@ -146,6 +147,11 @@ class LocalAnalytics:
         )
         journals = [j for p, j in shard.journals.items() if p in share.partitions]
         return Described(description, sum(j.bytes_on_disk for j in journals), reached)
+
+    async def version(self, dataset: str, share: PartitionScope) -> Versioned:
+        shard = self._catalog.shard(dataset)
+        shard.check_own(share.partitions)
+        return Versioned(shard.versions(share.partitions))
 
     async def nearest(self, sought: NearestTo, share: PartitionScope) -> NearestRows:
         """The nearest of this node's observations, at most as many as are wanted.

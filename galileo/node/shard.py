@@ -27,6 +27,7 @@ from galileo.graph.synopsis import Synopsis
 from galileo.model.schema import Schema
 from galileo.model.sort_keys import differs
 from galileo.model.times import column_micros
+from galileo.model.versions import PartitionVersion
 from galileo.model.windows import ClockStep
 from galileo.query import parse
 from galileo.storage.commit_log import CommitLog, write_directly
@@ -277,6 +278,14 @@ class Shard:
         if partitions is None:
             return Cursor(dict(self._published))
         return Cursor({partition: self._published.get(partition, 0) for partition in partitions})
+
+    def versions(self, partitions: Iterable[int]) -> dict[int, PartitionVersion]:
+        """What readers see of some partitions; an answer that is begun later is as new or newer."""
+        dropped = self.graph.dropped  # The graph's, since a scan may still see what a file has not.
+        return {
+            p: PartitionVersion(self._log_epoch(p), dropped[p], self.published_sequence(p))
+            for p in partitions
+        }
 
     def event_clock(self) -> tuple[ClockStep, ...]:
         """The newest time bucket of each partition, and the commit that brought it.
@@ -569,6 +578,11 @@ class Shard:
     def _synopsis(self, partition: int, since: int) -> Synopsis:
         epoch = self._synopsis_epoch(partition)
         return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
+
+    def _log_epoch(self, partition: int) -> int:
+        """A number that changes where sequences might be given to other commits."""
+        moves = self._moves.get(partition, 0)
+        return moves if self._is_replicated else self._epoch + _MOVED * moves
 
     def _synopsis_epoch(self, partition: int) -> int:
         remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)

@@ -27,6 +27,7 @@ from galileo.wire.codec import (
     cursor_to_pb,
     grouping_from_pb,
     table_chunks,
+    versions_to_pb,
 )
 from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import analytics_pb2, analytics_pb2_grpc
@@ -96,17 +97,22 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     ) -> _Parts:
         query = await self._query(request, context)
         question = AggregateRequest(query, grouping_from_pb(request))
-        missing = frozenset[int]()
         if request.HasField("share"):
             local = await self._exploration.local.aggregate(question, share_from_pb(request.share))
-            table, frontier = local.table, local.reached
+            table = local.table
+            tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(local.reached))
         else:
             result = await self._exploration.aggregate(question)
-            table, frontier, missing = result.value, result.frontier, result.missing
+            table = result.value
+            tail = analytics_pb2.AnalyticsTail(
+                frontier=cursor_to_pb(result.frontier),
+                missing=sorted(result.missing),
+                partitions=sorted(result.candidates),
+                ranges=result.ranges,
+            )
         yield _head(query.schema, query_json=query.to_json())
         for part in _rows(table):
             yield part
-        tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
         yield analytics_pb2.AnalyticsPart(tail=tail)
 
     @unary
@@ -121,6 +127,21 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
             )
         result = await self._exploration.describe(schema)
         return described_to_pb(result.value, schema, missing=result.missing)
+
+    @unary
+    async def Version(  # noqa: N802
+        self, request: analytics_pb2.VersionRequest, context: Context
+    ) -> analytics_pb2.VersionReply:
+        if request.HasField("share"):
+            schema = await self._node.schema(request.dataset)
+            local = await self._exploration.local.version(schema.key, share_from_pb(request.share))
+            return versions_to_pb(local.partitions, schema)
+        schema = await self._node.named(request.dataset)
+        result = await self._exploration.version(schema)
+        reply = versions_to_pb(result.value.partitions, schema)
+        reply.ranges = result.ranges
+        reply.missing.extend(sorted(result.missing))
+        return reply
 
     @unary
     async def Estimate(  # noqa: N802

@@ -27,12 +27,19 @@ from galileo.node.analytics_protocol import (
     PartitionScope,
     SummaryRequest,
     SummaryResult,
+    Versioned,
 )
 from galileo.packing.arrow_streams import read_stream
 from galileo.query import Query
 from galileo.query.nearest import NearestTo
 from galileo.rpc.peers import GrpcPeers
-from galileo.wire.codec import cursor_from_pb, cursor_to_pb, grouping_to_pb, table_of
+from galileo.wire.codec import (
+    cursor_from_pb,
+    cursor_to_pb,
+    grouping_to_pb,
+    table_of,
+    versions_from_pb,
+)
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.value_json import values_to_json
 
@@ -112,6 +119,11 @@ class GrpcAnalyticsPeer:
         request = analytics_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
         reply: analytics_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
         return described_from_pb(reply, schema)
+
+    async def version(self, node: str, schema: Schema, share: PartitionScope) -> Versioned:
+        request = analytics_pb2.VersionRequest(dataset=schema.key, share=share_to_pb(share))
+        reply: analytics_pb2.VersionReply = await self._peers.explore(node, "Version", request)
+        return Versioned(versions_from_pb(reply))
 
     async def _parts(
         self, node: str, method: str, request: Any

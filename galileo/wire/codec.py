@@ -14,6 +14,8 @@ from galileo.errors import GalileoError, InputError, Unavailable
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.grouping import CellKey, FeatureKey, Grouping, Key, WindowKey
 from galileo.model.retention import HeldBack, Removed, RetentionReport
+from galileo.model.schema import Schema
+from galileo.model.versions import PartitionVersion
 from galileo.model.windows import STATES, ClockStep, WindowChanges
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.v1 import (
@@ -99,6 +101,24 @@ def _key_from_pb(key: analytics_pb2.GroupKey) -> Key:
         case "feature":
             return FeatureKey(key.feature)
     raise InputError("expected a cell, a window or a feature as key, got none", parameter="by")
+
+
+def versions_to_pb(
+    versions: Mapping[int, PartitionVersion], schema: Schema
+) -> analytics_pb2.VersionReply:
+    reply = analytics_pb2.VersionReply(schema_json=schema.to_json())
+    for partition, version in sorted(versions.items()):
+        reply.partitions.add(
+            partition=partition, epoch=version.epoch, dropped=version.dropped, last=version.last
+        )
+    return reply
+
+
+def versions_from_pb(reply: analytics_pb2.VersionReply) -> dict[int, PartitionVersion]:
+    return {
+        value.partition: PartitionVersion(value.epoch, value.dropped, value.last)
+        for value in reply.partitions
+    }
 
 
 def page_start_to_pb(start: PageStart) -> storage_pb2.PageStart:

@@ -86,13 +86,21 @@ class AnalyticsTail(_message.Message):
     FRONTIER_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """whether a next page has more"""
+    ranges: _builtins.int
+    """likewise: see VersionReply"""
     @_builtins.property
     def frontier(self) -> _common_pb2.Cursor: ...
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """partitions that could not be asked"""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of Aggregate: that could hold a match"""
 
     def __init__(
         self,
@@ -100,10 +108,12 @@ class AnalyticsTail(_message.Message):
         frontier: _common_pb2.Cursor | None = ...,
         missing: _abc.Iterable[_builtins.int] | None = ...,
         more: _builtins.bool = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        ranges: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "missing", b"missing", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "missing", b"missing", "more", b"more", "partitions", b"partitions", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -557,6 +567,95 @@ class AggregateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
+
+@_typing.final
+class VersionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    @_builtins.property
+    def share(self) -> Global___PartitionScope: ...
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        share: Global___PartitionScope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionRequest: _TypeAlias = VersionRequest  # noqa: Y015
+
+@_typing.final
+class PartitionVersion(_message.Message):
+    """What readers see of a partition is a function of these numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    epoch: _builtins.int
+    """of the owner's log: changes where numbers might be given to other commits"""
+    dropped: _builtins.int
+    """commits up to here are deleted"""
+    last: _builtins.int
+    """the last commit"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "epoch", b"epoch", "last", b"last", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionVersion: _TypeAlias = PartitionVersion  # noqa: Y015
+
+@_typing.final
+class VersionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    schema_json: _builtins.str
+    ranges: _builtins.int
+    """a hash of the rule by which cells are placed"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionVersion]: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """partitions that could not be asked"""
+
+    def __init__(
+        self,
+        *,
+        schema_json: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___PartitionVersion] | None = ...,
+        ranges: _builtins.int = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "partitions", b"partitions", "ranges", b"ranges", "schema_json", b"schema_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionReply: _TypeAlias = VersionReply  # noqa: Y015
 
 @_typing.final
 class EstimateRequest(_message.Message):

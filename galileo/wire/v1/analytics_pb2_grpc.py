@@ -66,6 +66,11 @@ class AnalyticsStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
                 _registered_method=True)
+        self.Version = channel.unary_unary(
+                '/galileo.v1.Analytics/Version',
+                request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/galileo.v1.Analytics/Describe',
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.DescribeRequest.SerializeToString,
@@ -120,6 +125,13 @@ class AnalyticsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Version(self, request, context):
+        """Which commits of a dataset readers see: while these stay the same, so do answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Statistics of a whole dataset and of each indexed feature, from the metadata graphs.
         """
@@ -159,6 +171,11 @@ def add_AnalyticsServicer_to_server(servicer, server):
                     servicer.Nearest,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.SerializeToString,
+            ),
+            'Version': grpc.unary_unary_rpc_method_handler(
+                    servicer.Version,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -330,6 +347,33 @@ class Analytics:
             '/galileo.v1.Analytics/Nearest',
             galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Version(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.v1.Analytics/Version',
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -149,6 +149,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "aggregate": lambda c, **o: c.aggregate("air", by=["cell:1", "window:90m"], **o),
     "children": lambda c, **o: c.children("air", **o),
     "explain": lambda c, **o: c.explain("air", **o),
+    "version": lambda c, **o: c.version("air", **o),
     "describe": lambda c, **o: c.describe("air", **o),
 }
 

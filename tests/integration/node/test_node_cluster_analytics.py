@@ -36,6 +36,7 @@ from galileo.node.analytics_protocol import (
     PartitionScope,
     SummaryRequest,
     SummaryResult,
+    Versioned,
 )
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.query_options import QueryOptions
@@ -82,6 +83,9 @@ class Direct:
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
         return await self._reach(node, share).describe(schema.name, share)
+
+    async def version(self, node: str, schema: Schema, share: PartitionScope) -> Versioned:
+        return await self._reach(node, share).version(schema.name, share)
 
 
 @pytest.fixture
@@ -523,3 +527,62 @@ async def test_describe_with_an_unreachable_node_names_missing_partitions(
     assert whole.missing == placement.partitions_by_node(cluster.topology)["b"]
     assert 0 < whole.value.description.observations < len(frame)
     assert set(whole.frontier).isdisjoint(whole.missing)
+
+
+async def test_version_changes_with_the_partitions_of_what_is_committed_or_dropped(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    direct.asked.clear()
+    first = await direct.explorations["a"].version(cluster.schema)
+    assert sorted(name for name, _ in direct.asked) == ["b", "c"]
+    assert set(first.value.partitions) == set(cluster.topology.partitions)
+    assert await direct.explorations["b"].version(cluster.schema) == first
+
+    await cluster.ingest(make_observations(1, seed=99), batch=3)
+    second = await direct.explorations["c"].version(cluster.schema)
+    [grown] = changed(first, second)
+    assert second.frontier[grown] == first.frontier[grown] + 1
+    assert second.ranges == first.ranges
+
+    node = cluster[placement.owner(cluster.topology, grown)]
+    shard = node.catalog.shard(cluster.schema.key)
+    shard.journals[grown].seal()
+    await cluster.ingest(make_observations(300, seed=100), batch=4)
+    third = await direct.explorations["a"].version(cluster.schema)
+    shard.drop(grown, second.frontier[grown])
+    fourth = await direct.explorations["a"].version(cluster.schema)
+    assert changed(third, fourth) == [grown]
+    assert fourth.frontier == third.frontier
+
+
+def changed(before: Any, after: Any) -> list[int]:
+    was, now = before.value.partitions, after.value.partitions
+    return [p for p in sorted({*was, *now}) if was.get(p) != now.get(p)]
+
+
+async def test_version_with_an_unreachable_node_names_missing_partitions(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    direct.away = {"b"}
+    whole = await direct.explorations["a"].version(cluster.schema)
+    assert whole.missing == held_by(cluster, "b")
+    assert set(whole.value.partitions).isdisjoint(whole.missing)
+
+
+async def test_aggregate_names_the_partitions_that_matter(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    asked = direct.explorations["a"]
+    query = parse("geohash LIKE '9%'", cluster.schema)
+    found = await asked.aggregate(AggregateRequest(query, Grouping.of([])))
+    version = await asked.version(cluster.schema)
+    assert found.ranges == version.ranges
+    assert found.candidates == placement.candidates(
+        cluster.topology, cluster.schema, query.cell_ranges()
+    )
+    assert {p: version.frontier[p] for p in found.candidates} == {
+        p: found.frontier[p] for p in found.candidates
+    }

@@ -1,0 +1,221 @@
+"""OGC API Tiles: geohash cells with counts and statistics, as vector tiles."""
+
+from __future__ import annotations
+
+import functools
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.async_client import AsyncClient
+from galileo.errors import InputError
+from galileo.gateway import documents, parameters, vector_tiles
+from galileo.gateway.aggregates import grouping_of, missing_header
+from galileo.gateway.callers import Callers
+from galileo.gateway.formats import Encoders, preferred
+from galileo.gateway.shared_calls import SharedCalls
+from galileo.gateway.tile_cache import EncodedTile, KnownVersion, TileCache, TileKey, Versions
+from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX, Tile, TileMatrixSet
+from galileo.geo import geohash
+from galileo.model.grouping import OBSERVATIONS, CellKey
+from galileo.model.schema import Schema
+
+_CACHED = {"Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
+"""Of tiles: clients keep them, and ask each time whether they are still valid."""
+_REL = "http://www.opengis.net/def/rel/ogc/1.0/"
+
+
+class NoSuchTile(Exception):
+    """A path names a tile, or a tile matrix set, that there is not."""
+
+
+class TileRoutes:
+    """Answers requests for tiles; belongs to one event loop.
+
+    Args:
+        callers: of the gateway.
+        encoders: of the gateway.
+    """
+
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+        self._callers = callers
+        self._encoders = encoders
+        self._versions = Versions()
+        self._cache = TileCache()
+        self._making = SharedCalls[tuple[AsyncClient, TileKey], EncodedTile]()
+
+    def sets(self, url: str) -> dict[str, Any]:
+        """The tile matrix sets."""
+        listed = [
+            {
+                "id": tiles.id,
+                "title": tiles.title,
+                "uri": tiles.uri,
+                "crs": tiles.crs,
+                "links": [
+                    documents.link("self", f"{url}/tileMatrixSets/{tiles.id}", documents.JSON)
+                ],
+            }
+            for tiles in SETS.values()
+        ]
+        links = [documents.link("self", f"{url}/tileMatrixSets", documents.JSON)]
+        return {"tileMatrixSets": listed, "links": links}
+
+    def set(self, request: Request, url: str) -> dict[str, Any]:
+        """The definition of a tile matrix set. Raises NoSuchTile."""
+        tiles = _set_of(request)
+        link = documents.link("self", f"{url}/tileMatrixSets/{tiles.id}", documents.JSON)
+        return tiles.document([link])
+
+    async def tilesets(self, request: Request, url: str) -> dict[str, Any]:
+        """The tile sets of a dataset, one for each tile matrix set."""
+        schema = await self._schema(request)
+        own = documents.link("self", f"{_collection(url, schema)}/tiles", documents.JSON)
+        listed = [_tileset(url, schema, tiles) for tiles in SETS.values()]
+        return {"links": [own], "tilesets": listed}
+
+    async def tileset(self, request: Request, url: str) -> dict[str, Any]:
+        """One of them. Raises NoSuchTile."""
+        tiles = _set_of(request)
+        schema = await self._schema(request)
+        return {**_tileset(url, schema, tiles), "layers": [_layer(schema)]}
+
+    async def _schema(self, request: Request) -> Schema:
+        async with self._callers.client(request) as client:
+            return await client.schema(request.path_params["collectionId"])
+
+    async def tile(self, request: Request) -> Response:
+        """A tile, or that the client has it. Raises NoSuchTile."""
+        tile = _tile_of(request)
+        place = (tile.tiles.id, tile.zoom, tile.row, tile.column)
+        async with self._callers.client(request) as client:
+            known = await self._versions.known(client, request.path_params["collectionId"])
+            key = TileKey(known.version.schema.key, place, request.url.query)
+            encoded = self._cache.get(key, known)
+            if encoded is None:
+                # Not shared by callers with other tokens, whose quotas are others.
+                encoded = await self._making.call(
+                    (client, key), lambda: self._make(client, known, key, request, tile)
+                )
+        return _answer(request, encoded)
+
+    async def _make(
+        self, client: AsyncClient, known: KnownVersion, key: TileKey, request: Request, tile: Tile
+    ) -> EncodedTile:
+        schema = known.version.schema
+        given, query = parameters.filtered(request.query_params, schema, parameters.TILE)
+        preferred(given.get("f"), "", {"mvt": vector_tiles.MEDIA_TYPE})
+        grouping = grouping_of([CellKey(5 * tile.precision)], given.get("statistics", ""), schema)
+        condition = tile.condition()
+        if condition is not None:
+            query = condition if isinstance(query, str) else condition & query
+        answer = await client.aggregate(
+            schema.key, query, by=grouping.keys, statistics=dict(grouping.statistics)
+        )
+        body = await self._encoders.run(
+            functools.partial(_encoded, answer.table, tile, schema.name)
+        )
+        state = known.state_of(answer.partitions, ranges=answer.ranges, frontier=answer.frontier)
+        encoded = EncodedTile(
+            body, state if answer.complete else None, answer.partitions, answer.missing
+        )
+        self._cache.put(key, encoded)
+        return encoded
+
+
+def _set_of(request: Request) -> TileMatrixSet:
+    """The tile matrix set of a path. Raises NoSuchTile."""
+    name = request.path_params["tileMatrixSetId"]
+    if name not in SETS:
+        raise NoSuchTile(f"expected a tile matrix set of {', '.join(SETS)}, got {name!r}")
+    return SETS[name]
+
+
+def _tile_of(request: Request) -> Tile:
+    """The tile of a path.
+
+    Raises:
+        InputError: it has no numbers.
+        NoSuchTile: there is none.
+    """
+    tiles = _set_of(request)
+    names = ("tileMatrix", "tileRow", "tileCol")
+    zoom, row, column = (_number(name, request.path_params[name]) for name in names)
+    if not tiles.has(zoom, row, column):
+        raise NoSuchTile(
+            f"{tiles.id} has no tile {zoom}/{row}/{column} (zoom, row, column); zooms are 0 to "
+            f"{ZOOM_MAX}"
+        )
+    return Tile(tiles, zoom, row, column)
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InputError(f"expected {name} as a number, got {text[:200]!r}", parameter=name)
+    return int(text)
+
+
+def _encoded(table: pa.Table, tile: Tile, layer: str) -> bytes:
+    """The groups by cell that a tile shows, encoded."""
+    cells = geohash.from_text(table.column(0).to_numpy())
+    shown = tile.has_cells(cells)
+    cells, table = cells[shown], table.filter(pa.array(shown)).combine_chunks()
+    names = ["cell", *table.column_names[1:]]
+    columns = {name: _whole(column) for name, column in zip(names, table.columns, strict=True)}
+    return vector_tiles.encode(layer, columns, tile.rectangles(cells))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _answer(request: Request, tile: EncodedTile) -> Response:
+    if tile.missing:
+        headers = missing_header(tile.missing)
+        return Response(tile.body, headers=headers, media_type=vector_tiles.MEDIA_TYPE)
+    headers = {**_CACHED, "ETag": tile.etag}
+    if _has(request.headers.get("if-none-match", ""), tile.etag):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(tile.body, headers=headers, media_type=vector_tiles.MEDIA_TYPE)
+
+
+def _has(header: str, etag: str) -> bool:
+    """Whether an `If-None-Match` header names an entity tag."""
+    named = [one.strip().removeprefix("W/") for one in header.split(",")]
+    return etag in named or "*" in named
+
+
+def _collection(url: str, schema: Schema) -> str:
+    return f"{url}/collections/{quote(schema.name)}"
+
+
+def _tileset(url: str, schema: Schema, tiles: TileMatrixSet) -> dict[str, Any]:
+    at, scheme = f"{_collection(url, schema)}/tiles/{tiles.id}", f"{url}/tileMatrixSets/{tiles.id}"
+    template = f"{at}/{{tileMatrix}}/{{tileRow}}/{{tileCol}}"
+    return {
+        "title": f"{schema.name}: cells with counts",
+        "dataType": "vector",
+        "crs": tiles.crs,
+        "tileMatrixSetURI": tiles.uri,
+        "links": [
+            documents.link("self", at, documents.JSON),
+            documents.link(f"{_REL}tiling-scheme", scheme, documents.JSON),
+            {**documents.link("item", template, vector_tiles.MEDIA_TYPE), "templated": True},
+            documents.link(f"{_REL}geodata", _collection(url, schema), documents.JSON),
+        ],
+    }
+
+
+def _layer(schema: Schema) -> dict[str, Any]:
+    properties = {"cell": {"type": "string"}, OBSERVATIONS: {"type": "integer"}}
+    return {
+        "id": schema.name,
+        "dataType": "vector",
+        "geometryDimension": 2,
+        "propertiesSchema": {"type": "object", "properties": properties},
+    }
