@@ -50,7 +50,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of each answer, which is for its caller alone; tiles have a `Cache-Control` of their own."""
+"""Of each answer that has none of its own: it is for its caller alone."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
@@ -358,7 +358,6 @@ class _Outer:
         async def send_with_headers(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                own = list(message.get("headers", ()))
                 extra = {**SECURITY_HEADERS, REQUEST_HEADER: request_id.current()}
                 raw = {name.lower().encode(): value.encode() for name, value in extra.items()}
                 own = dict(message.get("headers", ()))

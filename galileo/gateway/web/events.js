@@ -81,7 +81,7 @@ export class Follower {
       delete this._tokens[id];
       this._calls.ended(id, data);
     } else if (name === "update") {
-      const features = data.features ?? await linked(id, data);
+      const features = data.features ?? await linked(data);
       this._tokens[id] = data.token;
       const isOld = this._behind.has(id);
       if (!data.more) this._behind.delete(id);
@@ -91,10 +91,10 @@ export class Follower {
 }
 
 /** The labels that an event links to, the first ones of many. */
-async function linked(id, data) {
+async function linked(data) {
   const href = data.links?.[0]?.href;
   if (!href || data.numberMatched > LINKED_LABELS_MAX) return [];
-  const url = new URL(href, address(`ccqs/${id}/events`));
+  const url = new URL(href, address("events"));
   const features = [];
   for (let part = null; !part || part.more;) {
     if (part) url.searchParams.set("after", part.token);
