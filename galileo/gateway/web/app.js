@@ -141,8 +141,7 @@ function App({ openToken }) {
     <div class="page" data-sheet=${isPhone ? sheet : "none"}>
       <header class="top">
         <h1>${LOGO}<span>Galileo</span></h1>
-        <label class="pick"><span class="sr">Dataset</span>
-          <select value=${dataset} onChange=${(event) => change({ dataset: event.target.value, cell: "", time: "", filter: "", at: "", colour: "" })}>
+        <label class="pick"><select aria-label="Dataset" value=${dataset} onChange=${(event) => change({ dataset: event.target.value, cell: "", time: "", filter: "", at: "", colour: "" })}>
             ${!dataset && html`<option value="">No dataset</option>`}
             ${dataset && !schema && html`<option value=${dataset}>${dataset}</option>`}
             ${(collections.value ?? []).map(({ id }) => html`<option value=${id}>${id}</option>`)}
@@ -152,8 +151,7 @@ function App({ openToken }) {
             ${features.map(({ name, unit: of }) => html`<option value=${name}>${formats.named(name)}${of ? ` (${of})` : ""}</option>`)}
             <option value="">observations</option>
           </select></label>
-        ${feature && html`<label class="pick"><span class="sr">Statistic</span>
-          <select aria-label="Statistic" value=${statistic} onChange=${(event) => change({ statistic: event.target.value })}>
+        ${feature && html`<label class="pick"><select aria-label="Statistic" value=${statistic} onChange=${(event) => change({ statistic: event.target.value })}>
             ${Object.entries(WORDS).map(([name, one]) => html`<option value=${name}>${one}</option>`)}
           </select></label>`}
         <span class="space"></span>
@@ -403,4 +401,6 @@ function MapNotice({ collections, dataset, summary, cells, problem, filter, time
   return cells.isPending || (dataset && !summary.value) ? html`<div class="progress" role="progressbar" aria-label="Reading"></div>` : null;
 }
 
-render(html`<${Root} />`, document.getElementById("app"));
+const place = document.getElementById("app");
+place.replaceChildren();
+render(html`<${Root} />`, place);

@@ -28,7 +28,7 @@ export function ClusterPanel({ cluster }) {
     <p class="muted">${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.
       ${value.underReplicated.length > 0 && html`<b>${formats.count(value.underReplicated.length)} with too few copies.</b>`}</p>
     ${value.nodes.map((node) => html`<${Node} key=${node.name} node=${node} partitions=${value.partitions} short=${value.underReplicated} />`)}
-    <h3>Coordinators</h3>
+    <h2>Coordinators</h2>
     ${value.coordinators.length ? html`<table>
       <thead><tr><th scope="col">Watch</th><th scope="col">Node</th><th scope="col" class="right">Term</th></tr></thead>
       <tbody>${value.coordinators.map((one) => html`<tr key=${one.ccq}><td><span class="mono" title=${one.ccq}>${one.ccq.slice(0, 12)}</span> <span class="muted">${one.dataset}</span></td>
