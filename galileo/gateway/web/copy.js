@@ -57,7 +57,7 @@ export function CopyMenu({ dataset, filter, time }) {
       ${["Python", "curl", "GDAL"].map((name) => html`<option value=${name}>${name}</option>`)}
     </select>
     ${shown && html`<div class="editor copy" role="group" aria-label=${`The query for ${shown}`}>
-      <textarea ref=${area} readonly rows=${Math.min(9, texts[shown].split("\n").length + 3)} value=${texts[shown]} aria-label=${`The query for ${shown}`} />
+      <textarea ref=${area} readonly rows="8" value=${texts[shown]} aria-label=${`The query for ${shown}`} />
       ${hasToken() && html`<p class="hint">It reads your token from GALILEO_TOKEN.</p>`}
       <div class="row"><button class="primary" onClick=${copy}>${icons.COPY} ${isCopied ? "Copied" : "Copy"}</button>
         <button onClick=${() => setShown("")}>Close</button></div>
