@@ -49,13 +49,11 @@ export function cellSize(precision) {
   return [360 / 2 ** Math.ceil(bits / 2), 180 / 2 ** Math.floor(bits / 2)];
 }
 
-/** The smallest box of whole cells around a box; the world at most. */
+/** The smallest box of whole cells around a box, which may leave the world in the east and west. */
 export function snapped([west, south, east, north], precision) {
   const [width, height] = cellSize(precision);
   return [
-    Math.max(-180, Math.floor(west / width) * width),
-    Math.max(-90, Math.floor(south / height) * height),
-    Math.min(180, Math.ceil(east / width) * width),
-    Math.min(90, Math.ceil(north / height) * height),
+    Math.floor(west / width) * width, Math.max(-90, Math.floor(south / height) * height),
+    Math.ceil(east / width) * width, Math.min(90, Math.ceil(north / height) * height),
   ];
 }

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "./vendor/htm-preact.js";
 import { fragment, subscribe } from "./fragment.js";
 
-const RETRY_MS_MAX = 10_000;
+const RETRY_MS_MAX = 5_000;
 
 export function useFragment() {
   const [value, set] = useState(fragment());

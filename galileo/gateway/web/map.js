@@ -209,7 +209,7 @@ export class MapView {
   /** Shows cells in the colours of a scale. */
   setCells(cells, scale) {
     this._painter.cells = cells;
-    this._painter.pixels = Uint32Array.from(cells.values, (value) => scale.pixel(value));
+    this._painter.pixels = Uint32Array.from(cells.values, (value) => scale?.pixel(value) ?? 0);
     this._cellLayer.changed();
   }
 
