@@ -43,7 +43,8 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
         <ul class="chips" aria-label="Conditions">
           ${known.map((condition, index) => html`<li key=${index}>
             <${Chip} condition=${condition} unit=${unitOf(features, condition)} isOpen=${editing === index}
-              open=${() => setEditing(editing === index ? null : index)} remove=${() => { setEditing(null); replace(index, null); }} />
+              open=${() => setEditing(editing === index ? null : index)}
+              remove=${() => { setEditing(null); replace(index, null); }} />
           </li>`)}
           ${known.length === 0 && html`<li class="muted">None: all observations. Add a condition or draw a region.</li>`}
         </ul>
@@ -52,7 +53,8 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
             feature=${features.find(({ name }) => name === known[editing].feature)}
             changed=${(condition) => replace(editing, condition)} close=${() => setEditing(null)} />`}
         <div class="row">
-          <${AddFeature} features=${features} add=${(condition) => { replace(known.length, condition); setEditing(known.length); }} />
+          <${AddFeature} features=${features}
+            add=${(condition) => { replace(known.length, condition); setEditing(known.length); }} />
           ${[["box", icons.BOX, "Box"], ["polygon", icons.POLYGON, "Polygon"]].map(([kind, icon, words]) => html`
             <button class=${drawing === kind ? "pressed" : ""} aria-pressed=${drawing === kind} title=${`Draw a ${kind} on the map`}
               onClick=${() => draw(drawing === kind ? null : kind)}>${icon} ${words}</button>`)}
@@ -73,7 +75,8 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
       </div>
       <div class="row actions">
         <button class="primary" disabled=${Boolean(wrong) || draft.trim() === filter} onClick=${() => show(draft)}>Show</button>
-        <button disabled=${Boolean(wrong)} aria-expanded=${isWatching} onClick=${() => setWatching(!isWatching)}>${icons.BELL} Watch…</button>
+        <button disabled=${Boolean(wrong)} aria-expanded=${isWatching} onClick=${() => setWatching(!isWatching)}>
+          ${icons.BELL} Watch…</button>
         <${CopyMenu} dataset=${dataset} filter=${draft} time=${time} />
       </div>
       ${isWatching && html`<${WatchForm} dataset=${dataset} query=${draft} close=${() => setWatching(false)}
@@ -91,7 +94,8 @@ function Chip({ condition, unit, isOpen, open, remove }) {
   return html`<span class=${isOpen ? "chip open" : "chip"}>
     ${conditions.isRegion(condition) ? html`<span class="chip-body"><b>${name}</b> ${value}</span>`
       : html`<button class="chip-body" aria-expanded=${isOpen} onClick=${open}><b>${name}</b> ${value}</button>`}
-    <button class="icon small" aria-label=${`Remove the condition: ${name} ${value}`} title="Remove" onClick=${remove}>${icons.CLOSE}</button>
+    <button class="icon small" aria-label=${`Remove the condition: ${name} ${value}`} title="Remove" onClick=${remove}>
+      ${icons.CLOSE}</button>
   </span>`;
 }
 
@@ -103,12 +107,15 @@ function AddFeature({ features, add }) {
     if (feature) add(firstCondition(feature));
   }}>
     <option value="">Condition…</option>
-    ${indexed.map((feature) => html`<option value=${feature.name}>${formats.named(feature.name)}${feature.unit ? ` (${feature.unit})` : ""}</option>`)}
+    ${indexed.map(({ name, unit }) => html`
+      <option value=${name}>${formats.named(name)}${unit ? ` (${unit})` : ""}</option>`)}
   </select>`;
 }
 
 function firstCondition(feature) {
-  if (feature.type === "text") return { kind: "values", feature: feature.name, values: Object.keys(feature.values ?? {}).slice(0, 1) };
+  if (feature.type === "text") {
+    return { kind: "values", feature: feature.name, values: Object.keys(feature.values ?? {}).slice(0, 1) };
+  }
   if (feature.type === "bool") return { kind: "flag", feature: feature.name, value: true };
   const low = feature.mean ?? feature.minimum ?? 0;
   return { kind: "range", feature: feature.name, low: rounded(low, feature), high: null, isOpen: true };
@@ -119,15 +126,20 @@ function rounded(value, { minimum, maximum }) {
   return Number((Math.round(value / step) * step).toPrecision(10));
 }
 
+const EDITORS = { range: RangeEditor, values: ValuesEditor, flag: FlagEditor };
+
 /** Edits one condition, with what the dataset holds in view. */
-function Editor({ dataset, condition, feature, changed, close }) {
-  const body = condition.kind === "range" ? html`<${RangeEditor} ...${{ dataset, condition, feature, changed }} />`
-    : condition.kind === "values" ? html`<${ValuesEditor} ...${{ condition, feature, changed }} />`
-    : html`<div class="row"><label><input type="radio" checked=${condition.value} onChange=${() => changed({ ...condition, value: true })} /> yes</label>
-        <label><input type="radio" checked=${!condition.value} onChange=${() => changed({ ...condition, value: false })} /> no</label></div>`;
-  return html`<div class="editor" role="group" aria-label=${`Condition on ${formats.named(condition.feature)}`}>
-    ${body}
+function Editor({ close, ...rest }) {
+  const { kind, feature } = rest.condition;
+  return html`<div class="editor" role="group" aria-label=${`Condition on ${formats.named(feature)}`}>
+    <${EDITORS[kind]} ...${rest} />
     <button class="link" onClick=${close}>Done</button>
+  </div>`;
+}
+
+function FlagEditor({ condition, changed }) {
+  return html`<div class="row">${[[true, "yes"], [false, "no"]].map(([value, words]) => html`
+    <label><input type="radio" checked=${condition.value === value} onChange=${() => changed({ ...condition, value })} /> ${words}</label>`)}
   </div>`;
 }
 
@@ -144,14 +156,18 @@ function RangeEditor({ dataset, condition, feature, changed }) {
     changed(next);
   };
   const step = high > low ? 10 ** Math.floor(Math.log10((high - low) / 100)) : 1;
+  const isKnown = low !== undefined && low !== null;
   return html`
     <${Histogram} counts=${bars?.counts ?? []} edges=${bars?.edges ?? []} condition=${condition} />
     <div class="row bounds">
-      <label class="field">from<input type="number" step=${step} value=${condition.low ?? ""} placeholder=${formats.number(low, step)} onChange=${(event) => set({ low: bound(event) })} /></label>
-      <label class="field">to<input type="number" step=${step} value=${condition.high ?? ""} placeholder=${formats.number(high, step)} onChange=${(event) => set({ high: bound(event) })} /></label>
+      <label class="field">from<input type="number" step=${step} value=${condition.low ?? ""}
+        placeholder=${formats.number(low, step)} onChange=${(event) => set({ low: bound(event) })} /></label>
+      <label class="field">to<input type="number" step=${step} value=${condition.high ?? ""}
+        placeholder=${formats.number(high, step)} onChange=${(event) => set({ high: bound(event) })} /></label>
       <span class="muted unit">${feature?.unit}</span>
     </div>
-    ${low !== undefined && low !== null && html`<p class="hint">The dataset has ${formats.number(low, step)} to ${formats.number(high, step)} ${feature?.unit}.</p>`}`;
+    ${isKnown && html`<p class="hint">
+      The dataset has ${formats.number(low, step)} to ${formats.number(high, step)} ${feature?.unit}.</p>`}`;
 }
 
 function Histogram({ counts, edges, condition }) {
@@ -170,15 +186,18 @@ function ValuesEditor({ condition, feature, changed }) {
   const known = Object.entries(feature?.values ?? {});
   const shown = known.filter(([value]) => value.toLowerCase().includes(search.toLowerCase())).slice(0, 100);
   const toggle = (value) => {
-    const values = condition.values.includes(value) ? condition.values.filter((one) => one !== value) : [...condition.values, value];
+    const others = condition.values.filter((one) => one !== value);
+    const values = others.length < condition.values.length ? others : [...others, value];
     if (values.length) changed({ ...condition, values });
   };
   if (!known.length) {
+    const split = (text) => text.split(",").map((one) => one.trim()).filter(Boolean);
     return html`<label class="field">one of, by comma<input value=${condition.values.join(", ")}
-      onChange=${(event) => changed({ ...condition, values: event.target.value.split(",").map((one) => one.trim()).filter(Boolean) })} /></label>`;
+      onChange=${(event) => changed({ ...condition, values: split(event.target.value) })} /></label>`;
   }
   return html`
-    ${known.length > 8 && html`<input type="search" placeholder="Find a value" aria-label="Find a value" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}
+    ${known.length > 8 && html`<input type="search" placeholder="Find a value" aria-label="Find a value" value=${search}
+      onInput=${(event) => setSearch(event.target.value)} />`}
     <div class="values">
       ${shown.map(([value, times]) => html`<label key=${value}><input type="checkbox" checked=${condition.values.includes(value)}
         onChange=${() => toggle(value)} /> <span>${value}</span> <span class="muted">${formats.count(times)}</span></label>`)}
@@ -192,7 +211,8 @@ function QueryProblem({ problem, text, features, replaceText }) {
   const meant = unknown && text.includes(unknown) && !names.includes(unknown)
     ? problem.message.match(/did you mean '([^']+)'/)?.[1] : null;
   return html`<p class="problem">${problem.message}
-    ${meant && html` <button class="link" onClick=${() => replaceText(text.replaceAll(unknown, meant))}>Use ${meant}</button>`}</p>`;
+    ${meant && html` <button class="link" onClick=${() => replaceText(text.replaceAll(unknown, meant))}>
+      Use ${meant}</button>`}</p>`;
 }
 
 function EstimateWords({ estimate, summary }) {
@@ -201,9 +221,9 @@ function EstimateWords({ estimate, summary }) {
   if (!value) return html`<p class="muted">${isPending ? "Estimating…" : ""}</p>`;
   const words = value.low === value.high ? formats.counted(value.low, "label")
     : `${formats.count(value.low)} to ${formats.counted(value.high, "label")}`;
-  const isNone = value.high === 0;
+  const of = summary?.paths ? ` of ${formats.count(summary.paths)}` : "";
   return html`<p class=${isPending ? "muted stale" : "muted"}>
-    ${isNone ? "No label matches. Widen a condition or remove one." : html`About <b>${words}</b>${summary?.paths ? ` of ${formats.count(summary.paths)}` : ""}`}</p>`;
+    ${value.high === 0 ? "No label matches. Widen a condition or remove one." : html`About <b>${words}</b>${of}`}</p>`;
 }
 
 function WatchForm({ dataset, query, watched, close }) {
@@ -222,7 +242,8 @@ function WatchForm({ dataset, query, watched, close }) {
     }
   };
   return html`<form class="editor" onSubmit=${submit} aria-label="Watch this query">
-    <p>The cluster looks for new matches again and again, and they appear here at once. A time range of the slider is no part of it.</p>
+    <p>The cluster looks for new matches again and again, and they appear here at once. The time range of the slider
+      is no part of it.</p>
     <div class="row bounds">
       <label class="field">every<select ref=${first} value=${interval} onChange=${(event) => setEvery(event.target.value)}>
         ${INTERVALS.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
@@ -230,7 +251,8 @@ function WatchForm({ dataset, query, watched, close }) {
         ${EXPIRATIONS.map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select></label>
     </div>
     ${state.problem && html`<p class="problem" role="alert">${state.problem.message}</p>`}
-    <div class="row actions"><button class="primary" disabled=${state.isPending}>${state.isPending ? "Submitting…" : "Watch"}</button>
+    <div class="row actions">
+      <button class="primary" disabled=${state.isPending}>${state.isPending ? "Submitting…" : "Watch"}</button>
       <button type="button" onClick=${close}>Cancel</button></div>
   </form>`;
 }

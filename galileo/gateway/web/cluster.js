@@ -25,14 +25,18 @@ export function ClusterPanel({ cluster }) {
   if (!value) return problem ? html`<p class="problem">${problem.message}</p>` : html`<p class="muted">Asking the nodes…</p>`;
   return html`<div class="cluster">
     ${problem && html`<p class="notice" role="status">As it was before this: ${problem.message}</p>`}
-    <p class="muted">${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.
+    <p class="muted">
+      ${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.
       ${value.underReplicated.length > 0 && html`<b>${formats.count(value.underReplicated.length)} with too few copies.</b>`}</p>
-    ${value.nodes.map((node) => html`<${Node} key=${node.name} node=${node} partitions=${value.partitions} short=${value.underReplicated} />`)}
+    ${value.nodes.map((node) => html`
+      <${Node} key=${node.name} node=${node} partitions=${value.partitions} short=${value.underReplicated} />`)}
     <h2>Coordinators</h2>
     ${value.coordinators.length ? html`<table>
       <thead><tr><th scope="col">Watch</th><th scope="col">Node</th><th scope="col" class="right">Term</th></tr></thead>
-      <tbody>${value.coordinators.map((one) => html`<tr key=${one.ccq}><td><span class="mono" title=${one.ccq}>${one.ccq.slice(0, 12)}</span> <span class="muted">${one.dataset}</span></td>
-        <td>${one.state === "running" ? one.node || "being chosen" : one.state}</td><td class="right">${one.term}</td></tr>`)}</tbody>
+      <tbody>${value.coordinators.map((one) => html`<tr key=${one.ccq}>
+        <td><span class="mono" title=${one.ccq}>${one.ccq.slice(0, 12)}</span> <span class="muted">${one.dataset}</span></td>
+        <td>${one.state === "running" ? one.node || "being chosen" : one.state}</td>
+        <td class="right">${one.term}</td></tr>`)}</tbody>
     </table>` : html`<p class="muted">No continuous query of yours.</p>`}
   </div>`;
 }
@@ -50,7 +54,7 @@ function Node({ node, partitions, short }) {
       <span class="muted">${node.group}${node.rack ? ` · rack ${node.rack}` : ""}</span>
       <span class="muted mono">${node.address}</span></header>
     ${node.partitions && html`<${Strip} own=${node.partitions} total=${partitions} short=${short} name=${node.name} />`}
-    <p class="muted">${node.state === "unreachable" ? "It does not answer; nothing is known of its partitions." : facts.join(" · ")}</p>
+    <p class="muted">${facts.join(" · ") || "It does not answer; nothing is known of its partitions."}</p>
     ${(node.problems ?? []).map((one) => html`<p class="problem">${one}</p>`)}
   </article>`;
 }

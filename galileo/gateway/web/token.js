@@ -28,15 +28,18 @@ export function TokenDialog({ isOpen, open, close, changed }) {
     close();
     changed();
   };
+  const forget = () => { useToken("", false); close(); changed(); };
   return html`<dialog ref=${dialog} class="token" aria-labelledby="token-title" onClose=${close}>
     <form onSubmit=${submit}>
       <h2 id="token-title">Your token</h2>
-      <p>The cluster asks who you are. A token is what <code>galileo token create</code> printed. It goes to this gateway and nowhere else, and it is never part of the page's address.</p>
+      <p>The cluster asks who you are. A token is what <code>galileo token create</code> printed. It goes to this gateway
+        and nowhere else, and it is never part of the page's address.</p>
       ${refusal && html`<p class="problem" role="alert">${refusal}</p>`}
-      <label class="field">Token<input ref=${input} name="token" type="password" autocomplete="off" spellcheck="false" required autofocus /></label>
+      <label class="field">Token
+        <input ref=${input} name="token" type="password" autocomplete="off" spellcheck="false" required autofocus /></label>
       <label class="check"><input name="kept" type="checkbox" /> <span>Keep it while this tab is open</span></label>
       <div class="row actions"><button class="primary">Use this token</button>
-        ${hasToken() && html`<button type="button" onClick=${() => { useToken("", false); close(); changed(); }}>Forget the token</button>`}
+        ${hasToken() && html`<button type="button" onClick=${forget}>Forget the token</button>`}
         <button type="button" onClick=${close}>Cancel</button></div>
     </form>
   </dialog>`;

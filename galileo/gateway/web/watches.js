@@ -80,18 +80,24 @@ export function WatchesPanel({ watches, dataset, show, locate, announce }) {
   if (!queries) return html`<p class="muted">Reading the watches…</p>`;
   if (!queries.length) {
     return html`<div class="empty"><p>No watch yet.</p>
-      <p class="muted">A watch is a query that the cluster keeps asking. Write one under <b>Ask</b>, press <b>Watch…</b>, and what is new appears here and on the map within seconds.</p></div>`;
+      <p class="muted">A watch is a query that the cluster keeps asking. Write one under <b>Ask</b>, press
+        <b>Watch…</b>, and what is new appears here and on the map within seconds.</p></div>`;
   }
-  const sorted = [...queries].sort((a, b) => (a.dataset === dataset ? 0 : 1) - (b.dataset === dataset ? 0 : 1) || a.id.localeCompare(b.id));
+  const cancel = async ({ id }) => {
+    await remove(`ccqs/${id}`);
+    announce("The watch is cancelled.");
+    renew();
+  };
+  const rank = (query) => (query.dataset === dataset ? 0 : 1) + (query.state === "running" ? 0 : 2);
+  const sorted = [...queries].sort((a, b) => rank(a) - rank(b) || a.id.localeCompare(b.id));
   return html`<div class="watches">
     ${!isConnected && html`<p class="notice" role="status">The stream of news is interrupted. It goes on where it stopped.</p>`}
-    ${sorted.map((query) => html`<${Watch} key=${query.id} query=${query} found=${found[query.id] ?? NOTHING} show=${show} locate=${locate}
-      looked=${() => dispatch({ kind: "looked", id: query.id })} announce=${announce}
-      cancel=${async () => { await remove(`ccqs/${query.id}`); announce("The watch is cancelled."); renew(); }} />`)}
+    ${sorted.map((query) => html`<${Watch} key=${query.id} found=${found[query.id] ?? NOTHING} ...${{ query, show, locate }}
+      looked=${() => dispatch({ kind: "looked", id: query.id })} cancel=${() => cancel(query)} />`)}
   </div>`;
 }
 
-function Watch({ query, found, show, locate, looked, cancel, announce }) {
+function Watch({ query, found, show, locate, looked, cancel }) {
   const [isAsking, setAsking] = useState(false);
   const [problem, setProblem] = useState(null);
   const isRunning = query.state === "running" && !found.problem;
@@ -100,12 +106,14 @@ function Watch({ query, found, show, locate, looked, cancel, announce }) {
     <header class="row">
       <span class=${isRunning ? "state running" : "state"}>${isRunning ? "running" : endOf(query, found)}</span>
       <b>${query.dataset}</b>
-      ${found.fresh > 0 && html`<button class="badge" title="Mark as seen" onClick=${looked}>${formats.count(found.fresh)} new</button>`}
+      ${found.fresh > 0 && html`
+        <button class="badge" title="Mark as seen" onClick=${looked}>${formats.count(found.fresh)} new</button>`}
     </header>
     <p class="mono query-text">${text || "all observations"}</p>
     <p class="muted">${formats.counted(found.total, "label")} · every ${formats.duration(query.interval)}${isRunning
       ? html` · <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> · ${expires(query.expires)}` : ""}</p>
-    ${found.gone > 0 && html`<p class="notice">${formats.counted(found.gone, "commit")} gone: retention deleted them before they were read.</p>`}
+    ${found.gone > 0 && html`<p class="notice">
+      ${formats.counted(found.gone, "commit")} gone: retention deleted them before they were read.</p>`}
     ${found.latest.length > 0 && html`<ul class="latest" aria-label="Latest labels">
       ${found.latest.slice(0, found.fresh ? LATEST : 3).map((label) => html`<li key=${label.properties.label}>
         <button class="link mono" onClick=${() => locate(query.dataset, label)}>${label.properties.geohash}</button>
@@ -114,7 +122,8 @@ function Watch({ query, found, show, locate, looked, cancel, announce }) {
     <div class="row actions">
       ${typeof query.query === "string" || text ? html`<button onClick=${() => show(query.dataset, text)}>Show</button>` : null}
       ${isRunning && (isAsking
-        ? html`<button class="danger" onClick=${() => cancel().catch(setProblem)}>End it for good</button><button onClick=${() => setAsking(false)}>Keep</button>`
+        ? html`<button class="danger" onClick=${() => cancel().catch(setProblem)}>End it for good</button>
+          <button onClick=${() => setAsking(false)}>Keep</button>`
         : html`<button onClick=${() => setAsking(true)}>End…</button>`)}
     </div>
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
@@ -125,8 +134,9 @@ const PLACE = ["geohash", "time", "block", "partition", "sequence", "label"];
 
 /** The values of a label, the first three. */
 function valuesOf(properties) {
-  return Object.entries(properties).filter(([name, value]) => !PLACE.includes(name) && value !== null).slice(0, 3)
-    .map(([name, value]) => html`<span class="value-of"><span class="muted">${formats.named(name)}</span> ${typeof value === "number" ? formats.number(value, 0.1) : String(value)}</span>`);
+  const own = Object.entries(properties).filter(([name, value]) => !PLACE.includes(name) && value !== null);
+  return own.slice(0, 3).map(([name, value]) => html`<span class="value-of"><span class="muted">${formats.named(name)}</span>
+    ${typeof value === "number" ? formats.number(value, 0.1) : String(value)}</span>`);
 }
 
 function endOf(query, found) {
@@ -134,8 +144,8 @@ function endOf(query, found) {
 }
 
 function expires(text) {
-  const left = (Date.parse(text) - Date.now()) / 1000;
-  return left > 0 ? `${formats.duration(left < 3600 ? Math.round(left / 60) * 60 || 60 : Math.round(left / 3600) * 3600)} left` : "ends";
+  const left = (Date.parse(text) - Date.now()) / 1000, unit = left < 3600 ? 60 : 3600;
+  return left > 0 ? `${formats.duration(Math.max(1, Math.round(left / unit)) * unit)} left` : "ends";
 }
 
 // --- CQL2 JSON as text -------------------------------------------------------------------------

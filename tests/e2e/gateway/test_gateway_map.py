@@ -55,8 +55,8 @@ def created(client: galileo.Client, name: str) -> str:
     return name
 
 
-PLACES = [(37.3, -104.0), (40.1, -104.0), (42.9, -104.0), (37.3, -98.4), (40.1, -98.4)]
-"""Middles of cells of three characters."""
+PLACES = [(37.3, -103.4), (40.1, -103.4), (42.9, -103.4), (37.3, -97.7), (40.1, -97.7)]
+"""In the middles of 9ww, 9xn, 9xw, 9yd and 9z4."""
 TEMPERATURES = [280.0, 285.0, 290.0, 295.0, 300.0]
 
 
@@ -140,11 +140,11 @@ def test_a_region_is_drawn_and_a_cell_is_chosen_without_a_mouse(
         shown.await_cells(5)
         page.locator(".map").press("Enter")  # Nothing is in the middle, between two columns.
         assert "cell=" not in page.url
-        page.get_by_role("button", name="Show the cell 9xj").press("Enter")
-        page.get_by_role("heading", name="9xj").wait_for()
+        page.get_by_role("button", name="Show the cell 9xn").press("Enter")
+        page.get_by_role("heading", name="9xn").wait_for()
         page.locator(".map").press("Escape")
         page.locator(".map").press("Enter")
-        page.get_by_role("heading", name="9xj").wait_for()
+        page.get_by_role("heading", name="9xn").wait_for()
 
         page.get_by_role("button", name="Box").click()
         box = page.locator(".map").bounding_box()
@@ -174,17 +174,17 @@ def test_new_labels_come_exactly_once_though_the_gateway_is_killed(
             watch = page.get_by_role("article", name=f"Watch of {name}")
             watch.get_by_text("5 labels").wait_for()
 
-            client.ingest(name, observations([(45.7, -104.0)], [281.0]))
+            client.ingest(name, observations([(45.7, -103.4)], [281.0]))
             watch.get_by_text("1 new").wait_for()
             watch.get_by_text("6 labels").wait_for()
-            watch.get_by_role("button", name="9xv").wait_for()
+            watch.get_by_role("button", name="c8n").wait_for()
             shown.await_cells(6)
 
             assert first.pid is not None
             os.kill(first.pid, signal.SIGKILL)
             page.get_by_text("The gateway does not answer").first.wait_for()
             assert shown.count_cells() == 6, "the map stays"
-            client.ingest(name, observations([(45.7, -98.4)], [282.0]))
+            client.ingest(name, observations([(45.7, -97.7)], [282.0]))
             first.stop()
             with cluster.gateway(port=port or 0):
                 shown.await_cells(7)
