@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-TIMEOUT_MS = 120_000
+TIMEOUT_MS = 300_000
+"""It ends only tests that would hang."""
 WIDE, NARROW = (1440, 900), (390, 844)
 _NO_SANDBOX = ["--no-sandbox"]  # Root has none, as in containers.
 _LISTEN = """

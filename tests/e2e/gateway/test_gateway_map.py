@@ -213,7 +213,7 @@ def test_an_empty_cluster_says_what_to_do_and_shows_what_comes(
             page.get_by_role("heading", name="first is empty").wait_for()
             client.ingest("first", observations(PLACES, TEMPERATURES))
             page.locator(".legend").wait_for()
-            page.get_by_role("button", name="Cells").click()
+            page.get_by_role("button", name="Cells", exact=True).click()
             page.get_by_text("5 cells on the map").wait_for()
 
 
@@ -239,10 +239,10 @@ def test_a_token_is_asked_for_and_its_rights_hold(
         ):
             page = shown.page
             page.get_by_role("heading", name="Your token").wait_for()
-            page.get_by_label("Token").fill("glt_wrong")
+            page.get_by_role("textbox", name="Token").fill("glt_wrong")
             page.get_by_role("button", name="Use this token").click()
             page.get_by_role("dialog").get_by_role("alert").wait_for()
-            page.get_by_label("Token").fill(tokens.tokens["ann"])
+            page.get_by_role("textbox", name="Token").fill(tokens.tokens["ann"])
             page.get_by_role("button", name="Use this token").click()
             shown.await_cells(5)
             assert page.get_by_label("Dataset").locator("option").all_inner_texts() == ["rain"]
