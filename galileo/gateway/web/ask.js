@@ -27,7 +27,8 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
   const features = summary?.features ?? [];
   const estimate = useAnswer(
     (signal) => get(collection(dataset, "/estimate"), { filter: draft }, { signal }),
-    [dataset, draft], { isEnabled: dataset !== "", delayMs: ESTIMATE_DELAY_MS, scope: dataset },
+    [dataset, draft, summary?.observations],
+    { isEnabled: dataset !== "", delayMs: ESTIMATE_DELAY_MS, scope: dataset },
   );
   const wrong = estimate.problem?.status === 400 ? estimate.problem : problem?.status === 400 ? problem : null;
   const replace = (index, condition) => {

@@ -152,8 +152,8 @@ function histogram(series, { from, bucketMs, buckets }) {
   return Array.from(counts, (one) => (one ? Math.max(3, (94 * one) / most) : 0));
 }
 
-/** Ticks of the time axis: at most six. */
-export function axis(from, to, wanted = 6) {
+/** Ticks of the time axis: at most so many as wanted. */
+export function axis(from, to, wanted = 9) {
   const size = SIZES_S.find((one) => (to - from) / 1000 / one <= wanted) ?? (to - from) / 1000 / wanted;
   const found = [];
   for (let at = Math.ceil(from / 1000 / size) * size * 1000; at <= to; at += size * 1000) {

@@ -135,7 +135,7 @@ const PLACE = ["geohash", "time", "block", "partition", "sequence", "label"];
 /** The values of a label, the first three. */
 function valuesOf(properties) {
   const own = Object.entries(properties).filter(([name, value]) => !PLACE.includes(name) && value !== null);
-  return own.slice(0, 3).map(([name, value]) => html`<span class="value-of"><span class="muted">${formats.named(name)}</span>
+  return own.slice(0, 3).map(([name, value]) => html`<span class="value-of"><span class="muted">${formats.named(name)}</span>${" "}
     ${typeof value === "number" ? formats.number(value, 0.1) : String(value)}</span>`);
 }
 
