@@ -6,7 +6,6 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from galileo.generate import NamLike
 START = "2014-03-01T00:00:00Z"
 HOURS, STRIDE = 18, 3
 WARM = "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-106, 27, -88, 43))"
-COLOURS = 256
+QUALITY = 88
+"""Of WebP, 0 to 100."""
 TIMEOUT_MS = 120_000
 BORDERS_MS = 1_500
 """For borders, which the page draws last."""
@@ -40,7 +40,7 @@ class Shot:
 
 
 def take_map(directory: Path) -> None:
-    """Writes the pictures `live-map*.png`."""
+    """Writes the pictures `live-map*.webp`."""
     with sync_playwright() as playwright, galileo.LocalCluster(nodes=3, groups=1) as cluster:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         client = cluster.client(timeout="2m")
@@ -48,16 +48,14 @@ def take_map(directory: Path) -> None:
 
             def take(shots: list[Shot]) -> None:
                 for shot in shots:
-                    (directory / f"{shot.name}.png").write_bytes(taken(browser, gateway.url, shot))
+                    (directory / f"{shot.name}.webp").write_bytes(taken(browser, gateway.url, shot))
 
             take([Shot("live-map-empty", await_text("No dataset yet"))])
             hours = fill(client)
-            with watched(client, hours):
-                take([Shot("live-map", watch_news(client, hours), f"filter={WARM}")])
-            take(states())
+            begin_watch(client, hours)
+            take([Shot("live-map", watch_news(client, hours), "at=-97,38,4.7"), *states()])
             cluster.node("node-3").kill()
-            down = Shot("live-map-cluster", cluster_panel, theme="dark")
-            take([down])
+            take([Shot("live-map-cluster", cluster_panel, theme="dark")])
         browser.close()
 
 
@@ -69,17 +67,15 @@ def fill(client: galileo.Client) -> Iterator[Any]:
     return model.stream("2014-03-01T18:00:00Z", hours=24, rows_per_batch=30_000)
 
 
-@contextmanager
-def watched(client: galileo.Client, hours: Iterator[Any]) -> Iterator[None]:
-    """A continuous query of the forecast, whose first update has come."""
+def begin_watch(client: galileo.Client, hours: Iterator[Any]) -> None:
+    """Submits a continuous query of the forecast, and waits for its first update."""
     ccq = client.submit("nam", WARM, interval="1s", expiration="12h")
     client.ingest("nam", next(hours))
     next(update for update in client.watch(ccq, token=ccq.token) if len(update.labels))
-    yield
 
 
 def taken(browser: Any, url: str, shot: Shot) -> bytes:
-    """The picture as PNG with few colours."""
+    """The picture as WebP."""
     is_narrow = shot.size == NARROW
     context = browser.new_context(
         viewport={"width": shot.size[0], "height": shot.size[1]},
@@ -95,7 +91,7 @@ def taken(browser: Any, url: str, shot: Shot) -> bytes:
     page.wait_for_timeout(500)
     full, small = io.BytesIO(page.screenshot()), io.BytesIO()
     with Image.open(full) as image:
-        image.convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
+        image.convert("RGB").save(small, format="webp", quality=QUALITY, method=6)
     context.close()
     return small.getvalue()
 

@@ -86,7 +86,7 @@ function App({ openToken }) {
   const watches = useWatches((query, data) => {
     announce(`${formats.counted(data.count, "new label")} of the watch of ${query.dataset}.`);
     if (query.dataset !== fragment().dataset) return;
-    map.current.ring(data.features.map(({ properties }) => bounds(properties.geohash)));
+    map.current.ring(data.features.map(({ properties }) => properties.geohash));
     timer.current ||= setTimeout(() => { timer.current = 0; setNews((one) => one + 1); }, NEWS_MS);
   });
   const fresh = Object.values(watches.found).reduce((sum, one) => sum + one.fresh, 0);
@@ -94,7 +94,7 @@ function App({ openToken }) {
   const locate = (other, label) => {
     if (other !== dataset) show("", other);
     map.current.fit(bounds(label.properties.geohash), { zoomMax: 7 });
-    map.current.ring([bounds(label.properties.geohash)]);
+    map.current.ring([label.properties.geohash]);
     setSheet("map");
   };
 

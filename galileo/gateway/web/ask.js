@@ -10,6 +10,7 @@ import * as icons from "./icons.js";
 
 const BINS = 32;
 const ESTIMATE_DELAY_MS = 350;
+const CLOSE = 0.1;  // how far bounds of an estimate that count as one number may be apart
 const INTERVALS = ["1s", "2s", "5s", "15s", "1m", "5m"];
 const EXPIRATIONS = [["1h", "1 hour"], ["12h", "12 hours"], ["1d", "1 day"], ["7d", "7 days"], ["30d", "30 days"]];
 
@@ -220,11 +221,12 @@ function EstimateWords({ estimate, summary }) {
   const { value, problem, isPending } = estimate;
   if (problem && !problem.isTransient) return html`<p class="problem">${problem.message}</p>`;
   if (!value) return html`<p class="muted">${isPending ? "Estimating…" : ""}</p>`;
-  const words = value.low === value.high ? formats.counted(value.low, "label")
-    : `${formats.count(value.low)} to ${formats.counted(value.high, "label")}`;
+  const { low, high } = value, isClose = high - low <= CLOSE * high;
+  const words = isClose ? html`About <b>${formats.counted(Math.round((low + high) / 2), "label")}</b>`
+    : html`Between <b>${formats.count(low)}</b> and <b>${formats.counted(high, "label")}</b>`;
   const of = summary?.paths ? ` of ${formats.count(summary.paths)}` : "";
   return html`<p class=${isPending ? "muted stale" : "muted"}>
-    ${value.high === 0 ? "No label matches. Widen a condition or remove one." : html`About <b>${words}</b>${of}`}</p>`;
+    ${value.high === 0 ? "No label matches. Widen a condition or remove one." : html`${words}${of}`}</p>`;
 }
 
 function WatchForm({ dataset, query, watched, close }) {

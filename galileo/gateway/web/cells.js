@@ -7,7 +7,7 @@ import { cellSize, snapped } from "./geohash.js";
 import { Cells } from "./map.js";
 import { datetime } from "./time.js";
 
-const CELL_PX = 5;
+const CELL_PX = 4;
 
 /** The parameters of a request for the cells of a view; null while too little is known. */
 export function cellsRequest({ view, schema, summary, colour, statistic, filter, time }) {

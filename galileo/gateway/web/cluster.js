@@ -26,7 +26,7 @@ export function ClusterPanel({ cluster }) {
   return html`<div class="cluster">
     ${problem && html`<p class="notice" role="status">As it was before this: ${problem.message}</p>`}
     <p class="muted">
-      ${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.
+      ${formats.counted(value.partitions, "partition")}${value.replicas > 1 ? `, ${value.replicas} copies of each` : ""}.${" "}
       ${value.underReplicated.length > 0 && html`<b>${formats.count(value.underReplicated.length)} with too few copies.</b>`}</p>
     ${value.nodes.map((node) => html`
       <${Node} key=${node.name} node=${node} partitions=${value.partitions} short=${value.underReplicated} />`)}

@@ -46,7 +46,7 @@ export function CellPanel({ dataset, summary, cell, filter, time, bucketS, exten
     ${series.problem && !columns && html`<p class="problem">${series.problem.message}</p>`}
     ${!columns && !series.problem && html`<p class="muted">Reading the series…</p>`}
     ${columns && html`
-      <p><b>${formats.counted(total, "observation")}</b>
+      <p><b>${formats.counted(total, "observation")}</b>${" "}
         <span class="muted">in ${formats.counted(columns.time.length, "window")} of ${formats.duration(bucketS)}</span></p>
       ${features.map((feature) => html`<${Meteogram} key=${feature.name} feature=${feature} columns=${columns} extent=${extent}
         bucketMs=${bucketS * 1000} time=${interval(time)} />`)}`}

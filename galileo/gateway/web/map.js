@@ -11,7 +11,7 @@ const WORLD = 2 * Math.PI * 6378137, HALF = WORLD / 2;
 const LATITUDE_MAX = 85.0511287798066;
 const GAP_PX = 9, SPARSE = 2_500, SPARSE_PX = 5;
 const NEAR_PX = 5;
-const RING_MS = 5_000;
+const RING_MS = 5_000, RINGS_MAX = 500;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 function project([west, south, east, north]) {
@@ -113,10 +113,10 @@ class CellPainter {
     const now = performance.now();
     for (const { edges, until } of this.rings) {
       const age = 1 - (until - now) / RING_MS;
-      const grown = still.matches ? 4 : 3 + 10 * ((age * 4) % 1);
+      const grown = still.matches ? 2 : 1 + 7 * ((age * 4) % 1);
       const alpha = still.matches ? 1 : 1 - ((age * 4) % 1) * 0.6;
       this._context.globalAlpha = alpha;
-      this._box(frame, shift, edges, [[this.colours.halo, 6], [this.colours.ring, 3.5]], grown);
+      this._box(frame, shift, edges, [[this.colours.halo, 5], [this.colours.ring, 3]], grown);
       this._context.globalAlpha = 1;
     }
   }
@@ -218,12 +218,14 @@ export class MapView {
     this._cellLayer.changed();
   }
 
-  /** Rings boxes of degrees for five seconds. */
-  ring(boxes) {
+  /** Rings cells for five seconds: those of the map that hold the given ones. */
+  ring(names) {
     const until = performance.now() + RING_MS;
+    const { precision } = this._painter.cells;
     const isIdle = !this._painter.rings.length;
-    const some = boxes.slice(0, 500).map((box) => ({ edges: project(box), until }));
-    this._painter.rings = [...this._painter.rings, ...some].slice(-1000);
+    const shown = new Set(names.map((name) => name.slice(0, precision || name.length)));
+    const some = [...shown].slice(-RINGS_MAX).map((name) => ({ edges: project(bounds(name)), until }));
+    this._painter.rings = [...this._painter.rings, ...some].slice(-RINGS_MAX);
     if (isIdle && some.length) this._animate();
   }
 

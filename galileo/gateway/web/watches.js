@@ -80,8 +80,8 @@ export function WatchesPanel({ watches, dataset, show, locate, announce }) {
   if (!queries) return html`<p class="muted">Reading the watches…</p>`;
   if (!queries.length) {
     return html`<div class="empty"><p>No watch yet.</p>
-      <p class="muted">A watch is a query that the cluster keeps asking. Write one under <b>Ask</b>, press
-        <b>Watch…</b>, and what is new appears here and on the map within seconds.</p></div>`;
+      <p class="muted">A watch is a query that the cluster keeps asking. Write one under <b>Ask</b>, press <b>Watch…</b>,
+        and what is new appears here and on the map within seconds.</p></div>`;
   }
   const cancel = async ({ id }) => {
     await remove(`ccqs/${id}`);
