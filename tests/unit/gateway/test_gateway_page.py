@@ -98,7 +98,7 @@ async def test_files_are_compressed_for_those_who_take_that(gateway: Gateway) ->
     assert headers["etag"] != plain_headers["etag"]
 
 
-async def test_an_unchanged_page_is_not_sent_again(gateway: Gateway) -> None:
+async def test_page_unchanged_gets_304(gateway: Gateway) -> None:
     _, headers, _ = await get(gateway, "/map", accept_encoding="gzip")
     etag = headers["etag"]
     status, headers, body = await get(
