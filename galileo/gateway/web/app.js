@@ -4,7 +4,7 @@ import { html, render, useCallback, useEffect, useMemo, useRef, useState } from 
 import { collection, get } from "./api.js";
 import { AskPanel } from "./ask.js";
 import { STATISTICS, TopBar } from "./bar.js";
-import { cellsRequest, numeric, readCells, useScale } from "./cells.js";
+import { cellsRequest, isPatchy, numeric, readCells, useScale } from "./cells.js";
 import { ClusterPanel, health } from "./cluster.js";
 import * as conditions from "./conditions.js";
 import { CellPanel } from "./detail.js";
@@ -155,14 +155,21 @@ function useAnswers({ dataset, colour, statistic, filter, time, view, news }) {
   );
   const schema = collections.value?.find(({ id }) => id === dataset);
   const version = summary.value?.observations;  // another number: there are other cells
+  const [patchy, setPatchy] = useState({});
+  const patchyFrom = patchy[dataset];
   const asked = useMemo(
-    () => cellsRequest({ view, schema, summary: summary.value, colour, statistic, filter, time }),
-    [view, schema?.geohashPrecision, version, colour, statistic, filter, time],
+    () => cellsRequest({ view, schema, summary: summary.value, patchyFrom, colour, statistic, filter, time }),
+    [view, schema?.geohashPrecision, version, patchyFrom, colour, statistic, filter, time],
   );
   const cells = useAnswer(
     (signal) => readCells(dataset, asked, signal), [asked && JSON.stringify(asked), version],
     { isEnabled: asked !== null, delayMs: MOVE_DELAY_MS, scope: `${dataset} ${asked?.statistics ?? ""}` },
   );
+  useEffect(() => {
+    const { cells: found } = cells.value ?? { cells: NO_CELLS };
+    if (filter || !isPatchy(found)) return;
+    setPatchy((all) => ({ ...all, [dataset]: Math.min(all[dataset] ?? Infinity, found.precision) }));
+  }, [cells.value]);
   const extent = useMemo(() => summary.value?.extent?.interval.map(Date.parse) ?? null, [dataset, version]);
   const bucketS = extent && schema ? bucketSeconds(extent, schema.timeBucket) : 0;
   const series = useAnswer(

@@ -8,11 +8,13 @@ import { Cells } from "./map.js";
 import { datetime } from "./time.js";
 
 const CELL_PX = 4;
+const PATCHY_CELL_PX = 22;
+const PATCHY_CELLS_MIN = 200;
 
 /** The parameters of a request for the cells of a view; null while too little is known. */
-export function cellsRequest({ view, schema, summary, colour, statistic, filter, time }) {
+export function cellsRequest({ view, schema, summary, patchyFrom, colour, statistic, filter, time }) {
   if (!view || !schema || !summary?.extent) return null;
-  const precision = precisionOf(view, schema.geohashPrecision);
+  const precision = precisionOf(view, schema.geohashPrecision, patchyFrom);
   return {
     precision, filter,
     datetime: datetime(time),
@@ -26,12 +28,16 @@ export function numeric(summary) {
   return (summary?.features ?? []).filter(({ indexed, type }) => indexed && type !== "text");
 }
 
-/** The finest cells that are large enough to be seen, and no finer than those of the dataset. */
-function precisionOf({ pixelsPerDegree, latitude }, finest) {
+/** The finest cells that are large enough to be seen, and no finer than those of the dataset.
+ *
+ * Cells from the precision `patchyFrom` on have gaps between them, so they have to be larger.
+ */
+function precisionOf({ pixelsPerDegree, latitude }, finest, patchyFrom = Infinity) {
   const stretch = 1 / Math.cos((Math.min(80, Math.abs(latitude)) * Math.PI) / 180);
   for (let precision = finest; precision > 1; precision -= 1) {
     const [width, height] = cellSize(precision);
-    if (Math.sqrt(width * height * stretch) * pixelsPerDegree >= CELL_PX) return precision;
+    const least = precision >= patchyFrom ? PATCHY_CELL_PX : CELL_PX;
+    if (Math.sqrt(width * height * stretch) * pixelsPerDegree >= least) return precision;
   }
   return 1;
 }
@@ -77,4 +83,24 @@ export function useScale(cells, { scope, isCount }) {
   if (kept.current.scope !== scope) kept.current = { scope, scale: null };
   if (!kept.current.scale && cells.length) fit();
   return [kept.current.scale, () => { fit(); renew((one) => one + 1); }];
+}
+
+/** Whether cells have holes between them, because they are finer than the grid of the observations.
+ *
+ * Cells of a whole area have neighbours in the north and east, those of scattered stations have hardly
+ * any.
+ */
+export function isPatchy({ edges, length }) {
+  if (length < PATCHY_CELLS_MIN) return false;
+  const columns = new Map();  // the south edges of the cells of each west edge
+  for (let at = 0; at < 4 * length; at += 4) {
+    if (!columns.has(edges[at])) columns.set(edges[at], new Set());
+    columns.get(edges[at]).add(edges[at + 1]);
+  }
+  let north = 0, east = 0;
+  for (let at = 0; at < 4 * length; at += 4) {
+    north += columns.get(edges[at]).has(edges[at + 3]);
+    east += columns.get(edges[at + 2])?.has(edges[at + 1]) ?? false;
+  }
+  return Math.max(north, east) > 0.2 * length && Math.min(north, east) < 0.75 * length;
 }

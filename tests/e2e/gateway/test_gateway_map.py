@@ -102,6 +102,45 @@ def test_a_question_is_asked_and_its_cells_are_shown(
         assert min(red, green) > 220 > 60 > blue
 
 
+CONDITIONS = {
+    "": "",
+    "temperature > 290": "temperature > 290",
+    "temperature>=-1.5e1": "temperature >= -15",
+    "temperature BETWEEN 1 AND 2 and station IN ('a''b','c AND d')": "temperature BETWEEN 1 AND 2 "
+    "AND station IN ('a''b', 'c AND d')",
+    "station = 'x'": "station IN ('x')",
+    "raining = TRUE": "raining = true",
+    "S_INTERSECTS(geometry, BBOX(-1,2, 3.5,4)) AND temperature < 3": "S_INTERSECTS(geometry, "
+    "BBOX(-1, 2, 3.5, 4)) AND temperature < 3",
+    "S_INTERSECTS(geometry,POLYGON((0 0,1 0,1 1,0 0)))": "S_INTERSECTS(geometry, POLYGON((0 0, "
+    "1 0, 1 1, 0 0)))",
+}
+"""Texts of queries, and what their conditions are as a text."""
+TEXTS_ONLY = (
+    "temperature > 1 OR humidity < 2",
+    "(temperature > 1 AND humidity < 2)",
+    "NOT temperature > 1",
+    "temperature <> 1",
+    "station LIKE 'K%'",
+    "temperature > humidity",
+)
+
+
+@pytest.mark.slow
+def test_queries_become_conditions_only_where_nothing_is_lost(
+    browser: Any, gateway: LocalGateway
+) -> None:
+    script = """async (texts) => {
+        const { src } = document.querySelector("script[type=module]");
+        const { parse, text } = await import(new URL("conditions.js", src));
+        return texts.map((one) => { const found = parse(one); return found && text(found); });
+    }"""
+    with opened(browser, gateway.url) as shown:
+        found = shown.page.evaluate(script, [*CONDITIONS, *CONDITIONS.values(), *TEXTS_ONLY])
+    again = [*CONDITIONS.values()]
+    assert found == [*again, *again, *(None for _ in TEXTS_ONLY)]
+
+
 @pytest.mark.slow
 def test_a_link_shows_the_same_to_others(
     browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
