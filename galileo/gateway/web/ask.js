@@ -221,7 +221,8 @@ function EstimateWords({ estimate, summary }) {
   const { value, problem, isPending } = estimate;
   if (problem && !problem.isTransient) return html`<p class="problem">${problem.message}</p>`;
   if (!value) return html`<p class="muted">${isPending ? "Estimating…" : ""}</p>`;
-  const { low, high } = value, isClose = high - low <= CLOSE * high;
+  const high = Math.min(value.high, summary?.paths ?? value.high), low = Math.min(value.low, high);
+  const isClose = high - low <= CLOSE * high;
   const words = isClose ? html`About <b>${formats.counted(Math.round((low + high) / 2), "label")}</b>`
     : html`Between <b>${formats.count(low)}</b> and <b>${formats.counted(high, "label")}</b>`;
   const of = summary?.paths ? ` of ${formats.count(summary.paths)}` : "";
