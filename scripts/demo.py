@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,9 @@ SAMPLED_FRACTION = 0.25
 UPDATE_INTERVAL = "1s"
 PAUSE_S = 0.6
 NODES = 3
+OPEN_PAUSE_S = 4.0
+OPEN_BATCHES_MAX = 400
+"""Of the stream that goes on while the map is open."""
 DOWN_S = 4.0
 COPIES_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 90.0
@@ -41,13 +45,17 @@ TEMPERATURE_QUANTILE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is streamed in: a schema, tables in order, and how to count independently."""
+    """What is streamed in: a schema, tables in order, and how to count independently.
+
+    `rest` are later tables, for as long as the map is open.
+    """
 
     title: str
     schema: galileo.Schema
     tables: Sequence[pa.Table]
     frame: pd.DataFrame
     skipped: int = 0
+    rest: Iterable[pa.Table] = ()
 
     @property
     def rows(self) -> int:
@@ -100,7 +108,12 @@ def main() -> int:
         client = cluster.client(timeout="60s")
         client.create_dataset(data.schema)
         say(f"  they listen at {', '.join(cluster.addresses)}")
-        return _run(cluster, client, data, query=query, polygon=box, picture=given.picture)
+        with cluster.gateway(port=given.port) as gateway:
+            say(f"\nThe live map: {gateway.url}/map")
+            status = _run(cluster, client, data, query=query, polygon=box, picture=given.picture)
+            if given.open:
+                _keep_open(client, data, query, url=f"{gateway.url}/map")
+        return status
 
 
 def _run(
@@ -152,6 +165,19 @@ def _run(
     say(f"\nA map of what was found: {picture}")
     say("\nAll counts agree." if ok else "\nThe counts do not agree; please report this.")
     return 0 if ok else 1
+
+
+def _keep_open(client: Client, data: Data, query: str, *, url: str) -> None:
+    """Keeps the map open until Ctrl-C, with a watch, and with more data where there are some."""
+    client.submit(data.schema.name, query, interval=UPDATE_INTERVAL, expiration="12h")
+    say(f"\nThe map stays at {url}. Stop with Ctrl-C.")
+    try:
+        for table in itertools.islice(data.rest, OPEN_BATCHES_MAX):
+            client.ingest(data.schema.name, table)
+            time.sleep(OPEN_PAUSE_S)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        say("\nStopping ...")
 
 
 def _stream(
@@ -285,11 +311,13 @@ def _generated() -> Data:
     model = NamLike(seed=7, stride=STRIDE)
     start = "2014-03-01T00:00:00Z"
     tables = list(model.stream(start, hours=HOURS, rows_per_batch=ROWS_PER_BATCH))
+    later = pd.Timestamp(start) + pd.Timedelta(hours=HOURS)
     return Data(
         title=f"{HOURS} hours of a generated NAM-like forecast, every {STRIDE}th point of grid 218",
         schema=model.schema(),
         tables=tables,
         frame=pa.concat_tables(tables).to_pandas(),
+        rest=model.stream(later, hours=OPEN_BATCHES_MAX, rows_per_batch=ROWS_PER_BATCH),
     )
 
 
@@ -320,6 +348,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--file", type=Path, help="GRIB, NetCDF or CSV instead of generated data")
     parser.add_argument(
         "--picture", type=Path, default=Path("out/demo.png"), help="where to draw the map"
+    )
+    parser.add_argument(
+        "--open", action="store_true", help="keep the live map until Ctrl-C, with more data"
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="of the live map; by default one that is free"
     )
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
 """Takes the pictures of docs/img, of a cluster that is started for them and filled by a generator.
 
-What the command line shows is what it wrote to a terminal, drawn as SVG.
+What the command line shows is what it wrote to a terminal, drawn as SVG. The map page is shown by a
+browser (Chromium).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from map_screens import take_map
 from notebook_runner import picture
 from rich.console import Console
 from rich.text import Text
@@ -57,8 +59,19 @@ class Screen:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/screens", description=__doc__)
     parser.add_argument("--directory", type=Path, default=TARGET, help="default: docs/img")
-    directory = parser.parse_args().directory
-    directory.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--map", action="store_true", help="only those of the map page")
+    given = parser.parse_args()
+    given.directory.mkdir(parents=True, exist_ok=True)
+    if not given.map:
+        take_terminal(given.directory)
+    take_map(given.directory)
+    for path in sorted(given.directory.iterdir()):
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    return 0
+
+
+def take_terminal(directory: Path) -> None:
+    """The pictures of the command line, and the plots."""
     with galileo.LocalCluster(nodes=3, groups=1) as cluster:
         client = cluster.client()
         ccq = fill(client)
@@ -72,9 +85,6 @@ def main() -> int:
         wait_until_unreachable(client, "node-2")
         for screen in screens_without_a_node():
             take(screen, cluster, directory)
-    for path in sorted(directory.iterdir()):
-        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
-    return 0
 
 
 def fill(client: galileo.Client) -> galileo.Ccq:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,18 @@ def use_everything(client_python: str, grib: Path | None) -> None:
         done = run(address, "sampler list", "--json")
         names = [row["name"] for row in json.loads(done.stdout)]
         expect("galileo sampler list", "reservoir" in names, True)
+        with cluster.gateway() as gateway:
+            use_map(gateway.url)
+
+
+def use_map(url: str) -> None:
+    """The map page and the files that it names."""
+    with urllib.request.urlopen(f"{url}/map", timeout=COMMAND_TIMEOUT_S) as answer:
+        names = re.findall(r'(?:href|src)="(web/[^"]+)"', answer.read().decode())
+    for name in names:
+        with urllib.request.urlopen(f"{url}/{name}", timeout=COMMAND_TIMEOUT_S) as answer:
+            expect(f"GET {name}", (answer.status, bool(answer.read())), (200, True))
+    expect("the map names its scripts", any(name.endswith(".js") for name in names), True)
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:

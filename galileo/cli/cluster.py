@@ -120,7 +120,7 @@ def up(
         words = f"{_counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
         if gateway:
             value["gateway"] = stack.enter_context(cluster.gateway(port=gateway_port)).url
-            words += f"gateway at {value['gateway']}\n"
+            words += f"gateway at {value['gateway']}, its map at {value['gateway']}/map\n"
         words += f"data and logs in {cluster.directory}\nStop with Ctrl-C."
         session.output.value(value, words=words)
         supervise(session.output, cluster.nodes, stopped)

@@ -83,7 +83,7 @@ def gateway(
     connections: int,
     parent: int,
 ) -> None:
-    """Serve the cluster over HTTP: OGC API, files and SPARQL, until SIGTERM or SIGINT.
+    """Serve the cluster over HTTP: a map, OGC API, files and SPARQL, until SIGTERM or SIGINT.
 
     The gateway has no state and no rights of its own: it passes the token of each request on to the
     nodes. Run as many as you like. See docs/http.md.
@@ -120,7 +120,8 @@ async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     server = GatewayServer(options)
-    output.value({"url": server.url}, words=f"serving the cluster at {server.url}")
+    words = f"serving the cluster at {server.url}, its map at {server.url}/map"
+    output.value({"url": server.url}, words=words)
     sys.stdout.flush()
     serving = asyncio.create_task(server.serve())
     watching = asyncio.create_task(_await_stop(stop, parent))

@@ -38,6 +38,7 @@ from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
+from galileo.gateway.page import MapPage
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
 from galileo.gateway.routes import ROUTES
@@ -53,7 +54,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of each answer, which is for its caller alone; tiles have a `Cache-Control` of their own."""
+"""Of each answer that has none of its own: it is for its caller alone."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
 
@@ -89,6 +90,7 @@ class Gateway:
             Route(_matched(route.path), self._answering(route.name), methods=list(route.methods))
             for route in ROUTES
         ]
+        self._routes += MapPage(self._encoders).routes
         self.metrics = GatewayMetrics()
         self.metrics.readers = lambda: self.callers.readers
         self.app = self._application()

@@ -10,6 +10,7 @@ from galileo.client.descriptions import DatasetDescription
 from galileo.gateway import crs, edr_documents
 from galileo.gateway.formats import MEDIA_TYPES
 from galileo.model.schema import Feature, Schema
+from galileo.model.times import MICROS
 from galileo.version import VERSION
 
 JSON = "application/json"
@@ -102,6 +103,8 @@ def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
         "crs": [one.uri for one in crs.ALL],
         "storageCrs": crs.CRS84.uri,
         **edr_documents.members(at, described),
+        "geohashPrecision": schema.geohash_precision,
+        "timeBucket": schema.time_bucket_us / MICROS,
         "links": [
             link("self", at, JSON, "this document"),
             *items,

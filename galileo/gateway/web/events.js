@@ -1,0 +1,124 @@
+// Events of continuous queries: one stream for all that are followed, read by `fetch`.
+//
+// The page keeps the token of each query, so after a lost connection or a reload each event comes
+// exactly once: a token is changed together with what the event brought.
+
+import { Problem, address, get, send } from "./api.js";
+import { backoffMs, pause } from "./hooks.js";
+
+const LINKED_LABELS_MAX = 5_000;
+
+/** Follows queries until it is stopped.
+ *
+ * Args:
+ *   calls: `updated(id, data)` for each update, `ended(id, problem)`, and `connected(isConnected)`.
+ *     `data` has `features`, their `count`, which may be larger, and `isOld` for those that were there
+ *     when the page began to follow the query.
+ */
+export class Follower {
+  constructor(calls) {
+    this._calls = calls;
+    this._tokens = {};
+    this._behind = new Set();
+    this._aborting = null;
+  }
+
+  /** Follows these queries, by id, from their tokens on; "" is the beginning. */
+  follow(tokens) {
+    const ids = Object.keys(tokens).sort().join();
+    if (this._aborting && ids === Object.keys(this._tokens).sort().join()) return;
+    this.stop();
+    // A token of a query that is followed already is newer than a given one.
+    this._tokens = Object.fromEntries(
+      Object.entries(tokens).map(([id, token]) => [id, this._tokens[id] ?? token]),
+    );
+    for (const [id, token] of Object.entries(this._tokens)) if (!token) this._behind.add(id);
+    if (!ids) return;
+    this._aborting = new AbortController();
+    this._run(this._aborting.signal);
+  }
+
+  stop() {
+    this._aborting?.abort();
+    this._aborting = null;
+  }
+
+  async _run(signal) {
+    for (let failures = 0; !signal.aborted && Object.keys(this._tokens).length;) {
+      let waitMs = 500;
+      try {
+        const answer = await this._open(signal);
+        this._calls.connected(true);
+        failures = 0;
+        for await (const frame of frames(answer.body)) {
+          if (signal.aborted) return;
+          await this._take(frame);
+        }
+      } catch (problem) {
+        if (signal.aborted) return;
+        failures += 1;
+        if (problem.status === 401) return;
+        if (problem instanceof Problem) waitMs = backoffMs(problem, failures);
+        // Otherwise the connection was lost.
+      }
+      if (signal.aborted) return;
+      this._calls.connected(false);
+      await pause(waitMs, signal);
+    }
+  }
+
+  _open(signal) {
+    return send(address("events"), {
+      method: "POST", signal, body: JSON.stringify({ ccqs: this._tokens }),
+      headers: { "Content-Type": "application/json", Accept: "text/event-stream" },
+    });
+  }
+
+  async _take({ name, data }) {
+    const id = data.ccq;
+    if (!(id in this._tokens)) return;
+    if (name === "end") {
+      delete this._tokens[id];
+      this._calls.ended(id, data);
+    } else if (name === "update") {
+      const features = data.features ?? await linked(data);
+      this._tokens[id] = data.token;
+      const isOld = this._behind.has(id);
+      if (!data.more) this._behind.delete(id);
+      this._calls.updated(id, { ...data, features, count: data.numberMatched ?? features.length, isOld });
+    }
+  }
+}
+
+/** The labels that an event links to, the first ones of many. */
+async function linked(data) {
+  const href = data.links?.[0]?.href;
+  if (!href || data.numberMatched > LINKED_LABELS_MAX) return [];
+  const url = new URL(href, address("events"));
+  const features = [];
+  for (let part = null; !part || part.more;) {
+    if (part) url.searchParams.set("after", part.token);
+    part = await get(url);
+    features.push(...part.features);
+  }
+  return features;
+}
+
+async function* frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const whole = (text + value).split("\n\n");
+      text = whole.pop();
+      for (const frame of whole) {
+        const field = (name) => frame.match(new RegExp(`^${name}: (.*)$`, "m"))?.[1];
+        if (field("data")) yield { name: field("event"), data: JSON.parse(field("data")) };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

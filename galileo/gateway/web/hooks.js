@@ -1,0 +1,86 @@
+// Hooks of components: the fragment, and answers of the gateway.
+
+import { useEffect, useState } from "./vendor/htm-preact.js";
+import { fragment, subscribe } from "./fragment.js";
+
+const RETRY_MS_MAX = 5_000;
+
+export function useFragment() {
+  const [value, set] = useState(fragment());
+  useEffect(() => subscribe(set), []);
+  return value;
+}
+
+/** An answer: `load(signal)` called anew when `dependencies` change, and every `everyMs` if given.
+ *
+ * The last value stays while the next one is on its way, as long as `scope` is the same. An answer
+ * that failed for a while is asked for again. With another token the page begins anew.
+ */
+export function useAnswer(load, dependencies, { isEnabled = true, delayMs = 0, everyMs = 0, scope = "" } = {}) {
+  const [state, set] = useState({ scope, value: null, problem: null, isPending: isEnabled });
+  useEffect(() => {
+    const aborting = new AbortController();
+    if (isEnabled) repeat(load, set, { scope, delayMs, everyMs, signal: aborting.signal });
+    else set({ scope, value: null, problem: null, isPending: false });
+    return () => aborting.abort();
+  }, [...dependencies, isEnabled, scope]);
+  return state.scope === scope ? state : { scope, value: null, problem: null, isPending: isEnabled };
+}
+
+async function repeat(load, set, { scope, delayMs, everyMs, signal }) {
+  const keep = (state) => (state.scope === scope ? state.value : null);
+  set((state) => ({ scope, value: keep(state), problem: null, isPending: true }));
+  await pause(delayMs, signal);
+  for (let failures = 0; !signal.aborted;) {
+    try {
+      const value = await load(signal);
+      if (signal.aborted) return;
+      set({ scope, value, problem: null, isPending: false });
+      failures = 0;
+      if (!everyMs) return;
+      await pause(everyMs, signal);
+      if (document.hidden) await seen(signal);
+    } catch (problem) {
+      if (signal.aborted) return;
+      if (problem.status === undefined) throw problem;  // a bug of the page
+      failures += 1;
+      set((state) => ({ scope, value: keep(state), problem, isPending: problem.isTransient }));
+      if (problem.isTransient) await pause(backoffMs(problem, failures), signal);
+      else if (everyMs && problem.status !== 401) await pause(everyMs, signal);
+      else return;
+    }
+  }
+}
+
+export function backoffMs(problem, failures) {
+  return Math.min(RETRY_MS_MAX, Math.max(problem.retryAfterS * 1000, 500 * 2 ** failures));
+}
+
+/** Resolves after a time, or when the signal is aborted. */
+export function pause(ms, signal) {
+  if (!ms || signal?.aborted) return Promise.resolve();
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}
+
+/** Resolves when the page is visible again. */
+function seen(signal) {
+  return new Promise((resolve) => {
+    document.addEventListener("visibilitychange", resolve, { once: true, signal });
+    signal.addEventListener("abort", resolve, { once: true });
+  });
+}
+
+/** Whether a media query holds. */
+export function useMedia(query) {
+  const [matches, set] = useState(() => matchMedia(query).matches);
+  useEffect(() => {
+    const media = matchMedia(query), changed = () => set(media.matches);
+    changed();
+    media.addEventListener("change", changed);
+    return () => media.removeEventListener("change", changed);
+  }, [query]);
+  return matches;
+}

@@ -1,0 +1,333 @@
+// The map: the base map, the cells, drawn regions, and rings around what is new.
+//
+// Geohash cells are rectangles parallel to the axes of the projection, so the layer of cells writes
+// their pixels itself: a frame costs no more than its pixels, whatever the number of cells.
+
+import { basemap } from "./basemap.js";
+import { bounds, encode } from "./geohash.js";
+
+const ol = globalThis.ol;
+const WORLD = 2 * Math.PI * 6378137, HALF = WORLD / 2;
+const LATITUDE_MAX = 85.0511287798066;
+const GAP_PX = 9, SPARSE = 2_500, SPARSE_PX = 5;
+const NEAR_PX = 5;
+const RING_MS = 5_000, RINGS_MAX = 500;
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+function project([west, south, east, north]) {
+  const y = (latitude) => {
+    const limited = Math.min(LATITUDE_MAX, Math.max(-LATITUDE_MAX, latitude));
+    return Math.log(Math.tan(Math.PI / 4 + (limited * Math.PI) / 360)) * 6378137;
+  };
+  return [(west / 360) * WORLD, y(south), (east / 360) * WORLD, y(north)];
+}
+
+/** Cells as arrays: their edges in map units, their values, and where each one is. */
+export class Cells {
+  constructor(names, values, observations) {
+    this.names = names;
+    this.values = values;
+    this.observations = observations;
+    this.precision = names.length ? names[0].length : 0;
+    this.edges = new Float64Array(4 * names.length);
+    this._indexes = null;
+    names.forEach((name, index) => this.edges.set(project(bounds(name)), 4 * index));
+  }
+
+  get length() {
+    return this.names.length;
+  }
+
+  index(name) {
+    this._indexes ??= new Map(this.names.map((one, index) => [one, index]));
+    return this._indexes.get(name);
+  }
+}
+
+export const NO_CELLS = new Cells([], new Float64Array(), new Float64Array());
+
+/** Writes cells, the selected one and rings to a canvas of its own. */
+class CellPainter {
+  constructor() {
+    this.canvas = document.createElement("canvas");
+    Object.assign(this.canvas.style, { position: "absolute", left: "0", top: "0", width: "100%", height: "100%" });
+    this.cells = NO_CELLS;
+    this.pixels = new Uint32Array();
+    this.selected = "";
+    this.rings = [];  // {edges, until}
+    this.colours = { selected: "#000", halo: "#fff", ring: "#f70" };
+    this._context = this.canvas.getContext("2d");
+    this._image = null;
+  }
+
+  paint({ size, pixelRatio, viewState }) {
+    const [width, height] = size.map((length) => Math.round(length * pixelRatio));
+    if (this.canvas.width !== width || this.canvas.height !== height || !this._image) {
+      this.canvas.width = width;
+      this.canvas.height = height;
+      this._image = this._context.createImageData(width, height);
+      this._words = new Uint32Array(this._image.data.buffer);
+    }
+    const resolution = viewState.resolution / pixelRatio;
+    const frame = {
+      width, height, resolution, ratio: pixelRatio,
+      left: viewState.center[0] - (width / 2) * resolution,
+      top: viewState.center[1] + (height / 2) * resolution,
+    };
+    this._words.fill(0);
+    const first = Math.floor((frame.left + HALF) / WORLD);
+    const last = Math.floor((frame.left + width * resolution + HALF) / WORLD);
+    for (let world = first; world <= last; world += 1) this._fill(frame, world * WORLD);
+    this._context.putImageData(this._image, 0, 0);
+    for (let world = first; world <= last; world += 1) this._outline(frame, world * WORLD);
+    return this.canvas;
+  }
+
+  _fill({ width, height, left, top, resolution, ratio }, shift) {
+    const { edges, length } = this.cells, words = this._words, pixels = this.pixels;
+    const least = (length < SPARSE ? SPARSE_PX : 1) * ratio, gapFrom = GAP_PX * ratio;
+    for (let index = 0, at = 0; index < length; index += 1, at += 4) {
+      let x0 = Math.round((edges[at] + shift - left) / resolution);
+      let x1 = Math.round((edges[at + 2] + shift - left) / resolution);
+      let y0 = Math.round((top - edges[at + 3]) / resolution);
+      let y1 = Math.round((top - edges[at + 1]) / resolution);
+      if (x1 < 0 || y1 < 0 || x0 > width || y0 > height) continue;
+      if (x1 - x0 < least) { x0 = Math.round((x0 + x1 - least) / 2); x1 = x0 + least; }
+      if (y1 - y0 < least) { y0 = Math.round((y0 + y1 - least) / 2); y1 = y0 + least; }
+      if (x1 - x0 >= gapFrom && y1 - y0 >= gapFrom) { x1 -= 1; y1 -= 1; }
+      if (x0 < 0) x0 = 0;
+      if (y0 < 0) y0 = 0;
+      if (x1 > width) x1 = width;
+      if (y1 > height) y1 = height;
+      const pixel = pixels[index];
+      for (let row = y0 * width, end = y1 * width; row < end; row += width) {
+        words.fill(pixel, row + x0, row + x1);
+      }
+    }
+  }
+
+  _outline(frame, shift) {
+    if (this.selected) {
+      this._box(frame, shift, project(bounds(this.selected)), [[this.colours.halo, 5], [this.colours.selected, 2.5]]);
+    }
+    const now = performance.now();
+    for (const { edges, until } of this.rings) {
+      const age = 1 - (until - now) / RING_MS;
+      const grown = still.matches ? 2 : 1 + 7 * ((age * 4) % 1);
+      const alpha = still.matches ? 1 : 1 - ((age * 4) % 1) * 0.6;
+      this._context.globalAlpha = alpha;
+      this._box(frame, shift, edges, [[this.colours.halo, 5], [this.colours.ring, 3]], grown);
+      this._context.globalAlpha = 1;
+    }
+  }
+
+  _box({ left, top, resolution, ratio }, shift, [west, south, east, north], strokes, grown = 0) {
+    const context = this._context, extra = grown * ratio;
+    const x = (west + shift - left) / resolution - extra, y = (top - north) / resolution - extra;
+    const width = (east - west) / resolution + 2 * extra, height = (north - south) / resolution + 2 * extra;
+    for (const [colour, thickness] of strokes) {
+      context.strokeStyle = colour;
+      context.lineWidth = thickness * ratio;
+      context.strokeRect(x, y, width, height);
+    }
+  }
+}
+
+/** The map in an element.
+ *
+ * Args:
+ *   element: of the page.
+ *   calls: `moved(view)` when it has come to rest, `picked(longitude, latitude)`, `drawn(condition)`,
+ *     `pointed({longitude, latitude, pixel})` or null while the pointer moves.
+ */
+export class MapView {
+  constructor(element, calls) {
+    this._calls = calls;
+    this._painter = new CellPainter();
+    const style = () => getComputedStyle(document.documentElement);
+    this._colour = (name) => style().getPropertyValue(name).trim();
+    const base = basemap(this._colour);
+    this._base = base;
+    this._cellLayer = new ol.layer.Layer({
+      source: new ol.source.Source({}),
+      render: (frame) => this._painter.paint(frame),
+    });
+    this._regions = new ol.source.Vector();
+    this._regionLayer = new ol.layer.Vector({ source: this._regions, className: "ol-layer above" });
+    this.map = new ol.Map({
+      target: element,
+      controls: [new ol.control.ScaleLine({ minWidth: 72 })],
+      interactions: ol.interaction.defaults.defaults({ altShiftDragRotate: false, pinchRotate: false }),
+      layers: [...base.layers.below, this._cellLayer, ...base.layers.above, this._regionLayer],
+      view: new ol.View({ center: [0, 2_000_000], zoom: 2, minZoom: 1, maxZoom: 18, enableRotation: false }),
+    });
+    this.restyle();
+    this._listen();
+  }
+
+  _listen() {
+    this.map.on("moveend", () => this._calls.moved(this.view()));
+    this.map.on("singleclick", ({ coordinate }) => {
+      if (!this._drawing) this._calls.picked(...ol.proj.toLonLat(coordinate));
+    });
+    this.map.on("pointermove", ({ coordinate, pixel, dragging }) => {
+      const [longitude, latitude] = ol.proj.toLonLat(coordinate);
+      this._calls.pointed(dragging || this._drawing ? null : { longitude, latitude, pixel });
+    });
+    this.map.getViewport().addEventListener("pointerleave", () => this._calls.pointed(null));
+  }
+
+  /** What is seen: centre, zoom, and box in degrees, which may leave -180 to 180. */
+  view() {
+    const view = this.map.getView(), extent = view.calculateExtent(this.map.getSize());
+    const [longitude, latitude] = ol.proj.toLonLat(view.getCenter());
+    const [, south] = ol.proj.toLonLat([0, extent[1]]), [, north] = ol.proj.toLonLat([0, extent[3]]);
+    const west = (extent[0] / WORLD) * 360, east = (extent[2] / WORLD) * 360;
+    return { longitude, latitude, zoom: view.getZoom(), bbox: [west, south, east, north],
+      pixelsPerDegree: WORLD / 360 / view.getResolution() };
+  }
+
+  moveTo({ longitude, latitude, zoom }) {
+    const view = this.map.getView();
+    view.setCenter(ol.proj.fromLonLat([longitude, latitude]));
+    if (zoom) view.setZoom(zoom);
+  }
+
+  /** Shows a box, with a margin. */
+  fit(bbox, { isAnimated = true, zoomMax = 9 } = {}) {
+    const [west, south, east, north] = project(bbox);
+    this.map.getView().fit([west, south, east, north], {
+      padding: [40, 40, 60, 40], maxZoom: zoomMax, duration: isAnimated && !still.matches ? 300 : 0,
+    });
+  }
+
+  zoom(steps) {
+    const view = this.map.getView();
+    view.animate({ zoom: view.getZoom() + steps, duration: still.matches ? 0 : 180 });
+  }
+
+  /** Shows cells in the colours of a scale. */
+  setCells(cells, scale) {
+    this._painter.cells = cells;
+    this._painter.pixels = Uint32Array.from(cells.values, (value) => scale?.pixel(value) ?? 0);
+    this._cellLayer.changed();
+  }
+
+  select(cell) {
+    this._painter.selected = cell;
+    this._cellLayer.changed();
+  }
+
+  /** Rings cells for five seconds: those of the map that hold the given ones. */
+  ring(names) {
+    const until = performance.now() + RING_MS;
+    const { precision } = this._painter.cells;
+    const isIdle = !this._painter.rings.length;
+    const shown = new Set(names.map((name) => name.slice(0, precision || name.length)));
+    const some = [...shown].slice(-RINGS_MAX).map((name) => ({ edges: project(bounds(name)), until }));
+    this._painter.rings = [...this._painter.rings, ...some].slice(-RINGS_MAX);
+    if (isIdle && some.length) this._animate();
+  }
+
+  _animate() {
+    const now = performance.now();
+    this._painter.rings = this._painter.rings.filter(({ until }) => until > now);
+    this._cellLayer.changed();
+    if (!this._painter.rings.length) return;
+    if (still.matches) setTimeout(() => this._animate(), 500);
+    else requestAnimationFrame(() => this._animate());
+  }
+
+  get rings() {
+    return this._painter.rings.length;
+  }
+
+  /** Shows the region of a condition; none for null. */
+  showRegion(condition) {
+    this._regions.clear();
+    if (!condition) return;
+    const ring = condition.kind === "box" ? ringOf(condition.bbox) : condition.ring;
+    const geometry = new ol.geom.Polygon([ring]);
+    this._regions.addFeature(new ol.Feature(geometry.transform("EPSG:4326", "EPSG:3857")));
+  }
+
+  /** Lets the user draw a "box" or a "polygon"; a second call ends it. */
+  draw(kind) {
+    if (this._drawing) this.map.removeInteraction(this._drawing);
+    this._drawing = null;
+    if (!kind) return;
+    this._drawing = new ol.interaction.Draw(kind === "box"
+      ? { type: "Circle", geometryFunction: ol.interaction.Draw.createBox(), style: this._regionStyle() }
+      : { type: "Polygon", style: this._regionStyle() });
+    this._drawing.on("drawend", ({ feature }) => {
+      const geometry = feature.getGeometry().clone().transform("EPSG:3857", "EPSG:4326");
+      // The click that ends a drawing picks no cell.
+      setTimeout(() => this.draw(null), 300);
+      this._calls.drawn(conditionOf(kind, geometry));
+    });
+    this.map.addInteraction(this._drawing);
+  }
+
+  _regionStyle() {
+    return new ol.style.Style({
+      stroke: new ol.style.Stroke({ color: this._colour("--region"), width: 2, lineDash: [6, 4] }),
+      fill: new ol.style.Fill({ color: this._colour("--region-fill") }),
+      image: new ol.style.Circle({ radius: 5, fill: new ol.style.Fill({ color: this._colour("--region") }) }),
+    });
+  }
+
+  /** Takes the colours of the page anew. */
+  restyle() {
+    this._base.restyle();
+    this._regionLayer.setStyle(this._regionStyle());
+    this._painter.colours = {
+      selected: this._colour("--selected"), halo: this._colour("--selected-halo"), ring: this._colour("--ring"),
+    };
+    this._cellLayer.changed();
+  }
+
+  /** The geohash of the cell at a position, or of one that is drawn within some pixels; else "". */
+  cellNear(longitude, latitude) {
+    const { cells } = this._painter;
+    const wrapped = ((((longitude + 180) % 360) + 360) % 360) - 180;
+    const name = cells.precision ? encode(wrapped, latitude, cells.precision) : "";
+    if (!name || cells.index(name) !== undefined) return name;
+    const [x, y] = project([wrapped, latitude, wrapped, latitude]);
+    const reach = NEAR_PX * this.map.getView().getResolution();
+    let best = "", least = reach;
+    for (let index = 0, at = 0; index < cells.length; index += 1, at += 4) {
+      const dx = Math.max(cells.edges[at] - x, 0, x - cells.edges[at + 2]);
+      const dy = Math.max(cells.edges[at + 1] - y, 0, y - cells.edges[at + 3]);
+      const distance = Math.max(dx, dy);
+      if (distance < least) { least = distance; best = cells.names[index]; }
+    }
+    return best;
+  }
+
+  /** Picks the cell in the middle. */
+  pickCentre() {
+    this._calls.picked(...ol.proj.toLonLat(this.map.getView().getCenter()));
+  }
+
+  /** Shows all cells. */
+  fitCells() {
+    const { edges } = this._painter.cells;
+    const box = [Infinity, Infinity, -Infinity, -Infinity];
+    for (let at = 0; at < edges.length; at += 4) {
+      box[0] = Math.min(box[0], edges[at]); box[1] = Math.min(box[1], edges[at + 1]);
+      box[2] = Math.max(box[2], edges[at + 2]); box[3] = Math.max(box[3], edges[at + 3]);
+    }
+    const [west, south] = ol.proj.toLonLat(box.slice(0, 2)), [east, north] = ol.proj.toLonLat(box.slice(2));
+    this.fit([west, south, east, north]);
+  }
+}
+
+function ringOf([west, south, east, north]) {
+  return [[west, south], [east, south], [east, north], [west, north], [west, south]];
+}
+
+function conditionOf(kind, geometry) {
+  const rounded = (value) => Math.round(value * 1000) / 1000;
+  if (kind === "box") return { kind, bbox: geometry.getExtent().map(rounded) };
+  return { kind, ring: geometry.getCoordinates()[0].map((at) => at.map(rounded)) };
+}

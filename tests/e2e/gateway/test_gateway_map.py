@@ -1,0 +1,338 @@
+"""The map page: what its users do, in a real browser, with a real cluster and gateway."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pandas as pd
+import pytest
+from map_pages import NARROW, chromium, opened
+from proving import Tokens, token_file
+
+import galileo
+from galileo.local_gateway import LocalGateway
+from galileo.rpc.access import Role
+
+START = pd.Timestamp("2014-03-01T00:00Z")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(browser: Any, cluster: galileo.LocalCluster) -> Iterator[LocalGateway]:
+    with cluster.gateway() as running:
+        yield running
+
+
+def observations(places: list[tuple[float, float]], temperatures: list[float]) -> pd.DataFrame:
+    """An observation of each place, an hour after the last one."""
+    latitudes, longitudes = np.array(places).T
+    return pd.DataFrame(
+        {
+            "latitude": latitudes,
+            "longitude": longitudes,
+            "time": START + pd.to_timedelta(np.arange(len(places)), "h"),
+            "temperature": temperatures,
+            "station": [f"S{number}" for number in range(len(places))],
+        }
+    )
+
+
+def created(client: galileo.Client, name: str) -> str:
+    features = [galileo.Feature("temperature", unit="K"), galileo.Feature("station", type="text")]
+    client.create_dataset(galileo.Schema(name, features, geohash_precision=3))
+    return name
+
+
+PLACES = [(37.3, -103.4), (40.1, -103.4), (42.9, -103.4), (37.3, -97.7), (40.1, -97.7)]
+"""In the middles of 9ww, 9xn, 9xw, 9yd and 9z4."""
+TEMPERATURES = [280.0, 285.0, 290.0, 295.0, 300.0]
+
+
+@pytest.fixture
+def dataset(
+    cluster: galileo.LocalCluster, fresh_name: Callable[[str], str]
+) -> tuple[galileo.Client, str]:
+    """A client, and the name of a dataset with an observation in each of five cells."""
+    client = cluster.client()
+    name = created(client, fresh_name("seen"))
+    client.ingest(name, observations(PLACES, TEMPERATURES))
+    return client, name
+
+
+def test_a_question_is_asked_and_its_cells_are_shown(
+    browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
+) -> None:
+    _, name = dataset
+    with opened(browser, gateway.url, fragment=f"dataset={name}", refusals=(400,)) as shown:
+        page = shown.page
+        shown.await_cells(5)
+        assert page.get_by_label("Coloured by").input_value() == "temperature"
+        assert "280" in page.locator(".legend").inner_text()
+
+        query = page.get_by_label(re.compile("^Query"))
+        query.fill("temprature > 288")
+        page.get_by_role("button", name="Use temperature").click()
+        assert query.input_value() == "temperature > 288"
+        page.get_by_text("About 3 labels").wait_for()
+        assert shown.count_cells() == 5, "not before Show"
+        page.get_by_role("button", name="Show", exact=True).click()
+        shown.await_cells(3)
+        assert "filter=temperature+%3E+288" in page.url
+
+        page.get_by_role("button", name=re.compile("^Show the cell")).first.click()
+        page.locator(".meteogram").get_by_text("300 K").wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="CSV").click()
+        [row] = pd.read_csv(download.value.path()).to_dict("records")
+        assert (row["temperature"], row["station"]) == (300.0, "S4")
+        # It was moved to the middle of the map: viridis ends in yellow.
+        red, green, blue, _ = shown.pixel(0.5, 0.5)
+        assert min(red, green) > 220 > 60 > blue
+
+
+CONDITIONS = {
+    "": "",
+    "temperature > 290": "temperature > 290",
+    "temperature>=-1.5e1": "temperature >= -15",
+    "temperature BETWEEN 1 AND 2 and station IN ('a''b','c AND d')": "temperature BETWEEN 1 AND 2 "
+    "AND station IN ('a''b', 'c AND d')",
+    "station = 'x'": "station IN ('x')",
+    "raining = TRUE": "raining = true",
+    "S_INTERSECTS(geometry, BBOX(-1,2, 3.5,4)) AND temperature < 3": "S_INTERSECTS(geometry, "
+    "BBOX(-1, 2, 3.5, 4)) AND temperature < 3",
+    "S_INTERSECTS(geometry,POLYGON((0 0,1 0,1 1,0 0)))": "S_INTERSECTS(geometry, POLYGON((0 0, "
+    "1 0, 1 1, 0 0)))",
+}
+"""Texts of queries, and what their conditions are as a text."""
+TEXTS_ONLY = (
+    "temperature > 1 OR humidity < 2",
+    "(temperature > 1 AND humidity < 2)",
+    "NOT temperature > 1",
+    "temperature <> 1",
+    "station LIKE 'K%'",
+    "temperature > humidity",
+)
+
+
+@pytest.mark.slow
+def test_queries_become_conditions_only_where_nothing_is_lost(
+    browser: Any, gateway: LocalGateway
+) -> None:
+    script = """async (texts) => {
+        const { src } = document.querySelector("script[type=module]");
+        const { parse, text } = await import(new URL("conditions.js", src));
+        return texts.map((one) => { const found = parse(one); return found && text(found); });
+    }"""
+    with opened(browser, gateway.url) as shown:
+        found = shown.page.evaluate(script, [*CONDITIONS, *CONDITIONS.values(), *TEXTS_ONLY])
+    again = [*CONDITIONS.values()]
+    assert found == [*again, *again, *(None for _ in TEXTS_ONLY)]
+
+
+@pytest.mark.slow
+def test_a_link_shows_the_same_to_others(
+    browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
+) -> None:
+    _, name = dataset
+    with opened(browser, gateway.url, fragment=f"dataset={name}") as shown:
+        page = shown.page
+        page.get_by_label("Add a condition").select_option("station")
+        page.get_by_role("group", name="Condition on station").get_by_label("S1").check()
+        page.get_by_role("button", name="Show", exact=True).click()
+        shown.await_cells(2)
+        page.get_by_role("slider", name="End of the time range").press("Home")
+        page.get_by_text("1 Mar 2014, 00:00 to 01:00 UTC").wait_for()
+        shown.await_cells(1)
+        link = page.url
+    fragment = urlsplit(link).fragment
+    with opened(browser, gateway.url, fragment=fragment, color_scheme="dark") as other:
+        other.await_cells(1)
+        page = other.page
+        assert page.get_by_label(re.compile("^Query")).input_value() == "station IN ('S0', 'S1')"
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.get_by_role("button", name="Show all times").click()
+        other.await_cells(2)
+        page.get_by_role("button", name=re.compile("^Remove the condition")).click()
+        page.get_by_role("button", name="Show", exact=True).click()
+        other.await_cells(5)
+
+
+@pytest.mark.slow
+def test_a_region_is_drawn_and_a_cell_is_chosen_without_a_mouse(
+    browser: Any, gateway: LocalGateway, dataset: tuple[galileo.Client, str]
+) -> None:
+    _, name = dataset
+    with opened(browser, gateway.url, fragment=f"dataset={name}") as shown:
+        page = shown.page
+        shown.await_cells(5)
+        page.locator(".map").press("Enter")  # Nothing is in the middle, between two columns.
+        assert "cell=" not in page.url
+        page.get_by_role("button", name="Show the cell 9xn").press("Enter")
+        page.get_by_role("heading", name="9xn").wait_for()
+        page.locator(".map").press("Escape")
+        page.locator(".map").press("Enter")
+        page.get_by_role("heading", name="9xn").wait_for()
+
+        page.get_by_role("button", name="Box").click()
+        box = page.locator(".map").bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.click(x - 40, y - 40)
+        page.mouse.move(x, y)
+        page.mouse.click(x + 40, y + 40)
+        page.get_by_text("in the box").wait_for()
+        page.get_by_role("button", name="Show", exact=True).click()
+        shown.await_cells(1)
+
+
+@pytest.mark.slow
+def test_new_labels_come_exactly_once_though_the_gateway_is_killed(
+    browser: Any, cluster: galileo.LocalCluster, dataset: tuple[galileo.Client, str]
+) -> None:
+    client, name = dataset
+    with cluster.gateway() as first:
+        port = urlsplit(first.url).port
+        with opened(browser, first.url, fragment=f"dataset={name}") as shown:
+            shown.may_lose = True
+            page = shown.page
+            shown.await_cells(5)
+            page.get_by_role("button", name="Watch…").click()
+            page.get_by_label("every").select_option("1s")
+            page.get_by_role("button", name="Watch", exact=True).click()
+            watch = page.get_by_role("article", name=f"Watch of {name}")
+            watch.get_by_text("5 labels").wait_for()
+
+            client.ingest(name, observations([(45.7, -103.4)], [281.0]))
+            watch.get_by_text("1 new").wait_for()
+            watch.get_by_text("6 labels").wait_for()
+            watch.get_by_role("button", name="c8n").wait_for()
+            shown.await_cells(6)
+
+            assert first.pid is not None
+            os.kill(first.pid, signal.SIGKILL)
+            page.get_by_text("The gateway does not answer").first.wait_for()
+            assert shown.count_cells() == 6, "the map stays"
+            client.ingest(name, observations([(45.7, -97.7)], [282.0]))
+            first.stop()
+            with cluster.gateway(port=port or 0):
+                shown.await_cells(7)
+                shown.tab("Watches")
+                watch.get_by_text("2 new").wait_for()
+                watch.get_by_text("7 labels").wait_for()
+                found = {info.id for info in client.list_ccqs(name)}
+                assert len(found) == 1
+                watch.get_by_role("button", name="End…").click()
+                watch.get_by_role("button", name="End it for good").click()
+                watch.get_by_text("cancelled").wait_for()
+                assert [info.state for info in client.list_ccqs(name)] == ["cancelled"]
+
+
+@pytest.mark.slow
+def test_an_empty_cluster_says_what_to_do_and_shows_what_comes(
+    browser: Any, no_evaluator: dict[str, Any]
+) -> None:
+    with galileo.LocalCluster(nodes=1, settings={"evaluator": no_evaluator}) as cluster:
+        client = cluster.client()
+        with cluster.gateway() as gateway, opened(browser, gateway.url, size=NARROW) as shown:
+            page = shown.page
+            page.get_by_role("heading", name="No dataset yet").wait_for()
+            page.get_by_text("1 of 1 node").wait_for()
+            created(client, "first")
+            page.get_by_role("heading", name="first is empty").wait_for()
+            client.ingest("first", observations(PLACES, TEMPERATURES))
+            page.locator(".legend").wait_for()
+            page.get_by_role("button", name="Cells", exact=True).click()
+            page.get_by_text("5 cells on the map").wait_for()
+
+
+@pytest.mark.slow
+def test_a_token_is_asked_for_and_its_rights_hold(
+    browser: Any, no_evaluator: dict[str, Any], tmp_path: Path
+) -> None:
+    tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
+    tokens.add("ann", Role.READER, datasets=("rain",))
+    own = token_file(tmp_path / "token", tokens.tokens["node"])
+    auth = {"token_file": str(tokens.path), "node_token_file": str(own)}
+    settings = {"evaluator": no_evaluator, "auth": auth}
+    proof = tokens.proof("admin")
+    with galileo.LocalCluster(nodes=1, settings=settings, proof=proof) as cluster:
+        client = cluster.client()
+        for name in ("rain", "wind"):
+            created(client, name)
+            client.ingest(name, observations(PLACES, TEMPERATURES))
+        refused = (401, 403, 404)
+        with (
+            cluster.gateway() as gateway,
+            opened(browser, gateway.url, refusals=refused) as shown,
+        ):
+            page = shown.page
+            page.get_by_role("heading", name="Your token").wait_for()
+            page.get_by_role("textbox", name="Token").fill("glt_wrong")
+            page.get_by_role("button", name="Use this token").click()
+            page.get_by_role("dialog").get_by_role("alert").wait_for()
+            page.get_by_role("textbox", name="Token").fill(tokens.tokens["ann"])
+            page.get_by_role("button", name="Use this token").click()
+            shown.await_cells(5)
+            assert page.get_by_label("Dataset").locator("option").all_inner_texts() == ["rain"]
+            page.get_by_role("button", name="Signed in as ann").wait_for()
+            assert tokens.tokens["ann"] not in page.url
+            assert page.evaluate("JSON.stringify({...sessionStorage})").find("glt_") < 0
+
+            page.evaluate("location.hash = 'dataset=wind'")
+            page.get_by_role("main").get_by_role("alert").get_by_text("wind").wait_for()
+            assert page.locator(".legend").count() == 0
+            page.reload()
+            page.get_by_role("heading", name="Your token").wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1440, 900), NARROW])
+def test_the_page_is_accessible(
+    browser: Any,
+    gateway: LocalGateway,
+    dataset: tuple[galileo.Client, str],
+    scheme: str,
+    size: tuple[int, int],
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    _, name = dataset
+    fragment = f"dataset={name}&filter=temperature+%3E+281"
+    with opened(browser, gateway.url, fragment=fragment, size=size, color_scheme=scheme) as shown:
+        page = shown.page
+        page.locator(".legend").wait_for()
+        assert serious(axe, page) == []
+        if size == NARROW:
+            page.get_by_role("button", name="Ask", exact=True).click()
+        page.get_by_role("button", name="temperature > 281 K", exact=True).click()
+        page.get_by_role("button", name="Watch…").click()
+        page.get_by_label("Copy as").select_option("GDAL")
+        assert serious(axe, page) == []
+        for panel in ("Cells", "Cluster"):
+            if size == NARROW:
+                page.get_by_role("button", name=panel, exact=True).click()
+            else:
+                shown.tab(panel)
+            page.get_by_role("table" if panel == "Cells" else "heading").first.wait_for()
+            assert serious(axe, page) == []
+
+
+def serious(axe: Any, page: Any) -> list[str]:
+    """Serious findings of axe, in words."""
+    found = axe.run(page).response["violations"]
+    return [
+        f"{one['id']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]

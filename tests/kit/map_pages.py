@@ -1,0 +1,138 @@
+"""The map page in a real browser, which has to be without errors, and to stay on this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TIMEOUT_MS = 300_000
+"""It ends only tests that would hang."""
+WIDE, NARROW = (1440, 900), (390, 844)
+_NO_SANDBOX = ["--no-sandbox"]  # Root has none, as in containers.
+_LISTEN = """
+window.violations = [];
+addEventListener("securitypolicyviolation", (event) => {
+  violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sample}`);
+});
+"""
+_REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
+_LOST = re.compile(r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING")
+CELLS = ".ol-layers > canvas"
+"""The canvas of the cells."""
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser without a window; the test is skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("there is no browser: install chromium (apt-get install chromium)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_NO_SANDBOX)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class MapPage:
+    """A page of the browser, and what it has done.
+
+    Attributes:
+        page: of playwright.
+        host: "host:port" of the gateway, the only one that it may ask.
+        refusals: statuses of answers that the test expects, which browsers report as errors.
+        may_lose: whether connections may break, because the test ends the gateway.
+    """
+
+    page: Any
+    host: str
+    refusals: tuple[int, ...] = ()
+    may_lose: bool = False
+    errors: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def listen(self) -> None:
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.page.add_init_script(_LISTEN)
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._request)
+
+    def _console(self, message: Any) -> None:
+        if message.type not in ("error", "warning"):
+            return
+        refused = _REFUSED.match(message.text)
+        if refused and int(refused[1]) in self.refusals:
+            return
+        if self.may_lose and _LOST.match(message.text):
+            return
+        self.errors.append(f"{message.text} {message.location.get('url', '')}")
+
+    def _request(self, request: Any) -> None:
+        parts = urlsplit(request.url)
+        if parts.netloc != self.host and parts.scheme != "blob":
+            self.foreign.append(request.url)
+
+    def check(self) -> None:
+        """No error, no violation of the policy, no request to another host."""
+        assert self.errors == []
+        assert self.page.evaluate("violations") == []
+        assert self.foreign == []
+
+    # --- what a user sees --------------------------------------------------------------------
+
+    def count_cells(self) -> int:
+        """The number of cells on the map, as the table of them says."""
+        self.tab("Cells")
+        panel = self.page.get_by_role("tabpanel")
+        panel.get_by_text(re.compile(r"on the map|no cells")).first.wait_for()
+        found = re.search(r"([\d,]+) cells? on the map", panel.inner_text())
+        return int(found[1].replace(",", "")) if found else 0
+
+    def await_cells(self, count: int) -> None:
+        """Waits until the map has so many cells."""
+        self.tab("Cells")
+        noun = "cell" if count == 1 else "cells"
+        self.page.get_by_text(f"{count:,} {noun} on the map", exact=True).wait_for()
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=re.compile(f"^{name}")).click()
+
+    def pixel(self, x: float, y: float) -> tuple[int, ...]:
+        """Red, green, blue and opacity of the canvas of cells, at shares of its size."""
+        script = """([selector, x, y]) => {
+            const canvas = document.querySelector(selector);
+            const at = [Math.round(x * canvas.width), Math.round(y * canvas.height)];
+            return [...canvas.getContext("2d").getImageData(...at, 1, 1).data];
+        }"""
+        return tuple(self.page.evaluate(script, [CELLS, x, y]))
+
+
+@contextmanager
+def opened(
+    browser: Any,
+    url: str,
+    *,
+    fragment: str = "",
+    size: tuple[int, int] = WIDE,
+    refusals: tuple[int, ...] = (),
+    **options: Any,
+) -> Iterator[MapPage]:
+    """The map of a gateway in a new page; it is checked at the end."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, **options)
+    shown = MapPage(context.new_page(), urlsplit(url).netloc, refusals=refusals)
+    shown.listen()
+    shown.page.goto(f"{url}/map{'#' if fragment else ''}{fragment}")
+    yield shown
+    shown.check()
+    context.close()
