@@ -634,13 +634,16 @@ async def test_latest_equals_a_loop_at_every_node(
     rng = np.random.default_rng(len(query))
     for batch in range(3):
         frame = make_observations(300, seed=batch).to_pandas()
-        frame["time"] = frame["time"].dt.floor("30min")
+        later = pd.to_timedelta(rng.integers(0, 8, 300) * 6, "h")
+        frame["time"] = frame["time"].dt.floor("30min") + later
         frame["temperature"] = np.where(
             rng.random(300) < 0.1, np.nan, frame["temperature"].round(-1)
         )
         frame["station"] = rng.choice(["KDEN", "KCYS", None], 300)
         near = rng.random(300) < 0.5
-        frame.loc[near, "latitude"], frame.loc[near, "longitude"] = 20.0, -100.0
+        # In one cell, in the box and out of it.
+        frame.loc[near, "latitude"] = rng.choice([30.0, 33.0, 33.3], near.sum())
+        frame.loc[near, "longitude"] = rng.choice([-100.7, -100.0], near.sum())
         table = pa.Table.from_pandas(
             frame, schema=cluster.schema.observation_schema, preserve_index=False
         )
