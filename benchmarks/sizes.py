@@ -45,6 +45,7 @@ class Sizes:
         tick_paths: new in one tick; `idle_tick_s`: how long nothing is new before another one.
         memory_blocks, memory_ccqs, memory_results, memory_runs: stored blocks, continuous queries,
             labels in the cache of each, and clusters of each kind.
+        gateway_rows: observations of a file over HTTP.
         sparql_labels: of the large result, and of the one that rdflib's engine is asked about, too.
     """
 
@@ -96,6 +97,7 @@ class Sizes:
     memory_ccqs: int = 10
     memory_results: int = 100_000
     memory_runs: int = 1
+    gateway_rows: int = 1_000_000
     sparql_labels: tuple[int, int] = (100_000, 500)
 
 
@@ -137,6 +139,7 @@ QUICK = Sizes(
     kills=1,
     fresh_blocks_per_s=100,
     fresh_s=3.0,
+    gateway_rows=20_000,
     source_rows=20_000,
     tick_paths=500,
     idle_tick_s=1.0,

@@ -17,6 +17,7 @@ from benchmarks import (
     fetch,
     fetch_growth,
     freshness,
+    gateway,
     graph,
     graph_duckdb,
     groups_duckdb,
@@ -92,6 +93,7 @@ COMPARISONS = (
     Area("polygons", "Very many continuous queries: polygons", many_polygons.measure_polygons),
     Area("source", "Reading through Spark compared with Parquet files", source.measure),
     Area("standalone", "A job on a Spark cluster compared with embedded", standalone.measure),
+    Area("gateway", "Answers of the HTTP gateway", gateway.measure),
     Area("sparql", "SPARQL compared with rdflib's engine", sparql.measure),
     Area("postgis", "Polygons and circles compared with PostGIS", spatial_postgis.measure),
 )

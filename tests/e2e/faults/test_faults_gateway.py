@@ -44,7 +44,7 @@ class Sender(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.fault(
     "gateway-kills",
-    "kills of gateways",
+    "crash",
     rounds=20,
     holds=f"{READERS} readers follow a query over two gateways, of which one at a time is killed "
     "and started again: each reader goes on at the other one, and has each label once",
