@@ -266,12 +266,13 @@ ACCESS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A request of a route, and who may send it."""
+    """A request of a route, and who may send it; `names` are further parameters of the path."""
 
     access: str
     query: str = ""
     body: bytes = b""
     media_type: str = "application/json"
+    names: tuple[tuple[str, str], ...] = ()
 
 
 _CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
@@ -338,6 +339,7 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
                 for caller in CALLERS:
                     ccq = (await client.submit("wind")).id if "ccqId" in route.path else ""
                     names = {"collectionId": "wind", "featureId": feature, "ccqId": ccq}
+                    names |= dict(row.names)
                     path = f"{route.path.format_map(names)}?{row.query}"
                     token = tokens.tokens.get(caller, "")
                     status = await asyncio.to_thread(status_of, url, method, path, row, token)

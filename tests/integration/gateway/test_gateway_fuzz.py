@@ -71,12 +71,19 @@ BODIES = st.one_of(
 )
 
 
+class Names(dict[str, str]):
+    """Parameters of paths; those that it does not have are numbers."""
+
+    def __missing__(self, name: str) -> str:
+        return "1"
+
+
 @dataclass(frozen=True)
 class Served:
     """A gateway, and names for the paths of its routes."""
 
     url: str
-    names: dict[str, str]
+    names: Names
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +107,8 @@ async def serving(directory: Path, sections: dict[str, Any]) -> AsyncIterator[Se
         ccq = await client.submit("rain", expiration="1d")
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
         url = await stack.enter_async_context(gateway(options))
-        yield Served(url, {"collectionId": "rain", "featureId": "p0.1.0", "ccqId": ccq.id})
+        names = Names(collectionId="rain", featureId="p0.1.0", ccqId=ccq.id)
+        yield Served(url, names)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +188,7 @@ def test_get_with_hostile_names(served: Served, route: RouteInfo, name: str) -> 
     if name in (".", ".."):
         return
     replaced = route.path.rpartition("{")[2].partition("}")[0]
-    names = {**served.names, replaced: quote(name, safe="")}
+    names = Names({**served.names, replaced: quote(name, safe="")})
     query = "query=ASK%7B%7D" if route.name == "sparql" else ""
     method = "GET" if "GET" in route.methods else route.methods[0]
     check(served, route, method, path=f"{route.path.format_map(names)}?{query}")

@@ -16,7 +16,7 @@ from expected_errors import raises
 import galileo
 from galileo.client.geo_files import to_geojson
 from galileo.client.json_lines import json_lines
-from galileo.errors import InputError
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.memory_file import MemoryFile, is_memory_file
 from galileo.formats.strict_source import FORMATS, StrictSource
 
@@ -102,7 +102,7 @@ def test_strict_source_unknown_column_is_named(body: MemoryFile, format: str) ->
 @pytest.mark.parametrize("format", FORMATS)
 def test_strict_source_without_any_feature_is_refused(body: MemoryFile, format: str) -> None:
     table = observations().select(["latitude", "longitude", "time"])
-    with raises(InputError, expected="feature"):
+    with raises(InvalidObservations, expected="feature"):
         read(body, format, encoded(format, table))
 
 
