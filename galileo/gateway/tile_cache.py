@@ -3,8 +3,8 @@
 A tile is valid while the commits that readers see of its partitions are those that it was made of.
 Each caller asks the nodes for these (`AsyncClient.version`) with its own token, at most once in
 `VERSION_AGE_MAX_S` for a dataset. So a tile is never older than that, and a caller who has lost the
-right to read a dataset gets no tile of it after that time, whoever caused it to be made. Rights are
-of whole datasets, so callers who may read a dataset may share its tiles.
+right to read a dataset gets no tile of it after that time, also if another caller asked for the
+tile first. Rights are of whole datasets, so callers who may read a dataset may share its tiles.
 
 The entity tag is a digest of the bytes: sums of doubles depend on the order in which nodes answer,
 so tiles of equal data can differ in the last digit.

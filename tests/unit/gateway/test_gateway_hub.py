@@ -291,7 +291,7 @@ async def test_readers_of_several_queries_have_each_label_once(
         tasks = [asyncio.create_task(reader.run()) for reader in readers]
 
         async def settle() -> None:
-            """Until each reader has all, or has been told of the end."""
+            """Until each reader has all, or the end of the query."""
             while any(
                 reader.keys[ccq].total() < len(log.matches) and ccq not in reader.ends
                 for reader in readers
