@@ -43,8 +43,12 @@ export function useWatches(arrived) {
   const [isConnected, setConnected] = useState(true);
   const [version, renew] = useReducer((one) => one + 1, 0);
   const list = useAnswer(async (signal) => (await get("ccqs", {}, { signal })).ccqs, [version], { everyMs: LIST_EVERY_MS });
-  const follower = useRef(null), tokens = useRef({}), latest = useRef(null);
-  latest.current = { arrived, queries: list.value ?? [] };
+  const follower = useRef(null), tokens = useRef({}), latest = useRef(null), known = useRef({});
+  // Queries that have ended are listed no more, and stay on the page.
+  for (const query of list.value ?? []) known.current[query.id] = query;
+  const isListed = new Set((list.value ?? []).map(({ id }) => id));
+  const queries = list.value && Object.values(known.current).filter(({ id }) => isListed.has(id) || found[id]?.problem);
+  latest.current = { arrived, queries: queries ?? [] };
   if (!follower.current) {
     follower.current = new Follower({
       connected: setConnected,
@@ -64,7 +68,7 @@ export function useWatches(arrived) {
   }, [ids]);
   useEffect(() => () => follower.current.stop(), []);
   return {
-    list, found, isConnected, dispatch, renew,
+    list, queries, found, isConnected, dispatch, renew,
     begin(ccq) {
       tokens.current[ccq.id] = ccq.token;
       dispatch({ kind: "begun", id: ccq.id, total: ccq.numberMatched ?? ccq.labels.length });
@@ -74,8 +78,7 @@ export function useWatches(arrived) {
 }
 
 export function WatchesPanel({ watches, dataset, show, locate, announce }) {
-  const { list, found, isConnected, dispatch, renew } = watches;
-  const queries = list.value;
+  const { list, queries, found, isConnected, dispatch, renew } = watches;
   if (list.problem && !queries) return html`<p class="problem">${list.problem.message}</p>`;
   if (!queries) return html`<p class="muted">Reading the watches…</p>`;
   if (!queries.length) {
@@ -88,7 +91,7 @@ export function WatchesPanel({ watches, dataset, show, locate, announce }) {
     announce("The watch is cancelled.");
     renew();
   };
-  const rank = (query) => (query.dataset === dataset ? 0 : 1) + (query.state === "running" ? 0 : 2);
+  const rank = ({ id, state, dataset: of }) => (of === dataset ? 0 : 1) + (state === "running" && !found[id]?.problem ? 0 : 2);
   const sorted = [...queries].sort((a, b) => rank(a) - rank(b) || a.id.localeCompare(b.id));
   return html`<div class="watches">
     ${!isConnected && html`<p class="notice" role="status">The stream of news is interrupted. It goes on where it stopped.</p>`}

@@ -235,7 +235,7 @@ def test_new_labels_come_exactly_once_though_the_gateway_is_killed(
                 watch.get_by_role("button", name="End…").click()
                 watch.get_by_role("button", name="End it for good").click()
                 watch.get_by_text("cancelled").wait_for()
-                assert [info.state for info in client.list_ccqs(name)] == ["cancelled"]
+                assert "running" not in {info.state for info in client.list_ccqs(name)}
 
 
 @pytest.mark.slow
