@@ -276,6 +276,8 @@ class Row:
 
 
 _CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
+_TILESET = (("tileMatrixSetId", "WebMercatorQuad"),)
+_TILE = (*_TILESET, ("tileMatrix", "0"), ("tileRow", "0"), ("tileCol", "0"))
 REQUESTS: dict[tuple[str, str], Row] = {
     ("landing", "GET"): Row("open"),
     ("conformance", "GET"): Row("open"),
@@ -290,6 +292,27 @@ REQUESTS: dict[tuple[str, str], Row] = {
     ("item", "GET"): Row("reader"),
     ("sparql", "GET"): Row("asker", query="query=ASK%7B%7D"),
     ("sparql", "POST"): Row("asker", body=b"ASK {}", media_type="application/sparql-query"),
+    ("cells", "GET"): Row("reader", query="precision=2"),
+    ("series", "GET"): Row("reader", query="window=1h"),
+    ("latest", "GET"): Row("reader", query="by=amount"),
+    ("summary", "GET"): Row("reader"),
+    ("estimate", "GET"): Row("reader"),
+    ("explain", "GET"): Row("reader"),
+    ("tile_matrix_sets", "GET"): Row("open"),
+    ("tile_matrix_set", "GET"): Row("open", names=_TILESET),
+    ("tilesets", "GET"): Row("reader"),
+    ("tileset", "GET"): Row("reader", names=_TILESET),
+    ("tile", "GET"): Row("reader", names=_TILE),
+    ("position", "GET"): Row("reader", query="coords=POINT(8%2040)"),
+    ("area", "GET"): Row("reader", query="coords=POLYGON((0%200,9%200,9%209,0%200))"),
+    ("cube", "GET"): Row("reader", query="bbox=0,0,9,9"),
+    ("radius", "GET"): Row("reader", query="coords=POINT(1%201)&within=9&within-units=km"),
+    ("trajectory", "GET"): Row("reader", query="coords=LINESTRING(0%200,9%209)"),
+    ("corridor", "GET"): Row(
+        "reader", query="coords=LINESTRING(0%200,9%209)&corridor-width=9&width-units=km"
+    ),
+    ("locations", "GET"): Row("reader"),
+    ("location", "GET"): Row("reader", names=(("locationId", "s"),)),
     ("ccqs", "GET"): Row("principal"),
     ("ccqs", "POST"): Row("asker", body=b'{"dataset": "wind"}'),
     ("ccq", "GET"): Row("owner"),

@@ -108,6 +108,7 @@ async def serving(directory: Path, sections: dict[str, Any]) -> AsyncIterator[Se
         options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
         url = await stack.enter_async_context(gateway(options))
         names = Names(collectionId="rain", featureId="p0.1.0", ccqId=ccq.id)
+        names |= {"tileMatrixSetId": "WebMercatorQuad", "locationId": "a"}
         yield Served(url, names)
 
 
