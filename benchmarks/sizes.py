@@ -45,6 +45,7 @@ class Sizes:
         tick_paths: new in one tick; `idle_tick_s`: how long nothing is new before another one.
         memory_blocks, memory_ccqs, memory_results, memory_runs: stored blocks, continuous queries,
             labels in the cache of each, and clusters of each kind.
+        tile_rows: observations of which tiles are made.
         sparql_labels: of the large result, and of the one that rdflib's engine is asked about, too.
     """
 
@@ -96,6 +97,7 @@ class Sizes:
     memory_ccqs: int = 10
     memory_results: int = 100_000
     memory_runs: int = 1
+    tile_rows: tuple[int, ...] = (1_000_000, 10_000_000)
     sparql_labels: tuple[int, int] = (100_000, 500)
 
 
@@ -144,6 +146,7 @@ QUICK = Sizes(
     memory_ccqs=2,
     memory_results=2_000,
     memory_runs=1,
+    tile_rows=(20_000,),
     sparql_labels=(2_000, 40),
 )
 

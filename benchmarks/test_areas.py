@@ -35,6 +35,7 @@ from benchmarks import (
     storage,
     streaming,
     tick,
+    tiles,
 )
 from benchmarks.figures import Figure, quantity
 from benchmarks.report import Section
@@ -90,6 +91,7 @@ COMPARISONS = (
     Area("healing", "When a disk is lost", replicas.measure_healing),
     Area("boxes", "Very many continuous queries: boxes", many_queries.measure_boxes),
     Area("polygons", "Very many continuous queries: polygons", many_polygons.measure_polygons),
+    Area("tiles", "Map tiles", tiles.measure),
     Area("source", "Reading through Spark compared with Parquet files", source.measure),
     Area("standalone", "A job on a Spark cluster compared with embedded", standalone.measure),
     Area("sparql", "SPARQL compared with rdflib's engine", sparql.measure),

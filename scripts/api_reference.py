@@ -22,9 +22,9 @@ CLIENT = (
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
-NearestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView DatasetDescription
-FeatureDescription DatasetVersion PartitionVersion ClusterStatus NodeStatus MoveProgress
-CallerIdentity
+NearestResult LatestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView
+DatasetDescription FeatureDescription DatasetVersion PartitionVersion ClusterStatus NodeStatus
+MoveProgress CallerIdentity
 """
 CONTINUOUS = """
 Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate

@@ -31,7 +31,7 @@ PAGES = {
     "data": ("Commands for data", "dataset ingest retention"),
     "queries": (
         "Commands for queries",
-        "query read page count aggregate nearest stats graph estimate explain sparql",
+        "query read page count aggregate latest nearest stats graph estimate explain sparql",
     ),
     "continuous": ("Commands for continuous queries", "ccq"),
     "samplers": ("Commands for samplers", "sampler"),

@@ -57,6 +57,7 @@ COMMANDS = {
     "page": "reports --limit 2",
     "count": f"reports '{WARM}'",
     "aggregate": "reports --by cell:3 --mean temperature",
+    "latest": "reports --by cell:3",
     "stats": "reports --feature temperature --bins 4",
     "graph children": "reports",
     "nearest": "reports --latitude 40 --longitude -105",

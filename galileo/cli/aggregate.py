@@ -1,4 +1,4 @@
-"""`galileo aggregate`: counts and statistics of groups of observations."""
+"""`galileo aggregate` and `galileo latest`: groups of observations, and the newest of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from galileo.cli.data import (
 )
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.client import Aggregates
+from galileo.client import Aggregates, LatestResult
 from galileo.errors import InputError
 from galileo.model.grouping import STATISTICS
 
@@ -93,13 +93,57 @@ def aggregate(
             statistics=_statistics(features_of),
             require_complete=require_complete,
         )
-    if output is not None:
-        _write(session.output, groups, Target(output, file_format), limit=limit)
-        return
-    shown = limit
-    if limit is None and not everything and not session.output.as_json:
-        shown = LABELS_SHOWN
-    _show(session.output, groups, limit=shown)
+    limit = _shown(session.output, limit, everything=everything) if output is None else limit
+    target = None if output is None else Target(output, file_format)
+    _deliver(session.output, groups, "groups", limit=limit, target=target)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("query", default="")
+@click.option(
+    "--by",
+    metavar="KEY",
+    required=True,
+    help="cell:5 (geohash characters), or a feature such as station.",
+)
+@limit_options
+@output_options("observations")
+@require_complete_option
+@json_option
+@click.pass_obj
+@handle_errors
+def latest(
+    session: Session,
+    *,
+    dataset: str,
+    query: str,
+    by: str,
+    limit: int | None,
+    everything: bool,
+    output: str | None,
+    file_format: str | None,
+    require_complete: bool,
+) -> None:
+    """Find the newest matching observation of each cell, or of each value of a feature.
+
+    \b
+    Example:
+      galileo latest nam --by station
+      galileo latest nam "temperature > 290" --by cell:4 --output newest.geojson
+    """
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
+    with session.client() as client:
+        newest = client.latest(dataset, query, by=by, require_complete=require_complete)
+    limit = _shown(session.output, limit, everything=everything) if output is None else limit
+    target = None if output is None else Target(output, file_format)
+    _deliver(session.output, newest, "observations", limit=limit, target=target)
+
+
+def _shown(output: Output, limit: int | None, *, everything: bool) -> int | None:
+    """How many rows a terminal shows."""
+    return LABELS_SHOWN if limit is None and not everything and not output.as_json else limit
 
 
 def _statistics(features_of: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
@@ -114,29 +158,35 @@ def _statistics(features_of: dict[str, tuple[str, ...]]) -> dict[str, list[str]]
     return statistics
 
 
-def _write(output: Output, groups: Aggregates, target: Target, *, limit: int | None) -> None:
-    table = groups.to_arrow().slice(0, limit)
-    write_tables(
-        output,
-        [table],
-        table.schema,
-        target=target,
-        unit="groups",
-        missing=lambda: groups.missing,
-    )
-
-
-def _show(output: Output, groups: Aggregates, *, limit: int | None) -> None:
-    table = groups.to_arrow().slice(0, limit)
+def _deliver(
+    output: Output,
+    answer: Aggregates | LatestResult,
+    unit: str,
+    *,
+    limit: int | None,
+    target: Target | None,
+) -> None:
+    """Writes the rows of an answer to a file, or shows them."""
+    table = answer.to_arrow().slice(0, limit)
+    if target is not None:
+        write_tables(
+            output,
+            [table],
+            table.schema,
+            target=target,
+            unit=unit,
+            missing=lambda: answer.missing,
+        )
+        return
     if output.as_json:
         facts = {
-            "more": table.num_rows < len(groups),
-            "complete": groups.complete,
-            "missing": groups.missing,
+            "more": table.num_rows < len(answer),
+            "complete": answer.complete,
+            "missing": answer.missing,
         }
-        output.value({"groups": table.to_pylist(), **facts})
+        output.value({unit: table.to_pylist(), **facts})
     else:
         output.rows(table.to_pylist())
-        left = ", of which --all shows the rest" if table.num_rows < len(groups) else ""
-        output.value(None, words=f"{len(groups):,} groups{left}")
-    output.warn_partial(groups.missing)
+        left = ", of which --all shows the rest" if table.num_rows < len(answer) else ""
+        output.value(None, words=f"{len(answer):,} {unit}{left}")
+    output.warn_partial(answer.missing)

@@ -65,6 +65,10 @@ COMMANDS = {
         "galileo.cli.ingest:ingest",
         "Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB.",
     ),
+    "latest": LazyCommand(
+        "galileo.cli.aggregate:latest",
+        "Find the newest matching observation of each cell, or of each value of a feature.",
+    ),
     "nearest": LazyCommand(
         "galileo.cli.analytics:nearest",
         "Find the matching observations nearest to a point.",

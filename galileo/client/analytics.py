@@ -17,6 +17,7 @@ from galileo.client.analytics_results import (
     ConditionStep,
     Estimate,
     FeatureSummary,
+    LatestResult,
     NearestResult,
     NodeExplanation,
     Quantile,
@@ -25,12 +26,12 @@ from galileo.client.analytics_results import (
 )
 from galileo.client.graph_path import levels_of, parse_vertex, value_texts
 from galileo.errors import InputError
-from galileo.model.grouping import Grouping
+from galileo.model.grouping import Grouping, Key
 from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
 from galileo.packing.arrow_streams import read_stream
 from galileo.wire.caller import Caller, Connection
-from galileo.wire.codec import cursor_from_pb, grouping_to_pb, versions_from_pb
+from galileo.wire.codec import cursor_from_pb, grouping_to_pb, key_to_pb, versions_from_pb
 from galileo.wire.v1 import analytics_pb2
 from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
 from galileo.wire.value_json import values_from_json, values_to_json
@@ -192,6 +193,19 @@ async def aggregate(
             partitions=tuple(tail.partitions),
             ranges=tail.ranges,
         )
+
+    return await completeness.call(caller, attempt, require_complete=require_complete)
+
+
+async def latest(
+    caller: Caller, dataset: str, query: str, *, by: Key, require_complete: bool
+) -> LatestResult:
+    request = analytics_pb2.LatestRequest(dataset=dataset, query=query, by=key_to_pb(by))
+
+    async def attempt(node: Connection) -> LatestResult:
+        head, table, tail = await _collect(node, "Latest", request)
+        frontier = cursor_from_pb(tail.frontier)
+        return LatestResult(table, head.query_json, frontier, tuple(tail.missing))
 
     return await completeness.call(caller, attempt, require_complete=require_complete)
 

@@ -191,6 +191,58 @@ class NearestResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatestResult:
+    """The newest observation of each cell or value, ascending by these, null last.
+
+    Attributes:
+        table: observations; of cells, `geohash` is the first column.
+        query: canonical CQL2 JSON, which they match.
+        frontier: up to which commit of each partition the answer speaks.
+        missing: partitions that could not be asked; there may be newer ones in them.
+    """
+
+    table: pa.Table
+    query: str
+    frontier: Cursor
+    missing: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every partition that could hold a newer observation was asked."""
+        return not self.missing
+
+    def to_arrow(self) -> pa.Table:
+        """The observations.
+
+        Example:
+            >>> client.latest("weather", by="cell:1").to_arrow()["geohash"].to_pylist()
+            ['9', 'u']
+        """
+        return self.table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a DataFrame.
+
+        Example:
+            >>> newest = client.latest("weather", "temperature < 290", by="station")
+            >>> newest.to_pandas()["station"].to_list()
+            ['EDDB', 'KDEN']
+        """
+        return to_pandas(self.table)
+
+    def _repr_html_(self) -> str:
+        rows = self.table.slice(0, notebook_repr.ROWS_SHOWN).to_pylist()
+        title = f"Newest {len(self):,} observations"
+        return notebook_repr.card(title, {"missing": self.missing}, rows=rows, of=len(self))
+
+    def __repr__(self) -> str:
+        return f"<LatestResult: {len(self):,} observations{_state(self.missing)}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Aggregates:
     """Groups of the observations that match, ascending by their keys, null last.
 

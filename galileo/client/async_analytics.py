@@ -14,13 +14,14 @@ from galileo.client.analytics_results import (
     Children,
     Estimate,
     FeatureSummary,
+    LatestResult,
     NearestResult,
     QueryExplanation,
     Vertex,
 )
 from galileo.client.arguments import dataset_name
 from galileo.client.descriptions import DatasetDescription
-from galileo.model.grouping import Grouping, Key
+from galileo.model.grouping import Grouping, Key, parse_key
 from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
 from galileo.query.builder import QueryLike, query_text
@@ -196,6 +197,47 @@ class AsyncAnalytics(ABC):
             dataset_name(dataset),
             query_text(query),
             grouping=Grouping.of(by, statistics),
+            require_complete=require_complete,
+        )
+
+    async def latest(
+        self,
+        dataset: str,
+        query: QueryLike = "",
+        *,
+        by: Key | str,
+        require_complete: bool = False,
+    ) -> LatestResult:
+        """The newest observation of each cell or of each value of a feature, of those that match.
+
+        Each owner takes its newest observations, and the node that is asked those of all. Where
+        paths determine the cell or value (indexed features, cells no smaller than those of the
+        dataset), an owner reads only paths of the newest time bucket in which an observation
+        certainly matches; otherwise it reads all observations that match.
+
+        Of observations with the same time the one farther south is taken, then the one farther
+        west, then that with the lesser values of features in schema order, missing ones last.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            by: `galileo.cell(5)` or the text "cell:5", or the name of a feature. Observations
+                without a value of that feature have a newest one, too.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            InputError: the dataset has no such feature, or there are more than 100,000 values.
+
+        Example:
+            >>> newest = await client.latest("weather", by="station")
+            >>> newest.to_pandas()["temperature"].to_list()
+            [279.0, 292.5, 291.0]
+        """
+        return await analytics.latest(
+            self._caller,
+            dataset_name(dataset),
+            query_text(query),
+            by=parse_key(by),
             require_complete=require_complete,
         )
 

@@ -18,6 +18,7 @@ from galileo.client.analytics_results import (
     Children,
     Estimate,
     FeatureSummary,
+    LatestResult,
     NearestResult,
     QueryExplanation,
     Vertex,
@@ -1304,6 +1305,38 @@ class BlockingCalls(BlockingBase):
             self._client.aggregate(
                 dataset, query, by=by, statistics=statistics, require_complete=require_complete
             )
+        )
+
+    def latest(
+        self, dataset: str, query: QueryLike = "", *, by: Key | str, require_complete: bool = False
+    ) -> LatestResult:
+        """The newest observation of each cell or of each value of a feature, of those that match.
+
+        Each owner takes its newest observations, and the node that is asked those of all. Where
+        paths determine the cell or value (indexed features, cells no smaller than those of the
+        dataset), an owner reads only paths of the newest time bucket in which an observation
+        certainly matches; otherwise it reads all observations that match.
+
+        Of observations with the same time the one farther south is taken, then the one farther
+        west, then that with the lesser values of features in schema order, missing ones last.
+
+        Args:
+            dataset: its name.
+            query: CQL2.
+            by: `galileo.cell(5)` or the text "cell:5", or the name of a feature. Observations
+                without a value of that feature have a newest one, too.
+            require_complete: whether a partial answer is an error.
+
+        Raises:
+            InputError: the dataset has no such feature, or there are more than 100,000 values.
+
+        Example:
+            >>> newest = client.latest("weather", by="station")
+            >>> newest.to_pandas()["temperature"].to_list()
+            [279.0, 292.5, 291.0]
+        """
+        return self._run(
+            self._client.latest(dataset, query, by=by, require_complete=require_complete)
         )
 
     def version(self, dataset: str, *, require_complete: bool = False) -> DatasetVersion:

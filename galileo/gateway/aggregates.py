@@ -1,4 +1,4 @@
-"""Groups of observations by cell and time, summaries, estimates and explanations."""
+"""Groups of observations by cell and time, the newest of each, summaries and estimates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from galileo.client.analytics_results import Aggregates, QueryExplanation
+from galileo.client.analytics_results import Aggregates, LatestResult, QueryExplanation
 from galileo.client.async_client import AsyncClient
 from galileo.client.descriptions import DatasetDescription, FeatureDescription
 from galileo.client.json_lines import json_values
 from galileo.errors import InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.formats import GROUP_FORMATS, TEXT_ROWS, Encoders, TableEncoder, preferred
+from galileo.gateway.formats import (
+    GROUP_FORMATS,
+    LATEST_FORMATS,
+    TEXT_ROWS,
+    Encoders,
+    TableEncoder,
+    preferred,
+)
 from galileo.gateway.streamed import Streamed
 from galileo.geo import geohash
 from galileo.labels import marked
 from galileo.model.grouping import CellKey, Grouping, WindowKey
 from galileo.model.schema import Schema
-from galileo.model.times import iso, micros
+from galileo.model.times import column_micros, iso, iso_column, micros
 
 MISSING_HEADER = "Galileo-Missing"
 """The number of partitions that an answer lacks, with answers that may lack some."""
@@ -70,6 +77,20 @@ class AggregateRoutes:
             table = await self._encoders.run(functools.partial(located, groups.table, grouping))
             pieces = _encoded(table, groups, format, self._encoders)
             media_type, headers = GROUP_FORMATS[format], missing_header(groups.missing)
+            return Streamed(pieces, media_type, held=stack.pop_all(), headers=headers)
+
+    async def latest(self, request: Request) -> Response:
+        """The newest observation of each cell, or of each value of a feature."""
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self._callers.client(request))
+            schema = await _schema(client, request)
+            given, query = parameters.filtered(request.query_params, schema, parameters.LATEST)
+            format = preferred(given.get("f"), request.headers.get("accept", ""), LATEST_FORMATS)
+            newest = await client.latest(
+                schema.name, query, by=parameters.latest_key(given.get("by"))
+            )
+            pieces = _encoded(newest.table, newest, format, self._encoders)
+            media_type, headers = LATEST_FORMATS[format], missing_header(newest.missing)
             return Streamed(pieces, media_type, held=stack.pop_all(), headers=headers)
 
     async def summary(self, request: Request) -> Response:
@@ -163,13 +184,17 @@ def located(table: pa.Table, grouping: Grouping) -> pa.Table:
 
 
 def _encoded(
-    table: pa.Table, groups: Aggregates, format: str, encoders: Encoders
+    table: pa.Table, answer: Aggregates | LatestResult, format: str, encoders: Encoders
 ) -> AsyncIterator[bytes]:
-    """The pieces of groups in a format of `GROUP_FORMATS`."""
+    """The pieces of an answer in a format of `LATEST_FORMATS`."""
     if format == "json":
-        return _gathered(_json_pieces(table, _state(groups.missing)), encoders)
-    table = marked(table, groups.missing)
-    return TableEncoder(format, table.schema).encode(_of_one(table), encoders)
+        return _gathered(_json_pieces(table, _state(answer.missing)), encoders)
+    if format == "csv" and "time" in table.column_names:
+        times = iso_column(column_micros(table.column("time")))
+        table = table.set_column(table.column_names.index("time"), "time", times)
+    table = marked(table, answer.missing)
+    encoder = TableEncoder(format, table.schema, members=_state(answer.missing))
+    return encoder.encode(_of_one(table), encoders)
 
 
 async def _of_one(table: pa.Table) -> AsyncIterator[pa.Table]:

@@ -244,6 +244,9 @@ class Gateway:
     async def _series(self, request: Request) -> Response:
         return await self._aggregates.series(request)
 
+    async def _latest(self, request: Request) -> Response:
+        return await self._aggregates.latest(request)
+
     async def _summary(self, request: Request) -> Response:
         return await self._aggregates.summary(request)
 

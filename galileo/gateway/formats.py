@@ -31,6 +31,8 @@ GROUP_FORMATS = {
     "arrow": MEDIA_TYPES["arrow"],
 }
 """Of groups of observations; the first is the default."""
+LATEST_FORMATS = {"geojson": MEDIA_TYPES["geojson"], **GROUP_FORMATS}
+"""Of the newest observations; the first is the default."""
 TEXT_ROWS = 4_096
 """Rows that become text together."""
 GROUP_ROWS = 131_072

@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
-from galileo.model.grouping import CellKey, WindowKey, cell, window
+from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
 from galileo.model.times import iso, micros
 from galileo.query.builder import Condition, within
@@ -156,6 +156,13 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "The width of time windows, such as 15m, 1h or 1d.",
         "schema": {"type": "string"},
     },
+    "by": {
+        "in": "query",
+        "required": True,
+        "description": "Of what the newest observations are wanted: cells such as cell:5, or the "
+        "values of a feature.",
+        "schema": {"type": "string"},
+    },
     "statistics": {
         "in": "query",
         "description": "Statistics of features: count, sum, min, max or mean, such as "
@@ -213,6 +220,8 @@ CELLS = ("f", "precision", "window", "statistics", *FILTERS)
 """Those of groups by cells."""
 SERIES = ("f", "window", "statistics", *FILTERS)
 """Those of groups by time."""
+LATEST = ("f", "by", *FILTERS)
+"""Those of the newest observations."""
 TILE = ("f", "statistics", "datetime", "filter", "filter-lang", "filter-crs")
 """Those of a tile."""
 SUMMARY = ("f", "feature", "bins", *FILTERS)
@@ -329,6 +338,18 @@ def time_window(text: str | None) -> WindowKey:
             "expected window as the width of time windows, such as 1h, got none", parameter="window"
         )
     return _named("window", window, text)
+
+
+def latest_key(text: str | None) -> CellKey | FeatureKey:
+    """The cells or the feature of the parameter `by`. Raises InputError."""
+    key = None if text is None else _named("by", parse_key, text)
+    if not isinstance(key, CellKey | FeatureKey):
+        got = "none" if text is None else repr(text)
+        raise InputError(
+            f"expected by as cells such as cell:5, or as the name of a feature, got {got}",
+            parameter="by",
+        )
+    return key
 
 
 def statistics(text: str) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from galileo.gateway.documents import (
     SCHEMA_JSON,
     SPARQL_RESULTS,
 )
-from galileo.gateway.formats import GROUP_FORMATS, MEDIA_TYPES
+from galileo.gateway.formats import GROUP_FORMATS, LATEST_FORMATS, MEDIA_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
 
@@ -99,6 +99,14 @@ ROUTES = (
         "Counts and statistics of observations by time",
         parameters.SERIES,
         tuple(GROUP_FORMATS.values()),
+        more_parameters=True,
+    ),
+    RouteInfo(
+        "latest",
+        f"{_COLLECTION}/latest",
+        "The newest observation of each cell, or of each value of a feature",
+        parameters.LATEST,
+        tuple(LATEST_FORMATS.values()),
         more_parameters=True,
     ),
     RouteInfo(

@@ -46,7 +46,7 @@ class TileRoutes:
         self._encoders = encoders
         self._versions = Versions()
         self._cache = TileCache()
-        self._making = SharedCalls[tuple[AsyncClient, TileKey], EncodedTile]()
+        self._making = SharedCalls[tuple[AsyncClient, TileKey, float], EncodedTile]()
 
     def sets(self, url: str) -> dict[str, Any]:
         """The tile matrix sets."""
@@ -93,13 +93,16 @@ class TileRoutes:
         tile = _tile_of(request)
         place = (tile.tiles.id, tile.zoom, tile.row, tile.column)
         async with self._callers.client(request) as client:
-            known = await self._versions.known(client, request.path_params["collectionId"])
+            schema = await client.schema(request.path_params["collectionId"])
+            known = await self._versions.known(client, schema.name)
             key = TileKey(known.version.schema.key, place, request.url.query)
             encoded = self._cache.get(key, known)
             if encoded is None:
-                # Not shared by callers with other tokens, whose quotas are others.
+                # Not shared by callers with other tokens, whose quotas are others, nor with a
+                # request that has a newer version: the tile may be older than that.
                 encoded = await self._making.call(
-                    (client, key), lambda: self._make(client, known, key, request, tile)
+                    (client, key, known.asked_s),
+                    lambda: self._make(client, known, key, request, tile),
                 )
         return _answer(request, encoded)
 

@@ -76,6 +76,8 @@ class Cover:
         if len(lows) == 0:
             return np.zeros(len(cells), dtype=np.int8)
         if len(cells) > _MANY:
+            if (cells[:-1] <= cells[1:]).all():
+                return self._relations_of_sorted(cells)
             near = np.flatnonzero((cells >= lows[0]) & (cells < highs[-1]))
             if len(near) * _SPARSE < len(cells):
                 spread = np.zeros(len(cells), dtype=np.int8)
@@ -85,6 +87,15 @@ class Cover:
         held = (at >= 0) & (cells < highs.take(at, mode="wrap"))
         relations: npt.NDArray[np.int8] = kinds.take(at, mode="wrap") * held
         return relations
+
+    def _relations_of_sorted(self, cells: Cells) -> npt.NDArray[np.int8]:
+        """`relations` of ascending cells, as runs have them: few ends are looked up among many."""
+        lows, highs, kinds = self._by_relation
+        ends = np.stack([np.searchsorted(cells, lows), np.searchsorted(cells, highs)], axis=1)
+        lengths = np.diff(ends.ravel(), prepend=0, append=len(cells))
+        between = np.zeros(len(lengths), dtype=np.int8)
+        between[1::2] = kinds
+        return between.repeat(lengths)
 
     @cached_property
     def _by_relation(self) -> tuple[Cells, Cells, npt.NDArray[np.int8]]:

@@ -25,6 +25,7 @@ Cells = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 _LETTERS = np.frombuffer(ALPHABET, dtype=np.uint8)
+_DIGIT_OF = {chr(letter): digit for digit, letter in enumerate(ALPHABET)}
 _DIGITS = np.full(256, 255, dtype=np.uint8)
 _DIGITS[_LETTERS] = np.arange(32, dtype=np.uint8)
 
@@ -127,9 +128,14 @@ def cell_from_text(text: str) -> int:
     Raises:
         InputError: it is too long, or has an invalid character.
     """
-    if "\0" in text:  # NumPy drops it from the end of a text.
-        raise _invalid_geohash(text, len(text))
-    return int(from_text([text])[0])
+    _check_precision(len(text))
+    cell = 0
+    for letter in text:
+        digit = _DIGIT_OF.get(letter)
+        if digit is None:
+            raise _invalid_geohash(text, len(text))
+        cell = cell << 5 | digit
+    return cell
 
 
 def prefix_range(prefix: str, precision: int) -> tuple[int, int]:

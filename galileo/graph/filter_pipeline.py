@@ -207,7 +207,7 @@ class FilterPipeline:
             if tally is not None:
                 tally.record(condition, verdicts)
             mask = verdicts if mask is None else mask & verdicts
-        return rows if mask is None else select_rows(rows, mask)
+        return rows if mask is None or mask.all() else select_rows(rows, mask)
 
 
 def chunks(rows: Rows, size: int) -> Iterator[Rows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -58,7 +59,10 @@ def concat_small(pieces: Iterable[Rows], *, least: int) -> Iterator[Rows]:
 
 
 def concat_rows(pieces: list[Rows]) -> Rows:
-    """All rows of some pieces, at least one."""
+    """All rows of some pieces, at least one; a slice, if they are slices without gaps."""
+    ends = [(one.start, one.stop) for one in pieces if isinstance(one, slice)]
+    if len(ends) == len(pieces) and all(a[1] == b[0] for a, b in itertools.pairwise(ends)):
+        return slice(ends[0][0], ends[-1][1])
     return pieces[0] if len(pieces) == 1 else np.concatenate([to_positions(p) for p in pieces])
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.description import Description
 from galileo.graph.explain import Explanation
+from galileo.graph.newest import LatestKey
 from galileo.graph.summary import Summary
 from galileo.model.grouping import Grouping
 from galileo.model.schema import Schema
@@ -46,6 +47,14 @@ class AggregateRequest:
 
     query: Query
     grouping: Grouping
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRequest:
+    """Of which observations, and of each of which cells or values, the newest one is wanted."""
+
+    query: Query
+    key: LatestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,14 @@ class NearestRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LatestRows:
+    """The newest observations of one node, of the observation schema."""
+
+    observations: pa.Table
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
 class Described:
     """A description, and the bytes of the files behind it."""
 
@@ -137,6 +154,10 @@ class AnalyticsPeer(Protocol):
     async def children(self, node: str, question: ChildrenRequest) -> Children: ...
 
     async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows: ...
+
+    async def latest(
+        self, node: str, question: LatestRequest, share: PartitionScope
+    ) -> LatestRows: ...
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described: ...
 

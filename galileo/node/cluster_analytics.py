@@ -26,6 +26,7 @@ from galileo.graph.description import merge_descriptions
 from galileo.graph.explain import Explanation
 from galileo.graph.feature_graph import Estimate
 from galileo.graph.group_merger import GroupMerger
+from galileo.graph.newest import NewestMerger, check_key
 from galileo.graph.quantiles import Quantile, check_quantiles
 from galileo.graph.summary import Summary, check_summary, equal_edges, merge_summaries
 from galileo.model.schema import Schema
@@ -35,6 +36,7 @@ from galileo.node.analytics_protocol import (
     Children,
     ChildrenRequest,
     Described,
+    LatestRequest,
     PartitionScope,
     SummaryRequest,
     Versioned,
@@ -272,6 +274,42 @@ class ClusterAnalytics:
         )
         table = await loop.run_in_executor(self._executor, merger.answer)
         return ClusterResult(table, frontier, missing, candidates, ranges)
+
+    async def latest(self, question: LatestRequest) -> ClusterResult[pa.Table]:
+        """The newest matching observation of each cell or value in the partitions that answered.
+
+        Returns:
+            A table of `NewestMerger.answer`.
+
+        Raises:
+            InputError: the dataset has no such key, or there are too many observations.
+        """
+        query = question.query
+        check_key(question.key, query.schema)
+        candidates = self._node.scans.candidates(query)
+        share = PartitionScope(candidates, after=self._node.view.pruned_until(query, candidates))
+        merger, merging = NewestMerger(question.key, query.schema), asyncio.Lock()
+        loop = asyncio.get_running_loop()
+
+        async def call(node: str, part: PartitionScope) -> Cursor:
+            is_here = node == self._node.name
+            newest = await (
+                self.local.latest(question, part)
+                if is_here
+                else self._peers.latest(node, question, part)
+            )
+            async with merging:
+                await loop.run_in_executor(self._executor, merger.add, newest.observations)
+            return newest.reached
+
+        shares = self._shares(share)
+        answers, errors = await self._scatter_gather(shares, call)
+        missing = _missing(shares, errors)
+        frontier = _join_cursors(list(answers.values())).join(
+            _of(share.after, candidates - missing)
+        )
+        table = await loop.run_in_executor(self._executor, merger.answer)
+        return ClusterResult(table, frontier, missing)
 
     async def children(self, question: ChildrenRequest) -> ClusterResult[Children]:
         """A page of the children of a vertex, counted over all nodes that answered.

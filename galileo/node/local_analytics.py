@@ -18,13 +18,17 @@ from galileo.errors import Cancelled, DataExpired, Overloaded, Unavailable
 from galileo.graph import drill_down
 from galileo.graph.group_merger import GroupMerger
 from galileo.graph.groups import Groups
+from galileo.graph.newest import NewestBuckets, NewestMerger
 from galileo.graph.run_scan import Check
+from galileo.model.grouping import Grouping
 from galileo.node.analytics_protocol import (
     AggregateRequest,
     Children,
     ChildrenRequest,
     Described,
     ExplainResult,
+    LatestRequest,
+    LatestRows,
     NearestRows,
     PartialGroups,
     PartitionScope,
@@ -124,6 +128,29 @@ class LocalAnalytics:
         while await self._run(lambda check: _advance(work, step_s, check)):
             pass
         return PartialGroups(await self._run(lambda check: merger.partial()), reached)
+
+    async def latest(self, question: LatestRequest, share: PartitionScope) -> LatestRows:
+        """The newest of this node's observations, of each cell or value.
+
+        Raises:
+            InputError: there are too many.
+            Unavailable: again and again retention dropped what was about to be read.
+        """
+        for _ in range(SEARCHES_MAX - 1):
+            with contextlib.suppress(Unavailable):
+                return await self._latest(question, share)
+        return await self._latest(question, share)
+
+    async def _latest(self, question: LatestRequest, share: PartitionScope) -> LatestRows:
+        schema = question.query.schema
+        shard, reached = self._begin(schema.key, share)
+        merger = NewestMerger(question.key, schema)
+        commits = CursorRange(share.partitions, share.after, reached)
+        work = _merge_newest(merger, shard, question, commits=commits, options=self._options)
+        step_s = self._options.step_s
+        while await self._run(lambda check: _advance(work, step_s, check)):
+            pass
+        return LatestRows(await self._run(lambda check: merger.partial()), reached)
 
     async def children(self, question: ChildrenRequest) -> Children:
         shard = self._catalog.shard(question.schema.key)
@@ -293,6 +320,54 @@ def _merge_all(
         if table is not None:
             merger.add_observations(table)
         yield
+
+
+def _merge_newest(
+    merger: NewestMerger,
+    shard: Shard,
+    question: LatestRequest,
+    *,
+    commits: CursorRange,
+    options: QueryOptions,
+) -> Iterator[None]:
+    """Adds the newest observations of some commits to `merger`, and others, a piece at each step.
+
+    Raises:
+        Unavailable: retention dropped commits meanwhile, so that others may have the newest.
+    """
+    query, schema, graph = question.query, question.query.schema, shard.graph
+    dropped = _dropped(shard, commits)
+
+    def labels() -> Iterator[pa.RecordBatch | None]:
+        return graph.scan_pieces(
+            query,
+            labels_max=options.labels_per_part,
+            after=commits.after,
+            until=commits.until,
+            partitions=commits.partitions,
+        )
+
+    wanted: Iterator[pa.RecordBatch | None] | None = None
+    if Grouping((question.key,)).is_in_graph(schema):
+        buckets = NewestBuckets(question.key, query)
+        for piece in labels():
+            if piece is not None:
+                buckets.add(piece)
+            yield
+        wanted = (None if piece is None else buckets.wanted(piece) for piece in labels())
+    columns = tuple(schema.observation_schema.names)
+    for table in stored_rows(
+        shard, query, columns=columns, commits=commits, options=options, labels=wanted
+    ):
+        if table is not None:
+            merger.add(table)
+        yield
+    if _dropped(shard, commits) != dropped:
+        raise Unavailable("retention dropped observations that were about to be read; try again")
+
+
+def _dropped(shard: Shard, commits: CursorRange) -> list[int]:
+    return [version.dropped for version in shard.versions(sorted(commits.partitions)).values()]
 
 
 def _advance(work: Iterator[None], step_s: float, check: Check) -> bool:

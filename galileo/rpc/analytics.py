@@ -9,12 +9,19 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import InputError
 from galileo.graph.drill_down import default_order
 from galileo.graph.explain import Explanation
 from galileo.graph.summary import Summary
 from galileo.labels import to_ipc
+from galileo.model.grouping import WindowKey
 from galileo.model.schema import Schema
-from galileo.node.analytics_protocol import AggregateRequest, ChildrenRequest, SummaryRequest
+from galileo.node.analytics_protocol import (
+    AggregateRequest,
+    ChildrenRequest,
+    LatestRequest,
+    SummaryRequest,
+)
 from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
@@ -26,6 +33,7 @@ from galileo.wire.codec import (
     ROWS_PER_MESSAGE,
     cursor_to_pb,
     grouping_from_pb,
+    key_from_pb,
     table_chunks,
     versions_to_pb,
 )
@@ -40,6 +48,7 @@ DISTANCE = "distance_m"
 _Asking: TypeAlias = (
     analytics_pb2.ExplainRequest
     | analytics_pb2.AggregateRequest
+    | analytics_pb2.LatestRequest
     | analytics_pb2.SummariseRequest
     | analytics_pb2.EstimateRequest
     | analytics_pb2.NearestRequest
@@ -201,6 +210,27 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
         else:
             result = await self._exploration.nearest(sought)
             table, frontier, missing = _measured(result.value), result.frontier, result.missing
+        yield _head(query.schema, query_json=query.to_json())
+        for part in _rows(table):
+            yield part
+        tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
+        yield analytics_pb2.AnalyticsPart(tail=tail)
+
+    @streaming
+    async def Latest(  # noqa: N802
+        self, request: analytics_pb2.LatestRequest, context: Context
+    ) -> _Parts:
+        query = await self._query(request, context)
+        key = key_from_pb(request.by)
+        if isinstance(key, WindowKey):
+            raise InputError("expected a cell or a feature, got a window", parameter="by")
+        question, missing = LatestRequest(query, key), frozenset[int]()
+        if request.HasField("share"):
+            local = await self._exploration.local.latest(question, share_from_pb(request.share))
+            table, frontier = local.observations, local.reached
+        else:
+            result = await self._exploration.latest(question)
+            table, frontier, missing = result.value, result.frontier, result.missing
         yield _head(query.schema, query_json=query.to_json())
         for part in _rows(table):
             yield part

@@ -22,6 +22,8 @@ from galileo.node.analytics_protocol import (
     ChildrenRequest,
     Described,
     ExplainResult,
+    LatestRequest,
+    LatestRows,
     NearestRows,
     PartialGroups,
     PartitionScope,
@@ -37,6 +39,7 @@ from galileo.wire.codec import (
     cursor_from_pb,
     cursor_to_pb,
     grouping_to_pb,
+    key_to_pb,
     table_of,
     versions_from_pb,
 )
@@ -114,6 +117,17 @@ class GrpcAnalyticsPeer:
         chunks, tail = await self._parts(node, "Nearest", request)
         table: pa.Table = table_of(chunks, sought.schema.observation_schema)
         return NearestRows(table, cursor_from_pb(tail.frontier))
+
+    async def latest(self, node: str, question: LatestRequest, share: PartitionScope) -> LatestRows:
+        request = analytics_pb2.LatestRequest(
+            dataset=question.query.schema.key,
+            query=question.query.to_json(),
+            by=key_to_pb(question.key),
+            share=share_to_pb(share),
+        )
+        chunks, tail = await self._parts(node, "Latest", request)
+        table: pa.Table = table_of(chunks, question.query.schema.observation_schema)
+        return LatestRows(table, cursor_from_pb(tail.frontier))
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
         request = analytics_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))

@@ -58,7 +58,7 @@ def cursor_from_pb(value: common_pb2.Cursor) -> Cursor:
 def grouping_to_pb(grouping: Grouping) -> analytics_pb2.AggregateRequest:
     """A request with the keys and statistics of a grouping."""
     return analytics_pb2.AggregateRequest(
-        by=[_key_to_pb(key) for key in grouping.keys],
+        by=[key_to_pb(key) for key in grouping.keys],
         statistics=[
             analytics_pb2.GroupStatistics(feature=name, statistics=statistics)
             for name, statistics in grouping.statistics
@@ -79,12 +79,12 @@ def grouping_from_pb(request: analytics_pb2.AggregateRequest) -> Grouping:
             parameter="statistics",
         )
     return Grouping(
-        tuple(_key_from_pb(key) for key in request.by),
+        tuple(key_from_pb(key) for key in request.by),
         tuple((one.feature, tuple(one.statistics)) for one in request.statistics),
     )
 
 
-def _key_to_pb(key: Key) -> analytics_pb2.GroupKey:
+def key_to_pb(key: Key) -> analytics_pb2.GroupKey:
     if isinstance(key, CellKey):
         return analytics_pb2.GroupKey(cell_bits=key.bits)
     if isinstance(key, WindowKey):
@@ -92,7 +92,7 @@ def _key_to_pb(key: Key) -> analytics_pb2.GroupKey:
     return analytics_pb2.GroupKey(feature=key.name)
 
 
-def _key_from_pb(key: analytics_pb2.GroupKey) -> Key:
+def key_from_pb(key: analytics_pb2.GroupKey) -> Key:
     match key.WhichOneof("key"):
         case "cell_bits":
             return CellKey(key.cell_bits)

@@ -569,6 +569,38 @@ class AggregateRequest(_message.Message):
 Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
 
 @_typing.final
+class LatestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    query: _builtins.str
+    @_builtins.property
+    def by(self) -> Global___GroupKey:
+        """a cell or a feature"""
+
+    @_builtins.property
+    def share(self) -> Global___PartitionScope: ...
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        query: _builtins.str = ...,
+        by: Global___GroupKey | None = ...,
+        share: Global___PartitionScope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "dataset", b"dataset", "query", b"query", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatestRequest: _TypeAlias = LatestRequest  # noqa: Y015
+
+@_typing.final
 class VersionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

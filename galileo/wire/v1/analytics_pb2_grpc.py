@@ -66,6 +66,11 @@ class AnalyticsStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
                 _registered_method=True)
+        self.Latest = channel.unary_stream(
+                '/galileo.v1.Analytics/Latest',
+                request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.LatestRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
+                _registered_method=True)
         self.Version = channel.unary_unary(
                 '/galileo.v1.Analytics/Version',
                 request_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.VersionRequest.SerializeToString,
@@ -125,6 +130,13 @@ class AnalyticsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Latest(self, request, context):
+        """The newest matching observation of each cell or value of a feature; Arrow rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Version(self, request, context):
         """Which commits of a dataset readers see: while these stay the same, so do answers.
         """
@@ -170,6 +182,11 @@ def add_AnalyticsServicer_to_server(servicer, server):
             'Nearest': grpc.unary_stream_rpc_method_handler(
                     servicer.Nearest,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.SerializeToString,
+            ),
+            'Latest': grpc.unary_stream_rpc_method_handler(
+                    servicer.Latest,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.LatestRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.SerializeToString,
             ),
             'Version': grpc.unary_unary_rpc_method_handler(
@@ -346,6 +363,33 @@ class Analytics:
             target,
             '/galileo.v1.Analytics/Nearest',
             galileo_dot_wire_dot_v1_dot_analytics__pb2.NearestRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Latest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Analytics/Latest',
+            galileo_dot_wire_dot_v1_dot_analytics__pb2.LatestRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_analytics__pb2.AnalyticsPart.FromString,
             options,
             channel_credentials,

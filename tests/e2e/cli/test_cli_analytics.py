@@ -115,6 +115,22 @@ def test_aggregate_prints_and_writes_groups(run: Run, dataset: str, tmp_path: Pa
     run(*asked, "--mean", "temperature", fails=2)
 
 
+def test_latest_prints_and_writes_observations(run: Run, dataset: str, tmp_path: Path) -> None:
+    result = values(run("latest", dataset, "--by", "station", "--json"))
+    assert (result["complete"], result["more"]) == (True, False)
+    of_station = frame().sort_values(["latitude", "longitude"]).groupby("station").head(1)
+    expected = of_station.set_index("station")["latitude"].to_dict()
+    assert {row["station"]: row["latitude"] for row in result["observations"]} == expected
+    assert "2 observations\n" in run("latest", dataset, "--by", "station").stdout
+    path = str(tmp_path / "newest.geojson")
+    words = run("latest", dataset, "temperature > 3", "--by", "cell:2", "--output", path).stdout
+    assert f"observations written to {path}" in words
+    features = json.loads(Path(path).read_text())["features"]
+    assert {feature["geometry"]["type"] for feature in features} == {"Point"}
+    run("latest", dataset, "--by", "window:1h", fails=2)
+    run("latest", dataset, fails=2)
+
+
 def test_stats_prints_summary_and_histogram(run: Run, dataset: str) -> None:
     result = values(run("stats", dataset, "--feature", "temperature", "--bins", "3", "--json"))
     temperatures = frame()["temperature"]

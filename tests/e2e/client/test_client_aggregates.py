@@ -121,6 +121,43 @@ def test_aggregate_shows_its_groups(client: galileo.Client, explored: Any) -> No
     assert "station" in found._repr_html_()
 
 
+@given(by=st.sampled_from(["cell:1", "cell:4", "station", "count"]), number=st.integers(0, 5))
+@examples(10)
+def test_latest_equals_pandas(client: galileo.Client, explored: Any, by: str, number: int) -> None:
+    """Which of several observations of one time it is, another test says."""
+    found = client.latest(explored.name, explored.queries[number], by=by)
+    frame = explored.matching(number)
+    expected = frame.groupby(KEYS[by](frame), dropna=False)["time"].max()
+    newest = found.to_pandas()
+    keys = newest["geohash"] if by.startswith("cell") else KEYS[by](newest)
+    assert found.complete
+    assert len(found) == len(expected) == keys.nunique(dropna=False)
+    whole = expected.reset_index()
+    assert rows(pd.DataFrame({"key": keys, "time": newest["time"]})) == rows(whole)
+    assert f"{len(found):,} observations" in repr(found)
+    assert "Newest" in found._repr_html_()
+
+
+def test_version_is_the_same_until_something_is_committed(
+    client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("version")
+    client.create_dataset(galileo.Schema(name, [galileo.Feature("temperature")]))
+    row = {"latitude": 1.0, "longitude": 2.0, "time": "2014-03-01T06:30:00Z", "temperature": 3.0}
+    first = client.version(name)
+    assert (first.schema.name, first.complete) == (name, True)
+    client.ingest(name, pd.DataFrame([row]))
+    second = client.version(name)
+    assert second == client.version(name)
+    [changed] = [p for p, v in second.partitions.items() if v != first.partitions[p]]
+    counted = client.aggregate(name, "geohash LIKE 's0%'")
+    assert changed in counted.partitions
+    assert (counted.ranges, counted.frontier[changed]) == (
+        second.ranges,
+        second.partitions[changed].last,
+    )
+
+
 @pytest.mark.parametrize(
     ("wrong", "details"),
     [

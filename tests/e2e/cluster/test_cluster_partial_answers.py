@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import threading
@@ -10,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import galileo
 from galileo.cli.main import main
 from galileo.errors import GalileoError, IncompleteAnswer, Unavailable
 from galileo.labels import missing_of
+from galileo.local_gateway import LocalGateway
 from galileo.rdf import Endpoint, EndpointOptions
 
 ROWS = 200
@@ -149,6 +152,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "aggregate": lambda c, **o: c.aggregate("air", by=["cell:1", "window:90m"], **o),
     "children": lambda c, **o: c.children("air", **o),
     "explain": lambda c, **o: c.explain("air", **o),
+    "latest": lambda c, **o: c.latest("air", by="cell:4", **o),
     "version": lambda c, **o: c.version("air", **o),
     "describe": lambda c, **o: c.describe("air", **o),
 }
@@ -166,6 +170,36 @@ def test_answers_with_a_killed_node_name_missing_partitions(halved: Halved, name
 def test_answers_with_require_complete_are_incomplete(halved: Halved, name: str) -> None:
     with raises(IncompleteAnswer, missing=list(halved.missing)):
         ANSWERS[name](halved.client, require_complete=True)
+
+
+def test_http_answers_with_a_killed_node_name_missing_partitions(
+    halved: Halved, tmp_path: Path
+) -> None:
+    missing, header = list(halved.missing), "Galileo-Missing"
+    with LocalGateway([halved.address], log=tmp_path / "gateway.log", timeout="1s") as gateway:
+
+        def get(path: str) -> tuple[Message, bytes]:
+            url = f"{gateway.url}/collections/air/{path}"
+            with urllib.request.urlopen(url, timeout=60) as reply:
+                return reply.headers, reply.read()
+
+        for path in ("cells?precision=2", "series?window=1h", "summary", "explain"):
+            headers, body = get(path)
+            document = json.loads(body)
+            assert (document["complete"], document["missing"]) == (False, missing), path
+            assert headers[header] == str(len(missing))
+            counted = document.get("columns", document).get("observations", halved.rows)
+            assert np.sum(counted) == halved.rows
+        headers, body = get("cells?precision=2&f=arrow")
+        assert missing_of(pyarrow.feather.read_table(io.BytesIO(body))) == halved.missing
+        headers, body = get("tiles/WebMercatorQuad/0/0/0")
+        assert (headers[header], headers["ETag"]) == (str(len(missing)), None)
+        assert headers["Cache-Control"] == "no-store"
+        assert body
+        headers, _ = get("tiles/WorldCRS84Quad/2/1/4")  # Cell s, on the node that is left.
+        assert (headers[header], headers["ETag"] is not None) == (None, True)
+        headers, _ = get("tiles/WorldCRS84Quad/2/1/5")  # Cell t.
+        assert (headers[header], headers["ETag"]) == (str(len(missing)), None)
 
 
 def test_query_batches_with_a_killed_node_end_partial(halved: Halved) -> None:

@@ -19,10 +19,10 @@ from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.errors import Cancelled, DataExpired, InputError, Overloaded, Unavailable
 from galileo.geo import geohash
-from galileo.graph import group_merger
+from galileo.graph import group_merger, newest
 from galileo.graph.drill_down import default_order
 from galileo.graph.metadata_graph import MetadataGraph
-from galileo.model.grouping import Grouping
+from galileo.model.grouping import Grouping, parse_key
 from galileo.model.schema import Schema
 from galileo.node import local_analytics
 from galileo.node.analytics_protocol import (
@@ -31,6 +31,8 @@ from galileo.node.analytics_protocol import (
     ChildrenRequest,
     Described,
     ExplainResult,
+    LatestRequest,
+    LatestRows,
     NearestRows,
     PartialGroups,
     PartitionScope,
@@ -80,6 +82,9 @@ class Direct:
 
     async def nearest(self, node: str, sought: NearestTo, share: PartitionScope) -> NearestRows:
         return await self._reach(node, sought).nearest(sought, share)
+
+    async def latest(self, node: str, question: LatestRequest, share: PartitionScope) -> LatestRows:
+        return await self._reach(node, question).latest(question, share)
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
         return await self._reach(node, share).describe(schema.name, share)
@@ -586,3 +591,141 @@ async def test_aggregate_names_the_partitions_that_matter(
     assert {p: version.frontier[p] for p in found.candidates} == {
         p: found.frontier[p] for p in found.candidates
     }
+
+
+def newest_by_loop(frame: pd.DataFrame, key: Callable[[dict[str, Any]], Any]) -> dict[Any, Any]:
+    """The newest observation of each key; of those of one time the least by place and features."""
+
+    def rank(row: dict[str, Any]) -> Any:
+        features = [row["temperature"], row["station"]]
+        missing_last = [(pd.isna(value), value if not pd.isna(value) else 0) for value in features]
+        return -row["time"].value, row["latitude"], row["longitude"], missing_last
+
+    newest: dict[Any, Any] = {}
+    for row in frame.to_dict("records"):
+        name = None if pd.isna(key(row)) else key(row)
+        if name not in newest or rank(row) < rank(newest[name]):
+            newest[name] = row
+    return newest
+
+
+def cell_of(precision: int) -> Callable[[dict[str, Any]], str]:
+    def cell(row: dict[str, Any]) -> str:
+        cells = geohash.encode([row["latitude"]], [row["longitude"]], precision)
+        return str(geohash.to_text(cells, precision)[0])
+
+    return cell
+
+
+LATEST: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("cell:1", cell_of(1)),
+    ("cell:2", cell_of(2)),
+    ("cell:3", cell_of(3)),
+    ("temperature", lambda row: row["temperature"]),
+    ("station", lambda row: row["station"]),
+]
+
+
+@pytest.mark.parametrize("query", ["", "temperature > 280", BOX, DURING, f"{BOX} AND NOT {DURING}"])
+async def test_latest_equals_a_loop_at_every_node(
+    cluster: Any, direct: Direct, make_observations: Make, query: str
+) -> None:
+    """With many ties, and with labels of which it is not certain that an observation matches."""
+    rng = np.random.default_rng(len(query))
+    for batch in range(3):
+        frame = make_observations(300, seed=batch).to_pandas()
+        later = pd.to_timedelta(rng.integers(0, 8, 300) * 6, "h")
+        frame["time"] = frame["time"].dt.floor("30min") + later
+        frame["temperature"] = np.where(
+            rng.random(300) < 0.1, np.nan, frame["temperature"].round(-1)
+        )
+        frame["station"] = rng.choice(["KDEN", "KCYS", None], 300)
+        near = rng.random(300) < 0.5
+        # In one cell, in the box and out of it.
+        frame.loc[near, "latitude"] = rng.choice([30.0, 33.0, 33.3], near.sum())
+        frame.loc[near, "longitude"] = rng.choice([-100.7, -100.0], near.sum())
+        table = pa.Table.from_pandas(
+            frame, schema=cluster.schema.observation_schema, preserve_index=False
+        )
+        await cluster.ingest(table, batch=batch)
+    whole = (await cluster.read(await cluster.ask("", at="b"))).to_pandas()
+    parsed = parse(query, cluster.schema)
+    table = pa.Table.from_pandas(
+        whole, schema=cluster.schema.observation_schema, preserve_index=False
+    )
+    matching = table.filter(pa.array(parsed.match_observations(table))).to_pandas()
+    for text, key in LATEST:
+        expected = newest_by_loop(matching, key)
+        question = LatestRequest(parsed, parse_key(text))
+        for exploration in direct.explorations.values():
+            found = await exploration.latest(question)
+            assert found.missing == frozenset()
+            rows = found.value.to_pandas().to_dict("records")
+            names = [None if pd.isna(key(row)) else key(row) for row in rows]
+            assert names == sorted(expected, key=lambda name: (name is None, name or 0)), text
+            for name, row in zip(names, rows, strict=True):
+                if "geohash" in row:
+                    assert row.pop("geohash") == name
+                same = pd.Series(row).fillna("none").to_dict()
+                assert same == pd.Series(expected[name]).fillna("none").to_dict(), (text, name)
+
+
+async def test_latest_reads_only_paths_that_may_be_newest(
+    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations)
+    read, plain = list[int](), newest.NewestMerger.add
+
+    def add(merger: newest.NewestMerger, table: pa.Table) -> None:
+        read.append(table.num_rows)
+        plain(merger, table)
+
+    monkeypatch.setattr(newest.NewestMerger, "add", add)
+    everything = parse("", cluster.schema)
+    share = PartitionScope(frozenset(held_by(cluster, "a")))
+    question = LatestRequest(everything, parse_key("cell:1"))
+    found = await direct.explorations["a"].local.latest(question, share)
+    stored = (await direct.explorations["a"].local.describe("nam", share)).description
+    assert found.observations.num_rows <= sum(read) < stored.observations / 2
+
+
+async def test_latest_of_too_many_values_is_refused(
+    cluster: Any, direct: Direct, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(cluster, make_observations)
+    monkeypatch.setattr(newest, "NEWEST_MAX", 50)
+    question = LatestRequest(parse("", cluster.schema), parse_key("cell:9"))
+    with raises(InputError, parameter="by", bound=50):
+        await direct.explorations["a"].latest(question)
+
+
+@pytest.mark.parametrize("key", ["window:1h", "bits:7", "wind"])
+async def test_latest_by_what_is_no_cell_and_no_feature_is_refused(
+    cluster: Any, direct: Direct, key: str
+) -> None:
+    with pytest.raises(InputError):
+        await direct.explorations["a"].latest(
+            LatestRequest(parse("", cluster.schema), parse_key(key))
+        )
+
+
+async def test_latest_begins_anew_when_retention_drops_what_may_be_newest(
+    cluster: Any, direct: Direct, make_observations: Make
+) -> None:
+    await fill(cluster, make_observations)
+    shard = cluster["a"].catalog.shard("nam")
+    plain, calls = shard.versions, list[int]()
+
+    def versions(partitions: Any) -> Any:
+        calls.append(0)
+        found = plain(partitions)
+        if len(calls) == 2:  # The end of the first attempt.
+            found = {p: dataclasses.replace(v, dropped=v.dropped + 1) for p, v in found.items()}
+        return found
+
+    question = LatestRequest(parse("", cluster.schema), parse_key("cell:1"))
+    whole = await direct.explorations["a"].latest(question)
+    shard.versions = versions
+    again = await direct.explorations["a"].latest(question)
+    assert len(calls) == 4
+    assert again.value.equals(whole.value)

@@ -192,6 +192,7 @@ NODES_ONLY = {
     "AggregateRequest": ("share",),
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
+    "LatestRequest": ("share",),
     "VersionRequest": ("share",),
     "ChildrenRequest": ("local",),
     "RemoveNodeRequest": ("is_drained",),

@@ -59,6 +59,18 @@ def test_cover_from_region_points_of_region_lie_in_cover(region, seed):
     assert inside[places == CellRelation.INSIDE].all()
 
 
+@given(shapes(), st.integers(0, 2**32 - 1), st.integers(0, 8))
+def test_cover_relations_do_not_depend_on_order_and_number(region, seed, precision_of_prefix):
+    """Few cells, many in some order, and many in ascending order are looked up in three ways."""
+    random = np.random.default_rng(seed)
+    made, size = cover.from_region(region, 5), 32 ** min(5, precision_of_prefix)
+    cells = random.integers(0, size, 3 * cover._MANY, dtype=np.uint64)
+    expected = np.concatenate([made.relations(few) for few in np.split(cells, 3)])
+    assert (made.relations(cells) == expected).all()
+    order = np.argsort(cells)
+    assert (made.relations(cells[order]) == expected[order]).all()
+
+
 def test_cover_from_region_box_of_whole_cells_is_inside():
     west, south, east, north = (
         float(v[0]) for v in geohash.bounds([geohash.cell_from_text("9x")], 2)

@@ -1,0 +1,47 @@
+"""A node and a gateway that serve within this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from galileo.clock import SystemClock
+from galileo.config import from_dict
+from galileo.gateway.options import GatewayOptions
+from galileo.gateway.serving import GatewayServer
+from galileo.server.main import NodeProcess
+
+
+@contextlib.asynccontextmanager
+async def node(directory: Path, sections: dict[str, Any]) -> AsyncIterator[str]:
+    """A node as it is served, and its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    cluster = {"groups": [{"name": "g", "nodes": [{"name": "n", "address": address}]}]}
+    config = from_dict(
+        {"node": {"name": "n", "directory": str(directory)}, "cluster": cluster, **sections}
+    )
+    stop = asyncio.Event()
+    serving = asyncio.create_task(NodeProcess(config, clock=SystemClock()).run(stop))
+    try:
+        yield address
+    finally:
+        stop.set()
+        await serving
+
+
+@contextlib.asynccontextmanager
+async def gateway(options: GatewayOptions) -> AsyncIterator[str]:
+    server = GatewayServer(options)
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield server.url
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
