@@ -30,6 +30,7 @@ from galileo.gateway.formats import (
     TableEncoder,
     preferred,
 )
+from galileo.gateway.routes import Handler
 from galileo.gateway.streamed import Streamed
 from galileo.geo import geohash
 from galileo.labels import marked
@@ -55,6 +56,18 @@ class AggregateRoutes:
     def __init__(self, callers: Callers, encoders: Encoders) -> None:
         self._callers = callers
         self._encoders = encoders
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {
+            "cells": self.cells,
+            "series": self.series,
+            "latest": self.latest,
+            "summary": self.summary,
+            "estimate": self.estimate,
+            "explain": self.explain,
+        }
 
     async def cells(self, request: Request) -> Response:
         """Groups by geohash cell, and by time window if one is asked for."""

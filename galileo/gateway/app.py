@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
-import pyarrow as pa
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,27 +15,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.client.async_client import AsyncClient
-from galileo.errors import GalileoError, InputError
-from galileo.gateway import documents, edr_documents, parameters
+from galileo.errors import GalileoError
+from galileo.gateway import documents, edr_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
 from galileo.gateway.cluster import ClusterRoutes
-from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
 from galileo.gateway.edr import EdrRoutes
-from galileo.gateway.files import file_answer
-from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
-from galileo.gateway.ingestion import IngestRoute
+from galileo.gateway.formats import Encoders
+from galileo.gateway.items import ItemRoutes
+from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
-from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem, problem_of
-from galileo.gateway.routes import ROUTES
+from galileo.gateway.routes import ROUTES, Handler
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
@@ -57,10 +48,6 @@ SECURITY_HEADERS = {
 """Of each answer that has none of its own: it is for its caller alone."""
 REQUEST_HEADER = "Galileo-Request"
 """The id of a request, by which its lines in the logs of all nodes can be found."""
-
-_ID = "#id"
-"""A column of ids, named as no feature can be."""
-_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Gateway:
@@ -80,14 +67,14 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
-        self._aggregates = AggregateRoutes(self.callers, self._encoders)
-        self._tiles = TileRoutes(self.callers, self._encoders)
         self._ccq_collections = CcqCollections(self.callers, self._encoders)
-        self._ingest_route = IngestRoute(self.callers, self._encoders)
-        self._cluster_routes = ClusterRoutes(self.callers, self._encoders)
-        self._edr = EdrRoutes(self.callers, self._encoders)
+        handlers = self._handlers()
         self._routes = [
-            Route(_matched(route.path), self._answering(route.name), methods=list(route.methods))
+            Route(
+                _matched(route.path),
+                self._answering(route.name, handlers[route.name]),
+                methods=list(route.methods),
+            )
             for route in ROUTES
         ]
         self._routes += MapPage(self._encoders).routes
@@ -123,9 +110,27 @@ class Gateway:
         self._sparql_queries.stop()
         self._continuous.hubs.stop()
 
-    def _answering(self, name: str) -> _Handler:
-        handler: _Handler = getattr(self, f"_{name}")
-        of_ccq: _Handler = getattr(self._ccq_collections, name, handler)
+    def _handlers(self) -> dict[str, Handler]:
+        """By the names of routes."""
+        kinds = (ItemRoutes, AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
+        groups = [kind(self.callers, self._encoders) for kind in kinds]
+        own: dict[str, Handler] = {
+            "landing": self._landing,
+            "conformance": self._conformance,
+            "api": self._api,
+            "asyncapi": self._asyncapi,
+            "collections": self._collections,
+            "collection": self._collection,
+            "queryables": self._queryables,
+            "schema": self._schema,
+            "sparql": self._sparql,
+        }
+        return own | dict(
+            pair for group in (*groups, self._continuous) for pair in group.handlers.items()
+        )
+
+    def _answering(self, name: str, handler: Handler) -> Handler:
+        of_ccq: Handler = getattr(self._ccq_collections, name, handler)
 
         async def answer(request: Request) -> Response:
             request.scope["galileo_route"] = name
@@ -144,221 +149,60 @@ class Gateway:
     # --- documents ---------------------------------------------------------------------------
 
     async def _landing(self, request: Request) -> Response:
-        return _json(request, documents.landing(_url(request)))
+        return _json(request, documents.landing(url_of(request)))
 
     async def _conformance(self, request: Request) -> Response:
         return _json(request, documents.conformance())
 
     async def _api(self, request: Request) -> Response:
-        return _json(request, openapi(_url(request)), documents.OPENAPI_JSON)
+        return _json(request, openapi(url_of(request)), documents.OPENAPI_JSON)
 
     async def _asyncapi(self, request: Request) -> Response:
-        return _json(request, asyncapi(_url(request)), documents.ASYNCAPI_JSON)
+        return _json(request, asyncapi(url_of(request)), documents.ASYNCAPI_JSON)
 
     async def _collections(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             datasets = await edr_documents.described(client, await client.datasets())
             ccqs = await visible_ccqs(client)
-        document = documents.collections(_url(request), datasets)
+        document = documents.collections(url_of(request), datasets)
         document["collections"] += [
-            described(_url(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
+            described(url_of(request), info) for info in ccqs if CCQ_ID.fullmatch(info.id)
         ]
         return _json(request, document)
 
     async def _collection(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             dataset = await client.describe(request.path_params["collectionId"])
-        return _json(request, documents.collection(_url(request), dataset))
+        return _json(request, documents.collection(url_of(request), dataset))
 
     async def _queryables(self, request: Request) -> Response:
         schema = await self._schema_of(request)
-        document = documents.queryables(_url(request), schema)
+        document = documents.queryables(url_of(request), schema)
         return _json(request, document, documents.SCHEMA_JSON)
 
     async def _schema(self, request: Request) -> Response:
         schema = await self._schema_of(request)
-        document = documents.item_schema(_url(request), schema)
+        document = documents.item_schema(url_of(request), schema)
         return _json(request, document, documents.SCHEMA_JSON)
 
     async def _schema_of(self, request: Request) -> Schema:
         async with self.callers.client(request) as client:
             return await client.schema(request.path_params["collectionId"])
 
-    # --- observations ------------------------------------------------------------------------
-
-    async def _items(self, request: Request) -> Response:
-        if request.method == "POST":
-            return await self._ingest_route.store(request)
-        async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self.callers.client(request))
-            schema = await client.schema(request.path_params["collectionId"])
-            wanted = items_request(request.query_params, schema)
-            accept = request.headers.get("accept", "")
-            format = preferred(request.query_params.get("f"), accept, MEDIA_TYPES)
-            if format == "geojson":
-                return await self._page(request, client, schema, wanted)
-            if wanted.after is not None:
-                raise InputError(
-                    f"expected f as geojson, which has pages, with 'after', got {format}; other "
-                    "formats have all observations",
-                    parameter="after",
-                )
-            check_columns_crs(wanted.crs, format)
-            tables: Any = client.select_batches(
-                schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
-            )
-            stack.push_async_callback(tables.aclose)
-            columns = wanted.columns or schema.observation_schema.names
-            arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
-            encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
-            return await file_answer(
-                tables, encoder, self._encoders, media_type=media_type, held=stack
-            )
-
-    async def _page(
-        self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
-    ) -> Response:
-        """A page of GeoJSON, with a link to the next one."""
-        page = await client.select_page(
-            schema.name,
-            wanted.query,
-            limit=wanted.limit or parameters.PAGE_LIMIT,
-            columns=wanted.columns,
-            after=wanted.after,
-        )
-        links = [documents.link("self", str(request.url), documents.GEOJSON)]
-        if page.next is not None:
-            following = request.url.include_query_params(after=page.next)
-            links.append(documents.link("next", str(following), documents.GEOJSON))
-        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        body = await self._features(page.table, {"timeStamp": at, "links": links}, wanted.crs)
-        headers = {"Vary": "Accept", **content_crs(wanted.crs)}
-        return Response(body, media_type=documents.GEOJSON, headers=headers)
-
-    async def _item(self, request: Request) -> Response:
-        known = parameters.single_values(request.query_params, ("f", "crs"))
-        preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
-        system = crs_of(known, "crs")
-        url, name = _url(request), request.path_params["featureId"]
-        async with self.callers.client(request) as client:
-            schema = await client.schema(request.path_params["collectionId"])
-            try:
-                table = await client.read_ids(schema.name, [name])
-            except InputError as error:
-                return problem(HTTPStatus.NOT_FOUND, error.message)
-        feature = json.loads(await self._features(table, {}, system))["features"][0]
-        collection = f"{url}/collections/{quote(schema.name)}"
-        links = [
-            documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
-            documents.link("collection", collection, documents.JSON),
-        ]
-        body = json.dumps({**feature, "links": links})
-        return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
-
-    async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
-        """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
-        table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
-        encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
-        return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
-
     async def _sparql(self, request: Request) -> Response:
         async with self.callers.client(request) as client:
             dataset = request.path_params["collectionId"]
             return await self._sparql_queries.answer(request, client, dataset)
 
-    # --- aggregates --------------------------------------------------------------------------
 
-    async def _cells(self, request: Request) -> Response:
-        return await self._aggregates.cells(request)
-
-    async def _series(self, request: Request) -> Response:
-        return await self._aggregates.series(request)
-
-    async def _latest(self, request: Request) -> Response:
-        return await self._aggregates.latest(request)
-
-    async def _summary(self, request: Request) -> Response:
-        return await self._aggregates.summary(request)
-
-    async def _estimate(self, request: Request) -> Response:
-        return await self._aggregates.estimate(request)
-
-    async def _explain(self, request: Request) -> Response:
-        return await self._aggregates.explain(request)
-
-    # --- tiles -------------------------------------------------------------------------------
-
-    async def _tile_matrix_sets(self, request: Request) -> Response:
-        return _json(request, self._tiles.sets(_url(request)))
-
-    async def _tile_matrix_set(self, request: Request) -> Response:
-        return _json(request, self._tiles.set(request, _url(request)))
-
-    async def _tilesets(self, request: Request) -> Response:
-        return _json(request, await self._tiles.tilesets(request, _url(request)))
-
-    async def _tileset(self, request: Request) -> Response:
-        return _json(request, await self._tiles.tileset(request, _url(request)))
-
-    async def _tile(self, request: Request) -> Response:
-        return await self._tiles.tile(request)
-
-    # --- environmental data retrieval --------------------------------------------------------
-
-    async def _data_query(self, request: Request) -> Response:
-        return await self._edr.query(request, request.scope["galileo_route"])
-
-    _position = _area = _cube = _radius = _trajectory = _corridor = _data_query
-
-    async def _locations(self, request: Request) -> Response:
-        return await self._edr.locations(request)
-
-    async def _location(self, request: Request) -> Response:
-        return await self._edr.location(request)
-
-    # --- continuous queries ------------------------------------------------------------------
-
-    async def _ccqs(self, request: Request) -> Response:
-        return await self._continuous.all(request)
-
-    async def _ccq(self, request: Request) -> Response:
-        return await self._continuous.one(request)
-
-    async def _ccq_labels(self, request: Request) -> Response:
-        return await self._continuous.labels(request)
-
-    async def _ccq_events(self, request: Request) -> Response:
-        return await self._continuous.events(request)
-
-    async def _events(self, request: Request) -> Response:
-        return await self._continuous.merged_events(request)
-
-    # --- the cluster -------------------------------------------------------------------------
-
-    async def _cluster(self, request: Request) -> Response:
-        return await self._cluster_routes.cluster(request)
-
-    async def _whoami(self, request: Request) -> Response:
-        return await self._cluster_routes.whoami(request)
-
-    async def _samplers(self, request: Request) -> Response:
-        return await self._cluster_routes.samplers(request)
+def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:
+    check_json(request, media_type)
+    return json_answer(document, media_type)
 
 
 def _matched(path: str) -> str:
     """The path of a route as Starlette matches it; the id of a location can have slashes."""
     return path.replace("{locationId}", "{locationId:path}")
-
-
-def _json(request: Request, document: Any, media_type: str = documents.JSON) -> Response:
-    known = parameters.single_values(request.query_params, ("f",))
-    preferred(known.get("f"), "", {"json": media_type})
-    return Response(json.dumps(document), media_type=media_type)
-
-
-def _url(request: Request) -> str:
-    """The URL of the gateway, as the client addresses it."""
-    return str(request.base_url).rstrip("/")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

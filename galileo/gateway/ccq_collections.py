@@ -8,7 +8,6 @@ never changes, so the pages have each label once.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import info_of
 from galileo.gateway.formats import Encoders, TableEncoder, preferred
+from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.updates import cut
 from galileo.model.schema import Schema
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
@@ -63,10 +63,10 @@ class CcqCollections:
         self._encoders = encoders
 
     async def collection(self, request: Request) -> Response:
-        _check_format(request, documents.JSON)
+        check_json(request)
         async with self._callers.client(request) as client:
             info = await info_of(client, request.path_params["collectionId"])
-        return Response(json.dumps(described(_url(request), info)), media_type=documents.JSON)
+        return json_answer(described(url_of(request), info))
 
     async def queryables(self, request: Request) -> Response:
         return await self._schema_answer(request, "queryables", {})
@@ -96,17 +96,17 @@ class CcqCollections:
     async def _schema_answer(
         self, request: Request, name: str, properties: dict[str, Any]
     ) -> Response:
-        _check_format(request, documents.SCHEMA_JSON)
+        check_json(request, documents.SCHEMA_JSON)
         ccq_id = request.path_params["collectionId"]
         document = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "$id": f"{_url(request)}/collections/{ccq_id}/{name}",
+            "$id": f"{url_of(request)}/collections/{ccq_id}/{name}",
             "type": "object",
             "title": ccq_id,
             "properties": {"geometry": {"format": "geometry-polygon"}, **properties},
             "additionalProperties": False,
         }
-        return Response(json.dumps(document), media_type=documents.SCHEMA_JSON)
+        return json_answer(document, documents.SCHEMA_JSON)
 
 
 def described(url: str, info: CcqInfo) -> dict[str, Any]:
@@ -152,15 +152,6 @@ def _json_type(kind: pa.DataType) -> dict[str, Any]:
     if pa.types.is_integer(kind):
         return {"type": "integer"}
     return {"type": "number" if pa.types.is_floating(kind) else "string"}
-
-
-def _check_format(request: Request, media_type: str) -> None:
-    given = parameters.single_values(request.query_params, ("f",))
-    preferred(given.get("f"), "", {"json": media_type})
-
-
-def _url(request: Request) -> str:
-    return str(request.base_url).rstrip("/")
 
 
 # --- pages -----------------------------------------------------------------------------------

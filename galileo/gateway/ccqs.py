@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,8 @@ from galileo.gateway.callers import Callers
 from galileo.gateway.events import EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
+from galileo.gateway.json_answers import check_json, json_answer, url_of
+from galileo.gateway.routes import Handler
 from galileo.gateway.updates import (
     LABEL_FORMATS,
     cut,
@@ -58,27 +61,38 @@ class CcqRoutes:
         self._encoders = encoders
         self.hubs = Hubs()
 
-    async def all(self, request: Request) -> Response:
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {
+            "ccqs": self.ccqs,
+            "ccq": self.ccq,
+            "ccq_labels": self.ccq_labels,
+            "ccq_events": self.ccq_events,
+            "events": self.events,
+        }
+
+    async def ccqs(self, request: Request) -> Response:
         """Lists the queries of the caller, or submits one."""
-        _format_json(request)
+        check_json(request)
         if request.method == "POST":
             return await self._submit(request)
         async with self._callers.client(request) as client:
             infos = await visible_ccqs(client)
         described = [_described(request, info) for info in infos]
-        return _json({"links": [], "ccqs": described})
+        return json_answer({"links": [], "ccqs": described})
 
-    async def one(self, request: Request) -> Response:
+    async def ccq(self, request: Request) -> Response:
         """Describes a query, or cancels it."""
-        _format_json(request)
+        check_json(request)
         ccq_id = request.path_params["ccqId"]
         async with self._callers.client(request) as client:
             if request.method == "DELETE":
                 await client.cancel(ccq_id)
                 return Response(status_code=HTTPStatus.NO_CONTENT)
-            return _json(_described(request, await info_of(client, ccq_id)))
+            return json_answer(_described(request, await info_of(client, ccq_id)))
 
-    async def labels(self, request: Request) -> Response:
+    async def ccq_labels(self, request: Request) -> Response:
         """What is new after a token."""
         given = parameters.single_values(request.query_params, parameters.CCQ_LABELS)
         format = preferred(given.get("f"), request.headers.get("accept", ""), LABEL_FORMATS)
@@ -92,7 +106,7 @@ class CcqRoutes:
                 update = cut(update, until, ccq_id=ccq_id)
             return await self._labels_answer(update, format)
 
-    async def events(self, request: Request) -> Response:
+    async def ccq_events(self, request: Request) -> Response:
         """The same as server-sent events, until the client leaves or the query ends."""
         given = parameters.single_values(request.query_params, ("after",))
         token = request.headers.get("last-event-id", given.get("after", ""))
@@ -101,7 +115,7 @@ class CcqRoutes:
             reader = QueryReader(self.hubs, client, request.path_params["ccqId"], token=token)
             return EventStream(reader, await reader.fetch(), held=stack.pop_all())
 
-    async def merged_events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         """The events of several queries in one stream, until all of them end."""
         parameters.single_values(request.query_params, ())
         tokens = await _tokens(request)
@@ -118,7 +132,7 @@ class CcqRoutes:
         submission = await _submission(request)
         async with self._callers.client(request) as client:
             ccq = await client.submit(submission.pop("dataset"), **submission)
-            location = f"{_url(request)}/ccqs/{ccq.id}"
+            location = f"{url_of(request)}/ccqs/{ccq.id}"
             members = {**_described(request, ccq.info), **_initial_members(ccq)}
             if len(ccq.initial) > LABELS_MAX:
                 link = link_members(len(ccq.initial), "", ccq.token)
@@ -168,7 +182,7 @@ def _initial_members(ccq: Ccq) -> dict[str, Any]:
 
 def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
     """A continuous query, as JSON values."""
-    url = f"{_url(request)}/ccqs/{info.id}"
+    url = f"{url_of(request)}/ccqs/{info.id}"
     return {
         "id": info.id,
         "dataset": info.dataset,
@@ -286,16 +300,3 @@ def _window_of(given: Any) -> Window | None:
             parameter="window",
         )
     return Window.parse(members["windows"], lateness=members.get("lateness"))
-
-
-def _format_json(request: Request) -> None:
-    given = parameters.single_values(request.query_params, ("f",))
-    preferred(given.get("f"), "", {"json": documents.JSON})
-
-
-def _json(document: Any) -> Response:
-    return Response(json.dumps(document), media_type=documents.JSON)
-
-
-def _url(request: Request) -> str:
-    return str(request.base_url).rstrip("/")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -12,10 +11,11 @@ from starlette.responses import Response
 
 from galileo.client.results import CallerIdentity, CcqInfo, ClusterStatus, NodeStatus
 from galileo.dht.topology import Topology
-from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import visible_ccqs
-from galileo.gateway.formats import Encoders, preferred
+from galileo.gateway.formats import Encoders
+from galileo.gateway.json_answers import check_json, json_answer
+from galileo.gateway.routes import Handler
 from galileo.model.times import iso
 from galileo.samplers import describe_installed
 
@@ -35,24 +35,33 @@ class ClusterRoutes:
         self._encoders = encoders
         self._installed: list[dict[str, Any]] | None = None
 
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {
+            "cluster": self.cluster,
+            "whoami": self.whoami,
+            "samplers": self.samplers,
+        }
+
     async def cluster(self, request: Request) -> Response:
         """Nodes, partitions, and the coordinators of the caller's continuous queries."""
-        _check_format(request)
+        check_json(request)
         async with self._callers.client(request) as client:
             status = await client.status()
             topology = Topology.from_json(await client.topology_json())
             ccqs = await visible_ccqs(client)
-        return _json(cluster_document(status, topology, ccqs))
+        return json_answer(cluster_document(status, topology, ccqs))
 
     async def whoami(self, request: Request) -> Response:
         """The principal of the request, its rights and quotas."""
-        _check_format(request)
+        check_json(request)
         async with self._callers.client(request) as client:
-            return _json(identity_document(await client.whoami()))
+            return json_answer(identity_document(await client.whoami()))
 
     async def samplers(self, request: Request) -> Response:
         """Samplers that are installed with the gateway, and those that were uploaded."""
-        _check_format(request)
+        check_json(request)
         async with self._callers.client(request) as client:
             uploaded = [dataclasses.asdict(sampler) for sampler in await client.sent_samplers()]
         if self._installed is None:  # Their modules are imported for their descriptions.
@@ -60,7 +69,7 @@ class ClusterRoutes:
         for sampler in uploaded:
             sampler["sent_at"] = _time(sampler["sent_at"])
             sampler["revoked_at"] = _time(sampler["revoked_at"])
-        return _json({"installed": self._installed, "uploaded": uploaded})
+        return json_answer({"installed": self._installed, "uploaded": uploaded})
 
 
 def cluster_document(
@@ -133,12 +142,3 @@ def identity_document(identity: CallerIdentity) -> dict[str, Any]:
 
 def _time(seconds: float | None) -> str | None:
     return iso(round(seconds * 1e6)) if seconds else None
-
-
-def _check_format(request: Request) -> None:
-    given = parameters.single_values(request.query_params, ("f",))
-    preferred(given.get("f"), "", {"json": documents.JSON})
-
-
-def _json(document: Any) -> Response:
-    return Response(json.dumps(document), media_type=documents.JSON)

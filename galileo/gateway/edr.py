@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from galileo.gateway.edr_requests import (
     COVERAGE_JSON,
     FORMATS,
     POSITION_M,
+    QUERIES,
     TEXT_FORMATS,
     EdrRequest,
     Positions,
@@ -35,7 +36,9 @@ from galileo.gateway.edr_requests import (
 )
 from galileo.gateway.files import file_answer
 from galileo.gateway.formats import TEXT_ROWS, Encoders, TableEncoder, preferred
+from galileo.gateway.json_answers import url_of
 from galileo.gateway.problems import problem
+from galileo.gateway.routes import Handler
 from galileo.geo.corridors import Corridor
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import cell
@@ -61,8 +64,15 @@ class EdrRoutes:
         self._callers = callers
         self._encoders = encoders
 
-    async def query(self, request: Request, kind: str) -> Response:
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        of_places = {"locations": self.locations, "location": self.location}
+        return dict.fromkeys(QUERIES, self.query) | of_places
+
+    async def query(self, request: Request) -> Response:
         """The observations of a position, an area, or another kind of query."""
+        kind = request.scope["galileo_route"]
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.client(request))
             schema = await client.schema(request.path_params["collectionId"])
@@ -288,4 +298,4 @@ def _in_corridor(table: pa.Table, corridor: Corridor) -> pa.Table:
 
 
 def _collection_url(request: Request, schema: Schema) -> str:
-    return f"{str(request.base_url).rstrip('/')}/collections/{quote(schema.name)}"
+    return f"{url_of(request)}/collections/{quote(schema.name)}"

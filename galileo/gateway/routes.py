@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from galileo.gateway import edr_requests, parameters
 from galileo.gateway.documents import (
@@ -19,6 +23,9 @@ from galileo.gateway.formats import GROUP_FORMATS, LATEST_FORMATS, MEDIA_TYPES
 from galileo.gateway.ingestion import REQUEST_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""Answers the requests of a route."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from galileo.gateway import documents, parameters, vector_tiles
 from galileo.gateway.aggregates import grouping_of, missing_header
 from galileo.gateway.callers import Callers
 from galileo.gateway.formats import Encoders, preferred
+from galileo.gateway.json_answers import check_json, json_answer, url_of
+from galileo.gateway.routes import Handler
 from galileo.gateway.shared_calls import SharedCalls
 from galileo.gateway.tile_cache import EncodedTile, KnownVersion, TileCache, TileKey, Versions
 from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX, Tile, TileMatrixSet
@@ -48,8 +51,20 @@ class TileRoutes:
         self._cache = TileCache()
         self._making = SharedCalls[tuple[AsyncClient, TileKey, float], EncodedTile]()
 
-    def sets(self, url: str) -> dict[str, Any]:
-        """The tile matrix sets."""
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {
+            "tile_matrix_sets": self.tile_matrix_sets,
+            "tile_matrix_set": self.tile_matrix_set,
+            "tilesets": self.tilesets,
+            "tileset": self.tileset,
+            "tile": self.tile,
+        }
+
+    async def tile_matrix_sets(self, request: Request) -> Response:
+        check_json(request)
+        url = url_of(request)
         listed = [
             {
                 "id": tiles.id,
@@ -63,26 +78,29 @@ class TileRoutes:
             for tiles in SETS.values()
         ]
         links = [documents.link("self", f"{url}/tileMatrixSets", documents.JSON)]
-        return {"tileMatrixSets": listed, "links": links}
+        return json_answer({"tileMatrixSets": listed, "links": links})
 
-    def set(self, request: Request, url: str) -> dict[str, Any]:
+    async def tile_matrix_set(self, request: Request) -> Response:
         """The definition of a tile matrix set. Raises NoSuchTile."""
-        tiles = _set_of(request)
+        check_json(request)
+        tiles, url = _set_of(request), url_of(request)
         link = documents.link("self", f"{url}/tileMatrixSets/{tiles.id}", documents.JSON)
-        return tiles.document([link])
+        return json_answer(tiles.document([link]))
 
-    async def tilesets(self, request: Request, url: str) -> dict[str, Any]:
+    async def tilesets(self, request: Request) -> Response:
         """The tile sets of a dataset, one for each tile matrix set."""
-        schema = await self._schema(request)
+        check_json(request)
+        schema, url = await self._schema(request), url_of(request)
         own = documents.link("self", f"{_collection(url, schema)}/tiles", documents.JSON)
         listed = [_tileset(url, schema, tiles) for tiles in SETS.values()]
-        return {"links": [own], "tilesets": listed}
+        return json_answer({"links": [own], "tilesets": listed})
 
-    async def tileset(self, request: Request, url: str) -> dict[str, Any]:
+    async def tileset(self, request: Request) -> Response:
         """One of them. Raises NoSuchTile."""
+        check_json(request)
         tiles = _set_of(request)
-        schema = await self._schema(request)
-        return {**_tileset(url, schema, tiles), "layers": [_layer(schema)]}
+        schema, url = await self._schema(request), url_of(request)
+        return json_answer({**_tileset(url, schema, tiles), "layers": [_layer(schema)]})
 
     async def _schema(self, request: Request) -> Schema:
         async with self._callers.client(request) as client:

@@ -1,0 +1,126 @@
+"""Observations of a dataset: pages of GeoJSON, files, single ones, and ingest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.async_client import AsyncClient
+from galileo.errors import InputError
+from galileo.gateway import documents, parameters
+from galileo.gateway.callers import Callers
+from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
+from galileo.gateway.files import file_answer
+from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
+from galileo.gateway.ingestion import IngestRoute
+from galileo.gateway.json_answers import url_of
+from galileo.gateway.parameters import ItemsRequest, items_request
+from galileo.gateway.problems import problem
+from galileo.gateway.routes import Handler
+from galileo.model.schema import Schema
+
+_ID = "#id"
+"""A column of ids, named as no feature can be."""
+
+
+class ItemRoutes:
+    """Answers requests for observations; belongs to one event loop.
+
+    Args:
+        callers: of the gateway.
+        encoders: of the gateway.
+    """
+
+    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+        self._callers = callers
+        self._encoders = encoders
+        self._ingest = IngestRoute(callers, encoders)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {"items": self.items, "item": self.item}
+
+    async def items(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._ingest.store(request)
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self._callers.client(request))
+            schema = await client.schema(request.path_params["collectionId"])
+            wanted = items_request(request.query_params, schema)
+            accept = request.headers.get("accept", "")
+            format = preferred(request.query_params.get("f"), accept, MEDIA_TYPES)
+            if format == "geojson":
+                return await self._page(request, client, schema, wanted)
+            if wanted.after is not None:
+                raise InputError(
+                    f"expected f as geojson, which has pages, with 'after', got {format}; other "
+                    "formats have all observations",
+                    parameter="after",
+                )
+            check_columns_crs(wanted.crs, format)
+            tables: Any = client.select_batches(
+                schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
+            )
+            stack.push_async_callback(tables.aclose)
+            columns = wanted.columns or schema.observation_schema.names
+            arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
+            encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
+            return await file_answer(
+                tables, encoder, self._encoders, media_type=media_type, held=stack
+            )
+
+    async def _page(
+        self, request: Request, client: AsyncClient, schema: Schema, wanted: ItemsRequest
+    ) -> Response:
+        """A page of GeoJSON, with a link to the next one."""
+        page = await client.select_page(
+            schema.name,
+            wanted.query,
+            limit=wanted.limit or parameters.PAGE_LIMIT,
+            columns=wanted.columns,
+            after=wanted.after,
+        )
+        links = [documents.link("self", str(request.url), documents.GEOJSON)]
+        if page.next is not None:
+            following = request.url.include_query_params(after=page.next)
+            links.append(documents.link("next", str(following), documents.GEOJSON))
+        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        body = await self._features(page.table, {"timeStamp": at, "links": links}, wanted.crs)
+        headers = {"Vary": "Accept", **content_crs(wanted.crs)}
+        return Response(body, media_type=documents.GEOJSON, headers=headers)
+
+    async def item(self, request: Request) -> Response:
+        known = parameters.single_values(request.query_params, ("f", "crs"))
+        preferred(known.get("f"), "", {"geojson": documents.GEOJSON})
+        system = crs_of(known, "crs")
+        url, name = url_of(request), request.path_params["featureId"]
+        async with self._callers.client(request) as client:
+            schema = await client.schema(request.path_params["collectionId"])
+            try:
+                table = await client.read_ids(schema.name, [name])
+            except InputError as error:
+                return problem(HTTPStatus.NOT_FOUND, error.message)
+        feature = json.loads(await self._features(table, {}, system))["features"][0]
+        collection = f"{url}/collections/{quote(schema.name)}"
+        links = [
+            documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
+            documents.link("collection", collection, documents.JSON),
+        ]
+        body = json.dumps({**feature, "links": links})
+        return Response(body, media_type=documents.GEOJSON, headers=content_crs(system))
+
+    async def _features(self, table: pa.Table, members: dict[str, Any], system: Crs) -> bytes:
+        """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
+        table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
+        encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
+        return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
