@@ -37,6 +37,8 @@ ELEVATION = "elevation"
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
+_IS_BETWEEN = np.isin(np.arange(256), list(b" \t\r\n}"))
+"""Bytes outside of objects, with the last one of each."""
 
 
 def open_geojson(path: Path, mapping: Mapping) -> ColumnReader:
@@ -157,26 +159,33 @@ def _features(path: Path) -> pa.StructArray:
 
 
 def _check_nesting(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
-    """Raises InputError for deep nesting, without parsing."""
+    """Raises InputError for deep nesting and for values besides objects, without parsing.
+
+    Arrow's parser ends the process for a text that begins with the value null.
+    """
+    view = memoryview(data)
+    view = view[len(codecs.BOM_UTF8) :] if bytes(view[:3]) == codecs.BOM_UTF8 else view
     depth, is_text, is_escaped = 0, False, False
-    for start in range(0, len(data), scan_bytes):
-        piece = bytes(memoryview(data)[start : start + scan_bytes])[is_escaped:]
+    for start in range(0, len(view), scan_bytes):
+        piece = bytes(view[start : start + scan_bytes])[is_escaped:]
         is_escaped = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
         # Without escapes, a quotation mark begins or ends a text.
         plain = (piece[:-1] if is_escaped else piece).replace(rb"\\", b"").replace(rb"\"", b"")
+        if not plain:
+            continue
         part = np.frombuffer(plain, np.uint8)
         in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
-        steps = _STEPS[part]
-        depths = depth + np.cumsum(steps[(steps != 0) & ~in_text], dtype=np.int64)
-        if len(depths) and depths.max() > NESTING_MAX:
+        depths = depth + np.cumsum(_STEPS[part] * ~in_text, dtype=np.int32)
+        if depths.max() > NESTING_MAX:
             raise InputError(
                 f"expected at most {NESTING_MAX} nested arrays and objects in "
                 f"{path}, got more; GeoJSON of points needs 5",
                 expected="nesting",
                 bound=NESTING_MAX,
             )
-        depth = int(depths[-1]) if len(depths) else depth
-        is_text = bool(in_text[-1]) if len(in_text) else is_text
+        if ((depths <= 0) & ~_IS_BETWEEN[part]).any():
+            raise InputError(f"expected JSON objects in {path}, got others", expected="objects")
+        depth, is_text = int(depths[-1]), bool(in_text[-1])
 
 
 def _refuse_overflow(path: Path, columns: dict[str, pa.Array]) -> None:

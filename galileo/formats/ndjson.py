@@ -26,7 +26,9 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
     document = read_json(path, "JSON lines")
     if not document.column_names:
         raise InputError(f"expected an object in each line of {path}", expected="json_lines")
-    table = columns_of_json(path, dict(zip(document.column_names, document.columns, strict=True)))
+    others = other_columns(document.schema)  # Arrow's lists of nulls are damaged; none is read.
+    names = [name for name in document.column_names if name not in others]
+    table = columns_of_json(path, {name: document.column(name) for name in names})
     where = coordinates_of(mapping, table.column_names)
     table = times_in_milliseconds(table, where)
 
@@ -39,5 +41,5 @@ def open_ndjson(path: Path, mapping: Mapping) -> ColumnReader:
         table.num_rows,
         scan,
         mapping,
-        other_columns(table.schema),
+        others,
     )

@@ -164,6 +164,8 @@ class IngestRoute:
         except InputError as error:  # The path of a body means nothing to its sender.
             words = error.message.replace(str(body.path), "the body")
             raise type(error)(words, **error.details) from error
+        except pa.ArrowException as error:
+            raise InputError(f"expected a whole {format} body: {error}") from error
         if not rows:
             raise InputError("expected observations, got none", expected="observations")
         return source

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import datetime as dt
 import gzip
 import json
@@ -138,6 +139,23 @@ def test_geojson_deep_nesting_raises_before_parsing(path: Path, brackets: str) -
     path.write_text('{"features":' + opening * 200_000 + "1" + closing * 200_000 + "}")
     with raises(InputError, expected="nesting", bound=64):
         open_source(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["null", " null", "1", '"a"', "true", "{}null", '{"a": 1} 2', "}{", '"{', "{}]"]
+)
+@pytest.mark.parametrize("scan_bytes", [1, 1_000])
+def test_geojson_other_values_than_objects_raise_before_parsing(
+    path: Path, text: str, scan_bytes: int
+) -> None:
+    with raises(InputError, expected="objects"):  # Arrow's parser ends the process for some.
+        _check_nesting(path, pa.py_buffer(text.encode()), scan_bytes=scan_bytes)
+
+
+def test_geojson_with_a_byte_order_mark_is_read(path: Path) -> None:
+    write(path, point([1, 2], time=0, mag=4))
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read(path).num_rows == 1
 
 
 def test_geojson_brackets_in_texts_are_no_nesting(path: Path) -> None:

@@ -157,6 +157,7 @@ WRONG_GEOJSON: list[tuple[bytes, int | None, str | None]] = [
     (collection(), None, None),
     (b"", 0, None),
     (b"[]", 0, None),
+    (b"null", 0, None),
     (b'"features": [', 0, None),
     (b'{"type": "Feature"}', 0, "geometry"),
 ]
@@ -183,6 +184,8 @@ FIELDS = b"40,8,2014-03-01T06:00:00Z,1\n"
         ("ndjson", LINE + b'{"lat": 40,\n', 1, None),
         ("ndjson", LINE + LINE.replace(b"40", b"400"), 1, "latitude"),
         ("ndjson", b"\n", None, None),
+        ("ndjson", b"null\n" + LINE, 0, None),
+        ("ndjson", LINE + b"null\n", 1, None),
         ("csv", HEAD + FIELDS * 3 + b"40,8,2014-03-01,x\n", 3, "level"),
         ("csv", HEAD + FIELDS * 3 + b"40,8,2014-03-01\n", 3, None),
         ("csv", HEAD + FIELDS * 3 + b"40,x,2014-03-01,1\n", 3, "lon"),
