@@ -2,7 +2,6 @@
 
 const ALPHABET = "0123456789bcdefghjkmnpqrstuvwxyz";
 const DIGITS = new Map([...ALPHABET].map((character, value) => [character, value]));
-export const PRECISION_MAX = 12;
 
 /** West, south, east and north of a cell, in degrees. */
 export function bounds(text) {

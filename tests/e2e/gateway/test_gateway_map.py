@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pandas as pd
 import pytest
-from map_pages import NARROW, chromium, opened
+from map_pages import NARROW, WIDE, chromium, opened
 from proving import Tokens, token_file
 
 import galileo
@@ -297,8 +297,7 @@ def test_a_token_is_asked_for_and_its_rights_hold(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1440, 900), NARROW])
+@pytest.mark.parametrize(("scheme", "size"), [("dark", WIDE), ("light", NARROW)])
 def test_the_page_is_accessible(
     browser: Any,
     gateway: LocalGateway,
