@@ -19,7 +19,7 @@ from galileo.generate import NamLike
 START = "2014-03-01T00:00:00Z"
 HOURS, STRIDE = 18, 3
 WARM = "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-106, 27, -88, 43))"
-QUALITY = 88
+QUALITY = 50
 """Of WebP, 0 to 100."""
 TIMEOUT_MS = 120_000
 BORDERS_MS = 1_500

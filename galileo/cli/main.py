@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "gateway": LazyCommand(
         "galileo.cli.gateway:gateway",
-        "Serve the cluster over HTTP: OGC API, files and SPARQL, until SIGTERM or SIGINT.",
+        "Serve the cluster over HTTP: a map, OGC API, files and SPARQL, until SIGTERM or SIGINT.",
     ),
     "graph": LazyCommand("galileo.cli.analytics:graph", "The metadata graph of a dataset."),
     "ingest": LazyCommand(

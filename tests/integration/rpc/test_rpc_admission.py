@@ -361,7 +361,8 @@ BULK = """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
     Samplers/Upload
-    Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Estimate Analytics/Nearest
+    Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
+    Analytics/Estimate Analytics/Nearest
     Replication/Digest Replication/Replicate
 """
 
