@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from galileo.http_serving.protocol import HEAD_BYTES_MAX, HttpLimits
+from galileo.http_serving.protocol import HEAD_BYTES_MAX, BoundedProtocol, HttpLimits
 from galileo.http_serving.server import HttpServer, ServerThread
 
 WITHIN_S = 60.0
@@ -87,6 +87,24 @@ class Waiting:
             await asyncio.Event().wait()
         finally:
             self.has_ended.set()
+
+
+def test_server_sends_parts_of_an_answer_without_waiting_for_acknowledgements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: list[int] = []
+    made = BoundedProtocol.connection_made
+
+    def connection_made(self: BoundedProtocol, transport: Any) -> None:
+        connection = transport.get_extra_info("socket")
+        options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connection_made)
+    with served(Waiting()) as server, connected(server) as connection:
+        ask(connection)
+        await_that(lambda: bool(options))
+    assert options[0] != 0
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
