@@ -583,7 +583,11 @@ class Caller:
             await asyncio.sleep(self.options.silence_s)
 
     async def _is_live(self, address: str) -> bool:
-        """Whether a node answers a health check, with whatever; one check serves many calls."""
+        """Whether a node answers a health check, with whatever; one check serves many calls.
+
+        A node that is gone refuses the connection of the check, while a call that was sent at the
+        moment of its death has been seen to wait for 50 s in gRPC.
+        """
         now = self.clock.monotonic()
         if now < self._checked_at.get(address, -inf) + self.options.silence_s / 2:
             return True  # Or another call notices, and this one with its next check.
@@ -595,8 +599,9 @@ class Caller:
             )
         except DeadlineExceeded:
             return False
-        except GalileoError:
-            pass
+        except GalileoError as error:
+            if _is_unreachable(error, address):
+                return False
         return True
 
     async def learn_addresses(self, address: str) -> None:

@@ -272,6 +272,24 @@ async def test_caller_leaves_node_that_hangs() -> None:
         await caller.close()
 
 
+async def test_caller_leaves_call_that_outlives_its_node() -> None:
+    """The call hangs in the client, and nothing listens at the node's address any more."""
+    async with Server() as gone:
+        pass
+    async with Server() as sound:
+        sound.opened.set()
+        caller = Caller([gone.address, sound.address], options=CHECKING)
+
+        async def attempt(node: Connection) -> str:
+            if node.address == gone.address:
+                await asyncio.Event().wait()
+            return await call_address(node)
+
+        async with asyncio.timeout(60.0):
+            assert await caller.call(attempt) == sound.address
+        await caller.close()
+
+
 async def test_caller_waits_for_slow_node_that_is_live() -> None:
     async with Server() as slow, Server() as other:
         caller = Caller([slow.address, other.address], options=CHECKING)
