@@ -230,7 +230,8 @@ def test_documents_describe_the_dataset(served: Served) -> None:
     assert connection.getresponse().status == 405
     connection.close()
     listed = {one["id"] for one in documents["/collections"]["collections"]}
-    assert listed == {schema.name for schema in served.client.datasets()}
+    datasets = {name for name in listed if not name.startswith("ccq-")}  # Of other tests.
+    assert datasets == {schema.name for schema in served.client.datasets()}
     queryables = json.loads(served.get("/queryables")[2])
     assert "temperature" in queryables["properties"]
     assert "count" not in queryables["properties"], "it is not indexed"
