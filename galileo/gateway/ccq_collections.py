@@ -26,6 +26,7 @@ from galileo.errors import IncompleteAnswer, InputError, Unavailable
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccqs import info_of
+from galileo.gateway.crs import CRS84
 from galileo.gateway.formats import Encoders, TableEncoder, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.updates import cut
@@ -33,7 +34,6 @@ from galileo.model.schema import Schema
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
 from galileo.query.builder import within
 
-CRS84 = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 ID = "id"
 PARAMETERS = ("f", "limit", "after", "bbox", "datetime")
@@ -118,7 +118,7 @@ def described(url: str, info: CcqInfo) -> dict[str, Any]:
         "title": f"Continuous query of {info.dataset}",
         "description": info.query,
         "itemType": "feature",
-        "crs": [CRS84],
+        "crs": [CRS84.uri],
         "links": [
             documents.link("self", at, documents.JSON, "this document"),
             documents.link("items", f"{at}/items", documents.GEOJSON, "labels as geojson"),

@@ -20,7 +20,7 @@ OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
 ASYNCAPI_JSON = "application/vnd.aai.asyncapi+json;version=3.0.0"
 EVENT_STREAM = "text/event-stream"
 SPARQL_RESULTS = "application/sparql-results+json"
-_REL = "http://www.opengis.net/def/rel/ogc/1.0/"
+REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 _SPEC = "http://www.opengis.net/spec/"
 CONFORMANCE = (
     *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("core", "landing-page", "json")),
@@ -66,11 +66,11 @@ def landing(url: str) -> dict[str, Any]:
             link("service-desc", f"{url}/api", OPENAPI_JSON, "the API"),
             link("service-desc", f"{url}/asyncapi", ASYNCAPI_JSON, "the events"),
             link("conformance", f"{url}/conformance", JSON, "conformance classes"),
-            link(f"{_REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
+            link(f"{REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
             link("data", f"{url}/collections", JSON, "the datasets"),
-            link(f"{_REL}data", f"{url}/collections", JSON, "the datasets"),
+            link(f"{REL}data", f"{url}/collections", JSON, "the datasets"),
             link("related", f"{url}/ccqs", JSON, "continuous queries"),
-            link(f"{_REL}tiling-schemes", f"{url}/tileMatrixSets", JSON, "tile matrix sets"),
+            link(f"{REL}tiling-schemes", f"{url}/tileMatrixSets", JSON, "tile matrix sets"),
             link("related", f"{url}/cluster", JSON, "nodes of the cluster"),
         ],
     }
@@ -91,7 +91,7 @@ def collections(url: str, described: Iterable[DatasetDescription]) -> dict[str, 
 def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
     """A dataset."""
     schema = described.schema
-    at = f"{url}/collections/{quote(schema.name)}"
+    at = collection_url(url, schema)
     items = [
         link("items", f"{at}/items?f={name}", media_type, f"observations as {name}")
         for name, media_type in MEDIA_TYPES.items()
@@ -109,12 +109,17 @@ def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
             link("self", at, JSON, "this document"),
             *items,
             link("data", f"{at}/locations", GEOJSON, "places with observations"),
-            link(f"{_REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
-            link(f"{_REL}tilesets-vector", f"{at}/tiles", JSON, "cells with counts as tiles"),
+            link(f"{REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
+            link(f"{REL}tilesets-vector", f"{at}/tiles", JSON, "cells with counts as tiles"),
             link("describedby", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
-            link(f"{_REL}schema", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
+            link(f"{REL}schema", f"{at}/schema", SCHEMA_JSON, "the properties of an observation"),
         ],
     }
+
+
+def collection_url(url: str, schema: Schema) -> str:
+    """The URL of a dataset at the gateway at a URL."""
+    return f"{url}/collections/{quote(schema.name)}"
 
 
 def queryables(url: str, schema: Schema) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def queryables(url: str, schema: Schema) -> dict[str, Any]:
         "geohash": {"title": "geohash of the cell", "type": "string"},
         **{feature.name: _property(feature) for feature in schema.indexed},
     }
-    return _json_schema(f"{url}/collections/{quote(schema.name)}/queryables", schema, properties)
+    return _json_schema(f"{collection_url(url, schema)}/queryables", schema, properties)
 
 
 def item_schema(url: str, schema: Schema) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def item_schema(url: str, schema: Schema) -> dict[str, Any]:
         "time": {"x-ogc-role": "primary-instant", "type": "string", "format": "date-time"},
         **{feature.name: _property(feature) for feature in schema.features},
     }
-    document = _json_schema(f"{url}/collections/{quote(schema.name)}/schema", schema, properties)
+    document = _json_schema(f"{collection_url(url, schema)}/schema", schema, properties)
     return {**document, "required": ["geometry", "time"]}
 
 

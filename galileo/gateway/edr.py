@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,11 +33,11 @@ from galileo.gateway.edr_requests import (
     features_of,
     location_feature,
 )
-from galileo.gateway.files import file_answer
 from galileo.gateway.formats import TEXT_ROWS, Encoders, TableEncoder, preferred
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.problems import problem
 from galileo.gateway.routes import Handler
+from galileo.gateway.streamed import file_answer
 from galileo.geo.corridors import Corridor
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import cell
@@ -129,7 +128,7 @@ class EdrRoutes:
             locations.encode,
             groups.table,
             name,
-            url=_collection_url(request, schema),
+            url=documents.collection_url(url_of(request), schema),
             interval="/".join(at or ".." for at in edr_documents.interval(described)),
             features=features,
         )
@@ -151,7 +150,7 @@ class _Answer:
         self._encoders = encoders
         self._schema = schema
         self._wanted = wanted
-        self._url = _collection_url(request, schema)
+        self._url = documents.collection_url(url_of(request), schema)
         self._location = location_feature(schema) if wanted.format in TEXT_FORMATS else ""
         names = [feature.name for feature in wanted.features]
         apart = [self._location] if self._location not in ("", *names) else []
@@ -295,7 +294,3 @@ async def _exists(client: AsyncClient, schema: Schema, condition: Condition) -> 
 def _in_corridor(table: pa.Table, corridor: Corridor) -> pa.Table:
     latitude, longitude = (table.column(name).to_numpy() for name in COORDINATES[:2])
     return table.filter(pa.array(corridor.contains(latitude, longitude)))
-
-
-def _collection_url(request: Request, schema: Schema) -> str:
-    return f"{url_of(request)}/collections/{quote(schema.name)}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -19,13 +18,13 @@ from galileo.errors import InputError
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.crs import Crs, check_columns_crs, content_crs, crs_of
-from galileo.gateway.files import file_answer
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder, preferred
 from galileo.gateway.ingestion import IngestRoute
 from galileo.gateway.json_answers import url_of
 from galileo.gateway.parameters import ItemsRequest, items_request
 from galileo.gateway.problems import problem
 from galileo.gateway.routes import Handler
+from galileo.gateway.streamed import file_answer
 from galileo.model.schema import Schema
 
 _ID = "#id"
@@ -111,7 +110,7 @@ class ItemRoutes:
             except InputError as error:
                 return problem(HTTPStatus.NOT_FOUND, error.message)
         feature = json.loads(await self._features(table, {}, system))["features"][0]
-        collection = f"{url}/collections/{quote(schema.name)}"
+        collection = documents.collection_url(url, schema)
         links = [
             documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
             documents.link("collection", collection, documents.JSON),

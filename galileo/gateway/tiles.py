@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -29,7 +28,6 @@ from galileo.model.schema import Schema
 
 _CACHED = {"Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
 """Of tiles: clients keep them, and ask each time whether they are still valid."""
-_REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 
 
 class NoSuchTile(Exception):
@@ -91,7 +89,8 @@ class TileRoutes:
         """The tile sets of a dataset, one for each tile matrix set."""
         check_json(request)
         schema, url = await self._schema(request), url_of(request)
-        own = documents.link("self", f"{_collection(url, schema)}/tiles", documents.JSON)
+        at = f"{documents.collection_url(url, schema)}/tiles"
+        own = documents.link("self", at, documents.JSON)
         listed = [_tileset(url, schema, tiles) for tiles in SETS.values()]
         return json_answer({"links": [own], "tilesets": listed})
 
@@ -211,12 +210,9 @@ def _has(header: str, etag: str) -> bool:
     return etag in named or "*" in named
 
 
-def _collection(url: str, schema: Schema) -> str:
-    return f"{url}/collections/{quote(schema.name)}"
-
-
 def _tileset(url: str, schema: Schema, tiles: TileMatrixSet) -> dict[str, Any]:
-    at, scheme = f"{_collection(url, schema)}/tiles/{tiles.id}", f"{url}/tileMatrixSets/{tiles.id}"
+    dataset, scheme = documents.collection_url(url, schema), f"{url}/tileMatrixSets/{tiles.id}"
+    at = f"{dataset}/tiles/{tiles.id}"
     template = f"{at}/{{tileMatrix}}/{{tileRow}}/{{tileCol}}"
     return {
         "title": f"{schema.name}: cells with counts",
@@ -225,9 +221,9 @@ def _tileset(url: str, schema: Schema, tiles: TileMatrixSet) -> dict[str, Any]:
         "tileMatrixSetURI": tiles.uri,
         "links": [
             documents.link("self", at, documents.JSON),
-            documents.link(f"{_REL}tiling-scheme", scheme, documents.JSON),
+            documents.link(f"{documents.REL}tiling-scheme", scheme, documents.JSON),
             {**documents.link("item", template, vector_tiles.MEDIA_TYPE), "templated": True},
-            documents.link(f"{_REL}geodata", _collection(url, schema), documents.JSON),
+            documents.link(f"{documents.REL}geodata", dataset, documents.JSON),
         ],
     }
 
