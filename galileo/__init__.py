@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from galileo.query.builder import geohash as geohash
     from galileo.query.builder import near as near
     from galileo.query.builder import within as within
+    from galileo.query.template import Template as Template
     from galileo.sampler_package import SamplerArchive as SamplerArchive
     from galileo.sampler_package import sampler_archive as sampler_archive
     from galileo.samplers import SamplerSpec as SamplerSpec
@@ -79,6 +80,7 @@ _HOMES = {
     **dict.fromkeys(
         ("Condition", "during", "f", "geohash", "near", "within"), "galileo.query.builder"
     ),
+    "Template": "galileo.query.template",
     **dict.fromkeys(("SamplerArchive", "sampler_archive"), "galileo.sampler_package"),
     "SamplerSpec": "galileo.samplers",
     "sampler": "galileo.samplers",

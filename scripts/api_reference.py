@@ -37,7 +37,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "conditions": (
         "Conditions of a query",
         CONDITIONS,
-        "f Properties Property Condition within near during geohash cell window",
+        "f Properties Property Condition Template within near during geohash cell window",
     ),
     "schemas": (
         "Schemas and retention",

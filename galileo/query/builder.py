@@ -230,7 +230,7 @@ class Property(_Combinable):
         return Condition({"op": op, "args": [self.tree, *args]})
 
     def _value(self, value: Any) -> Any:
-        raw = _literal(value, about=self._name)
+        raw = literal(value, about=self._name)
         return {"op": "casei", "args": [raw]} if self._folded else raw
 
 
@@ -304,7 +304,7 @@ def within(region: Place, *, edge: bool = True) -> Condition:
         3
     """
     name = "s_intersects" if edge else "s_within"
-    return Condition({"op": name, "args": [{"property": GEOMETRY}, _geometry(region)]})
+    return Condition({"op": name, "args": [{"property": GEOMETRY}, geometry_json(region)]})
 
 
 def near(latitude: float, longitude: float, distance: float | str) -> Condition:
@@ -324,7 +324,7 @@ def near(latitude: float, longitude: float, distance: float | str) -> Condition:
     """
     point = [_degrees("longitude", longitude, 360), _degrees("latitude", latitude, 90)]
     place = {"type": "Point", "coordinates": point}
-    args = [{"property": GEOMETRY}, place, _metres(distance)]
+    args = [{"property": GEOMETRY}, place, metres(distance)]
     return Condition({"op": "dwithin", "args": args})
 
 
@@ -384,7 +384,8 @@ def _no_operand(sign: str, operand: object) -> InputError:
     )
 
 
-def _literal(value: Any, *, about: str) -> Any:
+def literal(value: Any, *, about: str) -> Any:
+    """CQL2 JSON of a number, text, bool or time. Raises InputError."""
     if isinstance(value, np.generic) and not isinstance(value, np.datetime64):
         value = value.item()
     if isinstance(value, bool | str):
@@ -431,7 +432,8 @@ def _degrees(name: str, value: Any, bound: int) -> int | float:
     return number
 
 
-def _metres(distance: Any) -> int | float:
+def metres(distance: Any) -> int | float:
+    """A distance in metres. Raises InputError."""
     written = _DISTANCE.fullmatch(distance) if isinstance(distance, str) else None
     if written:
         return float(written[1]) * _UNITS_M[written[2]]
@@ -447,7 +449,8 @@ def _metres(distance: Any) -> int | float:
     return metres
 
 
-def _geometry(region: Place) -> Any:
+def geometry_json(region: Place) -> Any:
+    """CQL2 JSON of a region. Raises InputError."""
     try:
         return _geojson(region)
     except (shapely.errors.ShapelyError, TypeError, ValueError, KeyError) as error:

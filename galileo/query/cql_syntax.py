@@ -66,7 +66,9 @@ _EMPTY_POINT = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"])*?\b(POINT\s+(?:ZM?|M)?\s
 
 _STATEMENT = re.compile(r"\s*(?:SELECT|WITH|FROM|WHERE)\b", re.IGNORECASE)
 _INSTEAD = {"==": "=", "&&": "AND", "||": "OR"}
-_FOREIGN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)""")
+_FOREIGN = re.compile(
+    r"""'(?:[^']|'')*'|"[^"]*"|(?P<operator>==|&&|\|\|)|(?<![\w.:]):(?P<parameter>[A-Za-z_]\w*)"""
+)
 
 _LISTLESS_IN = re.compile(
     r"""'(?:[^']|'')*'|"[^"]*"|
@@ -106,9 +108,9 @@ def check_length(source: str) -> None:
         )
 
 
-def refuse(source: str, position: int, fault: str) -> NoReturn:
+def refuse(source: str, position: int, fault: str, **details: Any) -> NoReturn:
     """Raise the error for a fault at an offset of the text."""
-    raise QuerySyntaxError(f"{fault}\n{pointed(source, position)}", position=position)
+    raise QuerySyntaxError(f"{fault}\n{pointed(source, position)}", position=position, **details)
 
 
 def pointed(source: str, position: int) -> str:
@@ -203,6 +205,9 @@ def _refuse_other_languages(source: str) -> None:
     for match in _FOREIGN.finditer(source):
         if operator := match["operator"]:
             refuse(source, match.start(), f"write {_INSTEAD[operator]} in place of {operator}")
+        if name := match["parameter"]:
+            fault = f"expected a value, got the parameter :{name}; galileo.Template gives it one"
+            refuse(source, match.start(), fault, parameter=name)
 
 
 def _check_lists(source: str) -> None:

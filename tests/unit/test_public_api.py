@@ -27,6 +27,7 @@ PUBLIC = [
     "Schema",
     "Spool",
     "Submission",
+    "Template",
     "TreeView",
     "Update",
     "Window",
