@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import google_crc32c
+import numpy as np
 import pyarrow as pa
 
 from galileo.errors import ConfigError, CorruptData, InputError
@@ -112,9 +113,41 @@ def checksum(buffers: Iterable[Buffer], crc: int = 0) -> int:
 
 
 def encode_body(batch: pa.RecordBatch) -> Body:
+    """The body of a batch; batches of equal values have the same one, however they were made."""
+    return _encode_as_given(_without_unread_bytes(batch))
+
+
+def is_body_crc(crc: int, batch: pa.RecordBatch) -> bool:
+    """Whether a body with this checksum has the values of a batch.
+
+    Earlier versions encoded batches as they were given. A body of theirs is found if the batch was
+    made in the same way.
+    """
+    return crc in (encode_body(batch).crc, _encode_as_given(batch).crc)
+
+
+def _encode_as_given(batch: pa.RecordBatch) -> Body:
     message = batch.serialize()
     buffers = (message, bytes(padded(message.size) - message.size))
     return Body(buffers, padded(message.size), checksum(buffers))
+
+
+def _without_unread_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without bytes that Arrow never reads, which also get into a message.
+
+    A slice has neighbouring texts and bits, and any value can lie where a null is. `take` makes
+    arrays anew. Arrow cuts slices of numbers exactly if these have no bits for nulls.
+    """
+    rows = None
+    columns = []
+    for column in batch.columns:
+        kind = column.type
+        has_only_values = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
+        if not has_only_values or column.buffers()[0] is not None:
+            rows = pa.array(np.arange(len(batch))) if rows is None else rows
+            column = column.take(rows)
+        columns.append(column)
+    return batch if rows is None else pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from galileo.model.times import TIME_MIN_US, column_micros
 from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
-from galileo.storage.frame import encode_body
+from galileo.storage.frame import is_body_crc
 from galileo.storage.metadata_files import MetadataFiles, load_record
 from galileo.storage.segment import Segment, corrupt_error, segment_paths
 
@@ -149,7 +149,7 @@ class TruncatedProducers:
         sent = to_record_batch(
             commit.observations, schema, "observations", may_be_empty=commit.is_seal
         )
-        is_same = first.rows == sent.num_rows and crc in (None, encode_body(sent).crc)
+        is_same = first.rows == sent.num_rows and (crc is None or is_body_crc(crc, sent))
         return first if is_same else conflict(commit, first)
 
     def last_batch(self, producer: str) -> int | None:

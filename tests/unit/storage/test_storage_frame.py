@@ -16,12 +16,14 @@ from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
+    Body,
     FrameHeader,
     checksum,
     decode_body,
     decode_header,
     encode_body,
     encode_header,
+    is_body_crc,
     producer_name,
 )
 
@@ -123,7 +125,8 @@ def test_header_with_name_of_client_has_128_bytes() -> None:
     assert header.header_bytes == 128
 
 
-BATCHES = st.lists(
+SCHEMA = pa.schema([("value", pa.float64()), ("text", pa.string()), ("flag", pa.bool_())])
+ROWS = st.lists(
     st.tuples(
         st.one_of(st.none(), st.floats(allow_nan=False)),
         st.one_of(st.none(), st.text(max_size=20)),
@@ -133,19 +136,75 @@ BATCHES = st.lists(
 )
 
 
-@given(BATCHES, st.integers(0, 10))
+def batch_of(rows: list[tuple[float | None, str | None, bool | None]]) -> pa.RecordBatch:
+    columns = [pa.array([row[n] for row in rows], type=kind) for n, kind in enumerate(SCHEMA.types)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+@given(ROWS, st.integers(0, 10))
 def test_encode_body_random_slice_round_trips(
     rows: list[tuple[float | None, str | None, bool | None]], skipped: int
 ) -> None:
-    schema = pa.schema([("value", pa.float64()), ("text", pa.string()), ("flag", pa.bool_())])
-    columns = [pa.array([row[n] for row in rows], type=kind) for n, kind in enumerate(schema.types)]
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema).slice(skipped)
+    batch = batch_of(rows).slice(skipped)
     body = encode_body(batch)
     stored = b"".join(bytes(buffer) for buffer in body.buffers)
     assert len(stored) == body.size
     assert body.size % ALIGNMENT == 0
     assert body.crc == google_crc32c.value(stored) == checksum([stored[:5], stored[5:]])
-    assert decode_body(pa.py_buffer(stored), schema).equals(batch)
+    assert decode_body(pa.py_buffer(stored), SCHEMA).equals(batch)
+
+
+@given(ROWS, st.data())
+def test_batches_of_equal_values_have_equal_bodies(
+    rows: list[tuple[float | None, str | None, bool | None]], data: st.DataObject
+) -> None:
+    batch = batch_of(rows)
+    start = data.draw(st.integers(0, len(rows)))
+    middle = data.draw(st.integers(start, len(rows)))
+    end = data.draw(st.integers(middle, len(rows)))
+    sliced = batch.slice(start, end - start)
+    is_within = [start <= row < end for row in range(len(rows))]
+    halves = [batch.slice(start, middle - start), batch.slice(middle, end - middle)]
+    joined = pa.Table.from_batches(halves).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(sliced)
+    received = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+    noise = pa.array([1.5 if value is None else value for value, _, _ in rows], pa.float64())
+    others = [
+        batch.filter(pa.array(is_within, pa.bool_())),
+        *joined.to_batches()[:1],
+        received,
+        # Other values below the nulls.
+        batch.set_column(
+            0,
+            SCHEMA.field(0),
+            pa.Array.from_buffers(
+                pa.float64(),
+                len(rows),
+                [batch.column(0).is_valid().buffers()[1], noise.buffers()[1]],
+            ),
+        ).slice(start, end - start),
+    ]
+
+    body = encode_body(batch_of(rows[start:end]))
+
+    assert {bytes_of(encode_body(one)) for one in (sliced, *others)} == {bytes_of(body)}
+
+
+def bytes_of(body: Body) -> bytes:
+    return b"".join(bytes(buffer) for buffer in body.buffers)
+
+
+def test_body_crc_of_earlier_version_is_known() -> None:
+    batch = batch_of([(1.0, "a", True), (2.0, "b", None), (None, "c", False)]).slice(0, 2)
+    message = batch.serialize()
+    earlier = checksum([message, bytes(-message.size % ALIGNMENT)])
+
+    assert earlier != encode_body(batch).crc
+    assert is_body_crc(earlier, batch)
+    assert is_body_crc(encode_body(batch).crc, batch)
+    assert not is_body_crc(earlier, batch.slice(0, 1))
 
 
 def test_decode_body_shares_memory_of_buffer() -> None:

@@ -147,6 +147,24 @@ def test_journal_append_dropped_batch_with_other_rows_is_batch_conflict(
     assert journal.last_batch("unknown") is None
 
 
+def test_dropped_batch_is_known_however_its_rows_were_sent(
+    stored: Path, make_commit: Make, open_journal: Open
+) -> None:
+    journal = open_journal(stored, SMALL).journal
+    sent = make_commit(5, rows=20, producer="other way")
+    journal.append([sent])
+    journal.seal()
+    journal.drop(journal.log_files()[-1].last)
+    between = pa.concat_tables([sent.observations, sent.observations, sent.observations])
+    again = between.combine_chunks().slice(20, 20)
+    assert again.equals(sent.observations)
+
+    [result] = journal.append([replace(sent, observations=again)])
+
+    assert isinstance(result, Committed)
+    assert result.duplicate
+
+
 def test_log_start_of_earlier_version_compares_rows_only(
     stored: Path, commits: list[Commit], make_commit: Make, open_journal: Open
 ) -> None:
