@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from galileo.dht import placement
+from galileo.dht.rack_spread import in_rounds
 from galileo.dht.register import VOTERS_MAX
 from galileo.dht.topology import (
     NO_DISK,
@@ -371,8 +372,8 @@ def successor(topology: Topology, name: str) -> str:
 def voters(topology: Topology, former: Collection[str] = ()) -> tuple[str, ...]:
     """The nodes that store the register: an odd number, up to five.
 
-    Former voters stay as far as there is room; the nodes that are oldest by their ordinals join
-    them.
+    They are in as many racks as there are. Within that, former voters stay as far as there is room;
+    the nodes that are oldest by their ordinals join them.
     """
     count = len(_staying(topology))
     return _oldest(topology, min(VOTERS_MAX, count - (count + 1) % 2), former)
@@ -393,13 +394,17 @@ def _staying(topology: Topology) -> list[str]:
 
 def _oldest(topology: Topology, count: int, former: Collection[str]) -> tuple[str, ...]:
     ordinals = topology.ordinals
-    ordered = sorted(_staying(topology), key=lambda name: (name not in former, ordinals[name]))
-    return tuple(sorted(ordered[:count], key=ordinals.__getitem__))
+    ranking = sorted(_staying(topology), key=lambda name: (name not in former, ordinals[name]))
+    domains = {node.name: node.fault_domain for node in topology.nodes}
+    return tuple(sorted(in_rounds(ranking, domains)[:count], key=ordinals.__getitem__))
 
 
 def first_voters(topology: Topology) -> tuple[str, ...]:
-    """The voters before any change: of the initial nodes, which all files name."""
-    groups = tuple(replace(group, nodes=group.founders) for group in topology.groups)
+    """The voters before any change: of the initial nodes, which all files name, without racks."""
+    groups = tuple(
+        replace(group, nodes=tuple(replace(node, rack="") for node in group.founders))
+        for group in topology.groups
+    )
     return voters(replace(topology, groups=groups, moved=()))
 
 

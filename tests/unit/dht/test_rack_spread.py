@@ -169,6 +169,44 @@ def test_rankings_begin_with_the_owners_of_a_new_cluster_in_racks(topology: Topo
     assert leaders == placement.owners(topology)
 
 
+def dumb_voters(topology: Topology, former: Sequence[str]) -> set[str]:
+    """One node after the other: of a rack with the fewest voters, a former voter, the oldest."""
+    count = len(topology.nodes) - (len(topology.nodes) + 1) % 2
+    chosen: list[NodeInfo] = []
+    while len(chosen) < min(5, count):
+        met = Counter(node.fault_domain for node in chosen)
+        chosen.append(
+            min(
+                (node for node in topology.nodes if node not in chosen),
+                key=lambda node: (
+                    met[node.fault_domain],
+                    node.name not in former,
+                    topology.ordinals[node.name],
+                ),
+            )
+        )
+    return {node.name for node in chosen}
+
+
+@given(racked(), st.data())
+def test_voters_are_in_as_many_racks_as_a_dumb_choice(
+    topology: Topology, data: st.DataObject
+) -> None:
+    former = data.draw(st.lists(st.sampled_from(sorted(topology.by_name)), unique=True, max_size=5))
+
+    voters = topology_changes.voters(topology, former)
+
+    assert set(voters) == dumb_voters(topology, former)
+    assert topology_changes.voters(topology, voters) == voters, "none changes without a reason"
+
+
+@given(racked())
+def test_first_voters_are_those_of_files_without_racks(topology: Topology) -> None:
+    assert topology_changes.first_voters(topology) == topology_changes.voters(
+        without_racks(topology)
+    )
+
+
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("rack", ["r0", "another"])
 @pytest.mark.parametrize("racks", [(3, 3, 3), (3, 3, 3, 3)])
