@@ -36,7 +36,7 @@ LATEST_FORMATS = {"geojson": MEDIA_TYPES["geojson"], **GROUP_FORMATS}
 """Of the newest observations; the first is the default."""
 TEXT_ROWS = 4_096
 """Rows that become text together."""
-GROUP_ROWS = 131_072
+GROUP_ROWS = 32_768
 """Rows of a row group or of a record batch."""
 INLINE_BYTES = 32 << 10
 """Of a table that becomes a document in the event loop."""
