@@ -35,7 +35,8 @@ class ClientPool:
         if keys.token or keys.token_file:
             raise InputError("expected keys without a token: callers have tokens of their own")
         options = CallOptions(patience_s=patience_s, ingest_patience_s=patience_s)
-        self._caller = cluster_caller(addresses, options=options, keys=keys)
+        # Many callers read at a time, slowly some of them, and the nodes are near.
+        self._caller = cluster_caller(addresses, options=options, keys=keys, has_fixed_window=True)
         self._clients_max = clients_max
         self._clients: OrderedDict[str, AsyncClient] = OrderedDict()
 

@@ -18,6 +18,7 @@ def cluster_caller(
     options: CallOptions = DEFAULTS,
     clock: BackoffClock | None = None,
     keys: TlsFiles = NO_TLS_FILES,
+    has_fixed_window: bool = False,
 ) -> Caller:
     """A caller that continues when the nodes fail whose addresses it was given.
 
@@ -26,6 +27,7 @@ def cluster_caller(
         options: times of calls.
         clock: of the pauses between attempts.
         keys: TLS files and token of the client.
+        has_fixed_window: as `galileo.wire.channel.Channels`.
 
     Raises:
         InputError: there is no address, or one is malformed.
@@ -41,7 +43,14 @@ def cluster_caller(
                 parameter="address",
             )
     known = map(with_port, configured)
-    return Caller(known, options=options, clock=clock, keys=keys, discover=_members)
+    return Caller(
+        known,
+        options=options,
+        clock=clock,
+        keys=keys,
+        discover=_members,
+        has_fixed_window=has_fixed_window,
+    )
 
 
 async def _members(node: Connection) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +23,7 @@ def json_lines(table: pa.Table, constants: str = "") -> pa.StringArray:
     parts: list[pa.Array | str] = []
     for number, name in enumerate(table.column_names):
         begin = "," if number else f"{{{constants}," if constants else "{"
-        parts.append(f"{begin}{_quoted(pa.array([name]))[0]}:")
+        parts.append(f"{begin}{json.dumps(name, ensure_ascii=False)}:")
         parts.append(json_values(table.column(name).combine_chunks()))
     return pc.binary_join_element_wise(*parts, "}", "")
 

@@ -121,16 +121,16 @@ async def page(
         following = None
         if part.HasField("following"):
             following = page_token.encode(part.following, dataset=schema.key, query=query)
-        observations = RowOptions(columns).arrow_schema(schema).empty_table()
-        empty = pa.table([pa.array([], pa.string()), *observations.columns], _names(observations))
         found = [_with_id(table) for table in tables]
-        return Page(pa.concat_tables(found) if found else empty, following, tuple(part.missing))
+        table = pa.concat_tables(found) if found else _empty(RowOptions(columns), schema)
+        return Page(table, following, tuple(part.missing))
 
     return await caller.call(attempt)
 
 
-def _names(observations: pa.Table) -> list[str]:
-    return [ID, *observations.column_names]
+def _empty(options: RowOptions, schema: Schema) -> pa.Table:
+    observations = options.arrow_schema(schema).empty_table()
+    return observations.add_column(0, ID, pa.array([], pa.string()))
 
 
 def _with_id(table: pa.Table) -> pa.Table:

@@ -463,11 +463,13 @@ async def select_batches(
     with stream:
         try:
             while True:
-                if part.observations:
-                    table = from_ipc(part.observations, arrow_schema)
+                observations, is_last = part.observations, part.last
+                del part  # It has the observations once more, and the caller may wait for long.
+                if observations:
+                    table = from_ipc(observations, arrow_schema)
                     rows += table.num_rows
                     yield table
-                if part.last:
+                if is_last:
                     return
                 part = await stream.next()
         except TransientError as error:

@@ -31,15 +31,12 @@ from galileo.gateway.formats import Encoders, TableEncoder, preferred
 from galileo.gateway.json_answers import check_json, json_answer, url_of
 from galileo.gateway.updates import cut
 from galileo.model.schema import Schema
-from galileo.model.times import TIME_MAX_US, TIME_MIN_US, micros
-from galileo.query.builder import within
 
 CCQ_ID = re.compile(r"ccq-[0-9a-f]{32}")
 ID = "id"
 PARAMETERS = ("f", "limit", "after", "bbox", "datetime")
 FETCHES_MAX = 16
 """Updates that are looked through for the labels of a page."""
-_OPEN = ("", "..")
 _OFFSET = re.compile(r"[0-9]{1,9}")
 
 
@@ -254,20 +251,17 @@ class LabelFilter:
     """The parameters `bbox` and `datetime`: which cells and time buckets are wanted.
 
     Attributes:
-        bounds: west, south, east, north; None for all cells.
-        interval: first and last microsecond; None for all times.
+        bounds: None for all cells.
+        interval: None for all times.
     """
 
-    bounds: tuple[float, float, float, float] | None
-    interval: tuple[int, int] | None
+    bounds: parameters.Box | None
+    interval: parameters.Interval | None
 
     @staticmethod
     def of(given: Mapping[str, str]) -> LabelFilter:
         """The filter of a request. Raises InputError for what is no box or no time."""
-        return LabelFilter(
-            _bounds(given["bbox"]) if "bbox" in given else None,
-            _interval(given["datetime"]) if "datetime" in given else None,
-        )
+        return LabelFilter(parameters.bbox(given, CRS84), parameters.interval(given))
 
     def apply(self, labels: Labels) -> Labels:
         """The labels whose cell and bucket have something of what is wanted."""
@@ -280,34 +274,10 @@ class LabelFilter:
             mask &= (high >= south) & (low <= north)
         if self.interval is not None:
             first, last = self.interval
-            buckets = labels.buckets
-            mask &= (buckets <= last) & (buckets + labels.schema.time_bucket_us > first)
+            if first is not None:
+                mask &= labels.buckets + labels.schema.time_bucket_us > first
+            if last is not None:
+                mask &= labels.buckets <= last
         chosen = labels.where(mask)
         assert isinstance(chosen, Labels)
         return chosen
-
-
-def _bounds(text: str) -> tuple[float, float, float, float]:
-    try:
-        west, south, east, north = (float(bound) for bound in text.split(","))
-        within((west, south, east, north))
-    except (ValueError, InputError) as error:
-        raise InputError(
-            f"expected bbox as west,south,east,north in degrees, got {text!r:.200}",
-            parameter="bbox",
-        ) from error
-    return west, south, east, north
-
-
-def _interval(text: str) -> tuple[int, int]:
-    start, slash, end = text.partition("/")
-    try:
-        first = TIME_MIN_US if start in _OPEN and slash else micros(start)
-        last = TIME_MAX_US if end in _OPEN and slash else micros(end if slash else start)
-    except InputError as error:
-        raise InputError(
-            "expected datetime as an instant such as 2014-03-01T06:00:00Z, or an interval "
-            f"start/end, got {text!r:.200}",
-            parameter="datetime",
-        ) from error
-    return first, last

@@ -36,8 +36,10 @@ LATEST_FORMATS = {"geojson": MEDIA_TYPES["geojson"], **GROUP_FORMATS}
 """Of the newest observations; the first is the default."""
 TEXT_ROWS = 4_096
 """Rows that become text together."""
-GROUP_ROWS = 131_072
+GROUP_ROWS = 32_768
 """Rows of a row group or of a record batch."""
+INLINE_BYTES = 32 << 10
+"""Of a table that becomes a document in the event loop."""
 _BINARY = ("arrow", "parquet", "geoparquet")
 
 T = TypeVar("T")
@@ -95,6 +97,15 @@ class Encoders:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         finally:
             self._waiting -= 1
+
+    async def encode_whole(self, encoder: TableEncoder, table: pa.Table) -> bytes:
+        """A table as one document; errors as `run`.
+
+        A small one, such as a page of few observations, takes less time than a thread.
+        """
+        if table.nbytes <= INLINE_BYTES:
+            return encoder.write(table) + encoder.close()
+        return await self.run(lambda: encoder.write(table) + encoder.close())
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

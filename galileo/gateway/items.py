@@ -122,4 +122,4 @@ class ItemRoutes:
         """Observations with a first column of ids as GeoJSON; a feature can have its name, too."""
         table = system.positions(table.rename_columns([_ID, *table.column_names[1:]]))
         encoder = TableEncoder("geojson", table.schema, members=members, id_column=_ID)
-        return await self._encoders.run(lambda: encoder.write(table) + encoder.close())
+        return await self._encoders.encode_whole(encoder, table)

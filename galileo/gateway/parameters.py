@@ -7,13 +7,14 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.datastructures import QueryParams
 
 from galileo.errors import InputError
 from galileo.gateway import crs
 from galileo.gateway.crs import Crs, crs_of
+from galileo.gateway.tile_matrix_sets import SETS, ZOOM_MAX
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.grouping import CellKey, FeatureKey, WindowKey, cell, parse_key, window
 from galileo.model.schema import Feature, Schema, nearest_name
@@ -54,6 +55,10 @@ def _height() -> dict[str, Any]:
 
 T = TypeVar("T")
 K = TypeVar("K")
+Box: TypeAlias = tuple[float, float, float, float]
+"""West, south, east and north in degrees."""
+Interval: TypeAlias = tuple[int | None, int | None]
+"""First and last microsecond; None for an open end."""
 
 TABLE: dict[str, dict[str, Any]] = {
     "collectionId": {
@@ -197,13 +202,13 @@ TABLE: dict[str, dict[str, Any]] = {
         "in": "path",
         "required": True,
         "description": "The name of a tile matrix set.",
-        "schema": {"type": "string", "enum": ["WebMercatorQuad", "WorldCRS84Quad"]},
+        "schema": {"type": "string", "enum": list(SETS)},
     },
     "tileMatrix": {
         "in": "path",
         "required": True,
         "description": "The zoom.",
-        "schema": {"type": "integer", "minimum": 0, "maximum": 24},
+        "schema": {"type": "integer", "minimum": 0, "maximum": ZOOM_MAX},
     },
     "tileRow": {
         "in": "path",
@@ -489,46 +494,69 @@ def joined(conditions: Sequence[Condition]) -> Condition:
 
 
 def bbox_conditions(given: Mapping[str, str], system: Crs) -> list[Condition]:
-    """The condition of the parameter `bbox` in a coordinate reference system, if it is given.
+    """The condition of the parameter `bbox`, if it is given; errors as `bbox`."""
+    bounds = bbox(given, system)
+    return [] if bounds is None else [within(bounds)]
+
+
+def bbox(given: Mapping[str, str], system: Crs) -> Box | None:
+    """The parameter `bbox` in a coordinate reference system; None if it is not given.
 
     Raises:
         InputError: it is no box of four or six numbers.
     """
     if "bbox" not in given:
-        return []
+        return None
     try:
-        return [within(system.box_in_degrees([float(bound) for bound in given["bbox"].split(",")]))]
+        west, south, east, north = system.box_in_degrees(
+            [float(x) for x in given["bbox"].split(",")]
+        )
+        within((west, south, east, north))
     except (ValueError, InputError) as error:
         order = "south,west,north,east" if system.is_latitude_first else "west,south,east,north"
         raise InputError(
             f"expected bbox as {order} in {system.uri}, got {given['bbox']!r:.200}",
             parameter="bbox",
         ) from error
+    return west, south, east, north
 
 
 def datetime_conditions(given: Mapping[str, str]) -> list[Condition]:
-    """The condition of the parameter `datetime`, if it is given. Raises InputError."""
-    return [_datetime(given["datetime"])] if "datetime" in given else []
+    """The condition of the parameter `datetime`, if it is given; errors as `interval`."""
+    span = interval(given)
+    if span is None:
+        return []
+    first, last = span
+    if first is not None and first == last:
+        return [_compared("=", first)]
+    bounds = [_compared(op, at) for op, at in ((">=", first), ("<=", last)) if at is not None]
+    return [joined(bounds)]
 
 
-def _datetime(text: str) -> Condition:
-    start, slash, end = text.partition("/")
+def interval(given: Mapping[str, str]) -> Interval | None:
+    """The parameter `datetime`, of an instant twice; None if it is not given. Raises InputError."""
+    if "datetime" not in given:
+        return None
+    start, slash, end = given["datetime"].partition("/")
     if not slash:
-        return _compared("=", start)
-    bounds = [_compared(op, at) for op, at in ((">=", start), ("<=", end)) if at not in _OPEN]
-    return joined(bounds)
+        return _instant(start), _instant(start)
+    first, last = (None if text in _OPEN else _instant(text) for text in (start, end))
+    return first, last
 
 
-def _compared(op: str, text: str) -> Condition:
+def _instant(text: str) -> int:
     try:
-        timestamp = iso(micros(text))
+        return micros(text)
     except InputError as error:
         raise InputError(
             f"expected datetime as an instant such as 2014-03-01T06:00:00Z, or an interval "
-            f"start/end, got {text!r}: {error.message}",
+            f"start/end, got {text!r:.200}: {error.message}",
             parameter="datetime",
         ) from error
-    return Condition({"op": op, "args": [{"property": "datetime"}, {"timestamp": timestamp}]})
+
+
+def _compared(op: str, at: int) -> Condition:
+    return Condition({"op": op, "args": [{"property": "datetime"}, {"timestamp": iso(at)}]})
 
 
 def _filter(given: Mapping[str, str]) -> Condition:

@@ -102,6 +102,16 @@ class Feature:
 
 
 @lru_cache(ARROW_SCHEMAS_KEPT)
+def _observation_schema(features: tuple[Feature, ...]) -> pa.Schema:
+    place = [
+        pa.field("latitude", pa.float64(), nullable=False),
+        pa.field("longitude", pa.float64(), nullable=False),
+        pa.field("time", TIME_TYPE, nullable=False),
+    ]
+    return pa.schema([*place, *[pa.field(one.name, one.arrow_type) for one in features]])
+
+
+@lru_cache(ARROW_SCHEMAS_KEPT)
 def _path_schema(levels: _Levels) -> pa.Schema:
     return pa.schema(
         [
@@ -247,12 +257,7 @@ class Schema:
     @property
     def observation_schema(self) -> pa.Schema:
         """latitude, longitude, time, then every feature; only features may be null."""
-        coordinates = [
-            pa.field("latitude", pa.float64(), nullable=False),
-            pa.field("longitude", pa.float64(), nullable=False),
-            pa.field("time", TIME_TYPE, nullable=False),
-        ]
-        return pa.schema(coordinates + [pa.field(f.name, f.arrow_type) for f in self.features])
+        return _observation_schema(self.features)
 
     @property
     def path_schema(self) -> pa.Schema:

@@ -11,7 +11,7 @@ matches. It keeps the labels that come first, and reads their rows until the pag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,9 +34,14 @@ PAGE_ROWS_MAX = 10_000
 """Observations of one page."""
 LABELS_HELD = 32_768
 """Labels of a window that are kept, those with the least ids."""
-ROWS_READ_MIN = 1_024
-"""Rows that are read together, unless a page has more."""
-WINDOW_GROWTH = 4
+ROWS_READ_MIN = 64
+"""Rows that are read together at first, unless a page has more."""
+ROWS_READ_MAX = 16_384
+"""Rows that are read together where few match, unless a page has more."""
+GROWTH = 4
+"""Of windows of commits, and of rows that are read together, where those before had too few."""
+INLINE_ROWS = 4_096
+"""Labels or rows that are put in order without a thread, which would take longer."""
 
 ID_SCHEMA = pa.schema([PARTS_SCHEMA.field(name) for name in ("partition", "sequence", "row")])
 """Columns of a page behind those of its observations."""
@@ -139,14 +144,14 @@ class Paging:
             else:
                 last = max(window)
                 start = start.after(last, window[last][1])
-            width *= WINDOW_GROWTH
+            width *= GROWTH
         return pa.concat_tables(found).slice(0, rows)
 
     async def _labels(
         self, query: Query, window: Mapping[int, tuple[int, int]], start: PageStart
     ) -> tuple[pa.Table, bool]:
         """The labels of a window in the order of ids; whether only the first ones are kept."""
-        loop, is_cut = asyncio.get_running_loop(), False
+        is_cut = False
         after = Cursor({partition: first for partition, (first, _) in window.items()})
         until = Cursor({partition: last for partition, (_, last) in window.items()})
         parts = self._scans.between(query, partitions=frozenset(window), after=after, until=until)
@@ -160,25 +165,32 @@ class Paging:
                 held.append(_not_given(part, start))
                 count += held[-1].num_rows
                 if count > 2 * LABELS_HELD:
-                    first = await loop.run_in_executor(self._executor, _in_order, held)
+                    first = await self._run(count, _in_order, held)
                     held, count, is_cut = [first.slice(0, LABELS_HELD)], LABELS_HELD, True
-        whole = await loop.run_in_executor(self._executor, _in_order, held)
-        return whole, is_cut
+        return await self._run(count, _in_order, held), is_cut
 
     async def _rows_of(self, query: Query, labels: pa.Table, start: PageStart, rows: int) -> Any:
         """The matching observations behind labels, with ids, until there are so many."""
-        loop = asyncio.get_running_loop()
         begun, end = _rows_before(labels, start), int(_numbers(labels)[3].sum(dtype=np.int64))
+        together = ROWS_READ_MIN
         while begun < end and rows > 0:
-            stop = min(end, begun + max(ROWS_READ_MIN, 2 * rows))
-            parts = await loop.run_in_executor(self._executor, _single_rows, labels, begun, stop)
+            stop = min(end, begun + max(together, 2 * rows))
+            work = labels.num_rows + stop - begun
+            parts = await self._run(work, _single_rows, labels, begun, stop)
             task = ReadTask(query.schema.key, parts, query.to_json())
             with translate_dropped_to_retry():
                 async with aclosing(self._reading.read(task)) as tables:
                     async for table in tables:
                         rows -= table.num_rows
                         yield _with_ids(table, parts)
-            begun = stop
+            begun, together = stop, min(GROWTH * together, ROWS_READ_MAX)
+
+    async def _run(self, rows: int, function: Callable[..., pa.Table], *arguments: Any) -> pa.Table:
+        """The result of a function that looks at some rows; in a thread if they are many."""
+        if rows <= INLINE_ROWS:
+            return function(*arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, function, *arguments)
 
 
 def _window(remaining: Mapping[int, tuple[int, int]], width: int) -> dict[int, tuple[int, int]]:

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,10 @@ from galileo.node.shard import Shard
 from galileo.query import Query, parse_async
 from galileo.samplers import LABEL, numbered_parts, observed_schema
 from galileo.storage.commits import RowRanges
+
+INLINE_PARTS = 1_024
+"""Parts that are put in order without a thread, which would take longer."""
+_T = TypeVar("_T")
 
 
 class RowReader:
@@ -84,9 +89,9 @@ class RowReader:
                 yield table if task.is_numbered else table.select(options.names(schema))
 
     async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
-        loop, timeout_s = asyncio.get_running_loop(), retry_timeout_s(self._options, self._topology)
+        timeout_s = retry_timeout_s(self._options, self._topology)
         patience = RetryWhileMoving(timeout_s)
-        shares = await loop.run_in_executor(self._executor, self._shares, task)
+        shares = await self._run(task.parts, self._shares, task)
         while shares:
             node, share = shares.pop(0)
             named = set(share.parts.column("partition").unique().to_pylist())
@@ -110,7 +115,7 @@ class RowReader:
                 if moved is None:
                     raise
                 await patience.after(moved)
-                again = await loop.run_in_executor(self._executor, self._shares, share)
+                again = await self._run(share.parts, self._shares, share)
                 shares = [*again, *shares]
             else:
                 patience = RetryWhileMoving(timeout_s)
@@ -141,10 +146,17 @@ class RowReader:
         loop = asyncio.get_running_loop()
         names = None if task.is_numbered else task.options.names(shard.schema)
         rows_max = self._options.rows_per_piece
-        for piece in await loop.run_in_executor(self._executor, _pieces, task.parts, rows_max):
+        for piece in await self._run(task.parts, _pieces, task.parts, rows_max):
             table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
             if table.num_rows:
                 yield table if names is None else table.select(names)
+
+    async def _run(self, parts: pa.Table, function: Callable[..., _T], *arguments: Any) -> _T:
+        """The result of a function that puts parts in order; in a thread if they are many."""
+        if parts.num_rows <= INLINE_PARTS:
+            return function(*arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, function, *arguments)
 
     def _first_rows(
         self, tables: AsyncGenerator[pa.Table, None], options: RowOptions
@@ -268,11 +280,14 @@ def _check_not_dropped(shard: Shard, parts: pa.Table) -> None:
 
 def _range_of(parts: pa.Table) -> tuple[Cursor, Cursor]:
     """The commits (after, until] of which these are parts."""
-    ends = parts.group_by("partition").aggregate([("sequence", "min"), ("sequence", "max")])
-    partitions = ends.column("partition").to_pylist()
-    first = [max(s - 1, 0) for s in ends.column("sequence_min").to_pylist()]
-    last = [max(s, 0) for s in ends.column("sequence_max").to_pylist()]
-    after, until = (dict(zip(partitions, column, strict=True)) for column in (first, last))
+    partitions, sequences = (parts.column(name).to_numpy() for name in ("partition", "sequence"))
+    order = np.lexsort((sequences, partitions))
+    partitions, sequences = partitions[order], np.maximum(sequences[order], 0)
+    changed = np.diff(partitions) != 0
+    named = partitions[np.append(True, changed)[: len(partitions)]].tolist()
+    first = np.maximum(sequences[np.append(True, changed)[: len(partitions)]] - 1, 0).tolist()
+    last = sequences[np.append(changed, True)[: len(partitions)]].tolist()
+    after, until = (dict(zip(named, column, strict=True)) for column in (first, last))
     return Cursor(after), Cursor(until)
 
 

@@ -170,7 +170,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         )
         async with aclosing(selected) as tables:
             async for table in tables:
-                for stream in await row_streams(table):
+                async for stream in row_streams(table):
                     if waiting.size:
                         yield Bulk(storage_pb2.SelectPart(), waiting)
                     waiting = stream

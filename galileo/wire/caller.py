@@ -329,6 +329,7 @@ class Caller:
         discover: reads the addresses of all nodes from one. It is called after the first answer,
             again after `discover_s`, because nodes come and go, and after an address did not
             answer, because the node may have another one now.
+        has_fixed_window: as `Channels`.
 
     Attributes:
         avoided: addresses that did not answer a call of `call_owner`.
@@ -343,6 +344,7 @@ class Caller:
         clock: BackoffClock | None = None,
         keys: TlsFiles = NO_TLS_FILES,
         discover: Callable[[Connection], Awaitable[Iterable[str]]] | None = None,
+        has_fixed_window: bool = False,
     ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self._configured = frozenset(self.addresses)
@@ -350,7 +352,9 @@ class Caller:
         self.clock = clock or BackoffClock()
         keys.check()
         self._is_tls, self._certificate = keys.is_tls, keys.certificate
-        self._channels: Channels | SharedChannels = Channels(keys)
+        self._channels: Channels | SharedChannels = Channels(
+            keys, has_fixed_window=has_fixed_window
+        )
         self._discover = discover
         self._discovered_at = -inf
         self.avoided = AvoidedAddresses(options.avoid_s, self.clock.monotonic)

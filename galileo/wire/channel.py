@@ -34,6 +34,9 @@ IDLE_MS = 600_000
 """Time after which an unused connection is closed; the next call opens another."""
 IDENTITY_ONLY = 1
 """The bit set of accepted compressions: none, as protection against decompression bombs."""
+WINDOW_BYTES = 256 << 10
+"""What a stream of a process near the nodes receives ahead of its reader; a part of an answer is
+received whole when it is read."""
 LOOK_S = 1.0
 """Interval of checks for replaced key files."""
 RETIRED_MAX = 256
@@ -63,6 +66,9 @@ _OPENED = [
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+
+_FIXED_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES)]
 
 
 class InstrumentedChannel:
@@ -176,9 +182,10 @@ def open_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.aio.Channe
     return _opened(address, TlsLoader(keys))
 
 
-def _opened(address: str, reader: TlsLoader) -> grpc.aio.Channel:
+def _opened(address: str, reader: TlsLoader, *, has_fixed_window: bool = False) -> grpc.aio.Channel:
     loaded = reader.read()
-    channel = _connected(grpc.aio, loaded, address=address)
+    more = _FIXED_WINDOW if has_fixed_window else []
+    channel = _connected(grpc.aio, loaded, address=address, options=[*_OPENED, *more])
     return _carried(channel, loaded, reader.keys, address=address)
 
 
@@ -189,16 +196,18 @@ def open_blocking_channel(address: str, keys: TlsFiles = NO_TLS_FILES) -> grpc.C
     previous ones of this process.
     """
     loaded = _reader(keys).read()
-    channel = _connected(grpc, loaded, address=address)
+    channel = _connected(grpc, loaded, address=address, options=_OPENED)
     return _carried(channel, loaded, keys, address=address)
 
 
-def _connected(library: Any, loaded: LoadedTls, *, address: str) -> Any:
+def _connected(
+    library: Any, loaded: LoadedTls, *, address: str, options: list[tuple[str, Any]]
+) -> Any:
     """A channel of `grpc` or of `grpc.aio`."""
     if loaded.credentials is None:
-        return forks.opened(lambda: library.insecure_channel(address, options=_OPENED))
+        return forks.opened(lambda: library.insecure_channel(address, options=options))
     return forks.opened(
-        lambda: library.secure_channel(address, loaded.credentials, options=_OPENED)
+        lambda: library.secure_channel(address, loaded.credentials, options=options)
     )
 
 
@@ -212,14 +221,22 @@ class Channels:
 
     Args:
         keys: TLS files and token of all channels.
+        has_fixed_window: whether a stream receives only `WINDOW_BYTES` ahead of its reader. gRPC
+            otherwise measures the connection and receives several MiB, which a distant client
+            needs for its throughput.
         monotonic: clock in seconds.
     """
 
     def __init__(
-        self, keys: TlsFiles = NO_TLS_FILES, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        keys: TlsFiles = NO_TLS_FILES,
+        *,
+        has_fixed_window: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         forks.check()
         self.keys = keys
+        self._has_fixed_window = has_fixed_window
         self._reader = TlsLoader(keys)
         self._monotonic = monotonic
         self._open: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
@@ -236,7 +253,9 @@ class Channels:
         if self.keys != NO_TLS_FILES:
             self._look()
         if address not in self._open:
-            self._open[address] = _opened(address, self._reader)
+            self._open[address] = _opened(
+                address, self._reader, has_fixed_window=self._has_fixed_window
+            )
         self._open.move_to_end(address)
         return self._open[address]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +33,8 @@ KeptRows: TypeAlias = tuple[Sequence[int], Sequence[int]]
 LABELS_PER_MESSAGE = 32_768
 ROWS_PER_MESSAGE = 65_536
 CHUNK_BYTES_MAX = 16 << 20
+STREAM_BYTES_MAX = 1 << 20
+"""Of one of the streams of an answer that a slow reader may take. It is encoded by one copy."""
 CHUNK_ROWS_MIN = 32_768
 """Smaller chunks are combined, because readers handle many small batches slowly."""
 INLINE_ROWS_MAX = 2_048
@@ -210,17 +212,19 @@ def table_chunks(table: pa.Table, rows_max: int) -> Iterator[bytes]:
         yield to_ipc(piece.combine_chunks())
 
 
-def table_pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """The slices of a table that `table_chunks` encodes; not copied."""
+def table_pieces(
+    table: pa.Table, rows_max: int, *, bytes_max: int = CHUNK_BYTES_MAX
+) -> Iterator[pa.Table]:
+    """Slices of a table, not copied; only a single row is larger than `bytes_max`."""
     for start in range(0, table.num_rows, rows_max):
-        yield from _bounded(table.slice(start, rows_max))
+        yield from _bounded(table.slice(start, rows_max), bytes_max)
 
 
-def _bounded(table: pa.Table) -> Iterator[pa.Table]:
-    if table.num_rows > 1 and table.nbytes > CHUNK_BYTES_MAX:
+def _bounded(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+    if table.num_rows > 1 and table.nbytes > bytes_max:
         middle = table.num_rows // 2
-        yield from _bounded(table.slice(0, middle))
-        yield from _bounded(table.slice(middle))
+        yield from _bounded(table.slice(0, middle), bytes_max)
+        yield from _bounded(table.slice(middle), bytes_max)
     else:
         yield table
 
@@ -270,17 +274,19 @@ async def row_messages(table: pa.Table) -> list[bytes]:
     return await _messages(table, ROWS_PER_MESSAGE)
 
 
-async def row_streams(table: pa.Table) -> list[pa.Buffer]:
-    """Observations as Arrow IPC streams, each for one `Bulk`; those of large chunks keep them."""
-    if table.num_rows <= INLINE_ROWS_MAX:
-        return _row_streams(table)
-    return await asyncio.to_thread(_row_streams, table)
+async def row_streams(table: pa.Table) -> AsyncGenerator[pa.Buffer, None]:
+    """Observations as Arrow IPC streams, each for one `Bulk`; those of large chunks keep them.
 
-
-def _row_streams(table: pa.Table) -> list[pa.Buffer]:
+    A stream is made when the one before is taken, so that an answer whose reader waits holds one of
+    about `STREAM_BYTES_MAX`, here and in the reader.
+    """
     if table.num_columns and table.num_rows < CHUNK_ROWS_MIN * table.column(0).num_chunks:
-        table = table.combine_chunks()
-    return [stream_of(piece) for piece in table_pieces(table, ROWS_PER_MESSAGE)]
+        is_small = table.num_rows <= INLINE_ROWS_MAX
+        table = (
+            table.combine_chunks() if is_small else await asyncio.to_thread(table.combine_chunks)
+        )
+    for piece in table_pieces(table, ROWS_PER_MESSAGE, bytes_max=STREAM_BYTES_MAX):
+        yield stream_of(piece)
 
 
 async def _messages(table: pa.Table, rows_max: int) -> list[bytes]:

@@ -9,11 +9,18 @@ import grpc.aio
 import pytest
 
 from galileo.wire import channel
-from galileo.wire.channel import KEEPALIVE_MS, open_channel, server_options
+from galileo.wire.channel import (
+    KEEPALIVE_MS,
+    WINDOW_BYTES,
+    Channels,
+    open_channel,
+    server_options,
+)
 from galileo.wire.v1 import query_pb2, query_pb2_grpc
 
 QUICK_MS = 1_000
 IDLE_S = 3.6
+PART_BYTES = 64 << 10
 HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
@@ -77,3 +84,52 @@ async def test_channel_slow_handshake_connects() -> None:
         async with open_channel(address) as line:
             await line.channel_ready()
         await closed.wait()
+
+
+class Endless(query_pb2_grpc.QueryServicer):
+    """Answers as long as the reader takes something.
+
+    Attributes:
+        sent: bytes of the stream that began last.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def Run(
+        self, request: query_pb2.QueryRequest, context: object
+    ) -> AsyncIterator[query_pb2.QueryPart]:
+        self.sent = 0
+        while True:
+            yield query_pb2.QueryPart(labels=bytes(PART_BYTES))
+            self.sent += PART_BYTES
+
+
+async def test_channels_with_a_fixed_window_receive_little_ahead_of_a_stopped_reader() -> None:
+    """Also after much was read fast, which makes gRPC's own window several MiB large."""
+    servicer = Endless()
+    server = grpc.aio.server(options=server_options())
+    query_pb2_grpc.add_QueryServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    ahead = {}
+    for has_fixed_window in (True, False):
+        channels = Channels(has_fixed_window=has_fixed_window)
+        stub = query_pb2_grpc.QueryStub(channels.get(address))
+        fast = stub.Run(query_pb2.QueryRequest())
+        for _ in range(512):
+            await fast.read()
+        fast.cancel()
+        stopped = stub.Run(query_pb2.QueryRequest())
+        await stopped.read()
+        before = -1
+        while before < servicer.sent:
+            before = servicer.sent
+            await asyncio.sleep(0.5)
+        ahead[has_fixed_window] = servicer.sent
+        stopped.cancel()
+        await channels.close()
+    await server.stop(None)
+    # The window, and what the sockets and the server's buffer of the stream have.
+    assert ahead[True] <= 4 * WINDOW_BYTES
+    assert ahead[True] < ahead[False]

@@ -62,6 +62,20 @@ def test_table_chunks_rows_of_different_width_fit_message() -> None:
     assert codec.table_of(chunks, table.schema).equals(table)
 
 
+@pytest.mark.parametrize("chunk_rows", [100, 100_000])
+async def test_row_streams_are_small_and_have_all_rows_once(chunk_rows: int) -> None:
+    numbers = np.arange(100_000)
+    whole = pa.table({"a": numbers, "b": numbers * 0.5, "c": [f"{n:07}" for n in numbers]})
+    table = pa.concat_tables(
+        whole.slice(start, chunk_rows) for start in range(0, whole.num_rows, chunk_rows)
+    )
+    streams = [stream async for stream in codec.row_streams(table)]
+    assert max(stream.size for stream in streams) <= 1.1 * codec.STREAM_BYTES_MAX
+    assert len(streams) <= 4 * table.nbytes / codec.STREAM_BYTES_MAX
+    parts = [pa.ipc.open_stream(stream).read_all() for stream in streams]
+    assert pa.concat_tables(parts).equals(whole)
+
+
 def test_table_of_other_schema_raises() -> None:
     (chunk,) = codec.table_chunks(pa.table({"a": [1]}), 10)
     with raises(InputError, expected="columns"):
