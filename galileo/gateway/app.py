@@ -16,13 +16,14 @@ from starlette.routing import Route
 
 from galileo import request_id
 from galileo.errors import GalileoError
-from galileo.gateway import documents, edr_documents
+from galileo.gateway import documents, edr_documents, html_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
 from galileo.gateway.cluster import ClusterRoutes
+from galileo.gateway.documents import HTML
 from galileo.gateway.edr import EdrRoutes
 from galileo.gateway.formats import Encoders
 from galileo.gateway.items import ItemRoutes
@@ -32,7 +33,7 @@ from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import problem, problem_of
-from galileo.gateway.routes import ROUTES, Handler
+from galileo.gateway.routes import ROUTES, Handler, RouteInfo
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
@@ -72,7 +73,7 @@ class Gateway:
         self._routes = [
             Route(
                 _matched(route.path),
-                self._answering(route.name, handlers[route.name]),
+                self._answering(route, handlers[route.name]),
                 methods=list(route.methods),
             )
             for route in ROUTES
@@ -129,11 +130,25 @@ class Gateway:
             pair for group in (*groups, self._continuous) for pair in group.handlers.items()
         )
 
-    def _answering(self, name: str, handler: Handler) -> Handler:
-        of_ccq: Handler = getattr(self._ccq_collections, name, handler)
+    def _answering(self, route: RouteInfo, handler: Handler) -> Handler:
+        of_ccq: Handler = getattr(self._ccq_collections, route.name, handler)
 
-        async def answer(request: Request) -> Response:
-            request.scope["galileo_route"] = name
+        async def representation(request: Request) -> Response:
+            request.scope["galileo_route"] = route.name
+            is_read = request.method in ("GET", "HEAD")
+            given = request.query_params.get("f"), request.headers.get("accept", "")
+            if is_read and html_documents.is_wanted(route, *given):
+                answer = await document_answer(html_documents.as_document(request, route))
+                answer = await self._encoders.run(
+                    lambda: html_documents.page_answer(answer, request, route)
+                )
+            else:
+                answer = await document_answer(request)
+            if HTML in route.media_types:
+                answer.headers.setdefault("Vary", "Accept")
+            return answer
+
+        async def document_answer(request: Request) -> Response:
             is_read = request.method in ("GET", "HEAD")
             try:
                 return await (of_ccq if is_read and is_ccq(request) else handler)(request)
@@ -144,7 +159,7 @@ class Gateway:
             except Refused as refused:
                 return problem(refused.status, refused.text, headers=refused.headers)
 
-        return answer
+        return representation
 
     # --- documents ---------------------------------------------------------------------------
 

@@ -83,7 +83,10 @@ class CcqCollections:
         async with self._callers.client(request) as client:
             ccq_id = request.path_params["collectionId"]
             labels, following = await page(client, ccq_id, place, limit=limit, wanted=wanted)
-        links = [documents.link("self", str(request.url), documents.GEOJSON)]
+        links = [
+            documents.link("self", str(request.url), documents.GEOJSON),
+            documents.page_link(str(request.url.remove_query_params("f"))),
+        ]
         if following is not None:
             url = request.url.include_query_params(after=str(following))
             links.append(documents.link("next", str(url), documents.GEOJSON))
@@ -118,6 +121,7 @@ def described(url: str, info: CcqInfo) -> dict[str, Any]:
         "crs": [CRS84.uri],
         "links": [
             documents.link("self", at, documents.JSON, "this document"),
+            documents.page_link(at),
             documents.link("items", f"{at}/items", documents.GEOJSON, "labels as geojson"),
             documents.link("describedby", *schema),
             documents.link("http://www.opengis.net/def/rel/ogc/1.0/schema", *schema),

@@ -80,7 +80,9 @@ class CcqRoutes:
         async with self._callers.client(request) as client:
             infos = await visible_ccqs(client)
         described = [_described(request, info) for info in infos]
-        return json_answer({"links": [], "ccqs": described})
+        at = f"{url_of(request)}/ccqs"
+        links = [documents.link("self", at, documents.JSON), documents.page_link(at)]
+        return json_answer({"links": links, "ccqs": described})
 
     async def ccq(self, request: Request) -> Response:
         """Describes a query, or cancels it."""
@@ -196,6 +198,7 @@ def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
         "owner": info.owner,
         "links": [
             documents.link("self", url, documents.JSON, "this query"),
+            documents.page_link(url),
             documents.link("items", f"{url}/labels", LABEL_FORMATS["geojson"], "its labels"),
             documents.link("monitor", f"{url}/events", documents.EVENT_STREAM, "its events"),
         ],

@@ -14,6 +14,7 @@ from galileo.model.times import MICROS
 from galileo.version import VERSION
 
 JSON = "application/json"
+HTML = "text/html"
 GEOJSON = MEDIA_TYPES["geojson"]
 SCHEMA_JSON = "application/schema+json"
 OPENAPI_JSON = "application/vnd.oai.openapi+json;version=3.0"
@@ -23,10 +24,12 @@ SPARQL_RESULTS = "application/sparql-results+json"
 REL = "http://www.opengis.net/def/rel/ogc/1.0/"
 _SPEC = "http://www.opengis.net/spec/"
 CONFORMANCE = (
-    *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("core", "landing-page", "json")),
+    *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("core", "landing-page")),
+    *(f"{_SPEC}ogcapi-common-1/1.0/conf/{name}" for name in ("json", "html")),
     f"{_SPEC}ogcapi-common-1/1.0/conf/oas30",
     f"{_SPEC}ogcapi-common-2/1.0/conf/collections",
-    *(f"{_SPEC}ogcapi-features-1/1.0/conf/{name}" for name in ("core", "geojson", "oas30")),
+    *(f"{_SPEC}ogcapi-features-1/1.0/conf/{name}" for name in ("core", "geojson")),
+    *(f"{_SPEC}ogcapi-features-1/1.0/conf/{name}" for name in ("html", "oas30")),
     f"{_SPEC}ogcapi-features-2/1.0/conf/crs",
     f"{_SPEC}ogcapi-features-3/1.0/conf/queryables",
     f"{_SPEC}ogcapi-features-3/1.0/conf/filter",
@@ -55,6 +58,11 @@ def link(rel: str, href: str, media_type: str, title: str = "") -> dict[str, str
     return {**made, "title": title} if title else made
 
 
+def page_link(url: str) -> dict[str, str]:
+    """The link of the document at a URL to the page with the same content."""
+    return link("alternate", f"{url}{'&' if '?' in url else '?'}f=html", HTML, "this page")
+
+
 def landing(url: str) -> dict[str, Any]:
     """The landing page of a gateway at a URL."""
     return {
@@ -63,7 +71,9 @@ def landing(url: str) -> dict[str, Any]:
         "version": VERSION,
         "links": [
             link("self", f"{url}/", JSON, "this document"),
+            page_link(f"{url}/"),
             link("service-desc", f"{url}/api", OPENAPI_JSON, "the API"),
+            link("service-doc", f"{url}/api?f=html", HTML, "the API"),
             link("service-desc", f"{url}/asyncapi", ASYNCAPI_JSON, "the events"),
             link("conformance", f"{url}/conformance", JSON, "conformance classes"),
             link(f"{REL}conformance", f"{url}/conformance", JSON, "conformance classes"),
@@ -83,7 +93,10 @@ def conformance() -> dict[str, Any]:
 def collections(url: str, described: Iterable[DatasetDescription]) -> dict[str, Any]:
     listed = sorted(described, key=lambda dataset: dataset.schema.name)
     return {
-        "links": [link("self", f"{url}/collections", JSON, "this document")],
+        "links": [
+            link("self", f"{url}/collections", JSON, "this document"),
+            page_link(f"{url}/collections"),
+        ],
         "collections": [collection(url, dataset) for dataset in listed],
     }
 
@@ -107,7 +120,9 @@ def collection(url: str, described: DatasetDescription) -> dict[str, Any]:
         "timeBucket": schema.time_bucket_us / MICROS,
         "links": [
             link("self", at, JSON, "this document"),
+            page_link(at),
             *items,
+            link("items", f"{at}/items?f=html", HTML, "observations as html"),
             link("data", f"{at}/locations", GEOJSON, "places with observations"),
             link(f"{REL}queryables", f"{at}/queryables", SCHEMA_JSON, "properties to filter by"),
             link(f"{REL}tilesets-vector", f"{at}/tiles", JSON, "cells with counts as tiles"),

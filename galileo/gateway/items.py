@@ -89,7 +89,10 @@ class ItemRoutes:
             columns=wanted.columns,
             after=wanted.after,
         )
-        links = [documents.link("self", str(request.url), documents.GEOJSON)]
+        links = [
+            documents.link("self", str(request.url), documents.GEOJSON),
+            documents.page_link(str(request.url.remove_query_params("f"))),
+        ]
         if page.next is not None:
             following = request.url.include_query_params(after=page.next)
             links.append(documents.link("next", str(following), documents.GEOJSON))
@@ -113,6 +116,7 @@ class ItemRoutes:
         collection = documents.collection_url(url, schema)
         links = [
             documents.link("self", f"{collection}/items/{name}", documents.GEOJSON),
+            documents.page_link(f"{collection}/items/{name}"),
             documents.link("collection", collection, documents.JSON),
         ]
         body = json.dumps({**feature, "links": links})

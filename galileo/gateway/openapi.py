@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from galileo.gateway import parameters, problems
+from galileo.gateway.documents import HTML
 from galileo.gateway.routes import ROUTES, RouteInfo, path_parameters
 from galileo.version import VERSION
 
@@ -38,7 +39,8 @@ def openapi(url: str) -> dict[str, Any]:
                 "problem": {
                     "description": "The request failed.",
                     "content": {
-                        problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/problem"}}
+                        problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/problem"}},
+                        HTML: {},
                     },
                 }
             },

@@ -14,6 +14,7 @@ from galileo.gateway.documents import (
     ASYNCAPI_JSON,
     EVENT_STREAM,
     GEOJSON,
+    HTML,
     JSON,
     OPENAPI_JSON,
     SCHEMA_JSON,
@@ -50,7 +51,7 @@ class RouteInfo:
     path: str
     summary: str
     parameters: tuple[str, ...] = ()
-    media_types: tuple[str, ...] = (JSON,)
+    media_types: tuple[str, ...] = (JSON, HTML)
     methods: tuple[str, ...] = ("GET",)
     more_parameters: bool = False
     request_types: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ _ITEM_TYPES = tuple(dict.fromkeys(name.partition(";")[0] for name in MEDIA_TYPES
 ROUTES = (
     RouteInfo("landing", "/", "The landing page", ("f",)),
     RouteInfo("conformance", "/conformance", "Conformance classes of OGC API", ("f",)),
-    RouteInfo("api", "/api", "This description of the API", ("f",), (OPENAPI_JSON,)),
+    RouteInfo("api", "/api", "This description of the API", ("f",), (OPENAPI_JSON, HTML)),
     RouteInfo("collections", "/collections", "The datasets", ("f",)),
     RouteInfo("collection", _COLLECTION, "A dataset", ("f",)),
     RouteInfo(
@@ -75,17 +76,21 @@ ROUTES = (
         f"{_COLLECTION}/queryables",
         "Properties that filters can use",
         ("f",),
-        (SCHEMA_JSON,),
+        (SCHEMA_JSON, HTML),
     ),
     RouteInfo(
-        "schema", f"{_COLLECTION}/schema", "Properties of an observation", ("f",), (SCHEMA_JSON,)
+        "schema",
+        f"{_COLLECTION}/schema",
+        "Properties of an observation",
+        ("f",),
+        (SCHEMA_JSON, HTML),
     ),
     RouteInfo(
         "items",
         f"{_COLLECTION}/items",
         "Observations; POST stores some",
         parameters.ITEMS,
-        _ITEM_TYPES,
+        (*_ITEM_TYPES, HTML),
         ("GET", "POST"),
         more_parameters=True,
         request_types=tuple(REQUEST_TYPES),
@@ -94,7 +99,11 @@ ROUTES = (
         body_answers=(JSON,),
     ),
     RouteInfo(
-        "item", f"{_COLLECTION}/items/{{featureId}}", "An observation", ("f", "crs"), (GEOJSON,)
+        "item",
+        f"{_COLLECTION}/items/{{featureId}}",
+        "An observation",
+        ("f", "crs"),
+        (GEOJSON, HTML),
     ),
     *(
         RouteInfo(
@@ -199,6 +208,7 @@ ROUTES = (
         methods=("GET", "POST"),
         request_types=(JSON,),
         statuses=(("POST", 201),),
+        body_answers=(JSON,),
     ),
     RouteInfo(
         "ccq",
@@ -230,7 +240,9 @@ ROUTES = (
         methods=("POST",),
         request_types=(JSON,),
     ),
-    RouteInfo("asyncapi", "/asyncapi", "A description of the events", ("f",), (ASYNCAPI_JSON,)),
+    RouteInfo(
+        "asyncapi", "/asyncapi", "A description of the events", ("f",), (ASYNCAPI_JSON, HTML)
+    ),
     RouteInfo("cluster", "/cluster", "Nodes, partitions and coordinators", ("f",)),
     RouteInfo("whoami", "/whoami", "The caller, its roles and quotas", ("f",)),
     RouteInfo("samplers", "/samplers", "Samplers, installed and uploaded", ("f",)),

@@ -144,8 +144,13 @@ export class MapView {
   constructor(element, calls) {
     this._calls = calls;
     this._painter = new CellPainter();
-    const style = () => getComputedStyle(document.documentElement);
-    this._colour = (name) => style().getPropertyValue(name).trim();
+    // A custom property has the colours of both themes; `color` has that of the present one.
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.hidden = true;
+    this._colour = (name) => {
+      probe.style.color = `var(${name})`;
+      return getComputedStyle(probe).color;
+    };
     const base = basemap(this._colour);
     this._base = base;
     this._cellLayer = new ol.layer.Layer({

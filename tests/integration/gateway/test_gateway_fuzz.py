@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import galileo
 from galileo.gateway import parameters
+from galileo.gateway.documents import HTML
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.problems import MEDIA_TYPE as PROBLEM
@@ -58,7 +59,17 @@ QUERIES = (
     "SELECT * { ?a ?b ?c } LIMIT 1",
 )
 TOKENS = ("AQRjY3E", "0..", "0.a.b", "99999999999.a.b", "p0.1.0", "=" * 50)
-NAMES = ("amount,level", "station", "latitude,latitude", ",", "geometry", "csv", "arrow", "json")
+NAMES = (
+    "amount,level",
+    "station",
+    "latitude,latitude",
+    ",",
+    "geometry",
+    "csv",
+    "arrow",
+    "json",
+    "html",
+)
 WORDS = st.sampled_from((*NUMBERS, *TIMES, *BOXES, *QUERIES, *TOKENS, *NAMES, ""))
 VALUES = st.one_of(WORDS, st.text(max_size=60), st.text("\x00\n\r'\"%;\\/.", max_size=8))
 BODIES = st.one_of(
@@ -161,10 +172,14 @@ def check(
             if media_type != "text/event-stream":
                 reply.read()
         else:
-            assert media_type == PROBLEM, (method, path)
-            problem = json.loads(reply.read())
-            assert problem["status"] == reply.status
+            problem = reply.read()
             assert reply.status not in (500, 501, 502), (method, path, headers, body, problem)
+            if media_type.startswith(HTML):
+                assert HTML in route.media_types
+                assert "f=html" in path
+            else:
+                assert media_type == PROBLEM, (method, path)
+                assert json.loads(problem)["status"] == reply.status
         return int(reply.status)
     finally:
         connection.close()
