@@ -1,7 +1,8 @@
-"""The HTTP gateway: pages, a large file, and what readers that take nothing cost it."""
+"""The HTTP gateway: pages, a large file, and what readers that take nothing cost it and a node."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from benchmarks import clusters
 from benchmarks.figures import Figure, Goal, Spread
-from benchmarks.processes import Growth
+from benchmarks.processes import Growth, processor_seconds
 from benchmarks.sizes import Bench
 from galileo.local_gateway import LocalGateway
 
@@ -36,8 +37,15 @@ def measure(bench: Bench) -> Iterator[Figure]:
         client = running.client(timeout=clusters.PATIENCE)
         clusters.create_dataset(running, client, DATASET)
         client.ingest(DATASET, clusters.forecast(rows, stride=1))
+        processes = {"gateway": gateway.pid, "node": running.nodes[0].pid}
         _pages(gateway, PAGES // 4)
+        before = {name: processor_seconds(_running(pid)) for name, pid in processes.items()}
         alone = _pages(gateway, PAGES)
+        for name, pid in processes.items():
+            spent_s = processor_seconds(_running(pid)) - before[name]
+            yield Figure(
+                f"processor time of the {name} for such a page", "s", Spread.of([spent_s / PAGES])
+            )
         yield Figure(
             "a page of 10 observations, one client",
             "s",
@@ -52,7 +60,13 @@ def measure(bench: Bench) -> Iterator[Figure]:
             goals=(Goal("at least", 400.0),),
         )
         yield from _files(gateway, rows, runs=bench.sizes.runs)
-        yield _stopped(gateway)
+        yield from _stopped(gateway, processes)
+
+
+def _running(pid: int | None) -> int:
+    if pid is None:
+        raise RuntimeError("expected a process that runs, got one that has ended")
+    return pid
 
 
 def _connection(gateway: LocalGateway) -> http.client.HTTPConnection:
@@ -115,26 +129,25 @@ def _files(gateway: LocalGateway, rows: int, *, runs: int) -> Iterator[Figure]:
     )
 
 
-def _stopped(gateway: LocalGateway) -> Figure:
+def _stopped(gateway: LocalGateway, processes: dict[str, int | None]) -> Iterator[Figure]:
     """Memory for each reader that begins such a file and takes nothing."""
     where = urlsplit(gateway.url)
-    readers = []
-    with Growth(gateway.pid) as growth:
-        for _ in range(STOPPED):
-            reader = socket.socket()
+    with contextlib.ExitStack() as stack:
+        growths = {name: stack.enter_context(Growth(pid)) for name, pid in processes.items()}
+        readers = [stack.enter_context(socket.socket()) for _ in range(STOPPED)]
+        for reader in readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
             reader.connect((where.hostname, where.port))
             reader.sendall(f"GET {FILE} HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
-            readers.append(reader)
         time.sleep(SETTLE_S)
-    for reader in readers:
-        reader.close()
-    return Figure(
-        "memory for each reader that takes nothing of such a file",
-        "B",
-        Spread.of([growth.bytes / STOPPED]),
-        goals=(Goal("at most", 2.0 * MIB),),
-    )
+    goals = {"gateway": (Goal("at most", 2.0 * MIB),)}
+    for name, growth in growths.items():
+        yield Figure(
+            f"memory of the {name} for each reader that takes nothing of such a file",
+            "B",
+            Spread.of([growth.bytes / STOPPED]),
+            goals=goals.get(name, ()),
+        )
 
 
 def _expect_ok(reply: http.client.HTTPResponse) -> None:

@@ -170,6 +170,8 @@ class Shapes:
         x, y = (pa.array(values) for values in self.bounds[:2])
         ends = (x.cast(pa.string()), ",", y.cast(pa.string()))
         points = pc.binary_join_element_wise('{"type":"Point","coordinates":[', *ends, "]}", "")
+        if all(np.isfinite(values).all() for values in self.bounds[:2]):
+            return points
         return pc.if_else(pc.and_(pc.is_finite(x), pc.is_finite(y)), points, "null")
 
 

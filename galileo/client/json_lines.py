@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,12 +42,14 @@ def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if pa.types.is_string(column.type):
         texts = _quoted(column)
     elif pa.types.is_timestamp(column.type):
-        texts = _quoted(iso_column(column_micros(column)))
+        texts = pc.binary_join_element_wise('"', iso_column(column_micros(column)), '"', "")
     elif pa.types.is_floating(column.type):
-        texts = pc.if_else(pc.is_finite(column), column.cast(pa.string()), None)
+        texts = column.cast(pa.string())
+        if not np.isfinite(column.to_numpy(zero_copy_only=False)).all():
+            texts = pc.if_else(pc.is_finite(column), texts, None)
     else:
         texts = column.cast(pa.string())
-    return texts.fill_null("null")
+    return texts.fill_null("null") if texts.null_count else texts
 
 
 def _quoted(texts: pa.Array) -> pa.Array:

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from galileo.client.async_client import AsyncClient
 from galileo.clock import SystemClock
 from galileo.config import from_dict
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.serving import GatewayServer
+from galileo.model.schema import Schema
 from galileo.server.main import NodeProcess
 
 
@@ -45,3 +47,15 @@ async def gateway(options: GatewayOptions) -> AsyncIterator[str]:
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+
+
+@contextlib.asynccontextmanager
+async def site(
+    directory: Path, sections: dict[str, Any], schema: Schema
+) -> AsyncIterator[tuple[str, AsyncClient]]:
+    """The URL of a gateway, and a client of its node, which has an empty dataset."""
+    async with node(directory, sections) as address, AsyncClient(address, timeout="60s") as client:
+        await client.create_dataset(schema)
+        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
+        async with gateway(options) as url:
+            yield url, client

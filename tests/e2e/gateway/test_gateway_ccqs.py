@@ -88,12 +88,6 @@ def drained(client: galileo.Client, ccq_id: str) -> Counter[str]:
             return found
 
 
-@pytest.fixture(scope="module")
-def gateway(cluster: galileo.LocalCluster) -> Iterator[LocalGateway]:
-    with cluster.gateway() as running:
-        yield running
-
-
 @pytest.fixture
 def submitted(
     cluster: galileo.LocalCluster, gateway: LocalGateway, fresh_name: Callable[[str], str]

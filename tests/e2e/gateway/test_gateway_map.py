@@ -29,12 +29,6 @@ def browser() -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def gateway(browser: Any, cluster: galileo.LocalCluster) -> Iterator[LocalGateway]:
-    with cluster.gateway() as running:
-        yield running
-
-
 def observations(places: list[tuple[float, float]], temperatures: list[float]) -> pd.DataFrame:
     """An observation of each place, an hour after the last one."""
     latitudes, longitudes = np.array(places).T

@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from gateway_serving import gateway, node
+from gateway_serving import site
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,6 @@ import galileo
 from galileo.gateway import parameters
 from galileo.gateway.documents import HTML
 from galileo.gateway.openapi import openapi
-from galileo.gateway.options import GatewayOptions
 from galileo.gateway.problems import MEDIA_TYPE as PROBLEM
 from galileo.gateway.routes import ROUTES, RouteInfo
 
@@ -99,10 +98,8 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(directory: Path, sections: dict[str, Any]) -> AsyncIterator[Served]:
-    async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(node(directory, sections))
-        client = await stack.enter_async_context(galileo.AsyncClient(address, timeout="60s"))
-        await client.create_dataset(galileo.Schema("rain", FEATURES))
+    schema = galileo.Schema("rain", FEATURES)
+    async with site(directory, sections, schema) as (url, client):
         frame = pd.DataFrame(
             {
                 "latitude": [40.0, 41.0],
@@ -116,8 +113,6 @@ async def serving(directory: Path, sections: dict[str, Any]) -> AsyncIterator[Se
         )
         await client.ingest("rain", frame)
         ccq = await client.submit("rain", expiration="1d")
-        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
-        url = await stack.enter_async_context(gateway(options))
         names = Names(collectionId="rain", featureId="p0.1.0", ccqId=ccq.id)
         names |= {"tileMatrixSetId": "WebMercatorQuad", "locationId": "a"}
         yield Served(url, names)

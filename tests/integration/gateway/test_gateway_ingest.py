@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from gateway_serving import gateway, node
+from gateway_serving import gateway, node, site
 from proving import Tokens, token_file
 
 import galileo
@@ -103,12 +103,8 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[Served]:
-    async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(node(directory / "node", {}))
-        client = await stack.enter_async_context(galileo.AsyncClient(address, timeout="60s"))
-        await client.create_dataset(galileo.Schema("rain", FEATURES))
-        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
-        yield Served(await stack.enter_async_context(gateway(options)), client)
+    async with site(directory / "node", {}, galileo.Schema("rain", FEATURES)) as (url, client):
+        yield Served(url, client)
 
 
 async def test_ingest_every_format_stores_what_was_sent_once(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyogrio
 import pytest
 import shapely
-from gateway_serving import gateway, node
+from gateway_serving import gateway, node, site
 from proving import Tokens, token_file
 
 import galileo
@@ -158,15 +158,10 @@ async def get(url: str, **headers: str) -> tuple[int, Any, bytes]:
 
 
 @contextlib.asynccontextmanager
-async def site(directory: Path, frame: pd.DataFrame) -> Any:
-    async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(node(directory, {}))
-        client = await stack.enter_async_context(galileo.AsyncClient(address, timeout="60s"))
-        schema = galileo.Schema("air", FEATURES, geohash_precision=4, time_bucket="6h")
-        await client.create_dataset(schema)
+async def filled(directory: Path, frame: pd.DataFrame) -> Any:
+    schema = galileo.Schema("air", FEATURES, geohash_precision=4, time_bucket="6h")
+    async with site(directory, {}, schema) as (url, client):
         await client.ingest("air", frame)
-        options = GatewayOptions(nodes=(address,), port=0, patience_s=60.0)
-        url = await stack.enter_async_context(gateway(options))
         yield client, Site(url, frame.to_dict("records"))
 
 
@@ -252,7 +247,7 @@ def decoded(body: bytes, path: Path) -> tuple[dict[str, Row], dict[str, Any]]:
 
 async def test_tiles_show_the_cells_that_a_loop_counts(tmp_path: Path) -> None:
     frame, choice = observations(1), random.Random(1)
-    async with site(tmp_path / "node", frame) as (_, at):
+    async with filled(tmp_path / "node", frame) as (_, at):
         shown = 0
         for number in range(40):
             tiles, (text, test) = TILES[number % 2], choice.choice(QUERIES)
@@ -283,7 +278,7 @@ async def test_tiles_show_the_cells_that_a_loop_counts(tmp_path: Path) -> None:
 
 async def test_groups_are_those_of_a_loop(tmp_path: Path) -> None:
     frame = observations(2, 1_000)
-    async with site(tmp_path / "node", frame) as (_, at):
+    async with filled(tmp_path / "node", frame) as (_, at):
         for number, (text, test) in enumerate(QUERIES):
             rows, precision = at.such(test), 2 + number
             path = f"/cells?precision={precision}&window=1d&statistics={STATISTICS}{text}"
@@ -329,7 +324,7 @@ async def test_groups_are_those_of_a_loop(tmp_path: Path) -> None:
 
 async def test_latest_is_that_of_a_loop(tmp_path: Path) -> None:
     frame = observations(7, 600)
-    async with site(tmp_path / "node", frame) as (_, at):
+    async with filled(tmp_path / "node", frame) as (_, at):
         for text, test in QUERIES:
             newest: dict[str, Row] = {}
             for row in at.such(test):
@@ -372,7 +367,7 @@ def by_key(columns: dict[str, list[Any]], keys: list[str]) -> dict[Any, Row]:
 
 async def test_unchanged_tile_is_not_sent_again(tmp_path: Path) -> None:
     frame = observations(3, 500)
-    async with site(tmp_path / "node", frame) as (client, at):
+    async with filled(tmp_path / "node", frame) as (client, at):
         west, east = "/tiles/WorldCRS84Quad/0/0/0", "/tiles/WorldCRS84Quad/0/0/1"
         status, headers, body = await at.get(west)
         etag = headers["ETag"]
@@ -438,7 +433,7 @@ HOSTILE = [
 
 
 async def test_hostile_parameters_are_refused(tmp_path: Path) -> None:
-    async with site(tmp_path / "node", observations(4, 50)) as (_, at):
+    async with filled(tmp_path / "node", observations(4, 50)) as (_, at):
         for path, expected in HOSTILE:
             status, headers, body = await at.get(path)
             assert status == expected, (path, body)
@@ -452,7 +447,7 @@ async def test_hostile_parameters_are_refused(tmp_path: Path) -> None:
 
 
 async def test_tile_documents_lead_to_tiles(tmp_path: Path) -> None:
-    async with site(tmp_path / "node", observations(5, 50)) as (_, at):
+    async with filled(tmp_path / "node", observations(5, 50)) as (_, at):
         root = at.url.removesuffix("/collections/air")
         sets = json.loads((await get(f"{root}/tileMatrixSets"))[2])["tileMatrixSets"]
         assert [one["id"] for one in sets] == TILES
