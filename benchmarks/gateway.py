@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+import numpy as np
+import pyarrow as pa
+
 from benchmarks import clusters
 from benchmarks.figures import Figure, Goal, Spread
 from benchmarks.processes import Growth, processor_seconds
 from benchmarks.sizes import Bench
+from galileo import Feature, LocalCluster, Schema
+from galileo.client import Client
 from galileo.local_gateway import LocalGateway
+from galileo.model.times import micros
 
 DATASET = "nam"
 PAGE = f"/collections/{DATASET}/items?limit=10"
@@ -29,6 +36,13 @@ TIMEOUT_S = 120.0
 MIB = 1 << 20
 RECEIVED_BYTES = 4_096
 """Of the buffer of a reader that takes nothing."""
+WATCHED = "notes"
+EVENTS = 5
+EVENT_INTERVAL = "1s"
+ROUND_S = 8.0
+"""From one event to the next, however many readers there are, so that nodes have equal times."""
+START_US = micros(clusters.START)
+PROGRAM = "benchmarks.event_readers"
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -61,12 +75,88 @@ def measure(bench: Bench) -> Iterator[Figure]:
         )
         yield from _files(gateway, rows, runs=bench.sizes.runs)
         yield from _stopped(gateway, processes)
+        yield from _readers(bench, running, client)
 
 
 def _running(pid: int | None) -> int:
     if pid is None:
         raise RuntimeError("expected a process that runs, got one that has ended")
     return pid
+
+
+def _readers(bench: Bench, running: LocalCluster, client: Client) -> Iterator[Figure]:
+    """Events of one query for many readers: how long they take, and what they cost."""
+    count = bench.sizes.gateway_readers
+    client.create_dataset(Schema(WATCHED, [Feature("note", type="text")]))
+    ccq = client.submit(WATCHED, interval=EVENT_INTERVAL, expiration="1h")
+    # One caller has half of the streams, which are three quarters of the connections.
+    arguments = ("--connections", str(3 * count + 100))
+    log = bench.directory / f"gateway-{time.monotonic_ns()}.log"
+    with LocalGateway(running.addresses, log=log, arguments=arguments) as gateway:
+        url = f"{gateway.url}/ccqs/{ccq.id}/events"
+        node = _running(running.nodes[0].pid)
+        client.ingest(WATCHED, _notes("first"))
+        with clusters.child(PROGRAM, url, 1) as one:
+            _rounds(client, one, node, "alone", 1)
+            _, alone = _rounds(client, one, node, "one", EVENTS)
+        with Growth(gateway.pid) as growth, clusters.child(PROGRAM, url, count) as many:
+            begun = processor_seconds(gateway.pid or 0)
+            took, together = _rounds(client, many, node, "many", EVENTS)
+            spent = (processor_seconds(gateway.pid or 0) - begun) / EVENTS
+    yield Figure(
+        f"an event of 4 KB to {count:,} readers, from the first to the last",
+        "s",
+        Spread.of(took),
+        goals=(Goal("at most", 1.5),),
+    )
+    yield Figure(
+        f"processor time of a gateway in {ROUND_S:g} s with an event to {count:,} readers",
+        "s",
+        Spread.of([spent]),
+    )
+    yield Figure(
+        f"memory of a gateway for each of {count:,} readers",
+        "B",
+        Spread.of([growth.bytes / count]),
+        goals=(Goal("at most", 40.0 * 1024),),
+    )
+    yield Figure(
+        f"processor time of the node with {count:,} readers, as a multiple of that with one",
+        "times",
+        Spread.of([together / alone]),
+        goals=(Goal("at most", 1.1),),
+    )
+
+
+def _rounds(
+    client: Client, readers: subprocess.Popen[str], node: int, name: str, count: int
+) -> tuple[list[float], float]:
+    """Seconds of each of some events, and the node's processor time."""
+    if readers.stdin is None or readers.stdout is None:
+        raise RuntimeError("expected readers with pipes")
+    took, begun = [], processor_seconds(node)
+    for number in range(count):
+        until = time.monotonic() + ROUND_S
+        text = f"{name}-{number}-"
+        client.ingest(WATCHED, _notes(text))
+        print(text, file=readers.stdin, flush=True)
+        first, last = map(float, readers.stdout.readline().split())
+        took.append(last - first)
+        time.sleep(max(0.0, until - time.monotonic()))
+    return took, processor_seconds(node) - begun
+
+
+def _notes(text: str) -> pa.Table:
+    """Observations whose labels are an event of about 4 KB."""
+    rows = 10
+    return pa.table(
+        {
+            "latitude": np.full(rows, 40.0),
+            "longitude": np.full(rows, -105.0),
+            "time": pa.array([START_US] * rows, pa.timestamp("us", "UTC")),
+            "note": [f"{text}{number}" for number in range(rows)],
+        }
+    )
 
 
 def _connection(gateway: LocalGateway) -> http.client.HTTPConnection:

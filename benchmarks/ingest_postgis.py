@@ -24,7 +24,7 @@ FEATURES = ("temperature", "humidity", "wind_speed")
 SCHEMA = Schema("forecast", [Feature(name) for name in FEATURES])
 OBSERVATIONS_PER_S = 300_000
 
-_COLUMNS = ("latitude", "longitude", "time", *FEATURES)
+COLUMNS = ("latitude", "longitude", "time", *FEATURES)
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -72,14 +72,14 @@ def copying(
     Raises:
         AssertionError: at the end, if the server has not as many observations as were copied.
     """
-    table, copied = table.select(_COLUMNS), 0
+    table, copied = table.select(COLUMNS), 0
     _make_table(session)
     batches = [table.slice(start, rows) for start in range(0, table.num_rows, rows)]
     with _files(batches) as files:
 
         def copy() -> None:
             nonlocal copied
-            columns = ", ".join(_COLUMNS)
+            columns = ", ".join(COLUMNS)
             for file in files:
                 command = f"\\copy observations ({columns}) FROM '{file}' (FORMAT binary)"
                 session.ask(f"{command}\nSELECT 1")

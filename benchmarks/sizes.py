@@ -46,7 +46,8 @@ class Sizes:
         memory_blocks, memory_ccqs, memory_results, memory_runs: stored blocks, continuous queries,
             labels in the cache of each, and clusters of each kind.
         tile_rows: observations of which tiles are made.
-        gateway_rows: observations of a file over HTTP.
+        gateway_rows, gateway_readers: observations of a file over HTTP, and readers of the events
+            of a query.
         sparql_labels: of the large result, and of the one that rdflib's engine is asked about, too.
     """
 
@@ -100,6 +101,7 @@ class Sizes:
     memory_runs: int = 1
     tile_rows: tuple[int, ...] = (1_000_000, 10_000_000)
     gateway_rows: int = 1_000_000
+    gateway_readers: int = 10_000
     sparql_labels: tuple[int, int] = (100_000, 500)
 
 
@@ -142,6 +144,7 @@ QUICK = Sizes(
     fresh_blocks_per_s=100,
     fresh_s=3.0,
     gateway_rows=20_000,
+    gateway_readers=100,
     source_rows=20_000,
     tick_paths=500,
     idle_tick_s=1.0,

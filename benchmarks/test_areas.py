@@ -18,6 +18,7 @@ from benchmarks import (
     fetch_growth,
     freshness,
     gateway,
+    gateway_peers,
     graph,
     graph_duckdb,
     groups_duckdb,
@@ -96,6 +97,7 @@ COMPARISONS = (
     Area("source", "Reading through Spark compared with Parquet files", source.measure),
     Area("standalone", "A job on a Spark cluster compared with embedded", standalone.measure),
     Area("gateway", "Answers of the HTTP gateway", gateway.measure),
+    Area("features", "Features over HTTP compared with pygeoapi and tipg", gateway_peers.measure),
     Area("sparql", "SPARQL compared with rdflib's engine", sparql.measure),
     Area("postgis", "Polygons and circles compared with PostGIS", spatial_postgis.measure),
 )

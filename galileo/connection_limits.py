@@ -68,6 +68,7 @@ class ConnectionLimiter:
         self._removed = asyncio.Event()
         self._connections: dict[Connection, None] = {}
         """By time of progress."""
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         """The number of connections, without those that were closed."""
@@ -76,7 +77,7 @@ class ConnectionLimiter:
     @property
     def held_bytes(self) -> int:
         """Total size of the answers that are being sent."""
-        return sum(connection.held_bytes for connection in self._connections)
+        return self._held_bytes
 
     async def admit(self, connection: Connection) -> bool:
         """Admits a connection; may close another. Returns False if there is no room."""
@@ -103,7 +104,8 @@ class ConnectionLimiter:
 
     def remove(self, connection: Connection) -> None:
         """Removes a connection that ended; no effect on one that was closed for another."""
-        self._connections.pop(connection, None)
+        if connection in self._connections:
+            self._forget(connection)
         self._removed.set()
 
     def record_request(self, connection: Connection) -> None:
@@ -135,11 +137,16 @@ class ConnectionLimiter:
         self._connections[connection] = None
         connection.since = self._monotonic()
         connection.is_worked_for = is_worked_for
+        self._held_bytes += held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
 
     def _evict(self, victim: Connection) -> None:
-        del self._connections[victim]
+        self._forget(victim)
         victim.close()
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection]
+        self._held_bytes -= connection.held_bytes
 
 
 def select_victim(connections: Iterable[Connection]) -> Connection | None:

@@ -47,6 +47,7 @@ CONFORMANCE = (
         for name in ("core", "collections", "json", "geojson", "edr-geojson", "covjson", "oas30")
     ),
     f"{_SPEC}ogcapi-edr-1/1.1/conf/queries",
+    f"{_SPEC}ogcapi-edr-2/1.0/conf/pubsub",
 )
 """Classes that hold."""
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +111,30 @@ async def compare(connections_max: int, what: list[tuple[str, int, str, int]]) -
         assert open_lines == {id(one.line) for one in model.all}
         assert len(limiter) == len(model.all) <= connections_max
         assert limiter.held_bytes == sum(one.held for one in model.all)
+
+
+class Counted(Connection):
+    """A connection that counts how often its size is read."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "held_bytes":
+            Counted.reads += 1
+        return super().__getattribute__(name)
+
+
+async def test_connection_limiter_many_connections_cost_no_more() -> None:
+    limiter = ConnectionLimiter(2_000, held_bytes_max=8)
+    connections = [Counted("a", lambda: None) for _ in range(1_000)]
+    for connection in connections:
+        await limiter.admit(connection)
+    Counted.reads = 0
+    limiter.record_answer(connections[0], 4)
+    limiter.record_written(connections[0])
+    limiter.record_end(connections[0])
+    assert Counted.reads < 10
+    assert limiter.held_bytes == 0
 
 
 def act(limiter: ConnectionLimiter, step: str, line: Line, held: int) -> None:

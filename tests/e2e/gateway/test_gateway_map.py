@@ -49,6 +49,7 @@ def created(client: galileo.Client, name: str) -> str:
     return name
 
 
+SETTLE_MS = 5_000
 PLACES = [(37.3, -103.4), (40.1, -103.4), (42.9, -103.4), (37.3, -97.7), (40.1, -97.7)]
 """In the middles of 9ww, 9xn, 9xw, 9yd and 9z4."""
 TEMPERATURES = [280.0, 285.0, 290.0, 295.0, 300.0]
@@ -230,6 +231,46 @@ def test_new_labels_come_exactly_once_though_the_gateway_is_killed(
                 watch.get_by_role("button", name="End it for good").click()
                 watch.get_by_text("cancelled").wait_for()
                 assert "running" not in {info.state for info in client.list_ccqs(name)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_new_labels_come_exactly_once_though_the_coordinator_is_killed(
+    browser: Any, evaluator: dict[str, Any]
+) -> None:
+    settings = {"membership": {"failure_timeout_s": 4.0}, "evaluator": evaluator}
+    # While partitions are away, counts of the map are partial, and refreshes are refused.
+    refused = (503, 504)
+    with galileo.LocalCluster(nodes=3, settings=settings) as cluster:
+        client = cluster.client(timeout="120s")
+        name = created(client, "live")
+        client.ingest(name, observations(PLACES, TEMPERATURES))
+        with (
+            cluster.gateway() as gateway,
+            opened(browser, gateway.url, fragment=f"dataset={name}", refusals=refused) as shown,
+        ):
+            page = shown.page
+            shown.await_cells(5)
+            page.get_by_role("button", name="Watch…").click()
+            page.get_by_label("every").select_option("1s")
+            page.get_by_role("button", name="Watch", exact=True).click()
+            watch = page.get_by_role("article", name=f"Watch of {name}")
+            watch.get_by_text("5 labels").wait_for()
+
+            [info] = client.list_ccqs(name)
+            killed = cluster.node(info.coordinator)
+            client.ingest(name, observations([(45.7, -103.4)], [281.0]))
+            killed.kill()
+            killed.restart()
+            for number in range(4):
+                client.ingest(name, observations([(45.7, -97.7 - number)], [282.0 + number]))
+            watch.get_by_text("10 labels").wait_for()
+            assert len(client.query(name)) == 10
+            client.ingest(name, observations([(48.5, -97.7)], [290.0]))
+            watch.get_by_text("11 labels").wait_for()
+            page.wait_for_timeout(SETTLE_MS)  # A label that came twice would be counted by now.
+            assert watch.get_by_text("11 labels").count() == 1
+            assert client.list_ccqs(name)[0].term > info.term, "it has another coordination"
 
 
 @pytest.mark.slow
