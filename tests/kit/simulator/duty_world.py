@@ -251,7 +251,7 @@ class Oracle:
     """Attributes:
     terms: the node that began each term of each watch, and saved that, made it known or worked.
     submitted: watches whose submission was answered.
-    ended: watches that somebody ended.
+    ended: watches that were ended before their expiry.
     """
 
     def __init__(self) -> None:
