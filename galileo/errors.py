@@ -381,3 +381,15 @@ def _subclasses(root: type[GalileoError]) -> list[type[GalileoError]]:
 def by_kind() -> dict[str, type[GalileoError]]:
     """The class of each kind, to rebuild an error that was received."""
     return {cls.kind: cls for cls in _subclasses(GalileoError)}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a value: a `kind`, a message, and details."""
+
+    kind: str
+    message: str
+    details: tuple[tuple[str, str | int | float], ...] = ()
+
+    def to_error(self) -> GalileoError:
+        return by_kind().get(self.kind, InternalError)(self.message, **dict(self.details))

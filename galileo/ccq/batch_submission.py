@@ -1,7 +1,7 @@
 """Submissions of many CCQs at once: a few elections for all CCQs that have the same candidates.
 
 Theory of operation. A batch follows the rules of a single submission
-(`galileo.ccq.coordinator_elections`): each offer is a record in a term of its own, which is on disk
+(`galileo.election.elections`): each offer is a record in a term of its own, which is on disk
 before the offer is sent; a CCQ counts as submitted when enough nodes have it on disk;
 repeating a submission under the same ids is safe. A batch shares the work. The CCQs of a submission
 whose candidates are in the same groups are divided into batches, at most one for each node that may
@@ -26,28 +26,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from galileo.ccq.coordinator_elections import (
-    CoordinatorElections,
-    id_conflict,
-    overloaded,
-)
+from galileo.ccq.coordinator import Coordinator
 from galileo.ccq.events import (
     AnswerBatch,
     BatchItem,
     BatchSubmitted,
     Effects,
     Outcome,
-    RefuseSubmit,
-    Send,
 )
-from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck
-from galileo.ccq.model import Failure, Record
+from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import NodeState, dropped_failure, end_reason, record_pages
-from galileo.ccq.stats import ElectionEnded
+from galileo.ccq.state import NodeState
+from galileo.election.elections import CoordinatorElections, overloaded
+from galileo.election.events import RefuseSubmit, Send
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import (
     UNASKED,
+    AssignMany,
+    AssignmentsAnswered,
     ElectionEffect,
     ElectionEvent,
     ElectionTicked,
@@ -57,9 +53,12 @@ from galileo.election.messages import (
     OfferRefused,
     PollAnswer,
     PollAnswered,
+    RecordAck,
     SendPoll,
     Started,
 )
+from galileo.election.state import ElectionEnded, record_pages
+from galileo.errors import Failure
 
 SUBMISSIONS_MAX = 64
 """Batch submissions that run at a time; further ones are refused."""
@@ -102,7 +101,9 @@ class _Batch:
 class BatchSubmissions:
     """The batch submissions that one node carries out."""
 
-    def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
+    def __init__(
+        self, state: NodeState, elections: CoordinatorElections[Record, Coordinator]
+    ) -> None:
         self._state = state
         self._elections = elections
         self._running: dict[str, _Batch] = {}
@@ -140,7 +141,7 @@ class BatchSubmissions:
                 submission.outcomes[place] = Outcome(item.ccq.id, failure=failure)
                 continue
             places.setdefault(self._candidate_groups(item.candidates), []).append(place)
-            self._elections.reserved[item.ccq.id] = item.ccq.owner
+            self._elections.reserved.add(item.ccq.id)
         effects: Effects = []
         for groups, together in places.items():
             count = self._shares(groups, len(together))
@@ -173,7 +174,7 @@ class BatchSubmissions:
         polling = [batch for batch in self._running.values() if batch.unassigned]
         return [effect for batch in polling for effect in self._step(batch, event, now)]
 
-    def on_assign(self, sender: str, message: AssignMany, now: float) -> Effects:
+    def on_assign(self, sender: str, message: AssignMany[Record], now: float) -> Effects:
         """Accept the CCQs that this node can run; save and answer them."""
         state = self._state
         accepted, refused, newer = [], [], []
@@ -182,7 +183,7 @@ class BatchSubmissions:
             ccq_id, mine = record.ccq.id, state.record_table.get(record.ccq.id)
             if mine is not None and (mine.ended is not None or mine.term > record.term):
                 newer.append(mine)
-            elif state.is_dropped(record.ccq.dataset):
+            elif state.ending_of(record) is not None:
                 effects += state.apply_record(record, now)
                 newer += filter(None, [state.record_table.get(ccq_id)])
             elif (mine is None or mine.term < record.term) and state.accepts_assignments:
@@ -238,22 +239,21 @@ class BatchSubmissions:
         if batch is None:
             return []
         if record.ended is not None:
-            return self._resolve(batch, Outcome(ccq_id, failure=end_reason(record)))
+            return self._resolve(batch, Outcome(ccq_id, failure=self._state.end_reason(record)))
         mine = batch.unassigned.get(ccq_id) or batch.unacknowledged[ccq_id]
         if record.term <= mine.term:
             return []
         self._await_copies(batch, record, {self._state.me}, now)
         return self._request_acks(batch, now)
 
-    def on_dropped(self) -> Effects:
-        """Answer for the CCQs of dropped datasets."""
+    def close_over(self) -> Effects:
+        """Answer for the CCQs that are over."""
         effects: Effects = []
         for ccq_id, batch in list(self._batch_by_ccq.items()):
             record = batch.unassigned.get(ccq_id) or batch.unacknowledged[ccq_id]
-            if self._state.is_dropped(record.ccq.dataset):
-                effects += self._resolve(
-                    batch, Outcome(ccq_id, failure=dropped_failure(record.ccq))
-                )
+            failure = self._state.over_failure(record)
+            if failure is not None:
+                effects += self._resolve(batch, Outcome(ccq_id, failure=failure))
         return effects
 
     def check(self) -> None:
@@ -266,19 +266,16 @@ class BatchSubmissions:
                 mine = self._state.record_table.get(ccq_id)
                 assert mine is None or mine.ended is None, "a batch for an ended CCQ"
         assert len(self._batch_by_ccq) == sum(len(batch.places) for batch in self._running.values())
-        assert set(self._batch_by_ccq) == set(self._elections.reserved), "reserved without a batch"
+        assert set(self._batch_by_ccq) == self._elections.reserved, "reserved without a batch"
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _refusal(self, item: BatchItem, known: Record | None) -> Failure | None:
         """Why a CCQ cannot be submitted now; None if it can."""
         ccq_id = item.ccq.id
-        if known is not None and known.ended is not None:
-            return end_reason(known)
-        if known is not None and not known.ccq.asks_the_same(item.ccq):
-            return id_conflict(ccq_id)
-        if self._state.is_dropped(item.ccq.dataset):
-            return dropped_failure(item.ccq)
+        failure = self._state.refusal(item.record, known)
+        if failure is not None:
+            return failure
         if ccq_id in self._elections:
             advice = (("after_s", self._state.options.retry_s), ("ccq_id", ccq_id))
             reason = f"{ccq_id!r} is being submitted already; submit it again in a moment"
@@ -311,8 +308,7 @@ class BatchSubmissions:
     ) -> None:
         ccq_id = item.ccq.id
         if known is None:
-            new = Record(item.ccq, term=0, coordinator="", retrieved=item.reached)
-            batch.unassigned[ccq_id] = new
+            batch.unassigned[ccq_id] = item.record
             batch.need_bytes += item.need_bytes
         else:
             self._await_copies(batch, known, {self._state.me}, batch.begun_at)
@@ -406,11 +402,8 @@ class BatchSubmissions:
         """
         self._state.counts.elections_failed += 1
         effects: Effects = []
-        after_s = self._state.options.retry_s
         for ccq_id in ccq_ids:
-            details = (("after_s", after_s), ("ccq_id", ccq_id))
-            message = f"no node took the continuous query: {reason}; submit it again with this id"
-            failure = Failure("unavailable", message, details)
+            failure = self._elections.no_taker(ccq_id, reason)
             effects += self._resolve(batch, Outcome(ccq_id, failure=failure))
         return effects
 
@@ -421,7 +414,7 @@ class BatchSubmissions:
         batch.unacknowledged.pop(ccq_id, None)
         batch.copies.pop(ccq_id, None)
         del self._batch_by_ccq[ccq_id]
-        self._elections.reserved.pop(ccq_id, None)
+        self._elections.reserved.discard(ccq_id)
         if batch.places:
             return []
         del self._running[batch.name]

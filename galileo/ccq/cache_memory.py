@@ -21,17 +21,20 @@ import numpy as np
 
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.coordinator import Coordinator
-from galileo.ccq.coordinator_elections import CoordinatorElections
 from galileo.ccq.events import DropSpills, Effects, LoadPacks, PacksLoaded, PacksSpilled, SpillPacks
 from galileo.ccq.handed_off_cache import HandedOffCache
+from galileo.ccq.model import Record
 from galileo.ccq.state import NodeState
 from galileo.ccq.thresholds import MemoryBudget, free_capacity, thresholds
+from galileo.election.elections import CoordinatorElections
 
 
 class CacheMemory:
     """Enforces the memory budget of all caches of one node."""
 
-    def __init__(self, state: NodeState, elections: CoordinatorElections) -> None:
+    def __init__(
+        self, state: NodeState, elections: CoordinatorElections[Record, Coordinator]
+    ) -> None:
         self._state = state
         self._elections = elections
         self._numbers = 0
@@ -90,7 +93,9 @@ class CacheMemory:
             if self._is_over(whole) and self._may_spill(victim, now):
                 effects += self._spill(victim, now)
         for coordinator in overflowed:
-            if self._is_over(whole) and not self._is_spilling(coordinator, now):
+            is_spilling = self._is_spilling(coordinator, now)
+            is_full = len(coordinator.fetches.holders) >= self._state.options.holders_max
+            if self._is_over(whole) and not is_spilling and not is_full:
                 effects += self._elections.transfer_coordinator(coordinator.ccq.id, now)
         for coordinator in overflowed:
             if self._is_over(whole) and coordinator.ccq.id not in self._elections:

@@ -21,10 +21,11 @@ from galileo.ccq.events import (
     SequencesConfirmed,
 )
 from galileo.ccq.fetches import Fetches
-from galileo.ccq.model import Failure, Record
+from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import Cursor
+from galileo.errors import Failure
 
 LATELY_S = 300.0
 """Time constant: a fetch of this age counts 1/e of a new one."""

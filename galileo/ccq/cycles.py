@@ -11,11 +11,11 @@ import math
 
 from galileo.ccq.cache import LabelCache
 from galileo.ccq.events import CycleItem, CycleResult
-from galileo.ccq.model import Ccq, Failure
+from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import SamplerRevoked
+from galileo.errors import Failure, SamplerRevoked
 
 LASTING_FAILURES = frozenset({SamplerRevoked.kind})
 """Kinds that no further cycle can mend; readers get them at once."""

@@ -1,32 +1,34 @@
-"""Events and effects of the machine `galileo.ccq.machine.Continuous`.
+"""Events and effects of the machine `galileo.ccq.machine.Continuous`, besides those of duties
+(`galileo.election.events`).
 
-The driver feeds events and executes the effects of each step *in order*, one step's before the next
-one's; it may save the records of a step before all else, together. `request` and `cycle_id` pair a
-request with its answer.
+`cycle_id` pairs a cycle with its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from galileo.ccq.messages import Message
-from galileo.ccq.model import Ccq, Failure, Record
+from galileo.ccq.model import Ccq, Record
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
-from galileo.election.messages import UsageStatistics
+from galileo.election.events import (
+    AnswerSubmit,
+    DrainRequested,
+    MembersChanged,
+    MessageArrived,
+    PurgeRecord,
+    RecordsLoaded,
+    RefuseSubmit,
+    SaveRecord,
+    Send,
+    Ticked,
+    UsageMeasured,
+)
+from galileo.errors import Failure
 from galileo.model.windows import ClockStep
 
 # --- events: from the node -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsLoaded:
-    """The first event after a start: the records in storage, if any."""
-
-    records: tuple[Record, ...]
-    wall: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +43,6 @@ class DatasetDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed; due about every 50 ms. `wall`: seconds since 1970-01-01 UTC."""
-
-    wall: float
-
-
-@dataclass(frozen=True, slots=True)
-class UsageMeasured:
-    """This node's own statistics, for polls and its own elections."""
-
-    usage: UsageStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class MembersChanged:
-    """The nodes of the cluster are these from now on, by group; this one is among them.
-
-    Attributes:
-        groups: the names of the nodes.
-        racks: the rack of each node; empty: each node is a rack of its own.
-    """
-
-    groups: tuple[tuple[str, ...], ...]
-    racks: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
-    """Hand off all coordinated CCQs and accept no others; `is_on` false ends that."""
-
-    is_on: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class CommitsObserved:
     """Durable commits of a dataset up to these sequences, from own commits and heartbeats.
 
@@ -85,12 +53,6 @@ class CommitsObserved:
     dataset: str
     sequences: Cursor
     clock: tuple[ClockStep, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MessageArrived:
-    sender: str
-    message: Message
 
 
 # --- events: from clients ------------------------------------------------------------------------
@@ -113,6 +75,10 @@ class SubmitRequested:
     need_bytes: int = 0
     candidates: tuple[str, ...] = ()
 
+    @property
+    def record(self) -> Record:
+        return Record(self.ccq, term=0, coordinator="", retrieved=self.reached)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
@@ -129,6 +95,10 @@ class BatchItem:
     candidates: tuple[str, ...] = ()
     reached: Cursor = EMPTY_CURSOR
     need_bytes: int = 0
+
+    @property
+    def record(self) -> Record:
+        return Record(self.ccq, term=0, coordinator="", retrieved=self.reached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +375,7 @@ class RefuseCacheRead:
 
 
 ContinuousEvent = (
-    RecordsLoaded
+    RecordsLoaded[Record]
     | DatasetDropped
     | Ticked
     | UsageMeasured
@@ -438,32 +408,6 @@ ContinuousEvent = (
 
 
 # --- effects -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SaveRecord:
-    """Store this record, in place of an older one of the same CCQ.
-
-    Attributes:
-        durable: it must be on disk before any later effect is executed. Otherwise it may be written
-            later, in order.
-    """
-
-    record: Record
-    durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeRecord:
-    ccq_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send this message once; it may be lost."""
-
-    to: str
-    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,14 +473,6 @@ class CompactPacks:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSubmit:
-    request: int
-    ccq_id: str
-    coordinator: str
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of one CCQ of a batch.
 
@@ -557,12 +493,6 @@ class AnswerBatch:
 
     request: int
     outcomes: tuple[Outcome, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseSubmit:
-    request: int
-    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -661,6 +591,8 @@ Task = (
     | ReadHandedOffCache
 )
 """Effects that take long; an event has the result of each."""
-ContinuousEffect = SaveRecord | PurgeRecord | Send | AbandonCycle | DropSpills | Task | Reply
+ContinuousEffect = (
+    SaveRecord[Record] | PurgeRecord | Send | AbandonCycle | DropSpills | Task | Reply
+)
 
 Effects = list[ContinuousEffect]

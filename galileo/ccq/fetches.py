@@ -52,11 +52,12 @@ from galileo.ccq.events import (
     RefuseFetch,
     SequencesConfirmed,
 )
-from galileo.ccq.model import Failure, Holder
+from galileo.ccq.model import Holder
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
 from galileo.ccq.stats import LabelCounts
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.errors import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, InternalError, by_kind
+from galileo.election.model import merge_terms, tenure
 from galileo.model.windows import Window
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
-
-NODES_MAX = 4096
-"""Nodes that may start elections in a cluster; a term is `round * NODES_MAX + ordinal`."""
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
@@ -71,18 +68,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What every node keeps of a CCQ (paper, IV.E: coordinator, query, time of retrieval).
-
-    Records of one CCQ form a semilattice under `merge`: nodes that receive the same records, in any
-    order and number, have the same one.
+    """What nodes keep of a CCQ (paper, IV.E: coordinator, query, time of retrieval); the record
+    of a duty (`galileo.election.model.Record`).
 
     Attributes:
-        term: of the coordinator; different initiators never use equal terms, and an initiator never
-            uses one twice, so a term names one coordinator for ever.
-        coordinator: the node that runs the CCQ.
         retrieved: the join of all cursors that clients have acknowledged.
-        ended: why the CCQ ended; once set, for ever.
-        ended_at: wall time of the end, 0 while it lives.
         holders: nodes that keep ranges before the cache of the coordinator, oldest first. A term
             begins with all of them; within it they are only removed.
     """
@@ -103,32 +93,29 @@ class Record:
             holders = tuple(holder for holder in holders if not self.retrieved.covers(holder.until))
             object.__setattr__(self, "holders", holders)
 
+    @property
+    def id(self) -> str:
+        return self.ccq.id
+
+    @property
+    def expires_at(self) -> float:
+        return self.ccq.expires_at
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The coordinator and the holders."""
+        return (self.coordinator, *(holder.node for holder in self.holders))
+
+    def is_same_duty(self, other: Record) -> bool:
+        return self.ccq.asks_the_same(other.ccq)
+
     def merge(self, other: Record) -> Record:
         """The newest of both: the higher term, any end, the later retrieved cursor.
 
         In the same term, the holders that both name.
         """
-        newer = max(self, other, key=_tenure)
+        newer = merge_terms(self, other)
         holders = newer.holders
-        if holders and _tenure(self) == _tenure(other):
+        if holders and tenure(self) == tenure(other):
             holders = tuple(holder for holder in self.holders if holder in other.holders)
-        ends = [(r.ended_at, r.ended) for r in (self, other) if r.ended is not None]
-        ended_at, ended = min(ends) if ends else (0.0, None)
-        retrieved = self.retrieved.join(other.retrieved)
-        return replace(newer, retrieved=retrieved, ended=ended, ended_at=ended_at, holders=holders)
-
-
-def _tenure(record: Record) -> tuple[int, str]:
-    return (record.term, record.coordinator)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error as a value: a `kind` of `galileo.errors`, a message, and details."""
-
-    kind: str
-    message: str
-    details: tuple[tuple[str, str | int | float], ...] = ()
-
-    def to_error(self) -> GalileoError:
-        return by_kind().get(self.kind, InternalError)(self.message, **dict(self.details))
+        return replace(newer, retrieved=self.retrieved.join(other.retrieved), holders=holders)

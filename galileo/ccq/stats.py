@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
+from galileo.election.state import ElectionCounts
 from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
-
-ENDED_MAX = 256
 
 
 class LabelCounts:
@@ -49,41 +45,19 @@ class LabelCounts:
             self.of_node.record_late(labels)
 
 
-@dataclass(frozen=True, slots=True)
-class ElectionEnded:
-    """An election that ended.
-
-    Attributes:
-        ccq_id: of the CCQ; of a batch its name.
-        begun_at: by the clock of the machine.
-        request: a submission that waited for it, if any.
-        failure: kind of the failure; empty if a node accepted, or none was needed.
-    """
-
-    ccq_id: str
-    begun_at: float
-    request: int | None
-    failure: str = ""
-
-
-class NodeCounts:
+class NodeCounts(ElectionCounts):
     """Counts of one node since its start.
 
     Attributes:
         labels: of all CCQs that it coordinated.
         cycles: durations of jobs, failed ones too.
         cycles_failed: number of failed jobs.
-        elections: that this node began.
-        elections_failed: elections in which no node accepted.
-        ended: the newest elections that ended; the reader removes them.
     """
 
-    __slots__ = ("cycles", "cycles_failed", "elections", "elections_failed", "ended", "labels")
+    __slots__ = ("cycles", "cycles_failed", "labels")
 
     def __init__(self) -> None:
+        super().__init__()
         self.labels = LabelCounts()
         self.cycles = DurationHistogram(LAG_BOUNDS_S)
         self.cycles_failed = 0
-        self.elections = 0
-        self.elections_failed = 0
-        self.ended: deque[ElectionEnded] = deque(maxlen=ENDED_MAX)

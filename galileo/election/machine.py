@@ -1,13 +1,13 @@
 """One election of a coordinator (paper, IV.B), at submission and failover.
 
 Theory of operation. Nodes are polled in rounds. When all nodes of a round have answered, or after
-`poll_timeout_s`, the suitable ones among all answers are offered the CCQ in the order of their
+`poll_timeout_s`, the suitable ones among all answers are offered the duty in the order of their
 rank, one at a time; an offer that is refused or not accepted within `appoint_timeout_s` goes to the
 next. If no suitable node is left, the next round is polled. After the last round, the unsuitable
 nodes get offers in the order of rank: the least loaded accepts. An election with `only_suitable`
 fails instead.
 
-A first round of a few nodes drawn by chance spreads CCQs nearly as evenly as a poll of all nodes
+A first round of a few nodes drawn by chance spreads duties nearly as evenly as a poll of all nodes
 (Mitzenmacher, "The power of two choices in randomized load balancing", 2001). Elections that run at
 the same time would all choose the node that was the least loaded when it answered, so `assigned`
 counts what was offered meanwhile. Which polls are sent, and which are answered from what is known
@@ -16,7 +16,7 @@ already, the caller decides (`galileo.election.peer_usage`).
 States: polling a round, offering to a node, over (decided or failed). Invariants: no node is polled
 or offered twice; at most `offers_max` offers.
 
-The election does not make a coordinator unique, terms do (`galileo.ccq.machine`): an offer that
+The election does not make a coordinator unique, terms do (`galileo.election.duties`): an offer that
 timed out may still be accepted, therefore each offer has its own term.
 """
 
@@ -54,8 +54,9 @@ class Election:
 
     Args:
         options: time-outs and limits.
-        assigned: the number of CCQs that a node coordinates or was offered, as far as this node
+        assigned: the number of duties that a node has or was offered, as far as this node
             knows; it counts where the node's own answer has fewer.
+        noun: what the duty is called in the reason of a failure.
 
     Attributes:
         offered_to: the node whose acceptance is awaited.
@@ -67,9 +68,11 @@ class Election:
         *,
         options: ElectionOptions | None = None,
         assigned: Callable[[str], int] = lambda _: 0,
+        noun: str = "duty",
     ) -> None:
         self.options = options or ElectionOptions()
         self._assigned = assigned
+        self._noun = noun
         self.offered_to: str | None = None
         self.is_over = False
         self._need_bytes = 0
@@ -152,7 +155,7 @@ class Election:
         asked, answered = len(self._polled), len(self.candidates)
         return [
             Failed(
-                f"expected a node to take the continuous query; {asked} were asked, "
+                f"expected a node to take the {self._noun}; {asked} were asked, "
                 f"{answered} answered, {len(self._offered)} were offered it, none accepted"
             )
         ]

@@ -6,15 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-from galileo.ccq.events import (
-    AnswerBatch,
-    BatchItem,
-    BatchSubmitted,
-    ContinuousEvent,
-    Outcome,
-    RefuseSubmit,
-)
+from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEvent, Outcome
 from galileo.ccq.model import Ccq
+from galileo.election.events import RefuseSubmit
 from galileo.errors import GalileoError, InputError, QuotaExceeded
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode

@@ -18,6 +18,7 @@ from galileo.clock import Clock
 from galileo.config import LimitsSection
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
+from galileo.election import events as duties
 from galileo.errors import (
     DeadlineExceeded,
     GalileoError,
@@ -244,7 +245,7 @@ class ContinuousQueries:
         answer = await self._ask(make, timeout_s=SUBMIT_TIMEOUT_S)
         if isinstance(answer, ccq.AnswerBatch):
             return answer.outcomes
-        if isinstance(answer, ccq.RefuseSubmit):
+        if isinstance(answer, duties.RefuseSubmit):
             return [ccq.Outcome(one.ccq.id, failure=answer.failure) for one in items]
         return [ccq.Outcome(answer.ccq_id, answer.coordinator, answer.term)]
 

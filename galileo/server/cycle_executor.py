@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from galileo import spans
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Failure
 from galileo.ccq.pack_many import pack_many
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology import RangeMap
-from galileo.errors import GalileoError
+from galileo.errors import Failure, GalileoError
 from galileo.hashing import digest
 from galileo.match_batch import MatchBatch, MatchedPartitions, Numbers, from_bytes, joined, to_bytes
 from galileo.model.schema import Schema

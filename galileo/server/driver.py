@@ -22,7 +22,6 @@ from typing import Any, TypeAlias, assert_never
 from galileo import request_id, spans
 from galileo.ccq import events as ccq
 from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import Digest
 from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.dht import membership
@@ -34,6 +33,8 @@ from galileo.dht.membership import (
     PeerRevived,
     SendHeartbeat,
 )
+from galileo.election import events as duties
+from galileo.election.messages import Digest
 from galileo.errors import GalileoError, Overloaded, PartitionReadOnly
 from galileo.server.peer_messaging import TAGGED, PeerMessenger
 from galileo.storage.metadata_files import is_full
@@ -49,15 +50,15 @@ Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, ccq.ContinuousEvent]]
 
 log = logging.getLogger(__name__)
 
-_REPEATED = ccq.Ticked | ccq.UsageMeasured | ccq.MessageArrived
+_REPEATED = duties.Ticked | duties.UsageMeasured | duties.MessageArrived
 """Events that may be lost, because they are sent again."""
 
 
 def _is_routine(event: ccq.ContinuousEvent) -> bool:
     """Whether the event also happens on an idle node."""
-    if isinstance(event, ccq.MessageArrived):
+    if isinstance(event, duties.MessageArrived):
         return isinstance(event.message, Digest)
-    return isinstance(event, ccq.Ticked | ccq.UsageMeasured)
+    return isinstance(event, duties.Ticked | duties.UsageMeasured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Driver:
             self.feed(ccq.DatasetDropped(name, generations))
         loaded = await asyncio.to_thread(self._store.load_batches, RECORD_KIND)
         records = tuple(TAGGED.decode(data) for _, data in sorted(loaded.items()))
-        self.feed(ccq.RecordsLoaded(records, self._clock.wall()))
+        self.feed(duties.RecordsLoaded(records, self._clock.wall()))
         return records
 
     async def run(self) -> None:
@@ -276,7 +277,7 @@ class Driver:
             now = self._clock.monotonic()
             self.gossip(membership.Ticked())
             self.announce_commits(self._new_commits(), now)
-            self.feed(ccq.Ticked(self._clock.wall()))
+            self.feed(duties.Ticked(self._clock.wall()))
             if now >= self._idle_at:
                 await self._until_woken(self._pause_s(now, self._options.idle_tick_s))
             if self._clock.monotonic() < now + self._options.tick_s:
@@ -361,7 +362,7 @@ class Driver:
             take = self._waiting.get(effect.request)
             if take is not None:
                 take(effect)
-        elif isinstance(effect, ccq.Send):
+        elif isinstance(effect, duties.Send):
             if self.mail is not None:
                 self.mail.send(effect.to, effect.message)
         elif isinstance(effect, ccq.Task):
@@ -371,16 +372,16 @@ class Driver:
         elif isinstance(effect, ccq.AbandonCycle):
             if effect.cycle_id in self._cycles:
                 self._cycles[effect.cycle_id].cancel()
-        elif not isinstance(effect, (ccq.SaveRecord, ccq.PurgeRecord)):  # Saved before.
+        elif not isinstance(effect, (duties.SaveRecord, duties.PurgeRecord)):  # Saved before.
             assert_never(effect)
 
     async def _save(self, effects: Sequence[ccq.ContinuousEffect]) -> None:
         """Writes records in order in one thread; waits for durable ones."""
         values: dict[str, Record | None] = {}
         for effect in effects:
-            if isinstance(effect, ccq.SaveRecord):
+            if isinstance(effect, duties.SaveRecord):
                 values[effect.record.ccq.id] = effect.record
-            elif isinstance(effect, ccq.PurgeRecord):
+            elif isinstance(effect, duties.PurgeRecord):
                 values[effect.ccq_id] = None
         if not values:
             return
@@ -473,7 +474,7 @@ class Driver:
 
 def _is_durable(effects: Sequence[ccq.ContinuousEffect]) -> bool:
     """Whether some of the effects wait for the disk."""
-    return any(isinstance(effect, ccq.SaveRecord) and effect.durable for effect in effects)
+    return any(isinstance(effect, duties.SaveRecord) and effect.durable for effect in effects)
 
 
 def _give(future: asyncio.Future[Any], value: Any) -> None:

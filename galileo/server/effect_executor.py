@@ -12,12 +12,12 @@ from functools import lru_cache
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Failure
 from galileo.ccq.pack_codec import from_bytes
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.errors import (
+    Failure,
     GalileoError,
     InternalError,
     SamplerFailed,

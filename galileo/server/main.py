@@ -29,6 +29,7 @@ from galileo.dht.membership import Membership, MembershipOptions
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
+from galileo.election import events as duties
 from galileo.election.machine import ElectionOptions
 from galileo.election.ranking import Suitability
 from galileo.errors import ConfigError, GalileoError
@@ -162,7 +163,7 @@ class NodeProcess:
             register=self._register,
             members=self._members,
             on_gossip=self.driver.gossip,
-            on_message=lambda node, message: self.driver.feed(ccq.MessageArrived(node, message)),
+            on_message=lambda node, message: self.driver.feed(duties.MessageArrived(node, message)),
             on_news=self._observe_commits,
         )
         self.driver.mail = self.mail
@@ -182,7 +183,7 @@ class NodeProcess:
             peers=self._peers,
             mail=self.mail,
             definitions=self._definitions,
-            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+            drain=lambda is_on: self.driver.feed(duties.DrainRequested(is_on)),
             coordinated=lambda: len(self.machine.coordinated),
             is_alive=self._is_alive,
             on_removed=self._stop_removed,
@@ -284,7 +285,7 @@ class NodeProcess:
                 self.node, register=self._register, peers=self._peers, mail=self.mail
             ),
             own_status=self._status,
-            drain=lambda is_on: self.driver.feed(ccq.DrainRequested(is_on)),
+            drain=lambda is_on: self.driver.feed(duties.DrainRequested(is_on)),
             identify=identify,
             condition=self._watch.conditions.ask,
             ccqs_of=self._ccqs_of,
@@ -440,7 +441,7 @@ class NodeProcess:
         peers = tuple(node.name for node in topology.nodes if node.name != name)
         self._members.step(membership.PeersChanged(peers), self._clock.monotonic())
         groups, racks = _names_by_group(topology), topology.fault_domains
-        self.driver.feed(ccq.MembersChanged(groups, racks))
+        self.driver.feed(duties.MembersChanged(groups, racks))
 
     def _stop_removed(self) -> None:
         """Stops a little later: a client that knows this node alone reads the other addresses."""
@@ -501,7 +502,7 @@ class NodeProcess:
 
     async def _measure(self) -> None:
         while True:
-            self.driver.feed(ccq.UsageMeasured(self._usage.measure(self.machine)))
+            self.driver.feed(duties.UsageMeasured(self._usage.measure(self.machine)))
             self._security.flush()
             await asyncio.sleep(USAGE_INTERVAL_S)
 

@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
-from galileo.ccq import messages, model
+from galileo.ccq import model
 from galileo.cursor import Cursor
 from galileo.dht.membership import (
     AnswerGossip,
@@ -43,6 +43,7 @@ from galileo.dht.membership import (
 from galileo.dht.node_states import StateEntry
 from galileo.dht.register import Ballot, Entry
 from galileo.dht.topology import Move
+from galileo.election import messages
 from galileo.election.messages import UsageStatistics
 from galileo.errors import ConfigError, GalileoError, InputError
 from galileo.graph.synopsis import Synopsis, SynopsisDelta, Version
@@ -83,7 +84,7 @@ TAGGED = TaggedJson(
         DefinitionMessage,
         Ballot,
         Entry,
-        *get_args(messages.Message),
+        *(get_origin(one) or one for one in get_args(messages.Message)),
         model.Ccq,
         model.Record,
         model.Holder,

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from simulator.logs import to_labels
 
-from galileo.ccq.events import (
-    CommitsObserved,
-    CycleFinished,
-    CycleResult,
-    MessageArrived,
-    RecordsLoaded,
-    StartCycle,
-    Ticked,
-    UsageMeasured,
-)
+from galileo.ccq.events import CommitsObserved, CycleFinished, CycleResult, StartCycle
 from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import (
-    AssignCoordinator,
-)
-from galileo.ccq.model import NODES_MAX, Ccq, Record
+from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.messages import UsageStatistics
+from galileo.election.events import MessageArrived, RecordsLoaded, Ticked, UsageMeasured
+from galileo.election.messages import (
+    AssignCoordinator,
+    UsageStatistics,
+)
+from galileo.election.model import NODES_MAX
 
 WALL = 1_000_000.0
 CCQ = Ccq("q", "d", "", 1.0, WALL + 1000.0)

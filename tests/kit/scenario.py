@@ -35,14 +35,16 @@ from simulator.logs import to_labels
 
 from galileo.ccq import events
 from galileo.ccq import events as ev
-from galileo.ccq import messages as msg
 from galileo.ccq.machine import Continuous
-from galileo.ccq.model import NODES_MAX, Ccq, Record
+from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels
 from galileo.cursor import Cursor
 from galileo.dht.membership import PeerDied, PeerRevived
+from galileo.election import events as duties
+from galileo.election import messages as msg
 from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+from galileo.election.model import NODES_MAX
 
 WALL = 1_000_000.0
 EXPIRES_AT = WALL + 3600.0
@@ -128,7 +130,7 @@ class Stage:
 
     def _do_usage(self, node: str, *, cpu: str = "0", free: str = "8", load: str = "0") -> None:
         usage = UsageStatistics(float(cpu), int(free) << 30, float(load))
-        self._feed(node, ev.UsageMeasured(usage))
+        self._feed(node, duties.UsageMeasured(usage))
 
     def _do_submit(self, node: str, ccq_id: str, *, interval: str = "1", group: str = "") -> None:
         ccq = Ccq(ccq_id, "d", "", float(interval), EXPIRES_AT)
@@ -198,7 +200,7 @@ class Stage:
     def _do_tick(self, seconds: str) -> None:
         self._now += float(seconds)
         for node in list(self._machines):
-            self._feed(node, ev.Ticked(WALL + self._now))
+            self._feed(node, duties.Ticked(WALL + self._now))
 
     def _do_run(self, seconds: str) -> None:
         for _ in range(round(float(seconds) / STEP_S)):
@@ -207,13 +209,13 @@ class Stage:
 
     def _do_flush(self, node: str) -> None:
         self._machines[node]._sync_at = 0.0
-        self._feed(node, ev.Ticked(WALL + self._now))
+        self._feed(node, duties.Ticked(WALL + self._now))
 
     def _do_drain(self, node: str) -> None:
-        self._feed(node, ev.DrainRequested())
+        self._feed(node, duties.DrainRequested())
 
     def _do_undrain(self, node: str) -> None:
-        self._feed(node, ev.DrainRequested(is_on=False))
+        self._feed(node, duties.DrainRequested(is_on=False))
 
     def _do_crash(self, node: str) -> None:
         del self._machines[node]
@@ -236,9 +238,9 @@ class Stage:
         self._machines[name] = Continuous(name, replace(base, **self._limits))
         self._cycles[name] = []
         self._writes[name], self._loads[name], self._asked[name] = [], [], []
-        self._feed(name, ev.RecordsLoaded(tuple(self._saved[name].values()), WALL + self._now))
-        self._feed(name, ev.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
-        self._feed(name, ev.Ticked(WALL + self._now))
+        self._feed(name, duties.RecordsLoaded(tuple(self._saved[name].values()), WALL + self._now))
+        self._feed(name, duties.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
+        self._feed(name, duties.Ticked(WALL + self._now))
 
     def _request(self, what: str) -> int:
         self._requests[len(self._requests)] = what
@@ -246,7 +248,7 @@ class Stage:
 
     def _arrive(self, sender: str, to: str, message: msg.Message) -> None:
         if to in self._machines:
-            self._feed(to, ev.MessageArrived(sender, message))
+            self._feed(to, duties.MessageArrived(sender, message))
 
     def _feed(self, node: str, event: ev.ContinuousEvent) -> None:
         effects = self._machines[node].step(event, self._now)
@@ -256,14 +258,14 @@ class Stage:
 
     def _carry_out(self, node: str, effect: ev.ContinuousEffect) -> None:
         match effect:
-            case ev.Send(to, message):
+            case duties.Send(to, message):
                 if not isinstance(message, msg.Digest):
                     self._tell(f"{node} -> {to}: {_message(message)}")
                     self._mail.append((node, to, message))
-            case ev.SaveRecord(record, durable):
+            case duties.SaveRecord(record, durable):
                 self._saved[node][record.ccq.id] = record
                 self._tell(f"{node} saves {_record(record)}{' at once' if durable else ''}")
-            case ev.PurgeRecord(ccq_id):
+            case duties.PurgeRecord(ccq_id):
                 self._saved[node].pop(ccq_id, None)
                 self._tell(f"{node} purges {ccq_id}")
             case ev.StartCycle(_, items):
@@ -322,7 +324,7 @@ class Stage:
     def _reply(self, effect: ev.ContinuousEffect) -> str:
         request = self._requests.get(getattr(effect, "request", -1), "")
         match effect:
-            case ev.AnswerSubmit(_, _, coordinator, term):
+            case duties.AnswerSubmit(_, _, coordinator, term):
                 return f"answers {request}: {coordinator} coordinates in term {_term(term)}"
             case ev.AnswerFetch():
                 count = 0 if effect.labels is None else len(effect.labels)
@@ -332,7 +334,7 @@ class Stage:
                 return f"answers {request}: ask {coordinator}"
             case ev.AnswerCancel():
                 return f"answers {request}: it is done"
-            case ev.RefuseSubmit(_, failure) | ev.RefuseFetch(_, failure):
+            case duties.RefuseSubmit(_, failure) | ev.RefuseFetch(_, failure):
                 return f"refuses {request}: {failure.kind}"
             case ev.RefuseCancel(_, failure):
                 return f"refuses {request}: {failure.kind}"

@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 
-from galileo.ccq.coordinator_elections import CoordinatorElections
-from galileo.ccq.events import (
-    AnswerBatch,
-    AnswerSubmit,
-    BatchItem,
-    BatchSubmitted,
-    MessageArrived,
-    RecordsLoaded,
-    RefuseSubmit,
-    Send,
-    SubmitRequested,
-    UsageMeasured,
-)
+from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, SubmitRequested
 from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR
+from galileo.election.elections import CoordinatorElections
+from galileo.election.events import (
+    AnswerSubmit,
+    MessageArrived,
+    RecordsLoaded,
+    RefuseSubmit,
+    Send,
+    UsageMeasured,
+)
 from galileo.election.machine import Election, ElectionOptions
 from galileo.election.messages import UsageStatistics
 

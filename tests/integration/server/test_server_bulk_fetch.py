@@ -22,6 +22,7 @@ from galileo.ccq.pack_many import pack_many
 from galileo.clock import SystemClock
 from galileo.config import LimitsSection
 from galileo.cursor import Cursor
+from galileo.election import events as duties
 from galileo.election.messages import UsageStatistics
 from galileo.errors import InputError, SamplerRevoked
 from galileo.packing import Compression, unpack
@@ -45,8 +46,8 @@ class Stage:
     over: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
-        self.step(ccq.RecordsLoaded((), 0.0))
-        self.step(ccq.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
+        self.step(duties.RecordsLoaded((), 0.0))
+        self.step(duties.UsageMeasured(UsageStatistics(memory_free_bytes=8 << 30)))
         items = tuple(BatchItem(Ccq(i, SCHEMA.name, "", 1.0, 1e9)) for i in IDS)
         self.step(BatchSubmitted(1, items))
 
@@ -59,7 +60,7 @@ class Stage:
         self.now += 2.0
         reached = Cursor({0: sequence})
         self.step(ccq.CommitsObserved(SCHEMA.name, reached))
-        (start,) = [e for e in self.step(ccq.Ticked(0.0)) if isinstance(e, ccq.StartCycle)]
+        (start,) = [e for e in self.step(duties.Ticked(0.0)) if isinstance(e, ccq.StartCycle)]
         paths = [[(0, sequence, row, 7) for row in range(LABELS)] for _ in start.items]
         tables = [found.labels().table for found in map(to_labels, paths) if found is not None]
         starts = np.arange(len(paths)) * LABELS

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq, Failure
+from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology
-from galileo.errors import SamplerFailed, Unavailable
+from galileo.errors import Failure, SamplerFailed, Unavailable
 from galileo.hashing import digest, split_digests
 from galileo.labels import LabelSet
 from galileo.match_batch import MatchBatch, MatchedPartitions, from_bytes, to_bytes

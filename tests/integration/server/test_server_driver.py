@@ -20,12 +20,13 @@ from expected_errors import raises
 
 from galileo import spans
 from galileo.ccq import events as ccq
-from galileo.ccq.model import Ccq, Failure, Record
+from galileo.ccq.model import Ccq, Record
 from galileo.clock import SystemClock
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import Membership, MembershipOptions
+from galileo.election import events as duties
 from galileo.election.messages import Poll
-from galileo.errors import Overloaded
+from galileo.errors import Failure, Overloaded
 from galileo.samplers import SamplerSpec
 from galileo.server.driver import RECORD_KIND, Driver, DriverOptions
 from galileo.server.peer_messaging import TAGGED
@@ -60,7 +61,7 @@ class Script:
         return node in ("b", "c")
 
     def step(self, event: Any, now: float) -> list[Any]:
-        if isinstance(event, ccq.Ticked):
+        if isinstance(event, duties.Ticked):
             return []
         self.fed.append(event)
         self.news.set()
@@ -208,8 +209,8 @@ WAKE = ccq.CommitsObserved("nam", EMPTY_CURSOR)
 async def test_driver_with_a_full_disk_delays_effects_behind_a_durable_record(
     bench: Bench, disk: FullDisk, number: int
 ) -> None:
-    save = ccq.SaveRecord(record(3), durable=True)
-    bench.script.answer = on(ccq.CommitsObserved, save, ccq.Send("b", "taken"))
+    save = duties.SaveRecord(record(3), durable=True)
+    bench.script.answer = on(ccq.CommitsObserved, save, duties.Send("b", "taken"))
     disk.number = number
     disk.fill()
     bench.driver.feed(WAKE)
@@ -229,26 +230,26 @@ async def test_driver_with_a_full_disk_drops_messages_of_peers(
     bench: Bench, disk: FullDisk
 ) -> None:
     """A disk may be full for days, and peers announce thousands of records a second."""
-    bench.script.answer = on(ccq.CommitsObserved, ccq.SaveRecord(record(3), durable=True))
+    bench.script.answer = on(ccq.CommitsObserved, duties.SaveRecord(record(3), durable=True))
     disk.fill()
     bench.driver.feed(WAKE)
     await disk.refusals(3)
     before = bench.driver.events_waiting
-    bench.driver.feed(ccq.MessageArrived("b", Poll("lost")))
+    bench.driver.feed(duties.MessageArrived("b", Poll("lost")))
     bench.driver.feed(ccq.FetchAbandoned(9))
     await disk.refusals(20)
     assert bench.driver.events_waiting == before + 1
     disk.has_room = True
     await bench.script.until(ccq.FetchAbandoned)
-    bench.driver.feed(ccq.MessageArrived("b", Poll("heard")))
-    heard = await bench.script.until(ccq.MessageArrived)
+    bench.driver.feed(duties.MessageArrived("b", Poll("heard")))
+    heard = await bench.script.until(duties.MessageArrived)
     assert heard.message == Poll("heard")
 
 
 async def test_driver_with_a_disk_error_ends(bench: Bench, disk: FullDisk) -> None:
     """Others take its continuous queries on; it could not answer for what it promised."""
-    save = ccq.SaveRecord(record(3), durable=True)
-    bench.script.answer = on(ccq.CommitsObserved, save, ccq.Send("b", "taken"))
+    save = duties.SaveRecord(record(3), durable=True)
+    bench.script.answer = on(ccq.CommitsObserved, save, duties.Send("b", "taken"))
     disk.number = errno.EIO
     disk.fill()
     bench.driver.feed(WAKE)
@@ -270,8 +271,8 @@ async def test_driver_ticks_when_cycles_are_due(script: Due) -> None:
 async def test_driver_writes_a_durable_record_before_it_sends(bench: Bench) -> None:
     bench.script.answer = on(
         ccq.CommitsObserved,
-        ccq.SaveRecord(record(3), durable=True),
-        ccq.Send("b", Poll("after")),
+        duties.SaveRecord(record(3), durable=True),
+        duties.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
     await bench.mail.until_sent()
@@ -298,9 +299,9 @@ async def test_driver_waits_for_one_durable_record_among_others(
     monkeypatch.setattr(bench.mail, "send", send)
     bench.script.answer = on(
         ccq.CommitsObserved,
-        ccq.SaveRecord(record(3), durable=True),
-        ccq.SaveRecord(record(1, "ccq-2"), durable=False),
-        ccq.Send("b", Poll("after")),
+        duties.SaveRecord(record(3), durable=True),
+        duties.SaveRecord(record(1, "ccq-2"), durable=False),
+        duties.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
     await bench.mail.until_sent()
@@ -313,11 +314,11 @@ async def test_driver_writes_records_in_order(
 ) -> None:
     bench.script.answer = on(
         ccq.CommitsObserved,
-        *(ccq.SaveRecord(record(term), durable=False) for term in range(1, 20)),
-        ccq.SaveRecord(record(1, "ccq-2"), durable=False),
-        ccq.PurgeRecord("ccq-2"),
-        ccq.SaveRecord(record(20), durable=True),
-        ccq.Send("b", Poll("after")),
+        *(duties.SaveRecord(record(term), durable=False) for term in range(1, 20)),
+        duties.SaveRecord(record(1, "ccq-2"), durable=False),
+        duties.PurgeRecord("ccq-2"),
+        duties.SaveRecord(record(20), durable=True),
+        duties.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
     await bench.mail.until_sent()
@@ -331,7 +332,7 @@ async def test_driver_restore_feeds_records_first(bench: Bench) -> None:
         data = TAGGED.encode(record(3, name))
         bench.store.save_batch(RECORD_KIND, {name: data})
     await bench.driver.restore()
-    restored = await bench.script.until(ccq.RecordsLoaded)
+    restored = await bench.script.until(duties.RecordsLoaded)
     assert bench.script.fed[0] is restored
     assert restored.records == (record(3, "ccq-1"), record(3, "ccq-2"))
     assert restored.wall > 1e9
@@ -538,7 +539,7 @@ async def test_driver_writes_the_records_of_waiting_events_in_one_batch(
         if not isinstance(event, ccq.FetchAbandoned):
             return []
         name = f"ccq-{event.request}"
-        return [ccq.SaveRecord(record(1, name), durable=True), ccq.Send("b", Poll(name))]
+        return [duties.SaveRecord(record(1, name), durable=True), duties.Send("b", Poll(name))]
 
     bench.script.answer = answer
     for number in range(20):
@@ -620,8 +621,8 @@ async def test_driver_writes_the_records_of_a_step_in_one_batch(
     )
     bench.script.answer = on(
         ccq.CommitsObserved,
-        *(ccq.SaveRecord(record(1, f"ccq-{number}"), durable=True) for number in range(50)),
-        ccq.Send("b", Poll("after")),
+        *(duties.SaveRecord(record(1, f"ccq-{number}"), durable=True) for number in range(50)),
+        duties.Send("b", Poll("after")),
     )
     bench.driver.feed(WAKE)
     await bench.mail.until_sent()

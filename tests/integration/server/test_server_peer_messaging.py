@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from expected_errors import raises
 
-from galileo.ccq.messages import AssignmentAccepted, Digest, RecordRequest
 from galileo.clock import SystemClock
 from galileo.cursor import EMPTY_CURSOR
 from galileo.dht import topology_changes
@@ -26,7 +25,7 @@ from galileo.dht.membership import (
 from galileo.dht.node_states import RUN_BITS
 from galileo.dht.register import Ballot, first_state
 from galileo.dht.topology import Move
-from galileo.election.messages import Poll
+from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
 from galileo.node.cluster_view import ClusterView

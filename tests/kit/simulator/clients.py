@@ -13,17 +13,17 @@ from galileo.ccq.dropped_ranges import ranges_between
 from galileo.ccq.events import (
     AnswerCancel,
     AnswerFetch,
-    AnswerSubmit,
     CancelRequested,
     ContinuousEffect,
     FetchRequested,
     RedirectFetch,
     RefuseFetch,
-    RefuseSubmit,
     SubmitRequested,
 )
-from galileo.ccq.model import Ccq, Failure
+from galileo.ccq.model import Ccq
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.election.events import AnswerSubmit, RefuseSubmit
+from galileo.errors import Failure
 from galileo.model.windows import WindowChanges, WindowProgress, advance_windows
 from galileo.wire import token
 from simulator.checker import Checker

@@ -17,8 +17,8 @@ from galileo.ccq.events import (
     CycleResult,
     StartCycle,
 )
-from galileo.ccq.model import Failure
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import Failure
 from simulator.logs import Log, Path, scan, to_labels
 from simulator.loop import Loop
 

@@ -13,7 +13,6 @@ import numpy as np
 from galileo.ccq.batch_submission import BatchSubmissions
 from galileo.ccq.cache import LabelCache, Selection
 from galileo.ccq.coordinator import Coordinator
-from galileo.ccq.coordinator_elections import CoordinatorElections
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
@@ -27,21 +26,21 @@ from galileo.ccq.events import (
     DatasetDropped,
     Effects,
     FetchRequested,
-    PurgeRecord,
-    RecordsLoaded,
-    SaveRecord,
 )
 from galileo.ccq.fetches import Fetches, FetchResponse, compose
-from galileo.ccq.gossip import Gossip
 from galileo.ccq.handed_off_cache import HandedOffCache, HandedOffCaches
 from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import RecordNotFound
-from galileo.ccq.model import NODES_MAX, Record
+from galileo.ccq.model import Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.ccq.packs import PackedLabels, pack_labels
-from galileo.ccq.record_lookup import RecordLookups
 from galileo.ccq.state import NodeState
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.election.elections import CoordinatorElections
+from galileo.election.events import PurgeRecord, RecordsLoaded, SaveRecord
+from galileo.election.gossip import Gossip
+from galileo.election.lookups import RecordLookups
+from galileo.election.messages import RecordNotFound
+from galileo.election.model import NODES_MAX
 from galileo.packing import Compression
 from simulator.evaluator import Evaluate, by_sequence
 from simulator.logs import Log, Path, matches, scan, to_labels
@@ -395,7 +394,7 @@ class _SaveLast(Continuous):
 class _ResumeInTerm(Continuous):
     """After a restart, goes on at once in the old term."""
 
-    def _on_records_loaded(self, event: RecordsLoaded, now: float) -> Effects:
+    def _on_records_loaded(self, event: RecordsLoaded[Record], now: float) -> Effects:
         effects = super()._on_records_loaded(event, now)
         for ccq_id in self.state.resuming:
             record = self.state.record_table.records[ccq_id]
@@ -416,14 +415,14 @@ class _AnswerAtOnce(BatchSubmissions):
         return [*effects, *(e for record in left for e in self._succeed(batch, record))]
 
 
-class _TwoCopies(CoordinatorElections):
+class _TwoCopies(CoordinatorElections[Record, Coordinator]):
     """Answers for a CCQ that two nodes have."""
 
     def left_to_copy(self, record: Record, copies: set[str]) -> list[str]:
         return super().left_to_copy(record, copies) if len(copies) < 2 else []
 
 
-class _ForgetFirst(Gossip):
+class _ForgetFirst(Gossip[Record, Coordinator]):
     """Forgets a record that it need not have before its replicas have it."""
 
     def _push_surplus(self, now: float) -> Effects:
@@ -434,7 +433,7 @@ class _ForgetFirst(Gossip):
         return [PurgeRecord(ccq_id) for ccq_id in ids]
 
 
-class _DenyUnasked(RecordLookups):
+class _DenyUnasked(RecordLookups[Record, Coordinator]):
     """Calls a CCQ unknown as soon as one node has no record of it."""
 
     def on_not_found(self, sender: str, message: RecordNotFound) -> None:

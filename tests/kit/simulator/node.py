@@ -12,7 +12,6 @@ from galileo.ccq.events import (
     AbandonCycle,
     AnswerBatch,
     AnswerCacheRead,
-    AnswerSubmit,
     Backfill,
     BatchSubmitted,
     CacheReadAnswered,
@@ -25,28 +24,36 @@ from galileo.ccq.events import (
     ContinuousEffect,
     ContinuousEvent,
     DatasetDropped,
-    DrainRequested,
     DropSpills,
     FetchRequested,
     LoadPacks,
-    MembersChanged,
-    MessageArrived,
     PacksCompacted,
     PacksLoaded,
     PacksSpilled,
-    PurgeRecord,
     ReadHandedOffCache,
-    RecordsLoaded,
-    SaveRecord,
-    Send,
     SequencesConfirmed,
     SpillPacks,
     StartCycle,
     SubmitRequested,
+)
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht import membership
+from galileo.dht.node_states import RUN_BITS
+from galileo.dht.topology import Move
+from galileo.election.events import (
+    AnswerSubmit,
+    DrainRequested,
+    MembersChanged,
+    MessageArrived,
+    PurgeRecord,
+    RecordsLoaded,
+    SaveRecord,
+    Send,
     Ticked,
     UsageMeasured,
 )
-from galileo.ccq.messages import (
+from galileo.election.messages import (
     AssignCoordinator,
     AssignMany,
     AssignmentAccepted,
@@ -54,13 +61,8 @@ from galileo.ccq.messages import (
     Message,
     RecordAck,
     RecordUpdate,
+    UsageStatistics,
 )
-from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht import membership
-from galileo.dht.node_states import RUN_BITS
-from galileo.dht.topology import Move
-from galileo.election.messages import UsageStatistics
 from galileo.model.windows import ClockStep
 from galileo.packing import Compression
 from simulator.checker import Checker

@@ -19,8 +19,8 @@ from galileo.ccq.events import (
     FetchRequested,
     StartCycle,
 )
-from galileo.ccq.model import Failure
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import Failure
 
 FAILURE = Failure("sampler_revoked", "it was taken back")
 CURSORS = st.builds(Cursor, st.dictionaries(st.integers(0, 1), st.integers(0, 5), max_size=2))

@@ -11,27 +11,38 @@ from galileo.ccq.events import (
     BatchItem,
     BatchSubmitted,
     DatasetDropped,
-    DrainRequested,
     FetchesRequested,
     FetchRequested,
     Outcome,
-    RecordsLoaded,
     RedirectFetch,
     RefuseFetch,
+    SubmitRequested,
+)
+from galileo.ccq.machine import Continuous
+from galileo.ccq.model import Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht.membership import PeerDied
+from galileo.election.events import (
+    DrainRequested,
+    RecordsLoaded,
     RefuseSubmit,
     SaveRecord,
     Send,
-    SubmitRequested,
     UsageMeasured,
 )
-from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import AssignMany, AssignmentsAnswered, RecordAck, RecordUpdate
-from galileo.ccq.model import NODES_MAX, Record
-from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.state import RECORDS_PER_MESSAGE
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht.membership import PeerDied
-from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
+from galileo.election.messages import (
+    UNASKED,
+    AssignMany,
+    AssignmentsAnswered,
+    Poll,
+    PollAnswer,
+    RecordAck,
+    RecordUpdate,
+    UsageStatistics,
+)
+from galileo.election.model import NODES_MAX
+from galileo.election.state import RECORDS_PER_MESSAGE
 
 
 def items(*ids: str) -> tuple[BatchItem, ...]:

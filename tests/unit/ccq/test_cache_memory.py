@@ -13,21 +13,18 @@ from galileo.ccq.events import (
     CommitsObserved,
     CycleFinished,
     CycleResult,
-    DrainRequested,
     DropSpills,
     FetchRequested,
     LoadPacks,
     PacksLoaded,
     PacksSpilled,
-    Send,
     SpillPacks,
     StartCycle,
-    UsageMeasured,
 )
-from galileo.ccq.messages import AssignCoordinator
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht.membership import PeerDied
-from galileo.election.messages import Poll, PollAnswer, UsageStatistics
+from galileo.election.events import DrainRequested, Send, UsageMeasured
+from galileo.election.messages import AssignCoordinator, Poll, PollAnswer, UsageStatistics
 
 PACK = to_labels([path(0, 1)]).size  # type: ignore[union-attr]
 """Bytes of the cache after a cycle that found one label."""

@@ -26,8 +26,8 @@ from galileo.ccq.events import (
     SequencesConfirmed,
     StartCycle,
 )
-from galileo.ccq.model import Failure
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import Failure
 
 # --- cycles ----------------------------------------------------------------------------------
 

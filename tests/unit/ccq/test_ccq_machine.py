@@ -8,39 +8,45 @@ from ccq_driver import BUSY, CCQ, IDLE, NODES, WALL, Driver, only, path
 
 from galileo.ccq.events import (
     AnswerCancel,
-    AnswerSubmit,
     CancelRequested,
     CommitsObserved,
     DatasetDropped,
     FetchRequested,
-    MessageArrived,
-    PurgeRecord,
-    RecordsLoaded,
     RedirectFetch,
     RefuseCancel,
     RefuseFetch,
+    SubmitRequested,
+)
+from galileo.ccq.machine import Continuous
+from galileo.ccq.model import Record
+from galileo.ccq.options import ContinuousOptions
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht.membership import PeerDied
+from galileo.election.events import (
+    AnswerSubmit,
+    MessageArrived,
+    PurgeRecord,
+    RecordsLoaded,
     RefuseSubmit,
     SaveRecord,
     Send,
-    SubmitRequested,
     Ticked,
     UsageMeasured,
 )
-from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import (
+from galileo.election.messages import (
+    UNASKED,
     AssignCoordinator,
     AssignmentAccepted,
     AssignmentRefused,
+    Poll,
+    PollAnswer,
     RecordAck,
     RecordNotFound,
     RecordRequest,
     RecordUpdate,
+    UsageStatistics,
 )
-from galileo.ccq.model import NODES_MAX, Record
-from galileo.ccq.options import ContinuousOptions
-from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.dht.membership import PeerDied
-from galileo.election.messages import UNASKED, Poll, PollAnswer, UsageStatistics
+from galileo.election.model import NODES_MAX
 
 # --- submission ------------------------------------------------------------------------------
 

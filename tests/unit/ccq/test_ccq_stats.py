@@ -7,9 +7,11 @@ from dataclasses import replace
 from ccq_driver import CCQ, Driver, path
 
 from galileo.ccq.events import CommitsObserved, CycleFailed, FetchRequested
-from galileo.ccq.messages import RecordUpdate
-from galileo.ccq.model import NODES_MAX, Failure, Record
+from galileo.ccq.model import Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.election.messages import RecordUpdate
+from galileo.election.model import NODES_MAX
+from galileo.errors import Failure
 
 
 def test_counts_labels_matched_and_delivered_are_counted() -> None:

@@ -23,14 +23,19 @@ from galileo.ccq.events import (
     PacksSpilled,
     ReadHandedOffCache,
     RefuseCacheRead,
-    SaveRecord,
-    Send,
     SpillPacks,
 )
-from galileo.ccq.messages import AssignCoordinator, AssignmentAccepted, RecordUpdate
-from galileo.ccq.model import NODES_MAX, Holder, Record
+from galileo.ccq.model import Holder, Record
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.election.messages import PollAnswer, UsageStatistics
+from galileo.election.events import SaveRecord, Send
+from galileo.election.messages import (
+    AssignCoordinator,
+    AssignmentAccepted,
+    PollAnswer,
+    RecordUpdate,
+    UsageStatistics,
+)
+from galileo.election.model import NODES_MAX
 
 small = st.dictionaries(st.integers(0, 1), st.integers(0, 3), max_size=2).map(Cursor)
 holders = st.builds(Holder, st.sampled_from(["a", "b"]), st.integers(1, 3), small, small)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from galileo.ccq.events import (
-    ContinuousEffect,
-    FetchRequested,
-    MembersChanged,
-    MessageArrived,
-    RecordsLoaded,
-    RefuseFetch,
-    Send,
-    Ticked,
-)
+from galileo.ccq.events import ContinuousEffect, FetchRequested, RefuseFetch
 from galileo.ccq.machine import Continuous
-from galileo.ccq.messages import RecordNotFound, RecordRequest, RecordUpdate
 from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR
-from galileo.election.messages import Poll
+from galileo.election.events import MembersChanged, MessageArrived, RecordsLoaded, Send, Ticked
+from galileo.election.messages import Poll, RecordNotFound, RecordRequest, RecordUpdate
 
 WALL = 1_700_000_000.0
 

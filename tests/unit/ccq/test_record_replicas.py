@@ -12,38 +12,42 @@ from galileo.ccq.events import (
     AnswerBatch,
     AnswerCancel,
     AnswerFind,
-    AnswerSubmit,
     BatchItem,
     BatchSubmitted,
     CancelRequested,
     FetchRequested,
     FindRequested,
     FindsRequested,
-    MembersChanged,
-    PurgeRecord,
     RedirectFetch,
     RefuseFind,
+    SubmitRequested,
+)
+from galileo.ccq.model import Ccq, Record
+from galileo.cursor import EMPTY_CURSOR
+from galileo.dht.membership import PeerDied
+from galileo.election.events import (
+    AnswerSubmit,
+    MembersChanged,
+    PurgeRecord,
     RefuseSubmit,
     SaveRecord,
     Send,
-    SubmitRequested,
     UsageMeasured,
 )
-from galileo.ccq.messages import (
+from galileo.election.messages import (
     AssignCoordinator,
     AssignmentAccepted,
     Digest,
+    Poll,
+    PollAnswer,
     RecordAck,
     RecordNotFound,
     RecordRequest,
     RecordUpdate,
     Summary,
 )
-from galileo.ccq.model import NODES_MAX, Ccq, Record
-from galileo.ccq.replicas import replicas_of
-from galileo.cursor import EMPTY_CURSOR
-from galileo.dht.membership import PeerDied
-from galileo.election.messages import Poll, PollAnswer
+from galileo.election.model import NODES_MAX
+from galileo.election.records import replicas_of
 
 NODES = tuple("abcdefg")
 SURPLUS_S = 5.0

@@ -19,12 +19,13 @@ from galileo.ccq.events import (
     FetchesRequested,
     FetchRequested,
     PacksCompacted,
-    SaveRecord,
     StartCycle,
 )
-from galileo.ccq.model import NODES_MAX, Failure
 from galileo.ccq.schedule import COMPACTION_CHECKS_MAX, RESTING_SLACK
 from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.election.events import SaveRecord
+from galileo.election.model import NODES_MAX
+from galileo.errors import Failure
 from galileo.packing import Compression
 
 FAILURE = Failure("unavailable", "spark")

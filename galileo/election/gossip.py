@@ -5,9 +5,9 @@ they share each `sync_interval_s` (anti-entropy). A node that receives a differe
 answers with a page of its terms, and the two exchange the missing records. Nodes that can
 communicate end up with equal records.
 
-A record that this node does not share (`record_table`) is sent to its replicas until all of them
+A record that this node does not share (`records`) is sent to its replicas until all of them
 have acknowledged it, and then forgotten. So a record that moves with the topology is at its new
-place before it leaves the old one, and the end of a CCQ reaches all replicas from a coordinator
+place before the end of a duty reaches all replicas from a coordinator
 that is none of them.
 """
 
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Generic
 
-from galileo.ccq.events import Effects, PurgeRecord, SaveRecord, Send
-from galileo.ccq.messages import (
+from galileo.election.events import Effects, PurgeRecord, SaveRecord, Send
+from galileo.election.messages import (
     Digest,
     RecordAck,
     RecordNotFound,
@@ -25,19 +26,19 @@ from galileo.ccq.messages import (
     RecordUpdate,
     Summary,
 )
-from galileo.ccq.model import Record
-from galileo.ccq.state import NodeState
+from galileo.election.model import R, Record
+from galileo.election.state import DutyState, T
 
 
-class Gossip:
+class Gossip(Generic[R, T]):
     """Announces and reconciles the records of one node.
 
     Args:
         state: of the node.
-        is_in_use: whether an election needs the record of a CCQ.
+        is_in_use: whether an election needs the record of a duty.
     """
 
-    def __init__(self, state: NodeState, *, is_in_use: Callable[[str], bool]) -> None:
+    def __init__(self, state: DutyState[R, T], *, is_in_use: Callable[[str], bool]) -> None:
         self._state = state
         self._is_in_use = is_in_use
         self._page_after: dict[str, str] = {}
@@ -47,7 +48,7 @@ class Gossip:
         """Due each `sync_interval_s`."""
         return [*self._flush(), *self._push_surplus(now), *self._send_digests()]
 
-    def on_update(self, sender: str, message: RecordUpdate, now: float) -> Effects:
+    def on_update(self, sender: str, message: RecordUpdate[R], now: float) -> Effects:
         """Merge the records; send newer ones back to the sender.
 
         A record that this node need not have is ignored, unless the sender asks for a copy.
@@ -55,11 +56,11 @@ class Gossip:
         effects: Effects = []
         table = self._state.record_table
         for incoming in message.records:
-            is_known = table.get(incoming.ccq.id) is not None
+            is_known = table.get(incoming.id) is not None
             if not (is_known or message.note or table.is_shared(incoming)):
                 continue
             effects += self._state.learn_record(incoming, now)
-            mine = table.get(incoming.ccq.id)
+            mine = table.get(incoming.id)
             is_behind = mine is not None and (
                 incoming.term < mine.term or (incoming.ended is None and mine.ended is not None)
             )
@@ -91,23 +92,23 @@ class Gossip:
 
     def on_request(self, sender: str, message: RecordRequest) -> Effects:
         records = self._state.record_table.records
-        here = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id in records)
-        unknown = tuple(ccq_id for ccq_id in message.ccq_ids if ccq_id not in records)
+        here = tuple(duty_id for duty_id in message.ccq_ids if duty_id in records)
+        unknown = tuple(duty_id for duty_id in message.ccq_ids if duty_id not in records)
         effects = self._send_records(sender, here)
         if unknown:
             effects.append(Send(sender, RecordNotFound(unknown)))
         return effects
 
     def _send_records(self, to: str, ccq_ids: tuple[str, ...]) -> Effects:
-        records = [self._state.record_table.records[ccq_id] for ccq_id in ccq_ids]
+        records = [self._state.record_table.records[duty_id] for duty_id in ccq_ids]
         return self._state.send_records(to, records)
 
     def on_record_ack(self, sender: str, message: RecordAck) -> Effects:
         """Note which surplus records a replica has."""
         table = self._state.record_table
-        for ccq_id, term in message.entries:
-            surplus = table.surplus.get(ccq_id)
-            if surplus and (ccq_id, term) == acknowledged_state(table.records[ccq_id]):
+        for duty_id, term in message.entries:
+            surplus = table.surplus.get(duty_id)
+            if surplus and (duty_id, term) == acknowledged_state(table.records[duty_id]):
                 surplus.acknowledged_by.add(sender)
         return []
 
@@ -118,18 +119,18 @@ class Gossip:
         table = self._state.record_table
         ids = list(islice(table.surplus, self._state.options.flushed_max))
         effects: Effects = []
-        left: list[tuple[Record, Iterable[str]]] = []
-        for ccq_id in ids:
-            surplus = table.surplus[ccq_id] = table.surplus.pop(ccq_id)
+        left: list[tuple[R, Iterable[str]]] = []
+        for duty_id in ids:
+            surplus = table.surplus[duty_id] = table.surplus.pop(duty_id)
             since = surplus.since = now if surplus.since is None else surplus.since
-            has_it, replicas = surplus.acknowledged_by, table.replicas(ccq_id)
+            has_it, replicas = surplus.acknowledged_by, table.replicas(duty_id)
             is_old = now >= since + self._state.options.surplus_s
-            if is_old and has_it.issuperset(replicas) and not self._is_in_use(ccq_id):
-                table.forget(ccq_id)
-                effects.append(PurgeRecord(ccq_id))
+            if is_old and has_it.issuperset(replicas) and not self._is_in_use(duty_id):
+                table.forget(duty_id)
+                effects.append(PurgeRecord(duty_id))
                 continue
-            live = self._state.live_replicas(ccq_id)
-            left.append((table.records[ccq_id], [node for node in live if node not in has_it]))
+            live = self._state.live_replicas(duty_id)
+            left.append((table.records[duty_id], [node for node in live if node not in has_it]))
         return [*effects, *self._state.distribute(left, note=True)]
 
     def _send_digests(self) -> Effects:
@@ -142,26 +143,24 @@ class Gossip:
         return [Send(peer, digest) for peer, digest in digests if digest.count or is_coordinator]
 
     def _flush(self) -> Effects:
-        """Save moved retrieved cursors and removed holders; announce those of this node's CCQs.
+        """Save records with progress; announce those of this node's duties.
 
-        Visits no more CCQs than are flushed, and continues there the next time.
+        Visits no more duties than are flushed, and continues there the next time.
         """
         table = self._state.record_table
         ids, flushed_max = list(self._state.coordinated), self._state.options.flushed_max
         start = self._flush_position % len(ids) if ids else 0
-        for position, ccq_id in enumerate((*ids[start:], *ids[:start])):
+        for position, duty_id in enumerate((*ids[start:], *ids[:start])):
             if len(table.dirty) >= flushed_max:
                 self._flush_position = start + position
                 break
-            coordinator = self._state.coordinated[ccq_id]
-            table.acknowledge(ccq_id, coordinator.retrieved)
-            table.keep_holders(ccq_id, coordinator.fetches.holders)
-        moved = self._state.record_table.pop_dirty(flushed_max)
-        mine = [record for record in moved if record.ccq.id in self._state.coordinated]
+            self._state.save_progress(duty_id)
+        moved = table.pop_dirty(flushed_max)
+        mine = [record for record in moved if record.id in self._state.coordinated]
         saves = [SaveRecord(record, durable=False) for record in moved]
         return [*saves, *self._state.announce(mine)]
 
 
 def acknowledged_state(record: Record) -> tuple[str, int]:
     """The entry of a record in RecordAck."""
-    return record.ccq.id, -record.term if record.ended is not None else record.term
+    return record.id, -record.term if record.ended is not None else record.term

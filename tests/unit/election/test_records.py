@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.ccq.model import Ccq, Failure, Record
+from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
-from galileo.ccq.record_table import SUMMARY_ENTRIES_MAX, RecordTable
+from galileo.ccq.state import NodeState
 from galileo.cursor import Cursor
-from galileo.errors import CcqExpired, InternalError, InvalidToken, Unavailable
+from galileo.election.records import SUMMARY_ENTRIES_MAX, RecordTable
+from galileo.errors import CcqExpired, Failure, InternalError, InvalidToken, Unavailable
 
 OPTIONS = ContinuousOptions(ordinal=0, groups=(("a", "b"),))
 WALL = 1000.0
@@ -87,9 +88,9 @@ def test_record_table_pop_dirty_takes_longest_waiting_first():
     tracker = RecordTable("a", OPTIONS)
     for ccq_id in "pqr":
         tracker.merge(Record(replace(ccq(), id=ccq_id), 5, "a"), now=0.0, wall=WALL)
-        tracker.acknowledge(ccq_id, Cursor({1: 1}))
+        tracker.update(replace(tracker.records[ccq_id], retrieved=Cursor({1: 1})))
     assert [record.ccq.id for record in tracker.pop_dirty(2)] == ["p", "q"]
-    tracker.acknowledge("p", Cursor({1: 2}))
+    tracker.update(replace(tracker.records["p"], retrieved=Cursor({1: 2})))
     assert [record.ccq.id for record in tracker.pop_dirty(2)] == ["r", "p"]
 
 
@@ -142,9 +143,9 @@ def test_failure_to_error_has_class_and_details(kind, cls):
     assert type(Failure("no such kind", "why").to_error()) is InternalError
 
 
-def test_record_table_acknowledge_joins_cursors():
-    tracker = RecordTable("a", OPTIONS)
-    tracker.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
+def test_acknowledged_cursors_are_joined_to_the_record():
+    state = NodeState("a", OPTIONS)
+    state.record_table.merge(Record(ccq(), 5, "a"), now=0.0, wall=WALL)
     for cursor in (Cursor({1: 5, 2: 1}), Cursor({1: 2, 2: 4}), Cursor({3: 1})):
-        tracker.acknowledge("q", cursor)
-    assert tracker.records["q"].retrieved == Cursor({1: 5, 2: 4, 3: 1})
+        state.acknowledge("q", cursor)
+    assert state.record_table.records["q"].retrieved == Cursor({1: 5, 2: 4, 3: 1})
