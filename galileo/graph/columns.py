@@ -9,7 +9,7 @@ commit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from galileo.errors import InternalError
 from galileo.graph.arena import gather
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, Schema, widen
 from galileo.model.times import TIME_TYPE, column_micros
 from galileo.query.columns import (
     NULL_CODE,
@@ -43,6 +43,13 @@ _FEATURE_DTYPES: dict[str, tuple[type[np.generic], ...]] = {
     "text": (np.int32,),
     "bool": (np.int8,),
 }
+_NULLS: dict[str, tuple[Any, ...]] = {
+    "float": (np.nan,),
+    "int": (0, False),
+    "text": (NULL_CODE,),
+    "bool": (NULL_CODE,),
+}
+"""What is in the arrays of a feature where it is null."""
 _NO_TEXTS: pa.StringArray = pa.array([], type=pa.string())
 
 
@@ -135,10 +142,17 @@ class Paths:
         return cls(Columns(cell, bucket, features), row, rows, commit)
 
     @classmethod
-    def concat(cls, schema: Schema, parts: Sequence[Paths]) -> Paths:
+    def concat(cls, parts: Sequence[Paths]) -> Paths:
         """All paths of `parts`, at least one, in their order."""
         stacks = zip(*(part.arrays() for part in parts), strict=True)
-        return cls.from_arrays(schema, [np.concatenate(stack) for stack in stacks])
+        return parts[0].like([np.concatenate(stack) for stack in stacks])
+
+    def with_features(self, features: Sequence[Feature]) -> Paths:
+        """The same paths with further features, which are null and take no memory."""
+        nulls = {feature.name: _nulls(feature, len(self)) for feature in features}
+        columns = self.columns
+        wide = Columns(columns.cell, columns.bucket, {**columns.features, **nulls})
+        return replace(self, columns=wide)
 
 
 def dtypes(schema: Schema) -> tuple[type[np.generic], ...]:
@@ -163,6 +177,11 @@ def _column_of(feature: Feature, arrays: Iterator[Array]) -> FeatureColumn:
             return TextColumn(next(arrays), _NO_TEXTS)
         case "bool":
             return BoolColumn(next(arrays))
+
+
+def _nulls(feature: Feature, count: int) -> FeatureColumn:
+    pairs = zip(_FEATURE_DTYPES[feature.type], _NULLS[feature.type], strict=True)
+    return _column_of(feature, (np.broadcast_to(dtype(null), count) for dtype, null in pairs))
 
 
 def _like(column: FeatureColumn, arrays: Iterator[Array]) -> FeatureColumn:
@@ -246,9 +265,15 @@ class StringDictionary:
 def columns_from_batch(schema: Schema, batch: pa.RecordBatch) -> Columns:
     """The columns of a batch of `schema.path_schema`, with dictionaries of their own.
 
+    Args:
+        schema: of the dataset.
+        batch: features that were added after it was made may be missing.
+
     Raises:
         InternalError: the batch has other columns.
     """
+    if batch.schema in [schema.narrowed(n).path_schema for n in range(schema.added)]:
+        batch = widen(batch, schema.path_schema)
     if batch.schema.names != schema.path_schema.names:
         raise InternalError(
             f"expected paths with columns {schema.path_schema.names} for dataset "

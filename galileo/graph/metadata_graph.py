@@ -4,6 +4,9 @@ The tree of the paper is logical. Physically a path is a row; rows are in immuta
 an unsorted memtable. One writer at a time appends to the memtable under a lock; a full memtable
 becomes a run, and `maintain` compacts runs in tiers. A reader takes the current snapshot, a tuple
 of runs and an immutable view of the memtable; readers and the writer do not block each other.
+
+Features that are added to the dataset are null in the paths that are there. A reader's labels have
+the features of the schema that its query is bound to, so one that has begun goes on with that.
 """
 
 from __future__ import annotations
@@ -88,7 +91,6 @@ class MetadataGraph:
     ) -> None:
         self.schema = schema
         self._heap_bytes = heap_bytes
-        self._label_schema = schema.label_schema
         self._block_paths = block_paths
         self._memtable_paths_max = memtable_paths_max
         self._texts = StringDictionary()
@@ -114,10 +116,13 @@ class MetadataGraph:
         Raises:
             InternalError: the batch has other columns.
         """
-        columns, held = columns_from_batch(self.schema, batch), np.flatnonzero(counts)
+        schema, held = self.schema, np.flatnonzero(counts)
         if len(held) == 0:
             return
+        columns = columns_from_batch(schema, batch)
         with self._writing:
+            if schema is not self.schema:  # Features have been added meanwhile.
+                columns = columns_from_batch(self.schema, batch)
             numbers = np.arange(len(held), dtype=np.int32) + np.int32(self._memtable.commits)
             commit = numbers.repeat(counts[held])
             paths = paths_from_batch(columns, batch, commit=commit, texts=self._texts)
@@ -125,6 +130,24 @@ class MetadataGraph:
             self._publish(seal_memtable=len(self._memtable) >= self._memtable_paths_max)
         if len(self._snapshot.runs) > RUNS_MAX:
             self.maintain()
+
+    def add_features(self, schema: Schema) -> None:
+        """Take the schema of a dataset to which features were added.
+
+        The cost does not depend on the number of paths, except for the blocks of zone maps.
+        """
+        with self._merging, self._writing:
+            features = schema.indexed[len(self.schema.indexed) :]
+            self._publish(seal_memtable=len(self._memtable) > 0)
+            self._memtable = Memtable(schema)
+            self._snapshot = replace(
+                self._snapshot,
+                runs=tuple(run.with_features(features) for run in self._snapshot.runs),
+                memtable=self._memtable.view(),
+            )
+            # Behind the snapshot: who reads the schema, and then the snapshot, finds its features.
+            self._descriptions = Descriptions(schema, self._texts)
+            self.schema = schema
 
     def _publish(self, *, seal_memtable: bool) -> None:
         runs, view = self._snapshot.runs, self._memtable.view()
@@ -231,9 +254,10 @@ class MetadataGraph:
             partitions: the only ones included; None: all.
 
         Returns:
-            A table of `schema.label_schema`, from one snapshot of the graph.
+            A table of the `label_schema` of the query's schema, from one snapshot of the graph.
         """
-        return self._table(self._tasks(query, Window(after, until, partitions)))
+        tasks = self._tasks(query, Window(after, until, partitions))
+        return self._table(tasks, query.schema.label_schema)
 
     def _tasks(
         self, query: Query, window: Window, *, snapshot: Snapshot | None = None
@@ -274,8 +298,9 @@ class MetadataGraph:
             partitions: as in `scan`.
 
         Returns:
-            Non-empty batches of `schema.label_schema`, and None.
+            Non-empty batches of the `label_schema` of the query's schema, and None.
         """
+        label_schema = query.schema.label_schema
         plans = self._plans(query, Window(after, until, partitions), snapshot=self._snapshot)
         pending: list[tuple[SortedRun, Rows]] = []
         count = 0
@@ -285,12 +310,12 @@ class MetadataGraph:
                     yield None
                     continue
                 if count + count_rows(rows) > labels_max:
-                    yield self._labels_of(pending)
+                    yield self._labels_of(pending, label_schema)
                     pending, count = [], 0
                 pending.append((task.run, rows))
                 count += count_rows(rows)
         if pending:
-            yield self._labels_of(pending)
+            yield self._labels_of(pending, label_schema)
 
     def scan_many(
         self,
@@ -311,7 +336,7 @@ class MetadataGraph:
             partitions: as in `scan`.
 
         Returns:
-            Tables of `schema.label_schema`, all from one snapshot of the graph.
+            Tables of the `label_schema` of each query's schema, all from one snapshot of the graph.
         """
         tasks: list[list[RunScan]] = [[] for _ in queries]
         cursors: dict[Cursor, list[int]] = {}
@@ -324,7 +349,10 @@ class MetadataGraph:
             for part, held, cursor in _shared(run, windows):
                 for number in cursors[cursor]:
                     tasks[number].append(RunScan.of(part, searches[number], commits=held))
-        return [self._table(each) for each in tasks]
+        return [
+            self._table(each, query.schema.label_schema)
+            for each, (query, _) in zip(tasks, queries, strict=True)
+        ]
 
     def match(self, match_query: MatchQuery) -> MatchBatch | None:
         """Match very many continuous queries in one pass over new paths.
@@ -333,27 +361,30 @@ class MetadataGraph:
             The matches from one snapshot, with the numbers of requests as items. None if there are
             more pairs than the request allows.
         """
-        snapshot = self._snapshot
-        work = MatchPass(match_query, snapshot.dropped, self._texts, self._label_schema)
+        label_schema, snapshot = self.schema.label_schema, self._snapshot
+        work = MatchPass(match_query, snapshot.dropped, self._texts, label_schema)
         for run in snapshot.parts:
             work.visit(run)
             if work.is_over:
                 return None
         return work.matches()
 
-    def _table(self, tasks: Sequence[RunScan]) -> pa.Table:
+    def _table(self, tasks: Sequence[RunScan], label_schema: pa.Schema) -> pa.Table:
         batches: list[pa.RecordBatch] = []
         size = 0
         for task in tasks:
             for rows in task.portions():
-                batches.append(self._labels(task.run, rows, large=size > self._heap_bytes))
+                large = size > self._heap_bytes
+                batches.append(self._labels(task.run, rows, label_schema, large=large))
                 size += batches[-1].nbytes
-        return pa.Table.from_batches(batches, schema=self._label_schema)
+        return pa.Table.from_batches(batches, schema=label_schema)
 
-    def _labels_of(self, parts: Sequence[tuple[SortedRun, Rows]]) -> pa.RecordBatch:
+    def _labels_of(
+        self, parts: Sequence[tuple[SortedRun, Rows]], label_schema: pa.Schema
+    ) -> pa.RecordBatch:
         """The labels of rows of some runs; few rows of many runs are converted together."""
         if len(parts) == 1:
-            return self._labels(*parts[0])
+            return self._labels(*parts[0], label_schema)
         taken = [run.paths.take(rows) for run, rows in parts]
         commits = [
             (run.commits, paths.commit) for (run, _), paths in zip(parts, taken, strict=True)
@@ -362,16 +393,16 @@ class MetadataGraph:
             np.concatenate([each.partition.take(numbers) for each, numbers in commits]),
             np.concatenate([each.sequence.take(numbers) for each, numbers in commits]),
         )
-        paths = Paths.concat(self.schema, taken)
+        paths = Paths.concat(taken)
         paths = replace(paths, commit=np.arange(len(paths), dtype=np.int32))
-        return to_labels(self._label_schema, paths, commits=of_path, texts=self._texts)
+        return to_labels(label_schema, paths, commits=of_path, texts=self._texts)
 
-    def _labels(self, run: SortedRun, rows: Rows, *, large: bool = False) -> pa.RecordBatch:
+    def _labels(
+        self, run: SortedRun, rows: Rows, label_schema: pa.Schema, *, large: bool = False
+    ) -> pa.RecordBatch:
         large = large and not isinstance(rows, slice)
         paths = run.paths.gather(to_positions(rows)) if large else run.paths.take(rows)
-        return to_labels(
-            self._label_schema, paths, commits=run.commits, texts=self._texts, large=large
-        )
+        return to_labels(label_schema, paths, commits=run.commits, texts=self._texts, large=large)
 
     def explain(
         self,
@@ -390,7 +421,7 @@ class MetadataGraph:
         return build_explanation(
             snapshot.parts,
             lambda: self._tasks(query, window, snapshot=snapshot),
-            self._labels,
+            lambda run, rows: self._labels(run, rows, query.schema.label_schema),
             check=check,
         )
 
@@ -416,8 +447,10 @@ class MetadataGraph:
             partitions: as in `scan`.
 
         Returns:
-            Groups whose texts are of `texts`, batches of `schema.label_schema`, and None.
+            Groups whose texts are of `texts`, batches of the `label_schema` of the query's schema,
+            and None.
         """
+        label_schema = query.schema.label_schema
         window = Window(after, until, partitions)
         is_certain = not any(leaf.feature is None for leaf in leaves(query.tree))
         read = {*grouping.features, *(() if is_certain else query.features)}
@@ -430,7 +463,7 @@ class MetadataGraph:
                     columns = task.run.paths.columns.only(read).take(rows)
                     certain = query.must_match_paths(self._texts.bind(columns))
                     if not certain.all():
-                        yield self._labels(task.run, to_positions(rows)[~certain])
+                        yield self._labels(task.run, to_positions(rows)[~certain], label_schema)
                         rows = to_positions(rows)[certain]
                         if not len(rows):
                             continue
@@ -510,12 +543,10 @@ class MetadataGraph:
 
         Of all partitions, or of some.
         """
-        snapshot = self._snapshot
+        schema, snapshot = self.schema, self._snapshot
         parts = snapshot.parts_of(partitions)
-        levels = default_order(self.schema) if order is None else order
-        return children(
-            self.schema, parts, prefix=prefix, order=levels, texts=self._texts, check=check
-        )
+        levels = default_order(schema) if order is None else order
+        return children(schema, parts, prefix=prefix, order=levels, texts=self._texts, check=check)
 
     def count(self) -> int:
         """Number of paths."""

@@ -7,16 +7,17 @@ sequences by partition, so a scan "since sequence s" prunes old runs without rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from galileo.graph.arena import allocate
 from galileo.graph.columns import BUCKET, CELL, COMMIT, Array, Commits, Paths
+from galileo.model.schema import Feature
 from galileo.model.sort_keys import merge_order
 from galileo.query.columns import Mask
-from galileo.query.zone_maps import Zones
+from galileo.query.zone_maps import FeatureZones, Zones
 
 BLOCK_PATHS = 4096
 """Paths under one entry of a zone map."""
@@ -109,6 +110,18 @@ class SortedRun:
         zones = 0 if self.zone_map is None else self.zone_map.nbytes
         spans = 0 if self.spans is None else 20 * len(self.spans.partition)
         return self.paths.nbytes + self.commits.nbytes + zones + spans
+
+    def with_features(self, features: Sequence[Feature]) -> SortedRun:
+        """The same run with further features, which are null."""
+        paths, zone_map = self.paths.with_features(features), self.zone_map
+        if zone_map is not None:
+            starts = np.arange(0, len(paths), zone_map.block_paths)
+            columns = paths.columns.features
+            nulls = {f.name: FeatureZones.of(columns[f.name], starts) for f in features}
+            known = zone_map.zones
+            zones = replace(known, features={**known.features, **nulls})
+            zone_map = replace(zone_map, zones=zones)
+        return replace(self, paths=paths, zone_map=zone_map)
 
 
 def seal(paths: Paths, commits: Commits, *, block_paths: int = BLOCK_PATHS) -> SortedRun:

@@ -186,6 +186,17 @@ class Synopsis:
         version = Version(epoch, self._state.version.sequence)
         self._state = replace(self._state, version=version)
 
+    def with_features(self, schema: Schema, *, epoch: int) -> Synopsis:
+        """The synopsis of a dataset to which features were added, in another epoch."""
+        other = Synopsis(
+            schema, partition=self.partition, epoch=epoch, entries_max=self._entries_max
+        )
+        features = schema.indexed[len(self.schema.indexed) :]
+        entries = self._state.entries.with_features(features)
+        other._state = replace(self._state, entries=entries)
+        other.restart(epoch)
+        return other
+
     def add(self, batch: pa.RecordBatch, sequence: int) -> None:
         """Add the paths of a commit, in the order of sequences, before it is published.
 

@@ -11,7 +11,7 @@ logarithmic number of times, and a receiver knows the number up to its bucket.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from galileo.geo import geohash
 from galileo.graph.columns import Array
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema
 from galileo.model.times import MICROS
 from galileo.query.columns import Columns, Mask
 from galileo.query.zone_maps import FeatureZones, Zones
@@ -122,6 +122,15 @@ class Entries:
         same = ~mine.exceeds_bounds(bound[known] for bound in joined)
         changed[np.flatnonzero(known)[same]] = mine.changed[same]
         return Entries(other.key, changed, tuple(joined))
+
+    def with_features(self, features: Sequence[Feature]) -> Entries:
+        """The same entries with further features, in which every path has null."""
+        rows, nulls = len(self), list[Array]()
+        for feature in features:
+            if feature.type != "text":
+                nulls += [np.full(rows, np.inf), np.full(rows, -np.inf)]
+            nulls += [np.ones(rows, np.bool_), np.zeros(rows, np.bool_)]
+        return replace(self, bounds=(*self.bounds[:-1], *nulls, self.bounds[-1]))
 
     def exceeds_bounds(self, bounds: Iterable[Array]) -> Mask:
         """Mask of entries that `bounds` exceed, up to the bucket of their number of paths."""

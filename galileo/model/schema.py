@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -44,6 +44,8 @@ TIME_BUCKET_MAX_S = 366 * 86400.0
 
 _Levels: TypeAlias = tuple[tuple[str, FeatureType], ...]
 """Names and types of indexed features."""
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 _OF_GENERATION = "@"
 """Separates name and generation in a key; no name contains it."""
@@ -135,7 +137,7 @@ def _label_schema(levels: _Levels) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Schema:
-    """The schema of a dataset; it never changes once the dataset exists.
+    """The schema of a dataset; a cluster does not change it once the dataset exists.
 
     Attributes:
         name: the dataset's name, `[a-z0-9][a-z0-9_.-]{0,63}`.
@@ -144,6 +146,7 @@ class Schema:
         time_bucket_us: width of a block in time, microseconds.
         generation: how many datasets of this name were dropped before this one; the cluster sets
             it when it creates the dataset.
+        added: how many of the features, the last ones, were added after the dataset was created.
 
     Example:
         >>> temperature = galileo.Feature("temperature", unit="K")
@@ -158,6 +161,7 @@ class Schema:
     geohash_precision: int
     time_bucket_us: int
     generation: int
+    added: int
 
     def __init__(
         self,
@@ -172,6 +176,7 @@ class Schema:
         object.__setattr__(self, "geohash_precision", geohash_precision)
         object.__setattr__(self, "time_bucket_us", _bucket_us(time_bucket))
         object.__setattr__(self, "generation", 0)
+        object.__setattr__(self, "added", 0)
         self._check()
 
     def _check(self) -> None:
@@ -219,12 +224,69 @@ class Schema:
             >>> client.schema("weather").of_generation(2).key
             'weather@2'
         """
-        if generation == self.generation:
+        return self if generation == self.generation else self._with(generation=generation)
+
+    def with_features(self, features: Iterable[Feature]) -> Schema:
+        """The same schema with more features behind its own.
+
+        Raises:
+            InvalidSchema: there are none, a name is taken, or there are too many.
+
+        Example:
+            >>> gust = galileo.Feature("gust", unit="m/s")
+            >>> wider = client.schema("weather").with_features([gust])
+            >>> wider.features[-1].name, wider.added
+            ('gust', 1)
+        """
+        new = _features(features)
+        if not new:
+            raise InvalidSchema("expected features to add, got none", expected="features")
+        taken = [feature.name for feature in new if self.feature(feature.name) is not None]
+        if taken:
+            raise InvalidSchema(
+                f"dataset {self.name!r} has a feature {taken[0]!r} already; a feature never "
+                "changes, so choose another name",
+                expected="free_name",
+                feature=taken[0],
+            )
+        wider = self._with(features=(*self.features, *new), added=self.added + len(new))
+        wider._check()
+        return wider
+
+    def narrowed(self, added: int) -> Schema:
+        """The schema as it was when so many features had been added.
+
+        Raises:
+            InvalidSchema: there are fewer.
+
+        Example:
+            >>> client.schema("weather").narrowed(0).added
+            0
+        """
+        if added == self.added:
             return self
+        if not 0 <= added < self.added:
+            raise InvalidSchema(
+                f"expected 0 to {self.added} added features of dataset {self.name!r}, got {added}",
+                expected="added",
+                bound=self.added,
+            )
+        return self._with(features=self.features[: added - self.added], added=added)
+
+    def extends(self, other: Schema) -> bool:
+        """Whether this is the other schema, perhaps with features added.
+
+        Example:
+            >>> client.schema("weather").extends(client.schema("weather"))
+            True
+        """
+        return other.added <= self.added and self.narrowed(other.added) == other
+
+    def _with(self, **changes: Any) -> Schema:
+        """The same schema with other attributes; not checked."""
         other = object.__new__(Schema)
-        for name in ("name", "features", "geohash_precision", "time_bucket_us"):
-            object.__setattr__(other, name, getattr(self, name))
-        object.__setattr__(other, "generation", generation)
+        for name in self.__slots__:
+            object.__setattr__(other, name, changes.get(name, getattr(self, name)))
         return other
 
     @property
@@ -288,7 +350,8 @@ class Schema:
             "geohash_precision": self.geohash_precision,
             "time_bucket_us": self.time_bucket_us,
         }
-        return raw | {"generation": self.generation} if self.generation else raw
+        counts = {"generation": self.generation, "added": self.added}
+        return raw | {name: count for name, count in counts.items() if count}
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Schema:
@@ -299,12 +362,16 @@ class Schema:
             'weather'
         """
         try:
-            return Schema(
+            features, added = raw["features"], int(raw.get("added", 0))
+            if not 0 <= added < max(len(features), 1):
+                raise ValueError(f"{added} of {len(features)} features cannot be added ones")
+            schema = Schema(
                 raw["name"],
-                [Feature(**feature) for feature in raw["features"]],
+                [Feature(**feature) for feature in features],
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,
-            ).of_generation(int(raw.get("generation", 0)))
+            )
+            return schema._with(generation=int(raw.get("generation", 0)), added=added)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidSchema(
                 f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}",
@@ -333,6 +400,25 @@ class Schema:
         except (ValueError, RecursionError) as error:
             raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
         return Schema.from_dict(raw)
+
+
+def widen(batch: Rows, schema: pa.Schema) -> Rows:
+    """Rows of an earlier schema of a dataset, with null in the features that they lack.
+
+    The columns that it has are not copied.
+
+    Args:
+        batch: its columns are some of `schema`, in their order.
+        schema: of observations or paths.
+    """
+    if batch.num_columns == len(schema):
+        return batch
+    known = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = [
+        known[field.name] if field.name in known else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return type(batch).from_arrays(columns, schema=schema)
 
 
 def dataset_name(name: object) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,6 +123,7 @@ def backup(
         for partition in partitions(directory):
             if (partial / "datasets" / f"{partition.dataset}.record").exists():
                 files += copying.partition(partition)
+        files = copying.newer_schemas(files)
         report = verify(partial)
         if report.damages:
             first = report.damages[0]
@@ -196,6 +197,28 @@ class _BackupWriter:
             copied = {path: file for path, file in copied.items() if file is not None}
             copied |= {path: self._record(path) for path in come}
         return [file for file in copied.values() if file is not None]
+
+    def newer_schemas(self, files: Sequence[StoredFile]) -> list[StoredFile]:
+        """Copies schemas again that got features meanwhile: copied commits may have these.
+
+        Args:
+            files: that were copied.
+
+        Returns:
+            These, with the new copies.
+        """
+        return [
+            self._newer_schema(file) if Path(file.path).parent == Path("datasets") else file
+            for file in files
+        ]
+
+    def _newer_schema(self, file: StoredFile) -> StoredFile:
+        source, target = self.source / file.path, self.target / file.path
+        with contextlib.suppress(FileNotFoundError):  # the dataset was dropped meanwhile
+            if source.read_bytes() != target.read_bytes():
+                self.options.disk.unlink(target)
+                return self._copy_files(Path(file.path))
+        return file
 
     def _names(self, place: str) -> list[Path]:
         return [path.relative_to(self.source) for path in record_paths(self.source / place)]

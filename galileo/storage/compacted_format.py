@@ -27,7 +27,9 @@ from galileo.storage.sequential_reader import OpenFile, SequentialReader
 
 MAGIC = b"\x89GLM\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 2
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSION_ADDED = 3
+"""Of files with commits that have features that were added to the dataset."""
+FORMAT_VERSIONS = (1, 2, 3)
 TRAILER_BYTES = 64
 COMPRESSION = "zstd"
 
@@ -49,10 +51,11 @@ _COMMITS = pa.schema(
         ("paths_crc", pa.uint32()),
         ("observations_crc", pa.uint32()),
         ("epoch", pa.uint64()),
+        ("added", pa.uint16()),
     ]
 )
-_COMMITS_1 = pa.schema(list(_COMMITS)[:-1])
-"""The first format: of commits without an epoch."""
+_COLUMNS_LACKING = {1: 2, 2: 1, 3: 0}
+"""Columns at the end that earlier formats do not have: they are zero."""
 _BLOCKS = pa.schema(
     [
         ("commits", pa.int64()),
@@ -160,20 +163,23 @@ def decode_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 def encode_index(headers: list[FrameHeader], entries: list[BlockEntry]) -> list[Any]:
     """The buffers behind the blocks: index and trailer."""
+    has_added = any(header.added for header in headers)
+    version = FORMAT_VERSION_ADDED if has_added else FORMAT_VERSION
+    stored = _stored_columns(version)
     columns = [
-        pa.array([getattr(header, name) for header in headers], _COMMITS.field(name).type)
-        for name in _COMMITS.names
+        pa.array([getattr(header, column.name) for header in headers], column.type)
+        for column in stored
     ]
     rows = [
         pa.array([getattr(entry, name) for entry in entries], _BLOCKS.field(name).type)
         for name in _BLOCKS.names
     ]
-    commits = encode_batch(pa.RecordBatch.from_arrays(columns, schema=_COMMITS))
+    commits = encode_batch(pa.RecordBatch.from_arrays(columns, schema=stored))
     blocks = encode_batch(pa.RecordBatch.from_arrays(rows, schema=_BLOCKS))
     index = [*commits.buffers, *blocks.buffers]
     offset = sum(entry.paths_bytes + entry.observations_bytes for entry in entries)
     fixed = _TRAILER.pack(
-        *(MAGIC, FORMAT_VERSION, headers[0].partition, headers[0].sequence),
+        *(MAGIC, version, headers[0].partition, headers[0].sequence),
         *(offset, commits.size, blocks.size, checksum(index)),
     )
     covered = fixed.ljust(TRAILER_BYTES - _CRC.size, b"\0")
@@ -207,12 +213,19 @@ def read_index(path: Path, *, open_file: OpenFile = _open_for_index) -> Index:
     return Index(partition, first, commits, blocks, length)
 
 
+def _stored_columns(version: int) -> pa.Schema:
+    """The columns of the commits in a file of a format."""
+    return pa.schema(list(_COMMITS)[: len(_COMMITS) - _COLUMNS_LACKING[version]])
+
+
 def _decode_commits(data: bytes, version: int) -> pa.RecordBatch:
-    if version == FORMAT_VERSION:
-        return decode_batch(data, _COMMITS)
-    commits = decode_batch(data, _COMMITS_1)
-    epochs = pa.array(np.zeros(commits.num_rows, dtype=np.uint64))
-    return pa.RecordBatch.from_arrays([*commits.columns, epochs], schema=_COMMITS)
+    stored = _stored_columns(version)
+    commits = decode_batch(data, stored)
+    zeros = [
+        pa.array(np.zeros(commits.num_rows, dtype=np.uint64), column.type)
+        for column in list(_COMMITS)[len(stored) :]
+    ]
+    return pa.RecordBatch.from_arrays([*commits.columns, *zeros], schema=_COMMITS)
 
 
 def _trailer(data: bytes) -> tuple[int, int, int, int, int, int, int]:

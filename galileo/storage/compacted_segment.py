@@ -19,7 +19,14 @@ from galileo.model.schema import Schema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
 from galileo.storage.disk import read_at
-from galileo.storage.frame import Buffer, FrameHeader, checksum, encode_body, encode_header
+from galileo.storage.frame import (
+    Buffer,
+    FrameHeader,
+    checksum,
+    encode_body,
+    encode_header,
+    schema_of_frame,
+)
 from galileo.storage.recovery import Replayed
 from galileo.storage.segment import corrupt_error
 
@@ -90,6 +97,7 @@ class CompactedSegment:
     """
 
     __slots__ = (
+        "_added",
         "_blocks",
         "_cache",
         "_paths",
@@ -109,6 +117,7 @@ class CompactedSegment:
         self._schema = schema
         self._cache = cache
         self._blocks = index.blocks
+        self._added = index.numbers("added")[[block.first_commit for block in index.blocks]]
         self._rows = index.numbers("rows").astype(np.uint32)
         self._paths = index.numbers("paths").astype(np.uint32)
 
@@ -138,7 +147,7 @@ class CompactedSegment:
         return last, b"".join(frames)
 
     def paths(self, sequence: int) -> pa.RecordBatch:
-        """The paths of a commit, checked each time; reads a whole block.
+        """The paths of a commit as they are stored, checked each time; reads a whole block.
 
         Raises:
             CorruptData: the block fails its checksum.
@@ -147,7 +156,7 @@ class CompactedSegment:
         return self._slice(self._read_paths(block), block, sequence, counts=self._paths)
 
     def observations(self, sequence: int) -> pa.RecordBatch:
-        """The observations of a commit; reads a whole block unless it was used lately.
+        """The observations of a commit as they are stored; reads a block unless it was used lately.
 
         Raises:
             CorruptData: the block fails its checksum.
@@ -158,12 +167,13 @@ class CompactedSegment:
         if batch is None:
             entry = block.entry
             data = self._read(start, entry.observations_bytes, crc=entry.observations_crc)
-            batch = self._decode_batch(data, self._schema.observation_schema, start)
+            schema = self._schema_of(block).observation_schema
+            batch = self._decode_batch(data, schema, start)
             self._cache.put(self.path, start, batch)
         return self._slice(batch, block, sequence, counts=self._rows)
 
     def replayed(self) -> Iterator[Replayed]:
-        """The paths of every commit in order; observations are not touched."""
+        """The paths of every commit in order, as they are stored; observations are not touched."""
         for block in self._blocks:
             batch = self._read_paths(block)
             counts = self._paths[block.first_commit : block.next_commit]
@@ -177,7 +187,14 @@ class CompactedSegment:
 
     def _read_paths(self, block: Block) -> pa.RecordBatch:
         data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
-        return self._decode_batch(data, self._schema.path_schema, block.offset)
+        return self._decode_batch(data, self._schema_of(block).path_schema, block.offset)
+
+    def _schema_of(self, block: Block) -> Schema:
+        number = bisect_right(self._blocks, block.offset, key=attrgetter("offset")) - 1
+        try:
+            return schema_of_frame(self._schema, int(self._added[number]))
+        except CorruptData as error:
+            raise corrupt_error(self.path, block.offset, reason=error.message) from error
 
     def _slice(
         self, batch: pa.RecordBatch, block: Block, sequence: int, *, counts: np.ndarray

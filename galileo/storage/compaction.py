@@ -30,6 +30,7 @@ from galileo.storage.frame import (
     checksum,
     decode_body,
     decode_header,
+    schema_of_frame,
 )
 from galileo.storage.segment import Segment, corrupt_error
 from galileo.storage.segment_verify import check_compacted
@@ -188,12 +189,16 @@ def _entry(commits: int, paths: Body, observations: Body) -> BlockEntry:
 
 
 def _blocks(merge: Compaction) -> Iterator[list[_Frame]]:
-    """The frames of all sources, together as long as a block has room."""
+    """The frames of all sources, together as long as a block has room.
+
+    Those of a block have the same features: commits stay as narrow as they were made.
+    """
     block: list[_Frame] = []
     size = 0
     for source in merge.sources:
         for frame in _frames(source, merge):
-            if block and size + frame.header.frame_bytes > merge.block_bytes:
+            is_full = size + frame.header.frame_bytes > merge.block_bytes
+            if block and (is_full or frame.header.added != block[0].header.added):
                 yield block
                 block, size = [], 0
             block.append(frame)
@@ -224,10 +229,11 @@ def _frame(descriptor: int, offset: int, merge: Compaction) -> _Frame:
     checks = ((paths, header.paths_crc), (observations, header.observations_crc))
     if any(checksum([body]) != crc for body, crc in checks):
         raise CorruptData("the checksum of the paths or of the observations is wrong")
+    schema = schema_of_frame(merge.schema, header.added)
     frame = _Frame(
         header,
-        decode_body(paths, merge.schema.path_schema),
-        decode_body(observations, merge.schema.observation_schema),
+        decode_body(paths, schema.path_schema),
+        decode_body(observations, schema.observation_schema),
     )
     if (frame.paths.num_rows, frame.observations.num_rows) != (header.paths, header.rows):
         raise CorruptData(f"expected {header.rows} rows and {header.paths} paths, got others")

@@ -14,6 +14,7 @@ from google_crc32c import value as crc32c
 from galileo.storage.frame import (
     ALIGNMENT,
     FORMAT_VERSION,
+    FORMAT_VERSION_ADDED,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
     MAGIC,
@@ -51,7 +52,7 @@ def skip_valid_frames(
         magic, version, length, of, number = front(view, place)
         if magic != MAGIC or length not in _SIZES:
             break
-        if version == FORMAT_VERSION:
+        if version in (FORMAT_VERSION, FORMAT_VERSION_ADDED):
             paths_length, observations_length, _, paths_crc, observations_crc = bodies(
                 view, place + _BODIES_PLACE
             )

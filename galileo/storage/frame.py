@@ -20,10 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import ConfigError, CorruptData, InputError
+from galileo.model.schema import Schema
 
 MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 2
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSION_ADDED = 3
+"""Of frames with features that were added to the dataset."""
+FORMAT_VERSIONS = (1, 2, 3)
 """Those that are read; in the first a frame has no epoch."""
 ALIGNMENT = 64
 PRODUCER_BYTES_MAX = 255
@@ -39,6 +42,8 @@ _FIELDS = struct.Struct("<8sHHIQIIQIIqIIQIIB")
 _FIELDS_1 = struct.Struct("<8sHHIQQQIIqQQIIB")
 _FRONT = struct.Struct("<HH")
 _CRC = struct.Struct("<I")
+_ADDED = struct.Struct("<H")
+"""Behind the producer in format 3: how many of the added features the frame has."""
 
 Buffer: TypeAlias = Any
 """Immutable contiguous bytes: `bytes` or `pyarrow.Buffer`."""
@@ -56,6 +61,7 @@ class FrameHeader:
             the frame's own of a partition with one copy.
         committed_at_us: the writer's wall clock, microseconds; informative only.
         paths_bytes, observations_bytes: lengths of the bodies, padding included.
+        added: how many of the features that were added to the dataset the bodies have.
     """
 
     partition: int
@@ -72,10 +78,12 @@ class FrameHeader:
     observations_crc: int
     epoch: int
     committed: int
+    added: int = 0
 
     @property
     def header_bytes(self) -> int:
-        return padded(_FIELDS.size + len(self.producer.encode()) + _CRC.size)
+        added = _ADDED.size if self.added else 0
+        return padded(_FIELDS.size + len(self.producer.encode()) + added + _CRC.size)
 
     @property
     def paths_offset(self) -> int:
@@ -164,6 +172,26 @@ def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         ) from error
 
 
+def schema_of_frame(schema: Schema, added: int) -> Schema:
+    """The schema of the bodies of a frame.
+
+    Args:
+        schema: of the dataset.
+        added: how many of its added features the frame has.
+
+    Raises:
+        CorruptData: the dataset has fewer, as far as is known here.
+    """
+    if added > schema.added:
+        raise CorruptData(
+            f"expected a commit with at most {schema.added} added features, got {added}; the "
+            f"schema of dataset {schema.name!r} that is stored here is older than its commits",
+            expected="added",
+            bound=schema.added,
+        )
+    return schema.narrowed(added)
+
+
 def producer_name(producer: str) -> str:
     """The producer, if its name fits a frame.
 
@@ -185,13 +213,14 @@ def encode_header(header: FrameHeader) -> bytes:
     """The header's bytes; its checksum is their last four."""
     name, size, sequence = header.producer.encode(), header.header_bytes, header.sequence
     fields = _FIELDS.pack(
-        *(MAGIC, FORMAT_VERSION, size, header.partition),
+        *(MAGIC, FORMAT_VERSION_ADDED if header.added else FORMAT_VERSION, size, header.partition),
         *(sequence, sequence - header.group, sequence - header.committed, header.batch),
         *(header.rows, header.paths, header.committed_at_us),
         *(header.paths_bytes // ALIGNMENT, header.observations_bytes // ALIGNMENT, header.epoch),
         *(header.paths_crc, header.observations_crc, len(name)),
     )
-    covered = (fields + name).ljust(size - _CRC.size, b"\0")
+    added = _ADDED.pack(header.added) if header.added else b""
+    covered = (fields + name + added).ljust(size - _CRC.size, b"\0")
     return covered + _CRC.pack(checksum([covered]))
 
 
@@ -217,16 +246,21 @@ def decode_header(data: bytes) -> FrameHeader:
             expected="format_version",
         )
     _, _, _, *numbers, name_bytes = (_FIELDS_1 if version == 1 else _FIELDS).unpack_from(covered)
+    added = 0
+    if version == FORMAT_VERSION_ADDED:
+        (added,) = _ADDED.unpack_from(covered, _FIELDS.size + name_bytes)
+        if added == 0:
+            raise CorruptData("expected a frame with added features, got one without")
     try:
         name = covered[_FIELDS.size : _FIELDS.size + name_bytes].decode()
     except UnicodeDecodeError as error:
         raise CorruptData(
             f"expected a producer's name in UTF-8: {error}", expected="producer"
         ) from error
-    return _header_1(numbers, name) if version == 1 else _header_2(numbers, name)
+    return _header_1(numbers, name) if version == 1 else _header_2(numbers, name, added)
 
 
-def _header_2(numbers: list[int], producer: str) -> FrameHeader:
+def _header_2(numbers: list[int], producer: str, added: int) -> FrameHeader:
     partition, sequence, group, committed, batch, rows, paths, committed_at_us = numbers[:8]
     paths_length, observations_length, epoch, paths_crc, observations_crc = numbers[8:]
     return FrameHeader(
@@ -244,6 +278,7 @@ def _header_2(numbers: list[int], producer: str) -> FrameHeader:
         observations_crc=observations_crc,
         epoch=epoch,
         committed=sequence - committed,
+        added=added,
     )
 
 

@@ -16,8 +16,15 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from galileo.errors import CorruptData, GalileoError, InputError, InternalError, PartitionReadOnly
-from galileo.model.schema import Schema
+from galileo.errors import (
+    CorruptData,
+    GalileoError,
+    InputError,
+    InternalError,
+    PartitionReadOnly,
+    Unavailable,
+)
+from galileo.model.schema import Schema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
@@ -72,6 +79,9 @@ from galileo.storage.writer import JournalOptions, SegmentWriter
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+UNKNOWN_FEATURES_AFTER_S = 0.5
+"""Seconds after which a leader repeats frames with features that a follower does not know yet."""
 
 Replay: TypeAlias = Callable[[Replayed], None]
 
@@ -191,9 +201,7 @@ class PartitionJournal:
         self.torn_bytes = 0
         self._directory = directory
         self._partition = partition
-        self._schema = schema
-        self._observation_schema = schema.observation_schema
-        self._path_schema = schema.path_schema
+        self._take_schema(schema)
         self._wall = wall
         self._disk = options.disk
         self._producers = ProducerIndex()
@@ -212,6 +220,11 @@ class PartitionJournal:
         self._is_over = False
         self._writing = threading.Lock()
         self._merging = threading.Lock()
+
+    def _take_schema(self, schema: Schema) -> None:
+        self._schema = schema
+        self._observation_schema = schema.observation_schema
+        self._path_schema = schema.path_schema
 
     @classmethod
     def open(
@@ -258,6 +271,16 @@ class PartitionJournal:
                 ) from error
             raise
         return journal
+
+    def add_features(self, schema: Schema) -> None:
+        """Takes the schema of a dataset to which features were added.
+
+        Frames stay as they are. What is read from now on has null in features that a frame lacks;
+        commits may have those of the new schema or of an earlier one.
+        """
+        with self._writing:
+            assert schema.extends(self._schema), "a schema only gets more features"
+            self._take_schema(schema)
 
     @property
     def stopped(self) -> str | None:
@@ -390,7 +413,7 @@ class PartitionJournal:
         with self._writing:
             while self._pending and self._pending[0].header.sequence <= until:
                 frame = self._pending.popleft()
-                published.append(frame)
+                published.append(replace(frame, paths=widen(frame.paths, self._path_schema)))
                 self._count(frame.header)
         return published
 
@@ -455,12 +478,13 @@ class PartitionJournal:
             DataExpired: retention has dropped it.
         """
         batch = self._from_segment(sequence, lambda segment: segment.observations(sequence))
-        table = pa.Table.from_batches([batch])
+        table = pa.Table.from_batches([widen(batch, self._observation_schema)])
         return table if ranges is None else take_rows(table, ranges)
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of one commit; errors as `read`."""
-        return self._from_segment(sequence, lambda segment: segment.paths(sequence))
+        stored = self._from_segment(sequence, lambda segment: segment.paths(sequence))
+        return widen(stored, self._path_schema)
 
     def header(self, sequence: int) -> FrameHeader:
         """What the frame of one commit says about itself; errors as `read`."""
@@ -666,7 +690,7 @@ class PartitionJournal:
         for commits in merged.replayed():
             newest = retention.newest_us(self._schema, commits.paths)
             merged.newest_us = max(merged.newest_us, newest)
-            replay(commits)
+            replay(replace(commits, paths=widen(commits.paths, self._path_schema)))
         self._segments.append(merged)
         self._index_compacted(index)
 
@@ -688,7 +712,7 @@ class PartitionJournal:
         """Replays what is committed: all, or as far as a leader knew when it made a later frame."""
         first = self.end_sequence + 1
         self._check_first(path, int(path.stem), first)
-        plan = SegmentScan(path, self._partition, first, self._path_schema, last)
+        plan = SegmentScan(path, self._partition, first, self._schema, last)
         for frames in in_groups(scan(plan)):
             for frame in frames:
                 self._index_frame(frame.header, path, verified=last)
@@ -744,6 +768,7 @@ class PartitionJournal:
             )
         newest = self._segments[-1]
         assert isinstance(newest, Segment), "merged segments are not written to"
+        newest.schema = self._schema
         newest.add(header, verified=verified)
         self._producers.add(header.producer, header.batch, sequence=header.sequence)
         self._add_epoch(header.sequence, header.epoch)
@@ -763,8 +788,11 @@ class PartitionJournal:
             if known is not None:
                 header, stored = known
                 first = Committed(header.sequence, header.rows, header.paths, duplicate=True)
-                return first_result(commit, first, stored)
-            dropped = self._mark.batches.first_result(commit, self._observation_schema)
+                wide = self._widened(commit.observations)
+                stored = widen(stored, self._observation_schema)
+                return first_result(replace(commit, observations=wide), first, stored)
+            schema = self._schema_of(commit.observations)
+            dropped = self._mark.batches.first_result(commit, schema)
             if dropped is not None:
                 return dropped
             sealed = max(self._last_seal, group.sealed)
@@ -794,6 +822,18 @@ class PartitionJournal:
         first = group.batches.get((producer, commit.batch))
         return None if first is None else (first[0], pa.Table.from_batches([first[1]]))
 
+    def _schema_of(self, observations: pa.Table | pa.RecordBatch) -> Schema:
+        """The schema of the dataset that has as many columns; the present one where none has."""
+        lacking = len(self._observation_schema) - observations.num_columns
+        added = self._schema.added - lacking
+        return self._schema.narrowed(added) if 0 <= added < self._schema.added else self._schema
+
+    def _widened(self, observations: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+        """Observations of an earlier schema in the present one; others as they are."""
+        if observations.schema.equals(self._schema_of(observations).observation_schema):
+            return widen(observations, self._observation_schema)
+        return observations
+
     def _stored(self, sequence: int) -> tuple[FrameHeader, pa.Table]:
         """The header and the observations of a frame, which may be pending."""
         header = self._from_segment(
@@ -807,14 +847,20 @@ class PartitionJournal:
     def _encode(
         self, commit: Commit, group: FrameGroup, epoch: int, committed: int | None
     ) -> FrameHeader:
-        may_be_empty = commit.is_seal
+        may_be_empty, schema = commit.is_seal, self._schema_of(commit.observations)
+        is_present = schema is self._schema
         observations = to_record_batch(
             commit.observations,
-            self._observation_schema,
+            self._observation_schema if is_present else schema.observation_schema,
             "observations",
             may_be_empty=may_be_empty,
         )
-        paths = to_record_batch(commit.paths, self._path_schema, "paths", may_be_empty=may_be_empty)
+        paths = to_record_batch(
+            commit.paths,
+            self._path_schema if is_present else schema.path_schema,
+            "paths",
+            may_be_empty=may_be_empty,
+        )
         observations_body, paths_body = encode_body(observations), encode_body(paths)
         header = FrameHeader(
             partition=self._partition,
@@ -831,6 +877,7 @@ class PartitionJournal:
             observations_crc=observations_body.crc,
             epoch=epoch,
             committed=group.next_sequence if committed is None else committed,
+            added=schema.added,
         )
         group.newest_us = max(group.newest_us, retention.newest_us(self._schema, paths))
         bodies = [*paths_body.buffers, *observations_body.buffers]
@@ -917,6 +964,7 @@ def decode_frames(
 
     Raises:
         CorruptData: they are not the expected ones, or fail their checksums.
+        Unavailable: they have features that were added to the dataset, and are not known here yet.
     """
     buffer, frames, offset = pa.py_buffer(data), list[FollowedFrame](), 0
     while offset < buffer.size:
@@ -939,5 +987,13 @@ def decode_frames(
         if checksum([paths]) != header.paths_crc or checksum([rows]) != header.observations_crc:
             raise CorruptData(f"the checksum of frame {expected} is wrong")
         bodies = buffer.slice(start, header.paths_bytes + header.observations_bytes)
-        frames.append(FollowedFrame(header, bodies, decode_body(paths, schema.path_schema)))
+        if header.added > schema.added:
+            raise Unavailable(
+                f"frame {expected} of partition {partition} has features of dataset "
+                f"{schema.name!r} that are not known here yet; try again",
+                after_s=UNKNOWN_FEATURES_AFTER_S,
+                added=header.added,
+            )
+        stored = decode_body(paths, schema.narrowed(header.added).path_schema)
+        frames.append(FollowedFrame(header, bodies, widen(stored, schema.path_schema)))
     return frames

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import CorruptData
+from galileo.model.schema import Schema, widen
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -34,6 +35,7 @@ from galileo.storage.frame import (
     checksum,
     decode_body,
     decode_header,
+    schema_of_frame,
 )
 from galileo.storage.segment import corrupt_error
 from galileo.storage.sequential_reader import SequentialReader
@@ -52,6 +54,7 @@ class SegmentScan:
 
     Attributes:
         sequence: of the first frame.
+        schema: of the dataset.
         last: whether this is the partition's last segment: the only one that may have a torn
             tail, and the only one whose observations are checked.
     """
@@ -59,12 +62,18 @@ class SegmentScan:
     path: Path
     partition: int
     sequence: int
-    path_schema: pa.Schema
+    schema: Schema
     last: bool
+    path_schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path_schema", self.schema.path_schema)
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedFrame:
+    """A frame without its observations; `paths` as they are stored, or widened."""
+
     header: FrameHeader
     paths: pa.RecordBatch
 
@@ -155,13 +164,24 @@ def _frame(
         )
         return _Invalid(reason, header, can_be_torn=False)
     try:
-        return ScannedFrame(header, _paths(window, offset, plan=plan, header=header))
+        schema = schema_of_frame(plan.schema, header.added)
+    except CorruptData as flaw:  # The frame is whole, though it cannot be read.
+        return _Invalid(flaw.message, header, can_be_torn=False)
+    path_schema = plan.path_schema if schema is plan.schema else schema.path_schema
+    try:
+        paths = _paths(window, offset, plan=plan, header=header, path_schema=path_schema)
+        return ScannedFrame(header, widen(paths, plan.path_schema))
     except CorruptData as flaw:
         return _Invalid(flaw.message, header)
 
 
 def _paths(
-    window: SequentialReader, offset: int, *, plan: SegmentScan, header: FrameHeader
+    window: SequentialReader,
+    offset: int,
+    *,
+    plan: SegmentScan,
+    header: FrameHeader,
+    path_schema: pa.Schema,
 ) -> pa.RecordBatch:
     """The paths of a frame, after all checks of its bodies."""
     start, size = offset + header.header_bytes, window.size - offset
@@ -175,7 +195,7 @@ def _paths(
         actual = window.checksum(start + header.paths_bytes, header.observations_bytes)
         if actual != header.observations_crc:
             raise CorruptData("the checksum of the observations is wrong")
-    paths = decode_body(pa.py_buffer(data), plan.path_schema)
+    paths = decode_body(pa.py_buffer(data), path_schema)
     if paths.num_rows != header.paths:
         raise CorruptData(f"expected {header.paths} paths, got {paths.num_rows}")
     return paths

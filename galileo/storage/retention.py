@@ -10,7 +10,7 @@ range epochs, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,11 +135,11 @@ class TruncatedProducers:
         sequence, rows, paths = (int(column[place]) for column in self._results)
         return Committed(sequence, rows, paths, duplicate=True)
 
-    def first_result(self, commit: Commit, schema: pa.Schema) -> Committed | GalileoError | None:
+    def first_result(self, commit: Commit, schema: Schema) -> Committed | GalileoError | None:
         """The answer to a batch that was dropped; of its rows the number and a checksum are known.
 
         Args:
-            commit: the batch.
+            commit: the batch; it may have features that were added since, without values.
             schema: of its observations.
         """
         place = self._place(commit.producer, commit.batch)
@@ -147,15 +147,30 @@ class TruncatedProducers:
             return None
         first, crc = self._result(place), self._crcs[place].as_py()
         sent = to_record_batch(
-            commit.observations, schema, "observations", may_be_empty=commit.is_seal
+            commit.observations,
+            schema.observation_schema,
+            "observations",
+            may_be_empty=commit.is_seal,
         )
-        is_same = first.rows == sent.num_rows and (crc is None or is_body_crc(crc, sent))
+        is_same = first.rows == sent.num_rows and (
+            crc is None or any(is_body_crc(crc, form) for form in _earlier_forms(sent, schema))
+        )
         return first if is_same else conflict(commit, first)
 
     def last_batch(self, producer: str) -> int | None:
         """The highest batch number of a producer, None where none is known."""
         start, stop = self._places.get(producer, (0, 0))
         return int(self._numbers[stop - 1]) if stop > start else None
+
+
+def _earlier_forms(sent: pa.RecordBatch, schema: Schema) -> Iterator[pa.RecordBatch]:
+    """Observations, and what an earlier schema would have had of them."""
+    yield sent
+    for column in reversed(sent.columns[sent.num_columns - schema.added :]):
+        if column.null_count < len(column):
+            return
+        sent = sent.select(sent.schema.names[:-1])
+        yield sent
 
 
 def _places(producers: pa.ChunkedArray) -> dict[str, tuple[int, int]]:

@@ -21,6 +21,7 @@ from galileo.storage.frame import (
     checksum,
     decode_body,
     decode_header,
+    schema_of_frame,
 )
 
 SUFFIX = ".segment"
@@ -54,17 +55,18 @@ class Segment:
 
     Attributes:
         newest_us: the end of its newest time bucket, microseconds since 1970; set by the journal.
+        schema: of the dataset when the newest frame was added; set by the journal.
     """
 
     __slots__ = (
         "_maps",
         "_offsets",
-        "_schema",
         "_verified",
         "first_sequence",
         "length",
         "newest_us",
         "path",
+        "schema",
     )
 
     def __init__(
@@ -74,7 +76,7 @@ class Segment:
         self.first_sequence = first_sequence
         self.length = 0
         self.newest_us = TIME_MIN_US
-        self._schema = schema
+        self.schema = schema
         self._maps = maps
         self._offsets = array("Q")
         self._verified = bytearray()
@@ -138,16 +140,16 @@ class Segment:
         return header
 
     def paths(self, sequence: int) -> pa.RecordBatch:
-        """The paths of a commit, checked each time."""
+        """The paths of a commit as they are stored, checked each time."""
         header = self.header(sequence)
         start = self._offset(sequence) + header.paths_offset
         view = self._view(start, header.paths_bytes)
         if checksum([view]) != header.paths_crc:
             raise corrupt_error(self.path, start, reason="the checksum of the paths is wrong")
-        return decode_body(view, self._schema.path_schema)
+        return decode_body(view, self._schema_of(header, start).path_schema)
 
     def observations(self, sequence: int) -> pa.RecordBatch:
-        """The observations of a commit, in the file's memory map.
+        """The observations of a commit as they are stored, in the file's memory map.
 
         Raises:
             CorruptData: at the first read of this frame, if its checksum is wrong.
@@ -162,9 +164,15 @@ class Segment:
             self._verified[sequence - self.first_sequence] = True
         view = self._maps.view(self, until=start + header.observations_bytes)
         body = view.slice(start, header.observations_bytes)
-        batch = decode_body(body, self._schema.observation_schema)
+        batch = decode_body(body, self._schema_of(header, start).observation_schema)
         self._maps.keep(self.path, sequence, batch, view=view)
         return batch
+
+    def _schema_of(self, header: FrameHeader, start: int) -> Schema:
+        try:
+            return schema_of_frame(self.schema, header.added)
+        except CorruptData as error:
+            raise corrupt_error(self.path, start, reason=error.message) from error
 
     def _verify(self, header: FrameHeader, start: int) -> None:
         """Reads through the file, not the map: a bad sector is an error here, there SIGBUS."""

@@ -214,6 +214,36 @@ class Store:
                 self._schemas[schema.key] = schema
             return present is None
 
+    def add_features(self, schema: Schema) -> None:
+        """Adds features to a dataset durably; again, or what is known already, is harmless.
+
+        Its journals, open or not, know them when this returns; the schema is on disk before any
+        frame can have them.
+
+        Args:
+            schema: of the dataset with the added features.
+
+        Raises:
+            DatasetExists: it is not the schema that is here with more features.
+            UnknownDataset: there is no such dataset.
+            PartitionReadOnly: the disk refuses; nothing was added.
+        """
+        with self._changing:
+            present = self._schema_of(schema.key)
+            if present.extends(schema):
+                return
+            if not schema.extends(present):
+                raise DatasetExists(
+                    f"features of dataset {schema.name!r} can only be added behind those that it "
+                    f"has: {present.to_json()}",
+                    same=False,
+                )
+            self._schema_records.save(schema.key, schema.to_json().encode())
+            self._schemas[schema.key] = schema
+            for (dataset, _), journal in self._journals.items():
+                if dataset == schema.key:
+                    journal.add_features(schema)
+
     def schemas(self) -> dict[str, Schema]:
         """All datasets by key."""
         with self._changing:
@@ -332,6 +362,8 @@ class Store:
                 )
         journal = self._open_with(dataset, partition, replay)
         with self._changing:
+            if dataset in self._schemas:
+                journal.add_features(self._schemas[dataset])  # They may have come meanwhile.
             self._journals[dataset, partition] = journal
         return journal
 
@@ -597,12 +629,7 @@ class Store:
         return journal
 
     def _open_with(self, dataset: str, partition: int, replay: StoreReplay) -> PartitionJournal:
-        schema = self._schemas.get(dataset)
-        if schema is None:
-            raise UnknownDataset(
-                f"expected a dataset of {sorted(self._schemas)}, got {dataset!r}; create it first",
-                dataset=dataset,
-            )
+        schema = self._schema_of(dataset)
         if not 0 <= partition <= PARTITION_MAX:
             raise InputError(f"expected a partition from 0 to {PARTITION_MAX}, got {partition}")
         return PartitionJournal.open(
@@ -614,6 +641,15 @@ class Store:
             wall=self._wall,
             is_replicated=self._is_replicated,
         )
+
+    def _schema_of(self, dataset: str) -> Schema:
+        schema = self._schemas.get(dataset)
+        if schema is None:
+            raise UnknownDataset(
+                f"expected a dataset of {sorted(self._schemas)}, got {dataset!r}; create it first",
+                dataset=dataset,
+            )
+        return schema
 
 
 def _directories(root: Path) -> list[Path]:

@@ -221,7 +221,7 @@ def _written() -> tuple[bytes, tuple[pa.RecordBatch, ...]]:
 
 
 def _plan(path: Path) -> SegmentScan:
-    return SegmentScan(path, 0, 1, SCHEMA.path_schema, last=True)
+    return SegmentScan(path, 0, 1, SCHEMA, last=True)
 
 
 def _segment(data: bytes) -> None:

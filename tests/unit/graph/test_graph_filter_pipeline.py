@@ -32,7 +32,7 @@ def _run(world, batches, *, texts, sealed):
         for number, batch in enumerate(batches)
     ]
     commits = Commits(np.zeros(len(parts), np.int32), np.arange(1, len(parts) + 1))
-    paths = Paths.concat(world.schema, parts)
+    paths = Paths.concat(parts)
     return seal(paths, commits, block_paths=8) if sealed else SortedRun(paths, commits)
 
 

@@ -48,7 +48,7 @@ def _run(world, places, *, texts, sealed):
         np.array([p for p, _ in places], dtype=np.int32),
         np.array([s for _, s in places], dtype=np.int64),
     )
-    paths = Paths.concat(world.schema, parts)
+    paths = Paths.concat(parts)
     return seal(paths, commits, block_paths=4) if sealed else SortedRun(paths, commits)
 
 

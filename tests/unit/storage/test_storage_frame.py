@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from galileo.errors import ConfigError, CorruptData, InputError
 from galileo.storage.frame import (
     ALIGNMENT,
+    FORMAT_VERSIONS,
     HEADER_BYTES_MAX,
     HEADER_BYTES_MIN,
     Body,
@@ -54,6 +55,7 @@ def headers(draw: st.DrawFn) -> FrameHeader:
         observations_crc=draw(U32),
         epoch=draw(U64),
         committed=sequence - draw(behind),
+        added=draw(st.one_of(st.just(0), st.integers(0, 2**16 - 1))),
     )
 
 
@@ -92,7 +94,7 @@ def test_decode_header_truncated_raises_corrupt_data(
 @given(HEADERS)
 def test_decode_header_later_format_raises_config_error(header: FrameHeader) -> None:
     stored = bytearray(encode_header(header))
-    stored[8:10] = struct.pack("<H", 3)
+    stored[8:10] = struct.pack("<H", max(FORMAT_VERSIONS) + 1)
     stored[-4:] = struct.pack("<I", google_crc32c.value(bytes(stored[:-4])))
     with raises(ConfigError, expected="format_version"):
         decode_header(bytes(stored))
@@ -115,6 +117,7 @@ def header_of_format_1(header: FrameHeader) -> bytes:
 
 @given(HEADERS)
 def test_decode_header_of_format_1_has_no_epoch_and_is_committed(header: FrameHeader) -> None:
+    header = replace(header, added=0)
     decoded = decode_header(header_of_format_1(header))
     assert decoded == replace(header, epoch=0, committed=header.sequence)
 
