@@ -431,8 +431,12 @@ class CoordinatorElections(Generic[R, T]):
         return self._state.distribute([(election.record, left)], note=True)
 
     def left_to_copy(self, record: R, copies: set[str]) -> list[str]:
-        """The live nodes that share a record and do not have it yet; none if copies suffice."""
-        if len(copies) >= self._state.options.copies_min:
+        """The live nodes that share a record and do not have it yet; none if copies suffice.
+
+        A copy of a node that has left the cluster since does not count.
+        """
+        members = copies.intersection([self._state.me, *self._state.peers])
+        if len(members) >= self._state.options.copies_min:
             return []
         left = self._state.sharers(record)
         return [node for node in left if node not in copies and not self._state.is_gone(node)]

@@ -7,6 +7,7 @@ from galileo.ccq.machine import Continuous
 from galileo.ccq.model import Ccq, Record
 from galileo.ccq.options import ContinuousOptions
 from galileo.cursor import EMPTY_CURSOR
+from galileo.election.elections import CoordinatorElections
 from galileo.election.events import MembersChanged, MessageArrived, RecordsLoaded, Send, Ticked
 from galileo.election.messages import Poll, RecordNotFound, RecordRequest, RecordUpdate
 
@@ -55,3 +56,19 @@ def test_machine_unknown_query_asks_a_node_that_has_joined() -> None:
     answers = made.step(MessageArrived("c", RecordNotFound(("q",))), 0.3)
     assert isinstance(answers[0], RefuseFetch)
     assert answers[0].failure.kind == "unknown_ccq"
+
+
+def test_copy_of_a_removed_node_does_not_count_for_a_submission() -> None:
+    made = machine()
+    made.step(MembersChanged((("a", "b", "n"), ("c", "m"))), 0.1)
+    elections = CoordinatorElections(made.state)
+    others = elections.left_to_copy(record("a"), {"a"})
+    assert elections.left_to_copy(record("a"), {"a", *others[:2]}) == []
+    kept, removed = others[:2]
+
+    remaining = tuple(node for node in ("a", "b", "n", "c", "m") if node != removed)
+    made.step(MembersChanged((remaining,)), 0.2)
+
+    left = elections.left_to_copy(record("a"), {"a", kept, removed})
+    assert len(left) == 1
+    assert left[0] not in {"a", kept, removed}
