@@ -362,11 +362,11 @@ class Schema:
             'weather'
         """
         try:
-            features, added = raw["features"], int(raw.get("added", 0))
+            name, features, added = raw["name"], raw["features"], int(raw.get("added", 0))
             if not 0 <= added < max(len(features), 1):
                 raise ValueError(f"{added} of {len(features)} features cannot be added ones")
             schema = Schema(
-                raw["name"],
+                name,
                 [Feature(**feature) for feature in features],
                 geohash_precision=int(raw["geohash_precision"]),
                 time_bucket=int(raw["time_bucket_us"]) / MICROS,

@@ -992,7 +992,6 @@ def decode_frames(
                 f"frame {expected} of partition {partition} has features of dataset "
                 f"{schema.name!r} that are not known here yet; try again",
                 after_s=UNKNOWN_FEATURES_AFTER_S,
-                added=header.added,
             )
         stored = decode_body(paths, schema.narrowed(header.added).path_schema)
         frames.append(FollowedFrame(header, bodies, widen(stored, schema.path_schema)))

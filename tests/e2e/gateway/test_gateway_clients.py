@@ -131,7 +131,7 @@ def test_pages_have_each_observation_of_the_first_once(
     status, _, body = served.get(f"/items/{ids[number]}")
     feature = json.loads(body)
     assert (status, feature["id"], feature["properties"]["count"]) == (200, ids[number], 42)
-    assert {link["rel"] for link in feature["links"]} == {"self", "collection"}
+    assert {link["rel"] for link in feature["links"]} == {"self", "alternate", "collection"}
 
 
 @pytest.mark.parametrize("name", ["p0.99999999.1", "nothing", "p3.17"])
@@ -141,7 +141,8 @@ def test_item_that_is_not_there_is_not_found(served: Served, name: str) -> None:
 
 def test_token_of_another_query_or_of_a_file_is_refused(served: Served) -> None:
     links = json.loads(served.get("/items?limit=1")[2])["links"]
-    token = parse_qs(urlsplit(links[1]["href"]).query)["after"][0]
+    [following] = [link["href"] for link in links if link["rel"] == "next"]
+    token = parse_qs(urlsplit(following).query)["after"][0]
     for path in (
         f"/items?limit=1&station=KDEN&after={quote(token)}",
         "/items?after=x",

@@ -167,7 +167,7 @@ def test_error_points_at_its_place_in_the_template() -> None:
     assert caught.value.details["position"] == len("temperature > :least AND ")
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_template_of_another_type_raises_input_error() -> None:
     with raises(InputError, expected="query_template"):
         galileo.Template(f.temperature > 1)  # type: ignore[arg-type]
 

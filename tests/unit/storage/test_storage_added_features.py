@@ -35,7 +35,7 @@ from galileo.storage.compacted_format import read_index
 from galileo.storage.compacted_segment import compacted_segment_paths
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.frame import decode_header
-from galileo.storage.journal import PartitionJournal, decode_frames
+from galileo.storage.journal import UNKNOWN_FEATURES_AFTER_S, PartitionJournal, decode_frames
 from galileo.storage.recovery import Replayed
 from galileo.storage.store import Store
 from galileo.storage.verify import verify
@@ -338,7 +338,7 @@ def test_follower_refuses_frames_of_features_that_it_does_not_know_until_it_does
         appending.finish()
     _, data = leader.frames(0, 2, bytes_max=1 << 20)
     place = {"partition": PARTITION, "after": 0, "epochs": Epochs(leader.epochs, 2)}
-    with raises(Unavailable, added=1):
+    with raises(Unavailable, after_s=UNKNOWN_FEATURES_AFTER_S):
         decode_frames(data, schema=BASE, **place)  # type: ignore[arg-type]
     frames = decode_frames(data, schema=WIDER, **place)  # type: ignore[arg-type]
     follower.add_features(WIDER)
