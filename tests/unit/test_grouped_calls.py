@@ -51,6 +51,7 @@ async def test_call_alone_begins_at_once():
     assert await call == 2
 
 
+@pytest.mark.usefixtures("clock")
 async def test_calls_during_group_are_next_group():
     groups = Groups()
     calls = [groups.call(1)]
@@ -122,6 +123,7 @@ async def test_slow_group_does_not_stop_next():
     assert await slow == 2
 
 
+@pytest.mark.usefixtures("clock")
 async def test_more_items_than_fit_are_divided():
     groups = Groups(items_max=2)
     calls = [groups.call(item) for item in range(5)]
@@ -143,6 +145,7 @@ async def test_error_of_item_is_of_its_call_alone():
         raise results[1]
 
 
+@pytest.mark.usefixtures("clock")
 async def test_error_of_group_is_of_all_and_next_goes_on():
     groups = Groups()
     calls = [groups.call(1), groups.call(2)]
@@ -168,6 +171,7 @@ async def test_cancelled_call_leaves_others():
     assert isinstance(results[1], asyncio.CancelledError)
 
 
+@pytest.mark.usefixtures("clock")
 async def test_group_runs_in_context_of_first_call():
     groups = Groups()
     calls = []
