@@ -89,6 +89,7 @@ COMMANDS = {
     "recover": "{cluster}/node-1 --lost node-2 --help",
     "partition move": "0 --to node-1 --dry-run",
     "node list": "",
+    "node scrub": "",
     "node add": "node-9 127.0.0.1:1 --help",
     "node replace": "node-1 node-2 --help",
     "node remove": "node-1 --undo",

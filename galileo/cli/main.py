@@ -74,7 +74,7 @@ COMMANDS = {
         "Find the matching observations nearest to a point.",
     ),
     "node": LazyCommand(
-        "galileo.cli.node:node", "Nodes of the cluster: list, add, remove and replace them."
+        "galileo.cli.node:node", "Nodes of the cluster: list, add, remove, replace and scrub them."
     ),
     "page": LazyCommand(
         "galileo.cli.page:page",

@@ -12,13 +12,14 @@ from galileo.cli.partition import move_partition
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
 from galileo.client.node_removal import RemovalProgress
+from galileo.client.scrubs import ScrubProgress
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 
 
 @click.group(cls=Group)
 def node() -> None:
-    """Nodes of the cluster: list, add, remove and replace them.
+    """Nodes of the cluster: list, add, remove, replace and scrub them.
 
     \b
     Example:
@@ -152,6 +153,49 @@ def replace(session: Session, *, name: str, successor: str) -> None:
         _remove(session, client, name, to=successor)
     words = f"{successor} has replaced {name}"
     session.output.value({"node": name, "replaced_by": successor}, words=words)
+
+
+@node.command()
+@click.argument("names", nargs=-1, metavar="[NODE]...")
+@json_option
+@click.pass_obj
+@handle_errors
+def scrub(session: Session, *, names: tuple[str, ...]) -> None:
+    """Read all stored commits again from the disks now, and list damaged files.
+
+    Nodes do so by themselves within storage.scrub_days. Where other nodes have copies, a damaged
+    file is copied from them. After Ctrl-C the nodes go on; the same command shows the progress
+    again. The exit code is 1 if there is damage, or if a node did not answer.
+
+    \b
+    Example:
+      galileo node scrub
+      galileo node scrub storm-2
+    """
+    progress: dict[str, ScrubProgress] = {}
+    with session.client() as client, session.output.progress(unit="bytes") as bar:
+        task = bar.add_task("scrubbing")
+        for step in client.scrub(*names):
+            progress[step.node] = step
+            bar.update(
+                task,
+                completed=sum(one.bytes_done for one in progress.values()),
+                total=sum(one.bytes_total for one in progress.values()),
+            )
+    session.output.rows(
+        [
+            {
+                "node": one.node,
+                "MB": round(one.bytes_total / 1e6, 1),
+                "damaged files": len(one.damages),
+                "problem": one.failure or "; ".join(one.damages),
+            }
+            for _, one in sorted(progress.items())
+        ],
+        title=f"Scrubbed {len(progress)} nodes",
+    )
+    if any(one.failure or one.damages for one in progress.values()):
+        click.get_current_context().exit(1)
 
 
 @click.command()

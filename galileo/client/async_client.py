@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from galileo.client import decode, node_removal, range_changes
+from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
@@ -16,6 +16,7 @@ from galileo.client.profiles import Credentials
 from galileo.client.range_changes import RangesProgress
 from galileo.client.results import ClusterStatus, MoveProgress, PlannedMove
 from galileo.client.routing import Router
+from galileo.client.scrubs import ScrubProgress
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
@@ -255,6 +256,33 @@ class AsyncClient(AsyncObservations):
         instance_of(str, node, "the name of a node")
         instance_of(str, to, "the name of a node")
         return node_removal.remove_node(self._caller, node, to=to, lost=lost)
+
+    def scrub(self, *nodes: str) -> AsyncIterator[ScrubProgress]:
+        """Has nodes read all that they store again, past the page cache, and find damaged files.
+
+        They do so by themselves within `storage.scrub_days`; this begins at once, and reads as fast
+        as it can up to 256 MiB/s. Closing the iterator does not end it; calling again shows the
+        progress of the same round. A node that restarts goes on at its own rate.
+
+        Args:
+            nodes: their names; all nodes by default.
+
+        Returns:
+            The progress of each node whenever it changes; at last with `is_over`, or with a
+            `failure` if the node did not answer.
+
+        Raises:
+            InputError: there is no such node.
+            NotPermitted: the caller is no administrator.
+            Unavailable: no node answered.
+
+        Example:
+            >>> [last.damages async for last in client.scrub("node-1") if last.is_over]
+            [()]
+        """
+        for node in nodes:
+            instance_of(str, node, "the name of a node")
+        return scrubs.scrub(self._caller, nodes)
 
     async def set_replicas(self, replicas: int) -> tuple[str, ...]:
         """Changes the number of copies of each partition.

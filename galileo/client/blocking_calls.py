@@ -48,6 +48,7 @@ from galileo.client.results import (
     Update,
     UploadedSampler,
 )
+from galileo.client.scrubs import ScrubProgress
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
 from galileo.formats import Source
@@ -189,6 +190,31 @@ class BlockingCalls(BlockingBase):
             ...     print(progress.stage, progress.left)
         """
         return self._iterate(self._client.remove_node(node, to=to, lost=lost))
+
+    def scrub(self, *nodes: str) -> Iterator[ScrubProgress]:
+        """Has nodes read all that they store again, past the page cache, and find damaged files.
+
+        They do so by themselves within `storage.scrub_days`; this begins at once, and reads as fast
+        as it can up to 256 MiB/s. Closing the iterator does not end it; calling again shows the
+        progress of the same round. A node that restarts goes on at its own rate.
+
+        Args:
+            nodes: their names; all nodes by default.
+
+        Returns:
+            The progress of each node whenever it changes; at last with `is_over`, or with a
+            `failure` if the node did not answer.
+
+        Raises:
+            InputError: there is no such node.
+            NotPermitted: the caller is no administrator.
+            Unavailable: no node answered.
+
+        Example:
+            >>> [last.damages for last in client.scrub("node-1") if last.is_over]
+            [()]
+        """
+        return self._iterate(self._client.scrub(*nodes))
 
     def set_replicas(self, replicas: int) -> tuple[str, ...]:
         """Changes the number of copies of each partition.

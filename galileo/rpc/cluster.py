@@ -211,6 +211,21 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         return await self._peers.drain(request.node, request)
 
     @unary
+    async def Scrub(  # noqa: N802
+        self, request: cluster_pb2.ScrubRequest, context: Context
+    ) -> cluster_pb2.ScrubReply:
+        assert self._node.scrub is not None
+        if request.begin:
+            self._node.scrub.request()
+        progress = self._node.scrub.progress()
+        return cluster_pb2.ScrubReply(
+            bytes_done=progress.bytes_done,
+            bytes_total=progress.bytes_total,
+            is_over=progress.is_over,
+            damages=progress.damages,
+        )
+
+    @unary
     async def SetRetention(  # noqa: N802
         self, request: cluster_pb2.SetRetentionRequest, context: Context
     ) -> cluster_pb2.RetentionReply:

@@ -231,6 +231,7 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
     "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),
     "Cluster/Drain": lambda request: iter([("undrain" if request.undo else "drain", request.node)]),
+    "Cluster/Scrub": lambda request: iter([("scrub", "")] if request.begin else []),
     "Samplers/Upload": lambda request: iter([("send-sampler", _digest(request.archive))]),
     "Samplers/Revoke": lambda request: iter([("revoke-sampler", request.digest)]),
     "Continuous/Submit": lambda request: _run(request.sampler_json),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import secrets
 import signal
@@ -196,8 +197,7 @@ class NodeProcess:
             identity_of=self.mail.identity_of,
             is_alive=self._is_alive,
         )
-        if config.storage.scrub_days:
-            self.node.begin_scrub(_scrubbing(config.storage, clock))
+        self.node.begin_scrub(_scrubbing(config.storage, clock))
         self._ccqs = ClusterCcqs(self.driver, self.node, peers=self._peers, clock=clock)
         self._queries = ContinuousQueries(
             self.node,
@@ -602,7 +602,7 @@ def _retaining(storage: StorageSection, clock: Clock) -> RetentionRunnerOptions:
 
 def _scrubbing(storage: StorageSection, clock: Clock) -> ScrubOptions:
     """With an interval of less than some minutes, for trials, the first read waits less, too."""
-    period_s = storage.scrub_days * 86_400
+    period_s = storage.scrub_days * 86_400 or math.inf
     return ScrubOptions(
         period_s=period_s,
         calm_s=min(CALM_S, period_s / 10),

@@ -125,7 +125,8 @@ def _scrub(node: StorageNode) -> Iterator[Measured]:
     if node.scrub is not None:
         yield "galileo_scrub_bytes", (), node.scrub.counts.bytes
         yield "galileo_scrub_damages", (), node.scrub.counts.damages
-        yield "galileo_scrub_age_seconds", (), node.scrub.age_s
+        if (age_s := node.scrub.age_s) is not None:
+            yield "galileo_scrub_age_seconds", (), age_s
 
 
 def _elections_and_labels(machine: Continuous) -> Iterator[Measured]:

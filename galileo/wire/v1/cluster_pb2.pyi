@@ -220,6 +220,57 @@ class SetReplicasReply(_message.Message):
 Global___SetReplicasReply: _TypeAlias = SetReplicasReply  # noqa: Y015
 
 @_typing.final
+class ScrubRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    begin: _builtins.bool
+    """a round, unless one that was requested is under way"""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubRequest: _TypeAlias = ScrubRequest  # noqa: Y015
+
+@_typing.final
+class ScrubReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    DAMAGES_FIELD_NUMBER: _builtins.int
+    bytes_done: _builtins.int
+    bytes_total: _builtins.int
+    is_over: _builtins.bool
+    @_builtins.property
+    def damages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that the round found"""
+
+    def __init__(
+        self,
+        *,
+        bytes_done: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        is_over: _builtins.bool = ...,
+        damages: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "damages", b"damages", "is_over", b"is_over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubReply: _TypeAlias = ScrubReply  # noqa: Y015
+
+@_typing.final
 class RangeStart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -84,6 +84,11 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.FromString,
                 _registered_method=True)
+        self.Scrub = channel.unary_unary(
+                '/galileo.v1.Cluster/Scrub',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubReply.FromString,
+                _registered_method=True)
         self.SetRetention = channel.unary_unary(
                 '/galileo.v1.Cluster/SetRetention',
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetRetentionRequest.SerializeToString,
@@ -170,6 +175,13 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scrub(self, request, context):
+        """Has the asked node read again all that it stores, at once; or says how far it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRetention(self, request, context):
         """A dataset's retention policy: changes it, tells it, or does at once what it demands.
         """
@@ -241,6 +253,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.SetReplicas,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.SerializeToString,
+            ),
+            'Scrub': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scrub,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubReply.SerializeToString,
             ),
             'SetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRetention,
@@ -528,6 +545,33 @@ class Cluster:
             '/galileo.v1.Cluster/SetReplicas',
             galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_cluster__pb2.SetReplicasReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.v1.Cluster/Scrub',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.ScrubReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from fault_injection.ccq_readers import WatchReader
-from fault_injection.ledger import numbered_schema
+from fault_injection.damage import flip, frames
+from fault_injection.ledger import numbered, numbered_schema
 from fault_injection.nodes import wait_until
 from fault_injection.stream import Stream
 
+from galileo.cli.main import main
 from galileo.client import Client
 from galileo.client.results import NodeStatus
 from galileo.cluster import LocalCluster
@@ -110,3 +114,40 @@ def test_cluster_with_replicas_loses_nothing_with_a_disk_and_spreads_over_new_no
         reader.close()
         audit = reader.deliveries.audit(wanted)
         assert not audit.wrong, audit
+
+
+@pytest.mark.slow
+def test_scrub_command_finds_damage_that_other_nodes_mend(tmp_path: Path) -> None:
+    with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=3) as cluster:
+        client = cluster.client()
+        client.create_dataset(numbered_schema("numbered"))
+        for number in range(8):
+            client.ingest("numbered", numbered(number * 500, 500))
+        wait_until(lambda: is_whole(client, 3), what="all copies", timeout_s=TIMEOUT_S)
+        assert _scrub(cluster) == (0, {"node-1": 0, "node-2": 0, "node-3": 0})
+        file = max((tmp_path / "node-2").glob("journals/numbered/*/*.segment"), key=_size)
+        offset, header = next(iter(frames(file)))
+        flip(file, offset + header.observations_offset + 8)
+        assert _scrub(cluster, "node-1", "node-3") == (0, {"node-1": 0, "node-3": 0})
+        assert _scrub(cluster) == (1, {"node-1": 0, "node-2": 1, "node-3": 0})
+        aside = (tmp_path / "node-2").glob
+        wait_until(lambda: any(aside("damaged/*")), what="the log set aside", timeout_s=TIMEOUT_S)
+        wait_until(lambda: is_whole(client, 3), what="all copies", timeout_s=TIMEOUT_S)
+        wait_until(lambda: _scrub(cluster, "node-2") == (0, {"node-2": 0}), what="a sound node")
+        with pytest.raises(InputError, match="'node-9' does not exist"):
+            list(client.scrub("node-9"))
+        cluster.node("node-3").kill()
+        *_, last = client.scrub("node-3")
+        assert last.failure
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _scrub(cluster: LocalCluster, *nodes: str) -> tuple[int, dict[str, int]]:
+    """The exit code of the command, and how many files of each node are damaged."""
+    addresses = [word for address in cluster.addresses for word in ("--node", address)]
+    done = CliRunner().invoke(main, [*addresses, "node", "scrub", *nodes, "--json"])
+    damaged = {row["node"]: row["damaged files"] for row in json.loads(done.stdout)}
+    return done.exit_code, damaged

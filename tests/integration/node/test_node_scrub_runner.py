@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from fault_injection.damage import flip, frames
 
+from galileo.errors import InternalError
 from galileo.generate import NamLike
 from galileo.model import paths
 from galileo.node.catalog import Catalog, CatalogOptions
@@ -181,7 +183,7 @@ def test_scrub_rate_is_bounded(start: Callable[..., Node], period_s: float, rate
     node = start(calm_s=DAY_S, period_s=period_s, bytes_per_s_min=1e5, bytes_per_s_max=1e6)
     node.scrub.stop()
     waits = Waits()
-    node.scrub._stopping = waits
+    node.scrub._woken, node.scrub._is_stopping = waits, False
     node.scrub._round()
     assert node.scrub.counts.bytes >= node.size
     assert waits.waited_s == pytest.approx(node.scrub.counts.bytes / rate)
@@ -213,6 +215,54 @@ def test_scrub_reports_damage_of_the_only_copy_until_it_is_mended(
     assert node.scrub.damages() == []
 
 
+@pytest.mark.parametrize("period_s", [DAY_S, math.inf], ids=["days", "never"])
+def test_requested_round_begins_at_once(
+    start: Callable[..., Node], directory: Path, period_s: float
+) -> None:
+    node = start(calm_s=DAY_S, period_s=period_s, bytes_per_s_min=1.0, bytes_per_s_max=1.0)
+    time.sleep(0.05)
+    assert node.scrub.counts.bytes == 0
+    for _ in range(2):
+        path = files(directory)[-1]
+        flip(path, observations_of(path))
+        node.scrub.request()
+        assert not node.scrub.progress().is_over
+        wait_until(lambda: node.scrub.progress().is_over)
+        progress = node.scrub.progress()
+        assert progress.bytes_done == progress.bytes_total == node.size
+    assert progress.damages == ()
+    assert node.scrub.counts.damages == 1
+    assert 2 * node.size <= node.scrub.counts.bytes <= 2 * node.size + 4096 * 60
+
+
+def test_request_replaces_slow_round_and_joins_requested_one(
+    start: Callable[..., Node], directory: Path
+) -> None:
+    path = files(directory)[1]
+    flip(path, observations_of(path))
+    node = start(bytes_per_s_min=1.0, bytes_per_s_max=1.0)
+    wait_until(lambda: node.scrub.counts.bytes > 0)
+    assert not node.scrub.progress().is_over
+    read = node.scrub.counts.bytes
+    for _ in range(3):
+        node.scrub.request()
+    wait_until(lambda: node.scrub.progress().is_over)
+    (damage,) = node.scrub.progress().damages
+    assert str(path) in damage
+    assert node.size <= node.scrub.counts.bytes - read <= 2 * node.size
+
+
+def test_request_to_failed_scrub_is_refused(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(calm_s=DAY_S)
+    monkeypatch.setattr(node.scrub, "_round", lambda: 1 / 0)
+    node.scrub.request()
+    wait_until(lambda: not node.scrub._thread.is_alive())
+    with pytest.raises(InternalError, match="restart the node"):
+        node.scrub.request()
+
+
 @pytest.mark.parametrize("what", ["merged", "dropped", "dataset dropped"])
 def test_scrub_passes_over_files_that_vanish(
     start: Callable[..., Node], what: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
@@ -237,7 +287,7 @@ def test_scrub_passes_over_files_that_vanish(
             journal.end()
             node.store.delete_dropped()
 
-    node.scrub._stopping.clear()
+    node.scrub._is_stopping = False
     monkeypatch.setattr(node.scrub, "_pace", vanish)
     node.scrub._round()
     assert reads > 1 or what == "dataset dropped"
@@ -254,7 +304,7 @@ def test_scrub_passes_over_a_damaged_file_that_was_replaced(
     flip(path, observations_of(path))
     node = start(calm_s=DAY_S)
     node.scrub.stop()
-    node.scrub._stopping.clear()
+    node.scrub._is_stopping = False
     shard = node.catalog.shard("nam")
     journals = dict(shard.journals)
     reads = 0
