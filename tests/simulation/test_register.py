@@ -27,8 +27,10 @@ from galileo.dht.register import (
 )
 
 SEEDS = 2_000
-SEEDS_QUICK = 60
+SEEDS_QUICK = 30
 MUTANT_SEEDS_MAX = 1_500
+CONVICTED_FROM = {"counts_any_directory": 27, "forgets_new": 40, "leaves_seats_open": 46}
+"""The first seed to try with a mutant, where that is not the first of all."""
 SURVIVING_LONG = ("promise_not_saved", "changes_unchosen", "shares_ballots")
 """Mutants that the first worlds do not convict."""
 
@@ -59,7 +61,7 @@ def test_register_random_worlds_keep_all_invariants(seeds: int) -> None:
     ],
 )
 def test_register_mutant_is_convicted(mutant: str) -> None:
-    for seed in range(MUTANT_SEEDS_MAX):
+    for seed in range(CONVICTED_FROM.get(mutant, 0), MUTANT_SEEDS_MAX):
         try:
             run_register(seed, mutant)
         except AssertionError:

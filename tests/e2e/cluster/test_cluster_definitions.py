@@ -33,6 +33,7 @@ def homed(topology: Topology, home: str, count: int) -> list[str]:
     return [name for name in names if dataset_home(topology, name) == home][:count]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_datasets_are_defined_while_their_home_is_lost_with_its_disk(tmp_path: Path) -> None:
     with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=3) as cluster:

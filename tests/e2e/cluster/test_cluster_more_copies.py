@@ -28,6 +28,7 @@ def rows(client: Client) -> int:
     return int(found.table.column("rows").to_numpy().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_cluster_of_one_copy_gets_three_and_keeps_moved_partitions(tmp_path: Path) -> None:
     with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:

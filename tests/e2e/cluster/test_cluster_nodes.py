@@ -105,6 +105,7 @@ def test_remove_node_undone_keeps_the_node(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.slow
 def test_removed_node_does_not_start_again(tmp_path: Path) -> None:
     with LocalCluster(2, 1, tmp_path, partitions_per_group=4) as cluster:
         node = cluster.node("node-2")
@@ -132,6 +133,7 @@ def test_removed_node_answers_completely_until_it_stops(tmp_path: Path) -> None:
         assert not any(tail.missing for tail in answers)
 
 
+@pytest.mark.slow
 def test_rack_of_a_file_is_in_the_topology_and_changes_with_a_restart(tmp_path: Path) -> None:
     settings = {"node": {"rack": "r1"}}
     with LocalCluster(1, 1, tmp_path, settings=settings) as cluster:
@@ -155,6 +157,7 @@ def racks(cluster: LocalCluster) -> dict[str, str]:
     return {node.name: node.rack for node in Topology.from_json(text).nodes}
 
 
+@pytest.mark.slow
 def test_join_after_the_first_node_was_removed_asks_the_others(tmp_path: Path) -> None:
     with LocalCluster(1, 1, tmp_path, partitions_per_group=4) as cluster:
         for _ in range(2):
@@ -203,6 +206,7 @@ def test_cluster_ranges_are_cut_under_load_without_loss(
         assert again.client().count("numbered") == stream.sent
 
 
+@pytest.mark.slow
 def test_ranges_wait_for_a_node_that_is_down_and_can_be_taken_back(tmp_path: Path) -> None:
     with LocalCluster(3, 1, tmp_path, partitions_per_group=4, replicas=1) as cluster:
         client = cluster.client()

@@ -78,7 +78,9 @@ def usable(schema: Schema) -> list[str]:
     return [text for text in QUERIES if not any(name in text for name in names)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 12))]
+)
 def test_graph_with_added_features_equals_one_that_had_them(seed: int) -> None:
     chance, schemas = random.Random(seed), [BASE]
     grown = MetadataGraph(BASE, memtable_paths_max=40, block_paths=8)

@@ -206,7 +206,9 @@ class History:
                 assert values == [row[feature.name] for row in firsts]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 8))]
+)
 def test_store_with_added_features_equals_rows_as_dicts(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     history = History(tmp_path / "node", chance)
