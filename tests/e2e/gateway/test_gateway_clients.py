@@ -106,6 +106,53 @@ def test_gdal_reads_a_box(served: Served) -> None:
     assert len(geometry) == served.client.count(served.dataset, box) > 100
 
 
+QGIS_PYTHON = "/usr/bin/python3"
+QGIS_PROGRAM = """
+import json, sys
+from qgis.core import QgsApplication, QgsDataSourceUri, QgsFeatureRequest, QgsRectangle
+from qgis.core import QgsVectorLayer, QgsVectorTileLayer
+
+url, name, *bounds = sys.argv[1:]
+app = QgsApplication([], False)
+app.initQgis()
+uri = QgsDataSourceUri()
+uri.setParam("url", url)
+uri.setParam("typename", name)
+layer = QgsVectorLayer(uri.uri(False), name, "OAPIF")
+counts = sorted(feature["count"] for feature in layer.getFeatures())
+box = QgsFeatureRequest().setFilterRect(QgsRectangle(*map(float, bounds)))
+in_box = sum(1 for _ in layer.getFeatures(box))
+layer.setSubsetString('"temperature" > 290')
+warm = sum(1 for _ in layer.getFeatures())
+tiles = f"type=xyz&url={url}/collections/{name}/tiles/WebMercatorQuad/{{z}}/{{y}}/{{x}}"
+is_valid = layer.isValid() and QgsVectorTileLayer(tiles, "tiles").isValid()
+print(json.dumps([is_valid, layer.crs().authid(), counts, in_box, warm]))
+del layer
+app.exitQgis()
+"""
+
+
+@pytest.mark.slow
+def test_qgis_reads_observations_a_box_and_a_filter(served: Served) -> None:
+    installed = subprocess.run([QGIS_PYTHON, "-c", "import qgis.core"], capture_output=True)
+    if installed.returncode:
+        pytest.skip("QGIS is not installed: apt-get install python3-qgis")
+    bounds = (-100.0, -20.0, 30.0, 40.0)
+    done = subprocess.run(
+        [QGIS_PYTHON, "-c", QGIS_PROGRAM, served.gateway.url, served.dataset, *map(str, bounds)],
+        env={"PATH": "/usr/bin:/bin", "QT_QPA_PLATFORM": "offscreen"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    is_valid, system, counts, in_box, warm = json.loads(done.stdout)
+    assert (is_valid, system) == (True, "EPSG:4326")
+    assert counts == list(range(ROWS))
+    assert in_box == served.client.count(served.dataset, galileo.within(bounds)) > 100
+    assert warm == served.client.count(served.dataset, "temperature > 290") > 100
+
+
 def test_pages_have_each_observation_of_the_first_once(
     served: Served, fresh_name: Callable[[str], str]
 ) -> None:
