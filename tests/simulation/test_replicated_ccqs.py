@@ -89,6 +89,10 @@ def test_replicated_ccqs_some_worlds_keep_all_promises() -> None:
     assert sum(play(seed).delivered for seed in range(SEEDS_QUICK)) > 20 * SEEDS_QUICK
 
 
+def test_replicated_ccqs_term_that_a_crash_kept_from_being_saved_may_be_used_again() -> None:
+    play(7938)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)  # seconds of CPU time, which many may share
 def test_replicated_ccqs_all_worlds_keep_all_promises() -> None:

@@ -245,13 +245,19 @@ class Node:
         effects = self.machine.step(event, self._now)
         self.machine.check()
         self._note(event, effects)
-        self._world.checker.observe(self.name, self.machine.coordinated)
-        if len(effects) > 1 and self._loop.chance(self._world.mid_step_crashes):
+        count = len(effects)
+        is_crash = count > 1 and self._loop.chance(self._world.mid_step_crashes)
+        if is_crash:
             self._loop.counters["crashes within a step"] += 1
-            self._carry_out(effects[: self._loop.random.randrange(1, len(effects))])
+            count = self._loop.random.randrange(1, count)
+        # A term whose record is not saved does not begin: a later term may have its number.
+        unsaved = {one.record.id for one in effects[count:] if isinstance(one, SaveRecord)}
+        coordinated = self.machine.coordinated.items()
+        led = {ccq_id: one for ccq_id, one in coordinated if ccq_id not in unsaved}
+        self._world.checker.observe(self.name, led)
+        self._carry_out(effects[:count])
+        if is_crash:
             self.crash()
-        else:
-            self._carry_out(effects)
 
     # --- what clients ask ---------------------------------------------------------------
 
