@@ -1,11 +1,14 @@
-"""Takes the pictures of the map page, in a browser, of a cluster that is started for them."""
+"""Takes the pictures of the map page, in a browser, of clusters that are started for them."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,49 +17,108 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 import galileo
+from galileo.client import Credentials
 from galileo.generate import NamLike
+from galileo.rpc import token_store
+from galileo.rpc.access import EVERY_DATASET, Principal, Role
 
 START = "2014-03-01T00:00:00Z"
 HOURS, STRIDE = 18, 3
 WARM = "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-106, 27, -88, 43))"
-QUALITY = 50
+QUALITY = 45
 """Of WebP, 0 to 100."""
 TIMEOUT_MS = 120_000
-BORDERS_MS = 1_500
+BORDERS_MS = 2_500
 """For borders, which the page draws last."""
 WIDE, NARROW = (1440, 900), (390, 844)
+THEMES = ("light", "dark")
 BROWSER = shutil.which("chromium") or "/usr/bin/chromium"
+
+Act = Callable[[Page], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
-    """A picture: its name, what is done before it is taken, and how the page is opened."""
+class State:
+    """What a picture shows; there is one of each size and theme.
+
+    Attributes:
+        name: of the pictures.
+        act: what is done in each page.
+        meet: what is done when all pages are open, before they are taken.
+        fragment: of the pages' address.
+    """
 
     name: str
-    act: Callable[[Page], None]
+    act: Act
+    meet: Callable[[], None] = lambda: None
     fragment: str = ""
-    size: tuple[int, int] = WIDE
-    theme: str = "light"
 
 
 def take_map(directory: Path) -> None:
     """Writes the pictures `live-map*.webp`."""
-    with sync_playwright() as playwright, galileo.LocalCluster(nodes=3, groups=1) as cluster:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        client = cluster.client(timeout="2m")
-        with cluster.gateway() as gateway:
+        take_forbidden(browser, directory)
+        with galileo.LocalCluster(nodes=3, groups=1) as cluster:
+            client = cluster.client(timeout="2m")
+            with cluster.gateway() as gateway:
 
-            def take(shots: list[Shot]) -> None:
-                for shot in shots:
-                    (directory / f"{shot.name}.webp").write_bytes(taken(browser, gateway.url, shot))
+                def take(*states: State) -> None:
+                    for state in states:
+                        take_state(browser, gateway.url, state, directory)
 
-            take([Shot("live-map-empty", await_text("No dataset yet"))])
-            hours = fill(client)
-            begin_watch(client, hours)
-            take([Shot("live-map", watch_news(client, hours), "at=-97,38,4.7"), *states()])
-            cluster.node("node-3").kill()
-            take([Shot("live-map-cluster", cluster_panel, theme="dark")])
+                take(State("empty", await_text("No dataset yet")))
+                hours = fill(client)
+                ccq = begin_watch(client, hours)
+                take(*watch_states(client, hours))
+                take(State("cell", choose_cell), State("ask", ask), State("cluster", cluster_panel))
+                take(State("offline", lose_network))
+                kill_coordinator(client, cluster, ccq)
+                take(State("killed", killed_panel))
         browser.close()
+
+
+def take_state(browser: Any, url: str, state: State, directory: Path) -> None:
+    """Writes a picture of each size and theme."""
+    with ExitStack() as stack:
+        pages = {}
+        for size, theme in itertools.product((WIDE, NARROW), THEMES):
+            suffix = ("-phone" if size == NARROW else "") + ("-dark" if theme == "dark" else "")
+            page = stack.enter_context(opened(browser, size, theme))
+            page.goto(f"{url}/map#{state.fragment}")
+            state.act(page)
+            pages[f"live-map-{state.name}{suffix}.webp"] = page
+        state.meet()
+        for name, page in pages.items():
+            (directory / name).write_bytes(picture_of(page))
+
+
+@contextmanager
+def opened(browser: Any, size: tuple[int, int], theme: str) -> Iterator[Page]:
+    is_narrow = size == NARROW
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=theme,
+        device_scale_factor=2 if is_narrow else 1,
+        is_mobile=is_narrow,
+        has_touch=is_narrow,
+    )
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    yield page
+    context.close()
+
+
+def picture_of(page: Page) -> bytes:
+    """The page as WebP."""
+    page.wait_for_timeout(500)
+    full, small = io.BytesIO(page.screenshot()), io.BytesIO()
+    with Image.open(full) as image:
+        image.convert("RGB").save(small, format="webp", quality=QUALITY, method=6)
+    return small.getvalue()
+
+
+# --- the clusters --------------------------------------------------------------------------------
 
 
 def fill(client: galileo.Client) -> Iterator[Any]:
@@ -67,47 +129,68 @@ def fill(client: galileo.Client) -> Iterator[Any]:
     return model.stream("2014-03-01T18:00:00Z", hours=24, rows_per_batch=30_000)
 
 
-def begin_watch(client: galileo.Client, hours: Iterator[Any]) -> None:
+def begin_watch(client: galileo.Client, hours: Iterator[Any]) -> galileo.Ccq:
     """Submits a continuous query of the forecast, and waits for its first update."""
     ccq = client.submit("nam", WARM, interval="1s", expiration="12h")
     client.ingest("nam", next(hours))
     next(update for update in client.watch(ccq, token=ccq.token) if len(update.labels))
+    return ccq
 
 
-def taken(browser: Any, url: str, shot: Shot) -> bytes:
-    """The picture as WebP."""
-    is_narrow = shot.size == NARROW
-    context = browser.new_context(
-        viewport={"width": shot.size[0], "height": shot.size[1]},
-        color_scheme=shot.theme,
-        device_scale_factor=2 if is_narrow else 1,
-        is_mobile=is_narrow,
-        has_touch=is_narrow,
-    )
-    page = context.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
-    page.goto(f"{url}/map#{shot.fragment}")
-    shot.act(page)
-    page.wait_for_timeout(500)
-    full, small = io.BytesIO(page.screenshot()), io.BytesIO()
-    with Image.open(full) as image:
-        image.convert("RGB").save(small, format="webp", quality=QUALITY, method=6)
-    context.close()
-    return small.getvalue()
+def kill_coordinator(
+    client: galileo.Client, cluster: galileo.LocalCluster, ccq: galileo.Ccq
+) -> None:
+    """Kills a node, and waits until another one coordinates the query."""
+    [before] = client.list_ccqs("nam")
+    cluster.node(before.coordinator).kill()
+    update = client.fetch(ccq, token=ccq.token)
+    while client.list_ccqs("nam")[0].term == before.term:
+        update = client.fetch(ccq, token=update.token)
 
 
-def states() -> list[Shot]:
-    return [
-        Shot("live-map-dark", drawn, theme="dark"),
-        Shot("live-map-cell", choose_cell),
-        Shot("live-map-ask", ask),
-        Shot("live-map-phone", drawn, size=NARROW),
-        Shot("live-map-phone-dark", phone_cell, size=NARROW, theme="dark"),
-    ]
+def take_forbidden(browser: Any, directory: Path) -> None:
+    """Pictures of a caller who has no grant on a dataset."""
+    with tempfile.TemporaryDirectory() as scratch, guarded(Path(scratch)) as (url, token):
+
+        def refuse(page: Page) -> None:
+            page.get_by_role("textbox", name="Token").fill(token)
+            page.get_by_role("button", name="Use this token").click()
+            page.get_by_role("heading", name="No access to radar").wait_for()
+            page.wait_for_timeout(BORDERS_MS)
+
+        take_state(browser, url, State("forbidden", refuse, fragment="dataset=radar"), directory)
 
 
-def await_text(text: str) -> Callable[[Page], None]:
-    return lambda page: page.get_by_text(text).first.wait_for()
+@contextmanager
+def guarded(directory: Path) -> Iterator[tuple[str, str]]:
+    """The URL of a gateway that wants tokens, and the token of one who may use one dataset."""
+    principals, own = directory / "principals.toml", directory / "token"
+
+    def add(name: str, role: Role, datasets: tuple[str, ...] = EVERY_DATASET) -> str:
+        return token_store.add(principals, Principal(name, frozenset({role}), datasets))
+
+    own.touch(0o600)
+    own.write_text(add("node", Role.NODE))
+    admin, ann = add("root", Role.ADMIN), add("ann", Role.READER, ("nam",))
+    settings = {"auth": {"token_file": str(principals), "node_token_file": str(own)}}
+    proof = Credentials(admin)
+    with galileo.LocalCluster(nodes=1, settings=settings, proof=proof) as cluster:
+        with cluster.client() as client:
+            for name in ("nam", "radar"):
+                client.create_dataset(galileo.Schema(name, [galileo.Feature("temperature")]))
+        with cluster.gateway() as gateway:
+            yield gateway.url, ann
+
+
+# --- what is done in a page ----------------------------------------------------------------------
+
+
+def await_text(text: str) -> Act:
+    def act(page: Page) -> None:
+        page.get_by_text(text).first.wait_for()
+        page.wait_for_timeout(BORDERS_MS)
+
+    return act
 
 
 def drawn(page: Page) -> None:
@@ -117,38 +200,72 @@ def drawn(page: Page) -> None:
     page.wait_for_timeout(BORDERS_MS)
 
 
-def watch_news(client: galileo.Client, hours: Iterator[Any]) -> Callable[[Page], None]:
-    """Shows a watch while new labels come."""
+def is_phone(page: Page) -> bool:
+    return page.locator(".views").is_visible()
 
-    def act(page: Page) -> None:
+
+def open_panel(page: Page, name: str) -> None:
+    if is_phone(page):
+        page.locator(".views").get_by_role("button", name=name).first.click()
+    else:
+        page.get_by_role("tab", name=name, exact=name == "Cell").click()
+
+
+def watch_states(client: galileo.Client, hours: Iterator[Any]) -> Iterator[State]:
+    """A watch while new labels come; on a telephone the map and the watch are two pictures."""
+
+    def follow(page: Page) -> None:
         drawn(page)
-        page.get_by_text("running").wait_for()
-        client.ingest("nam", next(hours))
-        page.get_by_role("button", name=re.compile("^[0-9,]+ new$")).first.wait_for()
+        page.locator(".watch .state.running").wait_for(state="attached")
+        seen.append(page)
 
-    return act
+    def bring_news() -> None:
+        client.ingest("nam", next(hours))
+        for page in seen:
+            news = page.locator(".watch").get_by_text(re.compile("^[0-9,]+ new$"))
+            news.wait_for(state="attached")
+        seen.clear()
+
+    def open_watches(page: Page) -> None:
+        follow(page)
+        open_panel(page, "Watches")
+
+    seen: list[Page] = []
+    yield State("map", follow, bring_news, "at=-97,38,4.7")
+    yield State("watch", open_watches, bring_news, "at=-97,36,5.7")
 
 
 def choose_cell(page: Page) -> None:
     drawn(page)
-    page.locator(".map").click(position={"x": 330, "y": 430})
+    if is_phone(page):
+        page.locator(".map").tap(position={"x": 180, "y": 300})
+    else:
+        page.locator(".map").click(position={"x": 330, "y": 430})
     page.locator(".meteogram").nth(2).wait_for()
 
 
 def ask(page: Page) -> None:
     drawn(page)
+    if is_phone(page):
+        open_panel(page, "Ask")
     page.get_by_label("Add a condition").select_option("humidity")
     page.locator(".editor .bar").first.wait_for()
     page.get_by_label("Copy as").select_option("Python")
 
 
-def phone_cell(page: Page) -> None:
-    drawn(page)
-    page.locator(".map").tap(position={"x": 180, "y": 300})
-    page.locator(".meteogram").first.wait_for()
-
-
 def cluster_panel(page: Page) -> None:
-    page.get_by_role("tab", name="Cluster").click()
-    page.get_by_text("unreachable").first.wait_for()
     drawn(page)
+    open_panel(page, "Cluster")
+    page.get_by_text("Coordinators").wait_for()
+
+
+def lose_network(page: Page) -> None:
+    drawn(page)
+    page.context.set_offline(True)
+    page.get_by_text("Next attempt in 2 s.").wait_for()
+
+
+def killed_panel(page: Page) -> None:
+    drawn(page)
+    open_panel(page, "Cluster")
+    page.get_by_text("unreachable").first.wait_for()

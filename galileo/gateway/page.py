@@ -32,6 +32,10 @@ MEDIA_TYPES = {
 }
 """Of files, by the end of their names; others are not served."""
 PAGE = "index.html"
+MODULES = b"<!-- MODULES -->"
+"""In the page: the place of the links by which browsers load all modules at once."""
+SCRIPTS = ("vendor/ol.js",)
+"""Those that are no modules."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -109,7 +113,10 @@ def digest() -> str:
 
 def _contents() -> dict[str, bytes]:
     raw = _raw_contents()
-    return {**raw, PAGE: raw[PAGE].replace(b"VERSION", digest().encode())}
+    modules = sorted(name for name in raw if name.endswith(".js") and name not in SCRIPTS)
+    links = "\n".join(f'<link rel="modulepreload" href="web/VERSION/{name}">' for name in modules)
+    page = raw[PAGE].replace(MODULES, links.encode())
+    return {**raw, PAGE: page.replace(b"VERSION", digest().encode())}
 
 
 def _raw_contents() -> dict[str, bytes]:

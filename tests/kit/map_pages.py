@@ -25,6 +25,14 @@ addEventListener("securitypolicyviolation", (event) => {
 """
 _REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
 _LOST = re.compile(r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING")
+_PAINTED = """(selector) => {
+    const canvas = document.querySelector(selector), { width, height } = canvas;
+    // A copy, since browsers warn of repeated reading.
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
+    return data.filter((value, index) => index % 4 === 3 && value).length;
+}"""
 CELLS = ".ol-layers > canvas"
 """The canvas of the cells."""
 
@@ -88,6 +96,16 @@ class MapPage:
         assert self.page.evaluate("violations") == []
         assert self.foreign == []
 
+    def check_accessible(self) -> None:
+        """No serious finding of axe, in light and in dark colours."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+        for scheme in ("light", "dark"):
+            self.page.emulate_media(color_scheme=scheme)
+            self.page.locator(f'html[data-theme="{scheme}"]').wait_for()
+            found = axe.run(self.page).response["violations"]
+            serious = [one for one in found if one["impact"] in ("serious", "critical")]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in serious] == []
+
     # --- what a user sees --------------------------------------------------------------------
 
     def count_cells(self) -> int:
@@ -106,6 +124,10 @@ class MapPage:
 
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=re.compile(f"^{name}")).click()
+
+    def painted(self) -> int:
+        """The number of pixels of the map that cells colour."""
+        return int(self.page.evaluate(_PAINTED, CELLS))
 
     def pixel(self, x: float, y: float) -> tuple[int, ...]:
         """Red, green, blue and opacity of the canvas of cells, at shares of its size."""

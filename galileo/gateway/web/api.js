@@ -1,5 +1,7 @@
 // Requests to the gateway, with the token of the user.
 
+import { answered, lost } from "./connection.js";
+
 /** The root of the gateway, which may lie below a path of a proxy. */
 export const ROOT = new URL(".", location.href.split("#")[0]);
 const TOKEN_KEY = "galileo-token";
@@ -30,6 +32,7 @@ export function hasToken() {
 /** Uses a token from now on; `isKept` for as long as the tab is open, also over reloads. */
 export function useToken(value, isKept) {
   token = value;
+  prefetched.clear();
   if (isKept && value) sessionStorage.setItem(TOKEN_KEY, value);
   else sessionStorage.removeItem(TOKEN_KEY);
 }
@@ -55,8 +58,10 @@ export async function send(url, { headers = {}, ...options } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    lost();
     throw new Problem(0);
   }
+  answered();
   if (answer.ok) return answer;
   const problem = await problemOf(answer);
   if (problem.status === 401 && used === token) {
@@ -73,7 +78,19 @@ async function problemOf(answer) {
 
 /** The JSON of an answer. */
 export async function get(path, params, options) {
-  return (await send(address(path, params), options)).json();
+  const url = address(path, params);
+  const begun = prefetched.get(url.href);
+  prefetched.delete(url.href);
+  return (await begun) ?? (await send(url, options)).json();
+}
+
+const prefetched = new Map();  // promises of JSON by address; null for one that failed
+
+/** Asks for a document before it is needed; the first `get` of it has this answer. */
+export function prefetch(path) {
+  const document = get(path).catch(() => null);
+  prefetched.set(address(path).href, document);
+  return document;
 }
 
 export async function post(path, body) {
@@ -95,6 +112,16 @@ export async function download(path, params, name) {
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+/** The datasets of a list of collections, which has continuous queries, too. */
+export function datasetsOf({ collections }) {
+  return collections.filter(({ geohashPrecision }) => geohashPrecision);
+}
+
+/** The name of the first dataset that holds observations, or of the first one; "" for none. */
+export function firstDataset(datasets) {
+  return (datasets.find(({ extent }) => extent.temporal.interval[0][0]) ?? datasets[0])?.id ?? "";
 }
 
 export function collection(dataset, rest = "") {

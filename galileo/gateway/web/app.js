@@ -1,9 +1,9 @@
 // The page: what is asked, the map, the time, watches and the cluster.
 
 import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
-import { collection, get } from "./api.js";
+import { collection, datasetsOf, firstDataset, get } from "./api.js";
 import { AskPanel } from "./ask.js";
-import { STATISTICS, TopBar } from "./bar.js";
+import { COUNT, STATISTICS, TopBar } from "./bar.js";
 import { cellsRequest, isPatchy, numeric, readCells, useScale } from "./cells.js";
 import { ClusterPanel, health } from "./cluster.js";
 import * as conditions from "./conditions.js";
@@ -35,7 +35,7 @@ function Root() {
 
 function App({ openToken }) {
   const shown = useFragment();
-  const { dataset, colour, statistic, filter, time, cell } = shown;
+  const { dataset, statistic, filter, time, cell } = shown;
   const panel = PANELS.some(([name]) => name === shown.panel) ? shown.panel : "watches";
   const isPhone = useMedia("(max-width: 800px)");
   const theme = useTheme(shown.theme);
@@ -51,14 +51,13 @@ function App({ openToken }) {
   const answers = useAnswers({ ...shown, view, news });
   const { collections, summary, cells, cluster, asked, extent, bucketS } = answers;
   const features = numeric(summary.value);
-  const feature = features.find(({ name }) => name === colour);
+  const feature = features.find(({ name }) => name === answers.colour);
   const onMap = cells.value?.cells ?? NO_CELLS;
   const scope = `${dataset} ${asked?.statistics ?? ""} ${filter}`;
   const [scale, refit] = useScale(onMap, { scope, isCount: !feature });
   const region = useMemo(() => conditions.parse(draft)?.find(conditions.isRegion) ?? null, [draft]);
   useOnMap(map, { onMap, scale, cell, theme, region });
   useFirstDataset(dataset, collections.value);
-  useFirstView(map, dataset, summary.value);
 
   const open = (name) => { if (name !== "map" && name !== "ask") change({ panel: name }); setSheet(name); };
   const choose = useCallback((name, isMoved = false) => {
@@ -77,7 +76,9 @@ function App({ openToken }) {
     change({ dataset: other, filter: text.trim(), ...(other === dataset ? {} : { cell: "", time: "", at: "" }) });
     setSheet("map");
   };
+  const isPlaced = useFirstView(map, dataset, summary.value, setView);
   const moved = (next) => {
+    if (!isPlaced.current) return;
     setView(next);
     change({ at: [next.longitude.toFixed(3), next.latitude.toFixed(3), next.zoom.toFixed(2)].join() });
   };
@@ -121,7 +122,7 @@ function App({ openToken }) {
     </aside>
     <main class="map-area">
       <${MapArea} ...${{ map, onMap, scale, refit, title, unit, feature, choose, drawn, moved }} />
-      <${MapNotice} ...${{ collections, dataset, summary, cells, filter, time, map, openToken }}
+      <${MapNotice} ...${{ collections, dataset, summary, cells, filter, time, map, openToken }} who=${answers.who.value}
         problem=${collections.problem ?? cells.problem ?? summary.problem} />
     </main>
     <aside class="right panel">
@@ -144,9 +145,9 @@ function App({ openToken }) {
 }
 
 /** What the gateway answers about all that is shown. */
-function useAnswers({ dataset, colour, statistic, filter, time, view, news }) {
+function useAnswers({ dataset, colour: chosenColour, statistic, filter, time, view, news }) {
   const every = { everyMs: LOOK_EVERY_MS };
-  const collections = useAnswer(async (signal) => (await get("collections", {}, { signal })).collections, [], every);
+  const collections = useAnswer(async (signal) => datasetsOf(await get("collections", {}, { signal })), [], every);
   const cluster = useAnswer((signal) => get("cluster", {}, { signal }), [], every);
   const who = useAnswer((signal) => get("whoami", {}, { signal }), []);
   const summary = useAnswer(
@@ -155,6 +156,7 @@ function useAnswers({ dataset, colour, statistic, filter, time, view, news }) {
   );
   const schema = collections.value?.find(({ id }) => id === dataset);
   const version = summary.value?.observations;  // another number: there are other cells
+  const colour = colourOf(numeric(summary.value), chosenColour);
   const [patchy, setPatchy] = useState({});
   const patchyFrom = patchy[dataset];
   const asked = useMemo(
@@ -178,7 +180,13 @@ function useAnswers({ dataset, colour, statistic, filter, time, view, news }) {
       return { times: columns.time.map(Date.parse), observations: columns.observations };
     }, [bucketS, filter, version], { isEnabled: bucketS > 0, scope: dataset },
   );
-  return { collections, cluster, who, summary, cells, asked, extent, bucketS, series };
+  return { collections, cluster, who, summary, colour, cells, asked, extent, bucketS, series };
+}
+
+/** The feature that colours the cells: the chosen one, COUNT for none, or the first one. */
+function colourOf(features, chosen) {
+  if (chosen === COUNT || features.some(({ name }) => name === chosen)) return chosen;
+  return features.find(({ type }) => type !== "bool")?.name ?? COUNT;
 }
 
 /** Shows on the map what the page shows. */
@@ -192,31 +200,23 @@ function useOnMap(map, { onMap, scale, cell, theme, region }) {
 /** Chooses the first dataset that holds observations, if the address names none. */
 function useFirstDataset(dataset, collections) {
   useEffect(() => {
-    if (dataset || !collections?.length) return undefined;
-    const aborting = new AbortController();
-    (async () => {
-      for (const { id } of collections) {
-        const summary = await get(collection(id, "/summary"), {}, { signal: aborting.signal }).catch(() => null);
-        if (aborting.signal.aborted) return;
-        if (summary?.observations) return void change({ dataset: id });
-      }
-      change({ dataset: collections[0].id });
-    })();
-    return () => aborting.abort();
+    if (!dataset && collections?.length) change({ dataset: firstDataset(collections) });
   }, [dataset, collections?.length]);
 }
 
-/** Fits the map to a dataset and chooses its first feature, unless the address says what to show. */
-function useFirstView(map, dataset, summary) {
-  const fitted = useRef(""), at = useRef(fragment().at).current;
+/** Fits the map to a dataset, unless the address has a place; a reference to whether that was done. */
+function useFirstView(map, dataset, summary, setView) {
+  const at = useRef(fragment().at).current;
+  const fitted = useRef(""), isPlaced = useRef(at !== "");
   useEffect(() => {
     if (!summary?.extent || fitted.current === dataset) return;
     const isFirst = fitted.current === "";
     fitted.current = dataset;
     if (!at || !isFirst) map.current.fit(summary.extent.bbox, { isAnimated: !isFirst });
-    const first = numeric(summary).find(({ type }) => type !== "bool");
-    if (first && !fragment().colour) change({ colour: first.name });
+    isPlaced.current = true;
+    if (isFirst) setView(map.current.view());
   }, [summary, dataset]);
+  return isPlaced;
 }
 
 function useTheme(chosen) {

@@ -6,7 +6,7 @@ import * as formats from "./formats.js";
 import * as icons from "./icons.js";
 
 export const STATISTICS = { mean: "mean", min: "least", max: "greatest" };
-const COUNT = "observations";  // chosen rather than a feature
+export const COUNT = "observations";  // chosen rather than a feature
 const LOGO = html`<svg viewBox="0 0 32 32" aria-hidden="true">
   <rect x="3" y="3" width="12" height="12" rx="2" fill="#3b528b" />
   <rect x="17" y="3" width="12" height="12" rx="2" fill="#21918c" />
@@ -28,14 +28,14 @@ export function TopBar({ datasets, dataset, features, feature, statistic, pill, 
         ${names.map((name) => html`<option value=${name}>${name}</option>`)}
       </select>
     </label>
-    <label class="pick colour"><span>coloured by</span>
+    ${dataset && html`<label class="pick colour"><span>coloured by</span>
       <select aria-label="Coloured by" value=${feature?.name ?? ""}
         onChange=${(event) => change({ colour: event.target.value || COUNT })}>
         ${features.map(({ name, unit }) => html`
           <option value=${name}>${formats.named(name)}${unit ? ` (${unit})` : ""}</option>`)}
         <option value="">observations</option>
       </select>
-    </label>
+    </label>`}
     ${feature && html`<label class="pick">
       <select aria-label="Statistic" value=${statistic}
         onChange=${(event) => change({ statistic: event.target.value })}>

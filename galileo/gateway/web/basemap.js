@@ -1,15 +1,17 @@
 // Land, borders and names below and above the cells, from TopoJSON files of this gateway.
 
+import { HALF, WORLD, project } from "./geohash.js";
+import { pause } from "./hooks.js";
+
 const ol = globalThis.ol;
 const COUNTRIES = new URL("vendor/countries-50m.json", import.meta.url);
 const STATES = new URL("vendor/states-10m.json", import.meta.url);
 const STATE_RESOLUTION_MAX = 25_000, STATE_NAME_RESOLUTION_MAX = 5_000;
 const ABOVE = "ol-layer above";  // another name, so that they are drawn to a canvas of their own
-const LATITUDE_MAX = 85.0511287798066;
-const HALF = Math.PI * 6378137, WORLD = 2 * HALF, SOUTH_POLE = -HALF * 0.999;
+const SOUTH_POLE = -HALF * 0.999;
 
-/** The layers of the base map: `below` and `above` the cells. Loads its files at once. */
-export function basemap(colour) {
+/** The layers of the base map: `below` and `above` the cells. It is drawn when `ready` is resolved. */
+export function basemap(colour, ready) {
   const land = new ol.source.Vector(), borders = new ol.source.Vector({ wrapX: true });
   const states = new ol.source.Vector(), names = new ol.source.Vector();
   const layers = {
@@ -32,22 +34,44 @@ export function basemap(colour) {
     layers.above[2].setStyle(nameStyle(colour));
   };
   restyle();
-  load({ land, borders, states, names });
+  load({ land, borders, states, names }, ready);
   return { layers, restyle };
 }
 
-async function load({ land, borders, states, names }) {
-  const [countryFile, stateFile] = await Promise.all([COUNTRIES, STATES].map(topology));
-  const countries = features(countryFile, "countries");
-  land.addFeatures(features(countryFile, "land"));
-  borders.addFeatures(lines(countryFile, "countries", { isShared: false }));
-  states.addFeatures(lines(stateFile, "states", { isShared: true }));
-  names.addFeatures(countries.map((country) => named(country, 0)).filter(Boolean));
-  names.addFeatures(features(stateFile, "states").map((state) => named(state, 1)).filter(Boolean));
+/** Fills the sources in steps, between which the page takes answers and shows them. */
+async function load({ land, borders, states, names }, ready) {
+  const texts = await Promise.all([COUNTRIES, STATES].map(read));
+  await ready;
+  const [countryFile, stateFile] = texts.map(topology);
+  const named = (file, layer, level) => features(file, layer).map((area) => nameOf(area, level)).filter(Boolean);
+  const steps = [
+    () => land.addFeatures(features(countryFile, "land")),
+    () => borders.addFeatures(lines(countryFile, "countries", { isShared: false })),
+    () => states.addFeatures(lines(stateFile, "states", { isShared: true })),
+    () => names.addFeatures(named(countryFile, "countries", 0)),
+    () => names.addFeatures(named(stateFile, "states", 1)),
+  ];
+  for (const step of steps) {
+    step();
+    await pause(1);
+  }
 }
 
-async function topology(url) {
-  const file = await (await fetch(url)).json();
+/** Lines that are simplified like the areas that they surround: on a grid, which is faster. */
+class Lines extends ol.geom.MultiLineString {
+  getSimplifiedGeometryInternal(squaredTolerance) {
+    const positions = [], ends = [], given = [this.flatCoordinates, 0, this.getEnds(), this.stride];
+    positions.length = ol.geom.flat.simplify.quantizeArray(...given, Math.sqrt(squaredTolerance), positions, 0, ends);
+    return new ol.geom.MultiLineString(positions, "XY", ends);
+  }
+}
+
+async function read(url) {
+  return (await fetch(url, { priority: "low" })).text();
+}
+
+function topology(text) {
+  const file = JSON.parse(text);
   return { objects: file.objects, arcs: decoded(file) };
 }
 
@@ -91,7 +115,7 @@ function lines({ objects, arcs }, layer, { isShared }) {
   objects[layer].geometries.forEach((area) => visit(area.arcs ?? []));
   const drawn = arcs.filter((_, index) => uses[index] > (isShared ? 1 : 0))
     .flatMap((arc) => twice([continuous(arc)]).map(([one]) => one));
-  return [new ol.Feature(new ol.geom.MultiLineString(drawn))];
+  return [new ol.Feature(new Lines(drawn))];
 }
 
 /** The arcs of a file as positions in map units. */
@@ -101,18 +125,13 @@ function decoded({ arcs, transform: { scale, translate } }) {
     return arc.map(([dx, dy]) => {
       x += dx;
       y += dy;
-      return projected(x * scale[0] + translate[0], y * scale[1] + translate[1]);
+      return project(x * scale[0] + translate[0], y * scale[1] + translate[1]);
     });
   });
 }
 
-/** A position in map units; the poles are at the edge of the map. */
-function projected(longitude, latitude) {
-  return ol.proj.fromLonLat([longitude, Math.min(LATITUDE_MAX, Math.max(-LATITUDE_MAX, latitude))]);
-}
-
 /** A point in the largest part of an area, with its name, and the width of that part. */
-function named(area, level) {
+function nameOf(area, level) {
   const geometry = area.getGeometry();
   const largest = geometry.getPolygons().reduce((best, part) => (part.getArea() > best.getArea() ? part : best));
   const name = area.get("name");

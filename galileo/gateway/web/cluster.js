@@ -54,7 +54,8 @@ function Node({ node, partitions, short }) {
       <span class="muted">${node.group}${node.rack ? ` · rack ${node.rack}` : ""}</span>
       <span class="muted mono">${node.address}</span></header>
     ${node.partitions && html`<${Strip} own=${node.partitions} total=${partitions} short=${short} name=${node.name} />`}
-    <p class="muted">${facts.join(" · ") || "It does not answer; nothing is known of its partitions."}</p>
+    <p class="muted facts">${facts.length ? facts.map((fact, index) => html`${index > 0 && " · "}<span>${fact}</span>`)
+      : "It does not answer; nothing is known of its partitions."}</p>
     ${(node.problems ?? []).map((one) => html`<p class="problem">${one}</p>`)}
   </article>`;
 }

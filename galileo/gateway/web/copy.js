@@ -52,7 +52,7 @@ export function CopyMenu({ dataset, filter, time }) {
     setCopied(true);
   };
   return html`
-    <select aria-label="Copy as" value="" onChange=${(event) => { setShown(event.target.value); event.target.value = ""; }}>
+    <select aria-label="Copy as" value="" disabled=${!dataset} onChange=${(event) => { setShown(event.target.value); event.target.value = ""; }}>
       <option value="">Copy as…</option>
       ${["Python", "curl", "GDAL"].map((name) => html`<option value=${name}>${name}</option>`)}
     </select>

@@ -4,9 +4,10 @@
 // exactly once: a token is changed together with what the event brought.
 
 import { Problem, address, get, send } from "./api.js";
-import { backoffMs, pause } from "./hooks.js";
+import { attempt, pause } from "./hooks.js";
 
 const LINKED_LABELS_MAX = 5_000;
+const REOPEN_MS = 500;
 
 /** Follows queries until it is stopped.
  *
@@ -45,7 +46,7 @@ export class Follower {
 
   async _run(signal) {
     for (let failures = 0; !signal.aborted && Object.keys(this._tokens).length;) {
-      let waitMs = 500;
+      let problem = null;
       try {
         const answer = await this._open(signal);
         this._calls.connected(true);
@@ -54,16 +55,14 @@ export class Follower {
           if (signal.aborted) return;
           await this._take(frame);
         }
-      } catch (problem) {
-        if (signal.aborted) return;
+      } catch (error) {
         failures += 1;
-        if (problem.status === 401) return;
-        if (problem instanceof Problem) waitMs = backoffMs(problem, failures);
-        // Otherwise the connection was lost.
+        if (error.status === 401) return;
+        if (error instanceof Problem) problem = error;  // Otherwise the connection was lost.
       }
       if (signal.aborted) return;
       this._calls.connected(false);
-      await pause(waitMs, signal);
+      await (problem ? attempt(problem, failures, signal) : pause(REOPEN_MS, signal));
     }
   }
 

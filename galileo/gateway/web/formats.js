@@ -1,6 +1,7 @@
 // Numbers and times as people read them.
 
 const COUNT = new Intl.NumberFormat("en");
+const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
 
 /** An integer with its thousands separated. */
 export function count(value) {
@@ -38,9 +39,7 @@ export function time(at) {
 }
 
 export function date(at) {
-  return new Date(at).toLocaleDateString("en-GB", {
-    day: "numeric", month: "short", year: "numeric", timeZone: "UTC",
-  });
+  return DATE.format(at);
 }
 
 export function clock(at) {

@@ -1,7 +1,21 @@
-// Geohashes: the cell of a text and the text of a position.
+// Geohashes: the cell of a text and the text of a position; and where these are on the map.
 
 const ALPHABET = "0123456789bcdefghjkmnpqrstuvwxyz";
 const DIGITS = new Map([...ALPHABET].map((character, value) => [character, value]));
+
+export const WORLD = 2 * Math.PI * 6378137, HALF = WORLD / 2;
+const LATITUDE_MAX = 85.0511287798066;
+
+/** A position in map units, those of Web Mercator; the poles are at the edge of the map. */
+export function project(longitude, latitude) {
+  const limited = Math.min(LATITUDE_MAX, Math.max(-LATITUDE_MAX, latitude));
+  return [(longitude / 360) * WORLD, Math.log(Math.tan(Math.PI / 4 + (limited * Math.PI) / 360)) * 6378137];
+}
+
+/** A box in map units. */
+export function projectBox([west, south, east, north]) {
+  return [...project(west, south), ...project(east, north)];
+}
 
 /** West, south, east and north of a cell, in degrees. */
 export function bounds(text) {

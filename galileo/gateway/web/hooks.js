@@ -1,6 +1,7 @@
 // Hooks of components: the fragment, and answers of the gateway.
 
 import { useEffect, useState } from "./vendor/htm-preact.js";
+import { nextAttempt } from "./connection.js";
 import { fragment, subscribe } from "./fragment.js";
 
 const RETRY_MS_MAX = 5_000;
@@ -13,14 +14,17 @@ export function useFragment() {
 
 /** An answer: `load(signal)` called anew when `dependencies` change, and every `everyMs` if given.
  *
+ * `delayMs` is waited before another value replaces one, as dependencies may change quickly.
  * The last value stays while the next one is on its way, as long as `scope` is the same. An answer
  * that failed for a while is asked for again. With another token the page begins anew.
  */
 export function useAnswer(load, dependencies, { isEnabled = true, delayMs = 0, everyMs = 0, scope = "" } = {}) {
   const [state, set] = useState({ scope, value: null, problem: null, isPending: isEnabled });
+  const isFirst = state.scope !== scope || !(state.value || state.problem);
   useEffect(() => {
     const aborting = new AbortController();
-    if (isEnabled) repeat(load, set, { scope, delayMs, everyMs, signal: aborting.signal });
+    const options = { scope, delayMs: isFirst ? 0 : delayMs, everyMs, signal: aborting.signal };
+    if (isEnabled) repeat(load, set, options);
     else set({ scope, value: null, problem: null, isPending: false });
     return () => aborting.abort();
   }, [...dependencies, isEnabled, scope]);
@@ -45,15 +49,17 @@ async function repeat(load, set, { scope, delayMs, everyMs, signal }) {
       if (problem.status === undefined) throw problem;  // a bug of the page
       failures += 1;
       set((state) => ({ scope, value: keep(state), problem, isPending: problem.isTransient }));
-      if (problem.isTransient) await pause(backoffMs(problem, failures), signal);
+      if (problem.isTransient) await attempt(problem, failures, signal);
       else if (everyMs && problem.status !== 401) await pause(everyMs, signal);
       else return;
     }
   }
 }
 
-export function backoffMs(problem, failures) {
-  return Math.min(RETRY_MS_MAX, Math.max(problem.retryAfterS * 1000, 500 * 2 ** failures));
+/** Resolves when a request that failed so many times may be sent again. */
+export function attempt(problem, failures, signal) {
+  if (problem.status === 0) return nextAttempt(signal);
+  return pause(Math.min(RETRY_MS_MAX, Math.max(problem.retryAfterS * 1000, 500 * 2 ** failures)), signal);
 }
 
 /** Resolves after a time, or when the signal is aborted. */

@@ -4,23 +4,14 @@
 // their pixels itself: a frame costs no more than its pixels, whatever the number of cells.
 
 import { basemap } from "./basemap.js";
-import { bounds, encode } from "./geohash.js";
+import { HALF, WORLD, bounds, encode, projectBox } from "./geohash.js";
 
 const ol = globalThis.ol;
-const WORLD = 2 * Math.PI * 6378137, HALF = WORLD / 2;
-const LATITUDE_MAX = 85.0511287798066;
 const GAP_PX = 9, SPARSE = 2_500, SPARSE_PX = 5;
 const NEAR_PX = 5;
-const RING_MS = 5_000, RINGS_MAX = 500;
+const RING_MS = 5_000, RINGS_MAX = 500, PULSE_MS = 1_250;
+const BASE_AFTER_MS = 1_500;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-
-function project([west, south, east, north]) {
-  const y = (latitude) => {
-    const limited = Math.min(LATITUDE_MAX, Math.max(-LATITUDE_MAX, latitude));
-    return Math.log(Math.tan(Math.PI / 4 + (limited * Math.PI) / 360)) * 6378137;
-  };
-  return [(west / 360) * WORLD, y(south), (east / 360) * WORLD, y(north)];
-}
 
 /** Cells as arrays: their edges in map units, their values, and where each one is. */
 export class Cells {
@@ -31,7 +22,7 @@ export class Cells {
     this.precision = names.length ? names[0].length : 0;
     this.edges = new Float64Array(4 * names.length);
     this._indexes = null;
-    names.forEach((name, index) => this.edges.set(project(bounds(name)), 4 * index));
+    names.forEach((name, index) => this.edges.set(projectBox(bounds(name)), 4 * index));
   }
 
   get length() {
@@ -54,7 +45,8 @@ class CellPainter {
     this.cells = NO_CELLS;
     this.pixels = new Uint32Array();
     this.selected = "";
-    this.rings = [];  // {edges, until}
+    this.rings = new Map();  // by cell: {box, until}
+    this._outlines = [];
     this.colours = { selected: "#000", halo: "#fff", ring: "#f70" };
     this._context = this.canvas.getContext("2d");
     this._image = null;
@@ -108,29 +100,56 @@ class CellPainter {
 
   _outline(frame, shift) {
     if (this.selected) {
-      this._box(frame, shift, project(bounds(this.selected)), [[this.colours.halo, 5], [this.colours.selected, 2.5]]);
+      this._lines(frame, shift, sides(projectBox(bounds(this.selected))), [[this.colours.halo, 5], [this.colours.selected, 2.5]]);
     }
-    const now = performance.now();
-    for (const { edges, until } of this.rings) {
-      const age = 1 - (until - now) / RING_MS;
-      const grown = still.matches ? 2 : 1 + 7 * ((age * 4) % 1);
-      const alpha = still.matches ? 1 : 1 - ((age * 4) % 1) * 0.6;
-      this._context.globalAlpha = alpha;
-      this._box(frame, shift, edges, [[this.colours.halo, 5], [this.colours.ring, 3]], grown);
-      this._context.globalAlpha = 1;
-    }
+    this._context.globalAlpha = still.matches ? 1 : 0.7 + 0.3 * Math.cos(performance.now() / PULSE_MS * 2 * Math.PI);
+    this._lines(frame, shift, this._outlines, [[this.colours.halo, 5.5], [this.colours.ring, 3]]);
+    this._context.globalAlpha = 1;
   }
 
-  _box({ left, top, resolution, ratio }, shift, [west, south, east, north], strokes, grown = 0) {
-    const context = this._context, extra = grown * ratio;
-    const x = (west + shift - left) / resolution - extra, y = (top - north) / resolution - extra;
-    const width = (east - west) / resolution + 2 * extra, height = (north - south) / resolution + 2 * extra;
+  /** Rings cells, boxes by their names, until a time. */
+  ring(boxes, until) {
+    for (const [name, box] of boxes) this.rings.set(name, { box, until });
+    this._outlines = outlines(this.rings);
+  }
+
+  /** Ends rings whose time is over. */
+  endRings(now) {
+    const before = this.rings.size;
+    for (const [name, { until }] of this.rings) if (until <= now) this.rings.delete(name);
+    if (this.rings.size < before) this._outlines = outlines(this.rings);
+  }
+
+  _lines({ left, top, resolution, ratio }, shift, lines, strokes) {
+    const context = this._context;
+    context.beginPath();
+    for (const [x0, y0, x1, y1] of lines) {
+      context.moveTo((x0 + shift - left) / resolution, (top - y0) / resolution);
+      context.lineTo((x1 + shift - left) / resolution, (top - y1) / resolution);
+    }
+    context.lineCap = "square";
     for (const [colour, thickness] of strokes) {
       context.strokeStyle = colour;
       context.lineWidth = thickness * ratio;
-      context.strokeRect(x, y, width, height);
+      context.stroke();
     }
   }
+}
+
+/** The lines [x0, y0, x1, y1] around boxes, without those between neighbours. */
+function outlines(rings) {
+  const lines = new Map();
+  for (const { box } of rings.values()) {
+    for (const line of sides(box)) {
+      const key = line.join();
+      if (!lines.delete(key)) lines.set(key, line);
+    }
+  }
+  return [...lines.values()];
+}
+
+function sides([west, south, east, north]) {
+  return [[west, south, east, south], [west, north, east, north], [west, south, west, north], [east, south, east, north]];
 }
 
 /** The map in an element.
@@ -151,7 +170,10 @@ export class MapView {
       probe.style.color = `var(${name})`;
       return getComputedStyle(probe).color;
     };
-    const base = basemap(this._colour);
+    // Cells first: the base map takes as long to be drawn as all the rest of the page.
+    const ready = new Promise((resolve) => { this._drawBase = resolve; });
+    setTimeout(this._drawBase, BASE_AFTER_MS);
+    const base = basemap(this._colour, ready);
     this._base = base;
     this._cellLayer = new ol.layer.Layer({
       source: new ol.source.Source({}),
@@ -200,7 +222,7 @@ export class MapView {
 
   /** Shows a box, with a margin. */
   fit(bbox, { isAnimated = true, zoomMax = 9 } = {}) {
-    const [west, south, east, north] = project(bbox);
+    const [west, south, east, north] = projectBox(bbox);
     this.map.getView().fit([west, south, east, north], {
       padding: [40, 40, 60, 40], maxZoom: zoomMax, duration: isAnimated && !still.matches ? 300 : 0,
     });
@@ -216,6 +238,7 @@ export class MapView {
     this._painter.cells = cells;
     this._painter.pixels = Uint32Array.from(cells.values, (value) => scale?.pixel(value) ?? 0);
     this._cellLayer.changed();
+    if (cells.length) this.map.once("postrender", this._drawBase);
   }
 
   select(cell) {
@@ -227,24 +250,23 @@ export class MapView {
   ring(names) {
     const until = performance.now() + RING_MS;
     const { precision } = this._painter.cells;
-    const isIdle = !this._painter.rings.length;
+    const isIdle = !this._painter.rings.size;
     const shown = new Set(names.map((name) => name.slice(0, precision || name.length)));
-    const some = [...shown].slice(-RINGS_MAX).map((name) => ({ edges: project(bounds(name)), until }));
-    this._painter.rings = [...this._painter.rings, ...some].slice(-RINGS_MAX);
-    if (isIdle && some.length) this._animate();
+    const room = RINGS_MAX - this._painter.rings.size;
+    this._painter.ring([...shown].slice(0, room).map((name) => [name, projectBox(bounds(name))]), until);
+    if (isIdle && this._painter.rings.size) this._animate();
   }
 
   _animate() {
-    const now = performance.now();
-    this._painter.rings = this._painter.rings.filter(({ until }) => until > now);
+    this._painter.endRings(performance.now());
     this._cellLayer.changed();
-    if (!this._painter.rings.length) return;
+    if (!this._painter.rings.size) return;
     if (still.matches) setTimeout(() => this._animate(), 500);
     else requestAnimationFrame(() => this._animate());
   }
 
   get rings() {
-    return this._painter.rings.length;
+    return this._painter.rings.size;
   }
 
   /** Shows the region of a condition; none for null. */
@@ -297,7 +319,7 @@ export class MapView {
     const wrapped = ((((longitude + 180) % 360) + 360) % 360) - 180;
     const name = cells.precision ? encode(wrapped, latitude, cells.precision) : "";
     if (!name || cells.index(name) !== undefined) return name;
-    const [x, y] = project([wrapped, latitude, wrapped, latitude]);
+    const [x, y] = projectBox([wrapped, latitude, wrapped, latitude]);
     const reach = NEAR_PX * this.map.getView().getResolution();
     let best = "", least = reach;
     for (let index = 0, at = 0; index < cells.length; index += 1, at += 4) {

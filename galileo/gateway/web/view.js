@@ -2,10 +2,14 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { GRADIENT } from "./colours.js";
+import { retryNow, useConnection } from "./connection.js";
 import * as formats from "./formats.js";
 import { change, fragment } from "./fragment.js";
 import * as icons from "./icons.js";
 import { MapView } from "./map.js";
+
+const OTHERS_MAX = 3;
+const WRITERS = ["writer", "admin"];
 
 /** Args of the component:
  *   map: a reference, which gets the MapView.
@@ -89,24 +93,22 @@ function roundCounts(low, high) {
 }
 
 /** Problems, partial answers, and what to do where there is nothing to see. */
-export function MapNotice({ collections, dataset, summary, cells, problem, filter, time, map, openToken }) {
+export function MapNotice({ collections, who, dataset, summary, cells, problem, filter, time, map, openToken }) {
+  const connection = useConnection();
   if (problem?.status === 401) {
     return html`<${Card} title="A token is needed">
       <p>The cluster shows its data to those it knows.</p>
       <div class="row"><button class="primary" onClick=${openToken}>Use a token</button></div><//>`;
   }
+  if (connection.isLost) return html`<${Lost} seconds=${connection.seconds} />`;
+  if (problem?.kind === "unknown_dataset") {
+    return html`<${UnknownDataset} ...${{ dataset, who, openToken }} others=${collections.value ?? []} />`;
+  }
   if (problem && problem.status !== 400) {
-    const words = problem.status ? problem.message
-      : "The gateway does not answer. The map stays as it is, and the page keeps trying.";
     return html`<div class="over top-notice" role="alert">
-      <p class=${problem.isTransient ? "notice" : "problem"}>${words}</p></div>`;
+      <p class=${problem.isTransient ? "notice" : "problem"}>${problem.message}</p></div>`;
   }
-  if (collections.value?.length === 0) {
-    return html`<${Card} title="No dataset yet">
-      <p>A dataset holds observations: a position, a time, and values. Make one from a file, and the map shows it by itself:</p>
-      <pre>galileo ingest weather FILE --create</pre>
-      <p class="muted">FILE is CSV, Parquet, GRIB or NetCDF. To try generated data: <code>scripts/demo --open</code></p><//>`;
-  }
+  if (collections.value?.length === 0) return html`<${NoDataset} who=${who} openToken=${openToken} />`;
   if (summary.value && !summary.value.observations) {
     return html`<${Card} title=${`${dataset} is empty`}>
       <p>The map shows observations as soon as there are some:</p><pre>galileo ingest ${dataset} FILE</pre><//>`;
@@ -129,6 +131,47 @@ export function MapNotice({ collections, dataset, summary, cells, problem, filte
   return isReading ? html`<div class="progress" role="progressbar" aria-label="Reading"></div>` : null;
 }
 
-function Card({ title, children }) {
-  return html`<div class="over"><div class="card"><h2>${title}</h2>${children}</div></div>`;
+/** The gateway does not answer: what stays, and when it is asked again. */
+function Lost({ seconds }) {
+  return html`<div class="over top-notice"><p class="notice lost">
+    <span role="alert">${navigator.onLine ? "The gateway does not answer." : "This computer is offline."} The map stays as it is.</span>
+    <span class="countdown">${seconds ? `Next attempt in ${seconds} s.` : "Trying again…"}</span>
+    <button class="link" onClick=${retryNow}>Try now</button></p></div>`;
+}
+
+/** A dataset that the gateway does not know, or does not name to this caller; and those that it does. */
+function UnknownDataset({ dataset, who, others, openToken }) {
+  const { name = "", datasets = ["*"] } = who ?? {}, isGranted = datasets.includes("*");
+  return html`<${Card} title=${isGranted ? `No dataset ${dataset}` : `No access to ${dataset}`} role="alert">
+    ${isGranted ? html`<p>The cluster has no dataset of this name.</p>` : html`
+      <p><b>${name}</b> has no grant on a dataset <b>${dataset}</b>, or there is none. Its grants: <b>${datasets.join(", ") || "none"}</b>.</p>
+      <p class="muted">An administrator of the cluster can give a token with more: <code>galileo token create --dataset ${dataset}</code></p>`}
+    <div class="row">${!isGranted && html`<button class="primary" onClick=${openToken}>Use another token</button>`}
+      ${others.slice(0, OTHERS_MAX).map(({ id }) => html`<button onClick=${() => open(id)}>Open ${id}</button>`)}</div><//>`;
+}
+
+function open(dataset) {
+  change({ dataset, filter: "", cell: "", time: "", at: "" });
+}
+
+/** No dataset that the caller may use: how one is made, or who can grant one. */
+function NoDataset({ who, openToken }) {
+  const { name = "", roles = [], datasets = ["*"] } = who ?? {};
+  if (!datasets.includes("*")) {
+    const grants = datasets.length ? `may use ${datasets.join(", ")}, and there is no such dataset` : "has no grant on a dataset";
+    return html`<${Card} title="No dataset for you">
+      <p><b>${name}</b> ${grants}.</p>
+      <p class="muted">An administrator of the cluster can give a token with one: <code>galileo token create --dataset NAME</code></p>
+      <div class="row"><button class="primary" onClick=${openToken}>Use another token</button></div><//>`;
+  }
+  const mayWrite = !name || roles.some((role) => WRITERS.includes(role));
+  return html`<${Card} title="No dataset yet">
+    <p>A dataset holds observations: a position, a time, and values. ${mayWrite ? "Make one"
+      : html`The role of <b>${name}</b> only reads; a writer makes one`} from a file, and the map shows it by itself:</p>
+    <pre>galileo ingest weather FILE --create</pre>
+    <p class="muted">FILE is CSV, Parquet, GRIB or NetCDF. To try generated data: <code>scripts/demo --open</code></p><//>`;
+}
+
+function Card({ title, role, children }) {
+  return html`<div class="over" role=${role}><div class="card"><h2>${title}</h2>${children}</div></div>`;
 }

@@ -113,8 +113,8 @@ function Watch({ query, found, show, locate, looked, cancel }) {
         <button class="badge" title="Mark as seen" onClick=${looked}>${formats.count(found.fresh)} new</button>`}
     </header>
     <p class="mono query-text">${text || "all observations"}</p>
-    <p class="muted">${formats.counted(found.total, "label")} · every ${formats.duration(query.interval)}${isRunning
-      ? html` · <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> · ${expires(query.expires)}` : ""}</p>
+    <p class="muted facts"><span>${formats.counted(found.total, "label")}</span> · <span>every ${formats.duration(query.interval)}</span>${isRunning
+      ? html` · <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> · <span>${expires(query.expires)}</span>` : ""}</p>
     ${found.gone > 0 && html`<p class="notice">
       ${formats.counted(found.gone, "commit")} gone: retention deleted them before they were read.</p>`}
     ${found.latest.length > 0 && html`<ul class="latest" aria-label="Latest labels">
