@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from galileo.rpc.access import EVERY_DATASET, Principal, Role
 START = "2014-03-01T00:00:00Z"
 HOURS, STRIDE = 18, 3
 WARM = "temperature > 290 AND S_INTERSECTS(geometry, BBOX(-106, 27, -88, 43))"
-QUALITY = 45
+QUALITY = 30
 """Of WebP, 0 to 100."""
 TIMEOUT_MS = 120_000
 BORDERS_MS = 2_500
@@ -42,16 +42,16 @@ class State:
     """What a picture shows; there is one of each size and theme.
 
     Attributes:
-        name: of the pictures.
-        act: what is done in each page.
-        meet: what is done when all pages are open, before they are taken.
+        name: in the names of the pictures; "" for the map as it is.
+        act: what is done in each page before it is taken.
         fragment: of the pages' address.
+        sizes: of the pages.
     """
 
     name: str
     act: Act
-    meet: Callable[[], None] = lambda: None
     fragment: str = ""
+    sizes: tuple[tuple[int, int], ...] = (WIDE, NARROW)
 
 
 def take_map(directory: Path) -> None:
@@ -80,17 +80,13 @@ def take_map(directory: Path) -> None:
 
 def take_state(browser: Any, url: str, state: State, directory: Path) -> None:
     """Writes a picture of each size and theme."""
-    with ExitStack() as stack:
-        pages = {}
-        for size, theme in itertools.product((WIDE, NARROW), THEMES):
-            suffix = ("-phone" if size == NARROW else "") + ("-dark" if theme == "dark" else "")
-            page = stack.enter_context(opened(browser, size, theme))
+    for size, theme in itertools.product(state.sizes, THEMES):
+        words = "live-map", state.name, "phone" * (size == NARROW), theme.removeprefix("light")
+        with opened(browser, size, theme) as page:
             page.goto(f"{url}/map#{state.fragment}")
             state.act(page)
-            pages[f"live-map-{state.name}{suffix}.webp"] = page
-        state.meet()
-        for name, page in pages.items():
-            (directory / name).write_bytes(picture_of(page))
+            name = "-".join(filter(None, words))
+            (directory / f"{name}.webp").write_bytes(picture_of(page))
 
 
 @contextmanager
@@ -99,7 +95,7 @@ def opened(browser: Any, size: tuple[int, int], theme: str) -> Iterator[Page]:
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
         color_scheme=theme,
-        device_scale_factor=2 if is_narrow else 1,
+        device_scale_factor=1.5 if is_narrow else 1,
         is_mobile=is_narrow,
         has_touch=is_narrow,
     )
@@ -214,25 +210,23 @@ def open_panel(page: Page, name: str) -> None:
 def watch_states(client: galileo.Client, hours: Iterator[Any]) -> Iterator[State]:
     """A watch while new labels come; on a telephone the map and the watch are two pictures."""
 
-    def follow(page: Page) -> None:
-        drawn(page)
+    def await_news(page: Page) -> None:
         page.locator(".watch .state.running").wait_for(state="attached")
-        seen.append(page)
-
-    def bring_news() -> None:
         client.ingest("nam", next(hours))
-        for page in seen:
-            news = page.locator(".watch").get_by_text(re.compile("^[0-9,]+ new$"))
-            news.wait_for(state="attached")
-        seen.clear()
+        news = page.locator(".watch").get_by_text(re.compile("^[0-9,]+ new$"))
+        news.wait_for(state="attached")
+
+    def stay(page: Page) -> None:
+        drawn(page)
+        await_news(page)
 
     def open_watches(page: Page) -> None:
-        follow(page)
+        drawn(page)
         open_panel(page, "Watches")
+        await_news(page)
 
-    seen: list[Page] = []
-    yield State("map", follow, bring_news, "at=-97,38,4.7")
-    yield State("watch", open_watches, bring_news, "at=-97,36,5.7")
+    yield State("", stay, "at=-97,38,4.7")
+    yield State("watch", open_watches, sizes=(NARROW,))
 
 
 def choose_cell(page: Page) -> None:

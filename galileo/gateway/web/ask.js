@@ -58,7 +58,7 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
           <${AddFeature} features=${features}
             add=${(condition) => { replace(known.length, condition); setEditing(known.length); }} />
           ${[["box", icons.BOX, "Box"], ["polygon", icons.POLYGON, "Polygon"]].map(([kind, icon, words]) => html`
-            <button class=${drawing === kind ? "pressed" : ""} aria-pressed=${drawing === kind} disabled=${!dataset} title=${`Draw a ${kind} on the map`}
+            <button class=${drawing === kind ? "pressed" : ""} aria-pressed=${drawing === kind} disabled=${!summary} title=${`Draw a ${kind} on the map`}
               onClick=${() => draw(drawing === kind ? null : kind)}>${icon} ${words}</button>`)}
         </div>
         ${drawing && html`<p class="hint" role="status">${drawing === "box"
@@ -67,7 +67,7 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
           onClick=${() => setDraft("")}>Begin anew</button></p>`}
       <label class="field">
         <span>Query <span class="muted">in CQL2</span></span>
-        <textarea rows="4" disabled=${!dataset} spellcheck="false" autocapitalize="off" autocomplete="off" value=${draft} placeholder="temperature > 290"
+        <textarea rows="4" disabled=${!summary} spellcheck="false" autocapitalize="off" autocomplete="off" value=${draft} placeholder="temperature > 290"
           aria-invalid=${wrong ? "true" : "false"} aria-describedby="query-help" onInput=${(event) => setDraft(event.target.value)}
           onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) show(draft); }} />
       </label>
@@ -77,9 +77,9 @@ export function AskPanel({ dataset, summary, filter, draft, setDraft, show, watc
       </div>
       <div class="row actions">
         <button class="primary" disabled=${Boolean(wrong) || draft.trim() === filter} onClick=${() => show(draft)}>Show</button>
-        <button disabled=${Boolean(wrong) || !dataset} aria-expanded=${isWatching} onClick=${() => setWatching(!isWatching)}>
+        <button disabled=${Boolean(wrong) || !summary} aria-expanded=${isWatching} onClick=${() => setWatching(!isWatching)}>
           ${icons.BELL} Watch…</button>
-        <${CopyMenu} dataset=${dataset} filter=${draft} time=${time} />
+        <${CopyMenu} isEnabled=${Boolean(summary)} dataset=${dataset} filter=${draft} time=${time} />
       </div>
       ${isWatching && html`<${WatchForm} dataset=${dataset} query=${draft} close=${() => setWatching(false)}
         watched=${(ccq) => { setWatching(false); watched(ccq); }} />`}

@@ -43,7 +43,7 @@ export function TopBar({ datasets, dataset, features, feature, statistic, pill, 
       </select>
     </label>`}
     <span class="space"></span>
-    <button class=${`pill ${pill.level}`} onClick=${openCluster}><i aria-hidden="true"></i>${pill.words}</button>
+    <button class=${`pill ${pill.level}`} onClick=${openCluster}><i aria-hidden="true"></i><span>${pill.words}</span></button>
     <button class="icon" aria-label=${key} title=${key} onClick=${openToken}>
       ${icons.KEY}${who && html`<span class="who">${who}</span>`}</button>
     <button class="icon" aria-label=${`Use ${other} colours`} title=${`Use ${other} colours`}

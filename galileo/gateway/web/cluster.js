@@ -5,7 +5,7 @@ import * as formats from "./formats.js";
 
 /** The state of a cluster in words, as the pill of the page has it: {level, words}. */
 export function health({ status, missing, problem }) {
-  if (problem?.status === 0) return { level: "bad", words: "gateway does not answer" };
+  if (problem?.status === 0) return { level: "bad", words: navigator.onLine ? "gateway does not answer" : "offline" };
   if (problem?.isTransient) return { level: "bad", words: "no node answers" };
   if (!status) {
     if (missing > 0) return { level: "warn", words: `partial: ${formats.counted(missing, "partition")} missing` };
@@ -15,8 +15,8 @@ export function health({ status, missing, problem }) {
   const up = nodes.filter(({ state }) => state !== "unreachable").length;
   const words = [`${up} of ${formats.counted(nodes.length, "node")}`];
   const lag = Math.max(0, ...nodes.map((node) => node.lag ?? 0));
-  if (lag > 0) words.push(`copies ${formats.counted(lag, "commit")} behind`);
   words.push(missing > 0 ? `partial: ${formats.counted(missing, "partition")} missing` : "complete");
+  if (lag > 0) words.push(`copies ${formats.counted(lag, "commit")} behind`);
   return { level: missing > 0 || up < nodes.length ? "warn" : "good", words: words.join(" · ") };
 }
 
@@ -54,7 +54,7 @@ function Node({ node, partitions, short }) {
       <span class="muted">${node.group}${node.rack ? ` · rack ${node.rack}` : ""}</span>
       <span class="muted mono">${node.address}</span></header>
     ${node.partitions && html`<${Strip} own=${node.partitions} total=${partitions} short=${short} name=${node.name} />`}
-    <p class="muted facts">${facts.length ? facts.map((fact, index) => html`${index > 0 && " · "}<span>${fact}</span>`)
+    <p class="muted facts">${facts.length ? facts.map((fact) => html`<span>${fact}</span>`)
       : "It does not answer; nothing is known of its partitions."}</p>
     ${(node.problems ?? []).map((one) => html`<p class="problem">${one}</p>`)}
   </article>`;

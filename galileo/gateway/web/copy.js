@@ -36,7 +36,7 @@ function shell(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-export function CopyMenu({ dataset, filter, time }) {
+export function CopyMenu({ isEnabled, dataset, filter, time }) {
   const [shown, setShown] = useState("");
   const [isCopied, setCopied] = useState(false);
   const area = useRef(null);
@@ -52,7 +52,7 @@ export function CopyMenu({ dataset, filter, time }) {
     setCopied(true);
   };
   return html`
-    <select aria-label="Copy as" value="" disabled=${!dataset} onChange=${(event) => { setShown(event.target.value); event.target.value = ""; }}>
+    <select aria-label="Copy as" value="" disabled=${!isEnabled} onChange=${(event) => { setShown(event.target.value); event.target.value = ""; }}>
       <option value="">Copy as…</option>
       ${["Python", "curl", "GDAL"].map((name) => html`<option value=${name}>${name}</option>`)}
     </select>

@@ -7,7 +7,7 @@ import { basemap } from "./basemap.js";
 import { HALF, WORLD, bounds, encode, projectBox } from "./geohash.js";
 
 const ol = globalThis.ol;
-const GAP_PX = 9, SPARSE = 2_500, SPARSE_PX = 5;
+const GAP_PX = 16, SPARSE = 2_500, SPARSE_PX = 5;
 const NEAR_PX = 5;
 const RING_MS = 5_000, RINGS_MAX = 500, PULSE_MS = 1_250;
 const BASE_AFTER_MS = 1_500;

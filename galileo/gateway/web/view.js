@@ -10,6 +10,7 @@ import { MapView } from "./map.js";
 
 const OTHERS_MAX = 3;
 const WRITERS = ["writer", "admin"];
+const GRANT = html`<p>An administrator of the cluster can give another token:</p>`;
 
 /** Args of the component:
  *   map: a reference, which gets the MapView.
@@ -145,7 +146,7 @@ function UnknownDataset({ dataset, who, others, openToken }) {
   return html`<${Card} title=${isGranted ? `No dataset ${dataset}` : `No access to ${dataset}`} role="alert">
     ${isGranted ? html`<p>The cluster has no dataset of this name.</p>` : html`
       <p><b>${name}</b> has no grant on a dataset <b>${dataset}</b>, or there is none. Its grants: <b>${datasets.join(", ") || "none"}</b>.</p>
-      <p class="muted">An administrator of the cluster can give a token with more: <code>galileo token create --dataset ${dataset}</code></p>`}
+      ${GRANT}<pre>galileo token create --dataset ${dataset}</pre>`}
     <div class="row">${!isGranted && html`<button class="primary" onClick=${openToken}>Use another token</button>`}
       ${others.slice(0, OTHERS_MAX).map(({ id }) => html`<button onClick=${() => open(id)}>Open ${id}</button>`)}</div><//>`;
 }
@@ -161,7 +162,7 @@ function NoDataset({ who, openToken }) {
     const grants = datasets.length ? `may use ${datasets.join(", ")}, and there is no such dataset` : "has no grant on a dataset";
     return html`<${Card} title="No dataset for you">
       <p><b>${name}</b> ${grants}.</p>
-      <p class="muted">An administrator of the cluster can give a token with one: <code>galileo token create --dataset NAME</code></p>
+      ${GRANT}<pre>galileo token create --dataset NAME</pre>
       <div class="row"><button class="primary" onClick=${openToken}>Use another token</button></div><//>`;
   }
   const mayWrite = !name || roles.some((role) => WRITERS.includes(role));

@@ -113,14 +113,15 @@ function Watch({ query, found, show, locate, looked, cancel }) {
         <button class="badge" title="Mark as seen" onClick=${looked}>${formats.count(found.fresh)} new</button>`}
     </header>
     <p class="mono query-text">${text || "all observations"}</p>
-    <p class="muted facts"><span>${formats.counted(found.total, "label")}</span> · <span>every ${formats.duration(query.interval)}</span>${isRunning
-      ? html` · <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> · <span>${expires(query.expires)}</span>` : ""}</p>
+    <p class="muted facts"><span>${formats.counted(found.total, "label")}</span> <span>every ${formats.duration(query.interval)}</span>${isRunning
+      ? html` <span title=${query.id}>coordinator ${query.coordinator || "being chosen"}</span> <span>${expires(query.expires)}</span>` : ""}</p>
     ${found.gone > 0 && html`<p class="notice">
       ${formats.counted(found.gone, "commit")} gone: retention deleted them before they were read.</p>`}
     ${found.latest.length > 0 && html`<ul class="latest" aria-label="Latest labels">
       ${found.latest.slice(0, found.fresh ? LATEST : 3).map((label) => html`<li key=${label.properties.label}>
         <button class="link mono" onClick=${() => locate(query.dataset, label)}>${label.properties.geohash}</button>
-        <span class="muted">${formats.time(Date.parse(label.properties.time))}</span> ${valuesOf(label.properties)}</li>`)}
+        <span class="muted">${formats.time(Date.parse(label.properties.time))}</span>
+        <span class="values-of">${valuesOf(label.properties)}</span></li>`)}
     </ul>`}
     <div class="row actions">
       ${typeof query.query === "string" || text ? html`<button onClick=${() => show(query.dataset, text)}>Show</button>` : null}

@@ -12,9 +12,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow.feather
@@ -211,6 +213,26 @@ def test_pandas_reads_files(served: Served, format: str) -> None:
     read = sorted_by_count(frame[expected.columns])
     read["time"] = read["time"].astype(expected["time"].dtype)
     pd.testing.assert_frame_equal(read, sorted_by_count(expected))
+
+
+@pytest.mark.skipif(shutil.which("ogrinfo") is None, reason="ogrinfo is not installed (gdal-bin)")
+def test_ogrinfo_describes_a_filter(served: Served) -> None:
+    layer = [f"OAPIF:{served.gateway.url}", served.dataset]
+    command = ["ogrinfo", "-ro", "-so", *layer, "-where", "station = 'KDEN'"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S, text=True)
+    assert f"Feature Count: {ROWS // 3}\n" in done.stdout
+    assert "Geometry: Point\n" in done.stdout
+    assert "temperature: Real" in done.stdout
+
+
+def test_duckdb_reads_a_parquet_file(served: Served, tmp_path: Path) -> None:
+    # It reads URLs only by an extension that it downloads.
+    (tmp_path / "items.parquet").write_bytes(served.get("/items?f=parquet")[2])
+    query = "SELECT station, count(*), sum(count) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL"
+    rows = duckdb.execute(query, [str(tmp_path / "items.parquet")]).fetchall()
+    frame = served.client.select(served.dataset).to_pandas()
+    expected = frame.groupby("station")["count"].agg(["count", "sum"]).itertuples()
+    assert rows == sorted(map(tuple, expected))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -338,7 +338,7 @@ def test_an_empty_cluster_says_what_to_do_and_shows_what_comes(
 def guarded(
     no_evaluator: dict[str, Any], tmp_path: Path
 ) -> Iterator[tuple[LocalGateway, dict[str, str]]]:
-    """A gateway of a cluster with tokens and two datasets, and tokens by the names of principals."""
+    """A gateway of a cluster with tokens and two datasets; tokens by the names of principals."""
     tokens = Tokens.of_all_roles(tmp_path / "principals.toml")
     tokens.add("ann", Role.READER, datasets=("rain",))
     tokens.add("eve", Role.READER, datasets=())
@@ -394,7 +394,7 @@ def test_a_token_is_asked_for_and_its_rights_hold(
 
 
 @pytest.mark.slow
-def test_a_token_without_rights_is_told_what_it_lacks(
+def test_a_token_without_rights_says_what_it_lacks(
     browser: Any, guarded: tuple[LocalGateway, dict[str, str]]
 ) -> None:
     gateway, tokens = guarded
