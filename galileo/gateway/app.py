@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo import request_id
-from galileo.errors import GalileoError
+from galileo.errors import GalileoError, Overloaded
 from galileo.gateway import documents, edr_documents, html_documents
 from galileo.gateway.aggregates import MISSING_HEADER, AggregateRoutes
 from galileo.gateway.asyncapi import asyncapi
@@ -27,7 +27,14 @@ from galileo.gateway.documents import HTML
 from galileo.gateway.edr import EdrRoutes
 from galileo.gateway.formats import Encoders
 from galileo.gateway.items import ItemRoutes
-from galileo.gateway.json_answers import check_json, json_answer, url_of
+from galileo.gateway.json_answers import (
+    check_json,
+    compressed,
+    is_worth_compressing,
+    json_answer,
+    takes_gzip,
+    url_of,
+)
 from galileo.gateway.metrics import GatewayMetrics
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
@@ -146,7 +153,7 @@ class Gateway:
                 answer = await document_answer(request)
             if HTML in route.media_types:
                 answer.headers.setdefault("Vary", "Accept")
-            return answer
+            return await self._compressed(request, answer)
 
         async def document_answer(request: Request) -> Response:
             is_read = request.method in ("GET", "HEAD")
@@ -160,6 +167,18 @@ class Gateway:
                 return problem(refused.status, refused.text, headers=refused.headers)
 
         return representation
+
+    async def _compressed(self, request: Request, answer: Response) -> Response:
+        """An answer as its client takes it: documents of some size compressed, if it can."""
+        if not is_worth_compressing(answer):
+            return answer
+        answer.headers.add_vary_header("Accept-Encoding")
+        if not takes_gzip(request):
+            return answer
+        try:
+            return await self._encoders.run(lambda: compressed(answer))
+        except Overloaded:
+            return answer
 
     # --- documents ---------------------------------------------------------------------------
 

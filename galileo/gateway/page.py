@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from galileo.gateway.formats import Encoders
+from galileo.gateway.json_answers import takes_gzip
 from galileo.gateway.problems import problem
 
 MEDIA_TYPES = {
@@ -140,7 +141,7 @@ def _file_of(name: str, content: bytes) -> PageFile:
 
 
 def _answer(request: Request, file: PageFile, caching: str, **more: str) -> Response:
-    is_gzip = "gzip" in request.headers.get("accept-encoding", "")
+    is_gzip = takes_gzip(request)
     # The two encodings of a file are two representations.
     etag = f'"{file.etag}-gzip"' if is_gzip else f'"{file.etag}"'
     headers: dict[str, Any] = {

@@ -11,7 +11,7 @@ import { CellPanel } from "./detail.js";
 import * as formats from "./formats.js";
 import { change, fragment } from "./fragment.js";
 import { bounds } from "./geohash.js";
-import { useAnswer, useFragment, useMedia } from "./hooks.js";
+import { NARROW, useAnswer, useFragment, useMedia } from "./hooks.js";
 import { NO_CELLS } from "./map.js";
 import { CellTable } from "./table.js";
 import { TimeSlider, bucketSeconds } from "./time.js";
@@ -37,7 +37,7 @@ function App({ openToken }) {
   const shown = useFragment();
   const { dataset, statistic, filter, time, cell } = shown;
   const panel = PANELS.some(([name]) => name === shown.panel) ? shown.panel : "watches";
-  const isPhone = useMedia("(max-width: 800px)");
+  const isPhone = useMedia(NARROW);
   const theme = useTheme(shown.theme);
   const [sheet, setSheet] = useState("map");
   const [draft, setDraft] = useState(filter);

@@ -6,6 +6,9 @@ import { fragment, subscribe } from "./fragment.js";
 
 const RETRY_MS_MAX = 5_000;
 
+/** A media query: telephones and narrow windows, as in the stylesheet. */
+export const NARROW = "(max-width: 800px)";
+
 export function useFragment() {
   const [value, set] = useState(fragment());
   useEffect(() => subscribe(set), []);

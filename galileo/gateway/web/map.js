@@ -102,7 +102,7 @@ class CellPainter {
     if (this.selected) {
       this._lines(frame, shift, sides(projectBox(bounds(this.selected))), [[this.colours.halo, 5], [this.colours.selected, 2.5]]);
     }
-    this._context.globalAlpha = still.matches ? 1 : 0.7 + 0.3 * Math.cos(performance.now() / PULSE_MS * 2 * Math.PI);
+    this._context.globalAlpha = still.matches ? 1 : 0.8 + 0.2 * Math.cos(performance.now() / PULSE_MS * 2 * Math.PI);
     this._lines(frame, shift, this._outlines, [[this.colours.halo, 5.5], [this.colours.ring, 3]]);
     this._context.globalAlpha = 1;
   }

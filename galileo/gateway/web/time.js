@@ -2,6 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import * as formats from "./formats.js";
+import { NARROW, useMedia } from "./hooks.js";
 
 const SIZES_S = [
   1, 5, 15, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 604800, 2592000, 7776000, 31536000,
@@ -39,6 +40,7 @@ export function datetime(text) {
  */
 export function TimeSlider({ extent, series, bucketS, time, changed, isReady }) {
   const [isPlaying, setPlaying] = useState(false);
+  const isNarrow = useMedia(NARROW);
   const chart = useRef(null);
   const bucketMs = bucketS * 1000;
   const [from, to] = useMemo(() => [
@@ -95,7 +97,7 @@ export function TimeSlider({ extent, series, bucketS, time, changed, isReady }) 
           </div>
         </div>
         <div class="time-axis muted" aria-hidden="true">
-          ${axis(from, to).map(({ place, words }) => html`<span style=${{ left: `${place}%` }}>${words}</span>`)}
+          ${axis(from, to, isNarrow ? 4 : 9).map(({ place, words }) => html`<span style=${{ left: `${place}%` }}>${words}</span>`)}
         </div>
       </div>
     </section>`;
@@ -153,14 +155,14 @@ function histogram(series, { from, bucketMs, buckets }) {
 }
 
 /** Ticks of the time axis: at most so many as wanted. */
-export function axis(from, to, wanted = 9) {
+export function axis(from, to, wanted) {
   const size = SIZES_S.find((one) => (to - from) / 1000 / one <= wanted) ?? (to - from) / 1000 / wanted;
   const found = [];
   for (let at = Math.ceil(from / 1000 / size) * size * 1000; at <= to; at += size * 1000) {
     const words = size < 86400 ? (at % 86400000 === 0 ? formats.date(at).slice(0, -5) : formats.clock(at))
       : size < 2592000 ? formats.date(at).slice(0, -5) : formats.date(at).slice(-8);
     const place = (100 * (at - from)) / (to - from);
-    if (place > 2 && place < 97) found.push({ place, words });
+    if (place > 3 && place < 94) found.push({ place, words });  // Others would be cut off.
   }
   return found;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -96,6 +97,36 @@ async def test_files_are_compressed_for_those_who_take_that(gateway: Gateway) ->
     assert headers["content-type"] == "text/javascript; charset=utf-8"
     assert gzip.decompress(compressed) == plain
     assert headers["etag"] != plain_headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_taken"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.0", False),
+        ("br", False),
+    ],
+)
+async def test_documents_are_compressed_for_those_who_take_that(
+    gateway: Gateway, accepted: str, is_taken: bool
+) -> None:
+    _, plain_headers, plain = await get(gateway, "/api")
+    status, headers, body = await get(gateway, "/api", accept_encoding=accepted)
+    assert ("content-encoding" in headers, len(body) < len(plain)) == (is_taken, is_taken)
+    assert (gzip.decompress(body) if is_taken else body) == plain
+    assert (status, headers["content-length"]) == (200, str(len(body)))
+    for name in ("content-type", "vary"):
+        assert headers[name] == plain_headers[name]
+    assert headers["vary"] == "Accept, Accept-Encoding"
+
+
+async def test_small_documents_are_not_compressed(gateway: Gateway) -> None:
+    _, headers, body = await get(gateway, "/collections", accept_encoding="gzip")
+    assert headers["content-type"] == "application/problem+json"
+    assert json.loads(body)["kind"] == "unavailable"
+    assert "content-encoding" not in headers
 
 
 async def test_page_unchanged_gets_304(gateway: Gateway) -> None:
