@@ -15,7 +15,13 @@ from expected_errors import raises
 
 from galileo.cursor import Cursor
 from galileo.dht import placement
-from galileo.errors import DatasetExists, InvalidSchema, Unavailable, UnknownDataset, UnknownProperty
+from galileo.errors import (
+    DatasetExists,
+    InvalidSchema,
+    Unavailable,
+    UnknownDataset,
+    UnknownProperty,
+)
 from galileo.hashing import digest
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema

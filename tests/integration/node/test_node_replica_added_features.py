@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import SCHEMA, World, await_whole, batch, hurt, until
+from replica_nodes import SCHEMA, World, _expect_crash, await_whole, batch, hurt, until
 
 from galileo.errors import GalileoError
 from galileo.model.schema import Feature, Schema
@@ -73,7 +73,7 @@ class GrowingWorld(World):
                 except (GalileoError, TimeoutError):
                     pass
                 except RuntimeError as error:
-                    assert "shutdown" in str(error)
+                    _expect_crash(error)
             await asyncio.sleep(0.02)
 
 
