@@ -281,7 +281,7 @@ async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
 def check_first_batch(source: Source, schema: Schema) -> None:
     """Reads a file's first batch and refuses one that does not fit.
 
-    A schema is for ever: a wrong file or mapping must not leave a dataset behind.
+    A schema's features are for ever: a wrong file or mapping must not leave a dataset behind.
     """
     for table in itertools.islice(source.bound_to(schema).batches(), 1):
         normalise(schema, table)

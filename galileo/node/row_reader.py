@@ -243,7 +243,8 @@ def _read(shard: Shard, parts: pa.Table, schema: Schema, query: Query | None) ->
                 partition=partition,
                 sequence=sequence,
             )
-        tables.append(shard.journal(partition).read(sequence, ranges=ranges).select(names))
+        table = shard.journal(partition).read(sequence, ranges=ranges)
+        tables.append(table if table.num_columns == len(names) else table.select(names))
     table = pa.concat_tables(tables)
     matching = None if query is None else pa.array(query.match_observations(table))
     if LABEL in parts.column_names:
