@@ -248,7 +248,7 @@ class AsyncDatasets(AsyncAnalytics):
 
     async def _read_schema(self, dataset: str) -> Schema:
         """Reads the schema of a dataset from a node."""
-        request = cluster_pb2.ListDatasetsRequest(dataset=dataset_name(dataset))
+        request = cluster_pb2.ListDatasetsRequest(name=dataset_name(dataset))
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         if dataset not in schemas:

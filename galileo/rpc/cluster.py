@@ -121,8 +121,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListDatasetsReply:
         caller = self._identify(context)
         shards = sorted(self._node.catalog.shards.items())
-        named = request.dataset
-        schemas = [shard.schema for _, shard in shards if named in ("", shard.schema.name)]
+        schemas = [one.schema for _, one in shards if request.name in ("", one.schema.name)]
         shown = [schema.to_json() for schema in schemas if caller.may_use(schema.name)]
         return cluster_pb2.ListDatasetsReply(schemas_json=shown)
 

@@ -490,17 +490,17 @@ Global___DroppedAtNode: _TypeAlias = DroppedAtNode  # noqa: Y015
 class ListDatasetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATASET_FIELD_NUMBER: _builtins.int
-    dataset: _builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
     """only the one of this name; empty: all"""
     def __init__(
         self,
         *,
-        dataset: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
