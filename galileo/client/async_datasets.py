@@ -20,6 +20,8 @@ from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 SCHEMA_AGE_MAX_S = 5.0
 """A cached schema that is older is read again, since another client may have added features."""
+WIDER_KEPT_S = 60.0
+"""For so long a schema with more features than a node answers is kept: the node learns late."""
 
 
 class AsyncDatasets(AsyncAnalytics):
@@ -258,11 +260,12 @@ class AsyncDatasets(AsyncAnalytics):
 
     def _cache_schema(self, schema: Schema) -> Schema:
         """Caches a schema, unless a node has answered already that it has more features."""
-        known = self._schemas.get(schema.name)
-        if known is not None and known.extends(schema):
-            schema = known
+        known, now = self._schemas.get(schema.name, schema), time.monotonic()
+        is_recent = now - self._schemas_read_at.get(schema.name, now) < WIDER_KEPT_S
+        if known != schema and known.extends(schema) and is_recent:
+            return known
         self._schemas[schema.name] = schema
-        self._schemas_read_at[schema.name] = time.monotonic()
+        self._schemas_read_at[schema.name] = now
         return schema
 
     def _forget_schema(self, dataset: str) -> None:

@@ -132,11 +132,14 @@ class MetadataGraph:
             self.maintain()
 
     def add_features(self, schema: Schema) -> None:
-        """Take the schema of a dataset to which features were added.
+        """Take the schema of a dataset to which features were added; again is harmless.
 
-        The cost does not depend on the number of paths, except for the blocks of zone maps.
+        The cost does not depend on the number of paths, except for the blocks of zone maps. Waits
+        for a running compaction.
         """
         with self._merging, self._writing:
+            if self.schema.extends(schema):
+                return
             features = schema.indexed[len(self.schema.indexed) :]
             self._publish(seal_memtable=len(self._memtable) > 0)
             self._memtable = Memtable(schema)

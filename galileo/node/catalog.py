@@ -238,6 +238,9 @@ class Catalog:
                 does not extend this one.
             PartitionReadOnly: the disk refuses; nothing was stored.
         """
+        known = self._shards.get(schema.key)
+        if known is not None and _has_more_features(schema, known):
+            known.prepare_features(schema)  # It may wait, and holds up no other dataset.
         with self._making:
             if self.is_dropped(schema.key):
                 return
@@ -246,9 +249,7 @@ class Catalog:
                 self._store.create_dataset(schema)
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
                 self._keys[schema.name] = schema.key
-            elif not shard.schema.extends(schema):
-                if not schema.extends(shard.schema):
-                    raise existing_dataset(shard.schema, same=False)
+            elif _has_more_features(schema, shard):
                 shard.prepare_features(schema)
                 self._store.add_features(schema)
                 shard.add_features(schema)
@@ -560,6 +561,19 @@ class Catalog:
             await writer.drained()
         for shard in self._shards.values():
             shard.close()
+
+
+def _has_more_features(schema: Schema, shard: Shard) -> bool:
+    """Whether a schema has features that a shard of its dataset does not know.
+
+    Raises:
+        DatasetExists: neither has what the other has.
+    """
+    if shard.schema.extends(schema):
+        return False
+    if not schema.extends(shard.schema):
+        raise existing_dataset(shard.schema, same=False)
+    return True
 
 
 def fenced(partition: int) -> PartitionMoved:

@@ -75,7 +75,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: Bulk[storage_pb2.IngestRequest], context: Context
     ) -> storage_pb2.IngestReply:
         head = request.head
-        schema, table = await self._node.schema(head.dataset), _observations(request.observations)
+        schema = await self._node.schema(head.dataset, added=head.added)
+        table = _observations(request.observations)
         await self._node.schema_with(schema, table.column_names)
         caller = CALLER.get()
         answer = await self._node.ingest.ingest(

@@ -137,6 +137,7 @@ class _SentBatch:
             producer=producer,
             batch=number,
             range_epoch=topology.range_epoch,
+            added=self._schema.added,
         )
         parts = placement.split_by_owner(topology, self._schema, self._table)
         self._calls = [

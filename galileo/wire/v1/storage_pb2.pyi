@@ -29,6 +29,7 @@ class IngestRequest(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     """names one source of batches; retried batches are recognised by it"""
@@ -39,6 +40,8 @@ class IngestRequest(_message.Message):
     """of the ranges by which the sender split the batch; 0: this is all of it"""
     first_epoch: _builtins.int
     """the earliest range epoch in which the batch may have been sent; 0: the first"""
+    added: _builtins.int
+    """added features of the dataset that the sender knows"""
     def __init__(
         self,
         *,
@@ -48,10 +51,11 @@ class IngestRequest(_message.Message):
         observations: _builtins.bytes = ...,
         range_epoch: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

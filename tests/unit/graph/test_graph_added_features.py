@@ -200,3 +200,14 @@ def test_a_feature_graph_with_added_features_equals_one_that_had_them() -> None:
         query = parse(text, wider)
         assert grown.candidates(query, range(4)) == wide.candidates(query, range(4))
         assert grown.estimate(query) == wide.estimate(query)
+
+
+def test_adding_features_again_or_fewer_changes_no_graph() -> None:
+    chance, graph = random.Random(3), MetadataGraph(BASE)
+    graph.add_features(WIDEST)
+    graph.insert(batch_of(WIDEST, chance), partition=0, sequence=1)
+    before = ordered(graph.scan(parse("", WIDEST)))
+    for schema in (WIDEST, WIDEST.narrowed(2), BASE):
+        graph.add_features(schema)
+        assert graph.schema == WIDEST
+        assert ordered(graph.scan(parse("", WIDEST))) == before
