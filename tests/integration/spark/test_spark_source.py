@@ -247,22 +247,6 @@ def test_load_excludes_later_commits(load: Any, empty: str, client: galileo.Clie
     assert numbers(load(empty)) == list(range(200))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
-        ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
-        pytest.param(
-            {"query": "temprature > 1"}, "no property 'temprature'", marks=pytest.mark.slow
-        ),
-        ({"what": "blocks"}, "expected the option 'what' to be one of"),
-        pytest.param(
-            {"rows_per_task": "many"},
-            "expected the option 'rows_per_task' to be a number",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
 def test_load_and_write_of_a_dataset_that_gets_features(
     load: Any, empty: str, client: galileo.Client, spark: SparkSession, cluster: Any
 ) -> None:
@@ -288,6 +272,22 @@ def test_load_and_write_of_a_dataset_that_gets_features(
     assert client.count(empty, "gust IS NULL") == 250
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colums": "number"}, "got 'colums'; did you mean 'columns'"),
+        ({"columns": "numbr"}, "got 'numbr'; did you mean 'number'"),
+        pytest.param(
+            {"query": "temprature > 1"}, "no property 'temprature'", marks=pytest.mark.slow
+        ),
+        ({"what": "blocks"}, "expected the option 'what' to be one of"),
+        pytest.param(
+            {"rows_per_task": "many"},
+            "expected the option 'rows_per_task' to be a number",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_load_with_invalid_options_is_refused(
     load: Any, air: str, options: dict[str, str], message: str
 ) -> None:
