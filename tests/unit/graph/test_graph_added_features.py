@@ -171,7 +171,7 @@ def test_synopsis_with_added_features_prunes_as_one_that_had_them(seed: int) -> 
         grown.check()
 
 
-def test_a_delta_of_an_earlier_schema_is_read_with_nulls() -> None:
+def test_synopsis_delta_of_an_earlier_schema_is_read_with_nulls() -> None:
     wider = BASE.with_features([Feature("gust"), Feature("site", type="text")])
     synopsis = Synopsis(BASE, partition=0, epoch=3)
     synopsis.add(batch_of(BASE, random.Random(1)), 1)
@@ -186,7 +186,7 @@ def test_a_delta_of_an_earlier_schema_is_read_with_nulls() -> None:
         )
 
 
-def test_a_feature_graph_with_added_features_equals_one_that_had_them() -> None:
+def test_feature_graph_with_added_features_equals_one_that_had_them() -> None:
     wider = BASE.with_features([Feature("gust"), Feature("site", type="text")])
     narrow, wide = FeatureGraph(BASE), FeatureGraph(wider)
     for partition in range(4):
@@ -202,7 +202,7 @@ def test_a_feature_graph_with_added_features_equals_one_that_had_them() -> None:
         assert grown.estimate(query) == wide.estimate(query)
 
 
-def test_adding_features_again_or_fewer_changes_no_graph() -> None:
+def test_graph_add_features_again_or_fewer_changes_nothing() -> None:
     chance, graph = random.Random(3), MetadataGraph(BASE)
     graph.add_features(WIDEST)
     graph.insert(batch_of(WIDEST, chance), partition=0, sequence=1)
