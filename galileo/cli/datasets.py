@@ -91,9 +91,10 @@ def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> No
       galileo dataset add-feature stations gust:m/s
       galileo dataset add-feature stations visibility:m quality::text
     """
+    new = [_feature(text) for text in features]
     with session.client() as client:
-        schema = client.add_features(name, [_feature(text) for text in features])
-    added = ", ".join(feature.name for feature in schema.features[-len(features) :])
+        schema = client.add_features(name, new)
+    added = ", ".join(feature.name for feature in new)
     session.output.value(schema.to_dict(), words=f"added {added} to dataset {name}")
 
 

@@ -85,9 +85,9 @@ class AsyncDatasets(AsyncAnalytics):
             ['depth', 'gust']
         """
         known = await self._read_schema(dataset)
-        wider = known.with_features(features)  # Raises what the node would.
+        new = known.with_features(features).features[len(known.features) :]  # Raises as the node.
         request = cluster_pb2.AddFeaturesRequest(
-            dataset=known.key, features_json=features_to_json(wider.features[len(known.features) :])
+            dataset=known.key, features_json=features_to_json(new)
         )
         attempts = 0
 
@@ -101,7 +101,7 @@ class AsyncDatasets(AsyncAnalytics):
             schema = await self._caller.call(attempt)
         except InvalidSchema:
             schema = await self._read_schema(dataset)
-            if attempts == 1 or not schema.extends(wider):
+            if attempts == 1 or any(schema.feature(one.name) != one for one in new):
                 raise
             # An earlier attempt added them, and its answer was lost.
         self._cache_schema(schema)

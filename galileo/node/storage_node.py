@@ -371,9 +371,8 @@ class StorageNode:
     async def _add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
         """Adds features at the home; one call after the other."""
         async with self._adding_features:
-            wider = self.catalog.schema(dataset).with_features(features)
-            await self.adopt(wider)
-            return wider
+            await self.adopt(self.catalog.schema(dataset).with_features(features))
+            return self.catalog.schema(dataset)  # It may have been dropped meanwhile.
 
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
         """Drops the dataset with this key, and has every other node drop it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -166,3 +167,23 @@ def test_command_adds_features(
     assert "has a feature 'gust' already" in refused.stderr
     wrong = run(cluster, "dataset", "add-feature", name, "a b")
     assert wrong.exit_code == 2
+
+
+async def test_a_call_whose_answer_was_lost_is_not_refused(
+    cluster: galileo.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with galileo.AsyncClient(cluster.addresses[0]) as client:
+        call = client._caller.call
+
+        async def twice(attempt: Any, **options: Any) -> Any:
+            async def first_lost(node: Any) -> Any:
+                await attempt(node)
+                return await attempt(node)
+
+            return await call(first_lost, **options)
+
+        monkeypatch.setattr(client._caller, "call", twice)
+        schema = await client.add_features(name, [GUST])
+        assert [feature.name for feature in schema.features] == ["t", "gust"]
+        with raises(InvalidSchema, expected="free_name", feature="gust"):
+            await client.add_features(name, [galileo.Feature("gust", type="int")])
