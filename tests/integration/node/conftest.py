@@ -126,7 +126,10 @@ class Network:
             await there.schema(task.dataset, added=task.added)
 
     async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        async for table in self._reach(node, "read").reading.read_local(task):
+        there = self._reach(node, "read")
+        if task.added:
+            await there.schema(task.dataset, added=task.added)
+        async for table in there.reading.read_local(task):
             yield table
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:

@@ -23,6 +23,7 @@ from galileo.errors import (
     UnknownProperty,
 )
 from galileo.hashing import digest
+from galileo.labels import LabelSet
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE
@@ -30,9 +31,11 @@ from galileo.node.analytics_protocol import PartitionScope, SummaryRequest, Summ
 from galileo.node.catalog import dataset_home
 from galileo.node.cluster_analytics import ClusterAnalytics
 from galileo.node.cluster_scan import ScanEnd
+from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.standing_queries import MatchTask
 from galileo.node.storage_node import StorageNode
 from galileo.query import parse
+from galileo.samplers import numbered_parts, observed_schema
 
 GUST = Feature("gust", "m/s")
 MORE = [
@@ -195,9 +198,9 @@ class History:
         node = await self.cluster.restart(name)
         assert node.catalog.schema("nam") == before
 
-    def _query(self) -> tuple[str, Callable[[Row], bool]]:
-        """A query whose features the dataset has."""
-        known = {feature.name for feature in self.schemas[-1].features}
+    def _query(self, schema: Schema | None = None) -> tuple[str, Callable[[Row], bool]]:
+        """A query whose features the dataset has, or has in an earlier schema."""
+        known = {feature.name for feature in (schema or self.schemas[-1]).features}
         usable = [text for text, (needed, _) in QUERIES.items() if needed <= known]
         text = self.chance.choice(usable)
         return text, QUERIES[text][1]
@@ -212,17 +215,28 @@ class History:
         assert await node.selection.count(query) == len(found)
 
     async def labels(self) -> None:
-        """Labels, and the observations behind them, in the schema of the query."""
-        (text, matches), node = self._query(), self.node
-        query = await node.bind(text, node.catalog.schema("nam"))
-        counted = 0
+        """Labels, and the observations behind them, of a query of any schema that there was."""
+        schema, node = self.chance.choice(self.schemas), self.node
+        text, matches = self._query(schema)
+        query = parse(text, schema)
+        await node.schema("nam", added=schema.added)
+        tables = [schema.label_schema.empty_table()]
         async for part in node.scans.run(query):
             if isinstance(part, ScanEnd):
                 assert not part.missing
             else:
-                assert part.schema == query.schema.label_schema
-                counted += sum(part.column("rows").to_pylist())
-        assert counted == sum(map(matches, self.rows))
+                tables.append(part)
+        labels, expected = pa.concat_tables(tables), list(filter(matches, self.rows))
+        assert sum(labels.column("rows").to_pylist()) == len(expected)
+        parts, columns = labels.select(PARTS_SCHEMA.names), schema.observation_schema
+        if self.chance.random() < 0.5:  # As a sampler reads them.
+            parts, columns = numbered_parts(LabelSet(schema, labels)), observed_schema(schema)
+        task = ReadTask("nam", parts, query.to_json(), added=schema.added)
+        read = [columns.empty_table()]
+        read += [table async for table in node.reading.read(task)]
+        names = [f.name for f in schema.features]
+        found = pa.concat_tables(read).to_pylist()
+        assert comparable(found, names) == comparable(expected, names)
 
     async def summarise(self) -> None:
         text, matches = self._query()
