@@ -47,6 +47,7 @@ COMMANDS = {
     "top": "--once",
     "doctor": "",
     "dataset create": "made --feature temperature:K",
+    "dataset add-feature": "made gust:m/s",
     "ingest": "csv reports.csv --create",
     "topology suggest": "--dataset csv --groups 1",
     "topology cut": "--undo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -10,6 +10,7 @@ from galileo.election.model import merge_terms, tenure
 from galileo.model.windows import Window
 from galileo.packing import Compression
 from galileo.samplers import SamplerSpec
+from galileo.wire.tagged_json import OMITTED_DEFAULT
 
 Ending: TypeAlias = Literal["cancelled", "expired", "dropped"]
 
@@ -29,6 +30,7 @@ class Ccq:
         compression: of the cache.
         window: windows of its labels, reported to readers.
         owner: name of the submitter, who alone may fetch and cancel it; "" without authentication.
+        added: how many features had been added to the dataset; labels have those and no later ones.
     """
 
     id: str
@@ -40,13 +42,17 @@ class Ccq:
     compression: Compression = Compression.NONE
     window: Window | None = None
     owner: str = ""
+    added: int = field(default=0, metadata={OMITTED_DEFAULT: True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compression", Compression(self.compression))  # Of JSON: a text.
 
     def asks_the_same(self, other: Ccq) -> bool:
-        """Whether `other` is this CCQ, submitted again (perhaps with a later expiry)."""
-        return replace(self, expires_at=other.expires_at) == other
+        """Whether `other` is this CCQ, submitted again (perhaps with a later expiry).
+
+        Features may have been added to the dataset between the two.
+        """
+        return replace(self, expires_at=other.expires_at, added=other.added) == other
 
 
 @dataclass(frozen=True, slots=True)

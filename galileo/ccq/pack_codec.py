@@ -1,11 +1,13 @@
 """Codec of packs with their lists of commits, for spill files and for holders.
 
     magic "GSPL", version, number of packs                        4, 2, 4 bytes
+    in version 2: number of added features of the labels          2 bytes
     for each pack: labels, commits, bytes of data                 3 times 8 bytes
                    commits (4 rows of int64), data
     CRC-32C of all before                                         4 bytes
 
-All numbers are little-endian. The data of packs is validated when it is unpacked.
+All numbers are little-endian. The data of packs is validated when it is unpacked. Labels without
+added features have version 1.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from galileo.model.schema import Schema
 from galileo.packing import ROWS_MAX, Compression
 
 FILE_VERSION = 1
+FILE_VERSION_ADDED = 2
 _MAGIC = b"GSPL"
 _HEAD = struct.Struct("<4sHI")
+_ADDED = struct.Struct("<H")
 _PACK = struct.Struct("<QQQ")
 _CHECKSUM = struct.Struct("<I")
 _COMMIT_BYTES = 4 * 8
@@ -34,7 +38,10 @@ def to_bytes(labels: PackedLabels, compression: Compression) -> bytes:
     Takes time in proportion to the bytes, more where labels are packed.
     """
     packs = [pack.alone(labels.schema, compression) for pack in labels.packs]
-    parts = [_HEAD.pack(_MAGIC, FILE_VERSION, len(packs))]
+    added = labels.schema.added
+    parts = [_HEAD.pack(_MAGIC, FILE_VERSION_ADDED if added else FILE_VERSION, len(packs))]
+    if added:
+        parts.append(_ADDED.pack(added))
     for pack in packs:
         parts.append(_PACK.pack(pack.rows, pack.commits.shape[1], len(pack.data)))
         parts += [np.ascontiguousarray(pack.commits, dtype="<i8").tobytes(), pack.data]
@@ -45,18 +52,29 @@ def to_bytes(labels: PackedLabels, compression: Compression) -> bytes:
 def from_bytes(data: bytes, schema: Schema) -> PackedLabels:
     """The packs.
 
+    Args:
+        data: of `to_bytes`.
+        schema: of the labels.
+
     Raises:
-        CorruptData: the bytes were not made by `to_bytes`, or are damaged.
+        CorruptData: the bytes were not made by `to_bytes`, or are damaged, or the labels have
+            another number of added features.
     """
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or _CHECKSUM.pack(google_crc32c.value(body)) != data[len(body) :]:
         raise CorruptData(f"expected packs with their checksum, got {len(data)} corrupt bytes")
     magic, version, count = _HEAD.unpack_from(body)
-    if (magic, version) != (_MAGIC, FILE_VERSION):
+    if magic != _MAGIC or version not in (FILE_VERSION, FILE_VERSION_ADDED):
         raise CorruptData(
-            f"expected packs of version {FILE_VERSION}, got {magic!r} of version {version}"
+            f"expected packs of version {FILE_VERSION} or {FILE_VERSION_ADDED}, got {magic!r} of "
+            f"version {version}"
         )
-    packs, at = [], _HEAD.size
+    packs, at, added = [], _HEAD.size, 0
+    if version == FILE_VERSION_ADDED:
+        [added] = _ADDED.unpack(body[at : at + _ADDED.size].ljust(_ADDED.size, b"\0"))
+        at += _ADDED.size
+    if added != schema.added:
+        raise CorruptData(f"expected packs with {schema.added} added features, got {added}")
     for _ in range(count):
         pack, at = _read(body, at)
         packs.append(pack)

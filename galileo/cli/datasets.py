@@ -1,4 +1,4 @@
-"""`galileo dataset`: create, list, show and drop datasets."""
+"""`galileo dataset`: create, extend, list, show and drop datasets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 @click.group(cls=Group)
 def dataset() -> None:
-    """Datasets: create, list, show and drop them.
+    """Datasets: create, extend, list, show and drop them.
 
     \b
     Example:
       galileo dataset create stations --feature temperature:K
+      galileo dataset add-feature stations gust:m/s
       galileo dataset list
       galileo dataset show stations
     """
@@ -71,6 +72,30 @@ def create(
     with session.client() as client:
         client.create_dataset(schema)
     session.output.value(schema.to_dict(), words=f"created dataset {name}")
+
+
+@dataset.command("add-feature")
+@click.argument("name")
+@click.argument("features", nargs=-1, required=True, metavar="FEATURE[:UNIT[:TYPE]]...")
+@json_option
+@click.pass_obj
+@handle_errors
+def add_feature(session: Session, *, name: str, features: tuple[str, ...]) -> None:
+    """Add features to the dataset NAME; TYPE is float, int, text or bool.
+
+    What is stored has null in them, and batches without them can be stored as before. A feature
+    cannot be renamed or removed, and its type stays as it is.
+
+    \b
+    Example:
+      galileo dataset add-feature stations gust:m/s
+      galileo dataset add-feature stations visibility:m quality::text
+    """
+    new = [_feature(text) for text in features]
+    with session.client() as client:
+        schema = client.add_features(name, new)
+    added = ", ".join(feature.name for feature in new)
+    session.output.value(schema.to_dict(), words=f"added {added} to dataset {name}")
 
 
 @dataset.command()

@@ -295,6 +295,7 @@ class Tree:
             )
         request = analytics_pb2.ChildrenRequest(
             dataset=self.schema.key,
+            added=self.schema.added,
             prefix_json=values_to_json(prefix),
             order=self.order,
             limit=limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -25,6 +25,7 @@ from galileo.model.grouping import Grouping, Key, parse_key
 from galileo.model.schema import Schema
 from galileo.model.versions import DatasetVersion
 from galileo.query.builder import QueryLike, query_text
+from galileo.query.operands import DATETIME, GEOHASH
 from galileo.wire.caller import Caller
 
 
@@ -39,6 +40,9 @@ class AsyncAnalytics(ABC):
 
     @abstractmethod
     async def schema(self, dataset: str) -> Schema: ...
+
+    @abstractmethod
+    async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema: ...
 
     async def explain(
         self, dataset: str, query: QueryLike = "", *, require_complete: bool = False
@@ -290,7 +294,7 @@ class AsyncAnalytics(ABC):
             >>> page.texts().to_pylist()
             ['EDDB', 'KCYS', 'KDEN']
         """
-        schema = await self.schema(dataset)
+        schema = await self._schema_with(dataset, {*(order or ())} - {GEOHASH, DATETIME})
         tree = Tree.of(self._caller, schema, order, require_complete=require_complete)
         return await tree.children(tree.values(vertex), limit=limit, after=after)
 
@@ -321,7 +325,7 @@ class AsyncAnalytics(ABC):
             KCYS 1
             KDEN 2
         """
-        schema = await self.schema(dataset)
+        schema = await self._schema_with(dataset, {*(order or ())} - {GEOHASH, DATETIME})
         tree = Tree.of(self._caller, schema, order, require_complete=require_complete)
         async with aclosing(tree.walk(tree.values(vertex), depth=depth)) as vertices:
             async for below in vertices:

@@ -69,6 +69,7 @@ class AsyncClient(AsyncObservations):
         self._fetcher = Fetcher(caller)
         self._bulk_fetcher = BulkFetcher(caller)
         self._schemas: dict[str, Schema] = {}
+        self._schemas_read_at: dict[str, float] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema
 

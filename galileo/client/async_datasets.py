@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 from galileo.client import decode
 from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
-from galileo.errors import GalileoError, InputError, UnknownDataset
+from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Schema, unknown_dataset
+from galileo.model.schema import Feature, Schema, features_to_json, unknown_dataset
 from galileo.wire.caller import Connection
 from galileo.wire.v1 import cluster_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
+SCHEMA_AGE_MAX_S = 5.0
+"""A cached schema that is older is read again, since another client may have added features."""
+WIDER_KEPT_S = 60.0
+"""For so long a schema with more features than a node answers is kept: the node learns late."""
+
 
 class AsyncDatasets(AsyncAnalytics):
-    """Caches schemas, which never change, until their dataset is dropped."""
+    """Caches schemas for a short time."""
 
     _schemas: dict[str, Schema]
+    _schemas_read_at: dict[str, float]
 
     async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.
@@ -43,9 +52,60 @@ class AsyncDatasets(AsyncAnalytics):
             )
         request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
         reply = await self._caller.unary(ClusterStub, "CreateDataset", request)
-        self._schemas[schema.name] = Schema.from_json(reply.schema_json)
+        self._cache_schema(Schema.from_json(reply.schema_json))
         if retention is not None:
             await self.set_retention(schema.name, retention)
+
+    async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
+        """Adds features to a dataset, behind those that it has.
+
+        What is stored has null in them, and batches without them can be stored as before. Labels,
+        and continuous queries that were submitted before, go on without them. A feature cannot be
+        renamed or removed, and its type stays as it is; create another dataset for that.
+
+        Args:
+            dataset: its name.
+            features: to add, in this order.
+
+        Returns:
+            The schema of the dataset with the new features.
+
+        Raises:
+            InvalidSchema: there are none, the dataset has one of this name, or there are too many.
+            UnknownDataset: it does not exist.
+            Unavailable: the home node of the name is unreachable; in a cluster with copies, too
+                few of the nodes that decide answer. Repeat the call.
+
+        Example:
+            >>> schema = galileo.Schema("weather-snow", [galileo.Feature("depth", unit="mm")])
+            >>> await client.create_dataset(schema)
+            >>> gust = galileo.Feature("gust", unit="m/s")
+            >>> schema = await client.add_features("weather-snow", [gust])
+            >>> [feature.name for feature in schema.features]
+            ['depth', 'gust']
+        """
+        known = await self._read_schema(dataset)
+        new = known.with_features(features).features[len(known.features) :]  # Raises as the node.
+        request = cluster_pb2.AddFeaturesRequest(
+            dataset=known.key, features_json=features_to_json(new)
+        )
+        attempts = 0
+
+        async def attempt(node: Connection) -> Schema:
+            nonlocal attempts
+            attempts += 1
+            reply = await node.unary(ClusterStub, "AddFeatures", request)
+            return Schema.from_json(reply.schema_json)
+
+        try:
+            schema = await self._caller.call(attempt)
+        except InvalidSchema:
+            schema = await self._read_schema(dataset)
+            if attempts == 1 or any(schema.feature(one.name) != one for one in new):
+                raise
+            # An earlier attempt added them, and its answer was lost.
+        self._cache_schema(schema)
+        return schema
 
     async def drop_dataset(self, dataset: str) -> DroppedDataset:
         """Drops a dataset with everything that it holds; this cannot be undone.
@@ -91,7 +151,7 @@ class AsyncDatasets(AsyncAnalytics):
                 raise
             # An earlier attempt dropped it, and its answer was lost.
             reply = cluster_pb2.DropDatasetReply()
-        self._schemas.pop(dataset, None)
+        self._forget_schema(dataset)
         return decode.dropped_dataset(dataset, reply)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> None:
@@ -162,11 +222,12 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = [Schema.from_json(text) for text in reply.schemas_json]
-        self._schemas = {schema.name: schema for schema in schemas}
-        return schemas
+        for name in self._schemas.keys() - {schema.name for schema in schemas}:
+            self._forget_schema(name)
+        return [self._cache_schema(schema) for schema in schemas]
 
     async def schema(self, dataset: str) -> Schema:
-        """The schema of a dataset.
+        """The schema of a dataset; features that another client adds are in it 5 seconds later.
 
         Raises:
             UnknownDataset: it does not exist.
@@ -176,17 +237,45 @@ class AsyncDatasets(AsyncAnalytics):
             >>> [feature.name for feature in schema.features]
             ['temperature', 'station']
         """
-        dataset_name(dataset)
-        if dataset not in self._schemas:
-            await self.datasets()
-        if dataset not in self._schemas:
-            raise unknown_dataset(dataset, sorted(self._schemas))
+        read_at = self._schemas_read_at.get(dataset_name(dataset), -inf)
+        if time.monotonic() - read_at > SCHEMA_AGE_MAX_S:
+            return await self._read_schema(dataset)
         return self._schemas[dataset]
+
+    async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema:
+        """The schema of a dataset; read again if it lacks a feature of these names."""
+        schema = await self.schema(dataset)
+        is_known = {*schema.observation_schema.names}.issuperset(names)
+        return schema if is_known else await self._read_schema(dataset)
+
+    async def _read_schema(self, dataset: str) -> Schema:
+        """Reads the schema of a dataset from a node."""
+        request = cluster_pb2.ListDatasetsRequest(name=dataset_name(dataset))
+        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
+        if dataset not in schemas:
+            names = [schema.name for schema in await self.datasets()]
+            raise unknown_dataset(dataset, sorted(names))
+        return self._cache_schema(schemas[dataset])
+
+    def _cache_schema(self, schema: Schema) -> Schema:
+        """Caches a schema, unless a node has answered already that it has more features."""
+        known, now = self._schemas.get(schema.name, schema), time.monotonic()
+        is_recent = now - self._schemas_read_at.get(schema.name, now) < WIDER_KEPT_S
+        if known != schema and known.extends(schema) and is_recent:
+            return known
+        self._schemas[schema.name] = schema
+        self._schemas_read_at[schema.name] = now
+        return schema
+
+    def _forget_schema(self, dataset: str) -> None:
+        self._schemas.pop(dataset, None)
+        self._schemas_read_at.pop(dataset, None)
 
     def _forget_dropped_schema(self, error: GalileoError) -> None:
         """Removes the schema of a dataset from the cache when a node answers that it is dropped."""
         if isinstance(error, UnknownDataset):
-            self._schemas.pop(str(error.details.get("dropped")), None)
+            self._forget_schema(str(error.details.get("dropped")))
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

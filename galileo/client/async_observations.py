@@ -111,6 +111,7 @@ class AsyncObservations(AsyncCcqs):
             batch_rows=batch_rows,
             mapping=FileMapping.of(mapping, missing),
             format=format,
+            read_schema=partial(self._read_schema, dataset),
         )
         return await send_all(
             self._router,
@@ -419,7 +420,7 @@ class AsyncObservations(AsyncCcqs):
         """
         check_progress(progress)
         options = row_options(columns, limit, order_by)
-        schema = await self.schema(dataset)
+        schema = await self._schema_with(dataset, options.columns)
         return await queries.select(
             self._caller,
             schema,
@@ -454,7 +455,7 @@ class AsyncObservations(AsyncCcqs):
             2
         """
         options = row_options(columns, limit, "")
-        schema = await self.schema(dataset)
+        schema = await self._schema_with(dataset, options.columns)
         pieces = queries.select_batches(self._caller, schema, query_text(query), options=options)
         async with aclosing(pieces) as tables:
             async for table in tables:
@@ -497,12 +498,13 @@ class AsyncObservations(AsyncCcqs):
             (3, 1, None)
         """
         check_limit(limit)
-        schema = await self.schema(dataset)
+        named = row_options(columns, None, "").columns
+        schema = await self._schema_with(dataset, named)
         return await pages.page(
             self._caller,
             schema,
             query_text(query),
-            columns=row_options(columns, None, "").columns,
+            columns=named,
             limit=min(int(limit), LIMIT_MAX),
             after=after,
             require_complete=require_complete,
@@ -528,8 +530,8 @@ class AsyncObservations(AsyncCcqs):
             >>> (await client.read_ids("weather", ids)).drop_columns("id").num_rows
             1
         """
-        schema = await self.schema(dataset)
         named = row_options(columns, None, "").columns
+        schema = await self._schema_with(dataset, named)
         return await pages.by_ids(self._caller, schema, ids, columns=named)
 
     async def count(self, dataset: str, query: QueryLike = "") -> int:

@@ -57,7 +57,7 @@ from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
 from galileo.model.grouping import Key
 from galileo.model.retention import Retention
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema
 from galileo.model.times import Duration
 from galileo.model.versions import DatasetVersion
 from galileo.model.windows import Window
@@ -1084,6 +1084,36 @@ class BlockingCalls(BlockingBase):
         """
         self._run(self._client.create_dataset(schema, retention=retention))
 
+    def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
+        """Adds features to a dataset, behind those that it has.
+
+        What is stored has null in them, and batches without them can be stored as before. Labels,
+        and continuous queries that were submitted before, go on without them. A feature cannot be
+        renamed or removed, and its type stays as it is; create another dataset for that.
+
+        Args:
+            dataset: its name.
+            features: to add, in this order.
+
+        Returns:
+            The schema of the dataset with the new features.
+
+        Raises:
+            InvalidSchema: there are none, the dataset has one of this name, or there are too many.
+            UnknownDataset: it does not exist.
+            Unavailable: the home node of the name is unreachable; in a cluster with copies, too
+                few of the nodes that decide answer. Repeat the call.
+
+        Example:
+            >>> schema = galileo.Schema("weather-snow", [galileo.Feature("depth", unit="mm")])
+            >>> client.create_dataset(schema)
+            >>> gust = galileo.Feature("gust", unit="m/s")
+            >>> schema = client.add_features("weather-snow", [gust])
+            >>> [feature.name for feature in schema.features]
+            ['depth', 'gust']
+        """
+        return self._run(self._client.add_features(dataset, features))
+
     def drop_dataset(self, dataset: str) -> DroppedDataset:
         """Drops a dataset with everything that it holds; this cannot be undone.
 
@@ -1164,7 +1194,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.datasets())
 
     def schema(self, dataset: str) -> Schema:
-        """The schema of a dataset.
+        """The schema of a dataset; features that another client adds are in it 5 seconds later.
 
         Raises:
             UnknownDataset: it does not exist.

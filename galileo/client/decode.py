@@ -192,6 +192,7 @@ def ccq_info(value: continuous_pb2.Ccq) -> CcqInfo:
         window=Window.from_json(value.window_json) if value.window_json else None,
         holders=tuple(value.holders),
         owner=value.owner,
+        added=value.added,
     )
 
 

@@ -8,7 +8,15 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,6 +124,8 @@ class Sending:
         batch_rows: of a batch at most.
         mapping: which columns and variables become features.
         format: of files; None looks at each.
+        read_schema: reads the schema anew: a file may have features that were added since, and so
+            may a table with unknown columns. None: it stays as it is.
 
     Attributes:
         name: the producer of the latest batch.
@@ -129,6 +139,7 @@ class Sending:
     batch_rows: int = BATCH_ROWS
     mapping: FileMapping = field(default_factory=FileMapping)
     format: str | None = None
+    read_schema: Callable[[], Awaitable[Schema]] | None = None
     name: str = ""
     fresh_name: str | None = None
     skipped: int = 0
@@ -165,6 +176,9 @@ class Sending:
 
     async def _source(self, item: Any) -> Source | None:
         """What has to be read by a mapping; None for a table that has the dataset's columns."""
+        is_plain = is_table(item) and self.mapping.is_empty
+        if not is_plain:
+            await self._update_schema()
         if isinstance(item, Source):
             return item.bound_to(self.schema)
         if isinstance(item, str | os.PathLike):
@@ -181,7 +195,7 @@ class Sending:
             reader: Reader = open_grid(item, self.mapping)
         elif not is_table(item):
             raise _no_table(item)
-        elif self.mapping.is_empty:
+        elif is_plain:
             return None
         else:
             reader = open_table(item, self.mapping)
@@ -194,9 +208,21 @@ class Sending:
         for words in source.sentinels.warnings():
             warnings.warn(GalileoWarning(words), stacklevel=1)
 
+    async def _update_schema(self) -> None:
+        if self.read_schema is not None:
+            self.schema = await self.read_schema()
+
     async def _plain(self, item: Any) -> AsyncGenerator[pa.Table, None]:
-        pieces = (normalise(self.schema, piece) for piece in named_tables(item))
-        if not (isinstance(item, pa.Table | pa.RecordBatch | Mapping) or is_frame(item)):
+        is_in_memory = isinstance(item, pa.Table | pa.RecordBatch | Mapping) or is_frame(item)
+        named = named_tables(item)
+        first = next(named, None) if is_in_memory else await in_thread(next, named, None)
+        if first is None:
+            return
+        names = map(str, first.columns) if is_frame(first) else first.column_names
+        if not {*self.schema.observation_schema.names}.issuperset(names):
+            await self._update_schema()
+        pieces = (normalise(self.schema, piece) for piece in itertools.chain([first], named))
+        if not is_in_memory:
             async for table in _stepped(rebatch(pieces, rows_max=self.batch_rows)):
                 yield table
             return
@@ -255,7 +281,7 @@ async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
 def check_first_batch(source: Source, schema: Schema) -> None:
     """Reads a file's first batch and refuses one that does not fit.
 
-    A schema is for ever: a wrong file or mapping must not leave a dataset behind.
+    A schema's features are for ever: a wrong file or mapping must not leave a dataset behind.
     """
     for table in itertools.islice(source.bound_to(schema).batches(), 1):
         normalise(schema, table)

@@ -109,6 +109,7 @@ async def page(
         columns=columns,
         limit=limit,
         partial=not require_complete,
+        added=schema.added,
     )
     if after is not None:
         request.start.CopyFrom(page_token.decode(after, dataset=schema.key, query=query))
@@ -152,7 +153,10 @@ async def by_ids(
     tables = [names.empty_table()]
     if len(order):
         request = storage_pb2.ReadRequest(
-            dataset=schema.key, parts=to_ipc(_parts(places[order], schema)), columns=columns
+            dataset=schema.key,
+            parts=to_ipc(_parts(places[order], schema)),
+            columns=columns,
+            added=schema.added,
         )
         tables += [table async for table in rows_of_parts(caller, request, names)]
     given = np.empty(len(order), dtype=np.int64)

@@ -97,9 +97,12 @@ def _endpoint_request(
     head: query_pb2.QueryHead, endpoint: query_pb2.QueryEndpoint
 ) -> query_pb2.QueryRequest:
     """The request for a part of an answer that its owner gives."""
-    key = decode.schema_of(head.schema_json).key
+    schema = decode.schema_of(head.schema_json)
     return query_pb2.QueryRequest(
-        dataset=key, query=head.query_json, partitions=endpoint.partitions
+        dataset=schema.key,
+        query=head.query_json,
+        partitions=endpoint.partitions,
+        added=schema.added,
     )
 
 
@@ -364,6 +367,7 @@ async def read_batches(
             columns=options.columns,
             limit=left,
             order_by=options.order_by,
+            added=labels.schema.added,
         )
         pieces = rows_of_parts(caller, request, options.arrow_schema(labels.schema))
         async with aclosing(pieces) as tables:
@@ -491,6 +495,7 @@ def _select_request(
         limit=options.limit,
         order_by=options.order_by,
         partial=not require_complete,
+        added=schema.added,
     )
 
 

@@ -221,7 +221,8 @@ class CcqInfo:
     """A CCQ as the cluster lists it; times in seconds, `expires_at` since 1970 UTC.
 
     `holders` are nodes that keep earlier stretches of its cache, the oldest first. `owner` is who
-    submitted it, "" without access control.
+    submitted it, "" without access control. Its labels have the first `added` of the features that
+    were added to the dataset.
     """
 
     id: str
@@ -238,6 +239,7 @@ class CcqInfo:
     window: Window | None = None
     holders: tuple[str, ...] = ()
     owner: str = ""
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,9 @@ class Router:
             GalileoError: of a node; other nodes may have stored their rows.
         """
         topology = self._topology or await self._read_topology()
-        head = storage_pb2.IngestRequest(dataset=schema.key, producer=producer, batch=batch)
+        head = storage_pb2.IngestRequest(
+            dataset=schema.key, producer=producer, batch=batch, added=schema.added
+        )
         head.first_epoch = topology.range_epoch if is_new else 1
         while True:
             head.range_epoch = topology.range_epoch

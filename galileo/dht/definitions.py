@@ -6,9 +6,10 @@ datasets of the name were dropped, the schema of the present one, and its retent
 one register for many names, because a voter that changes has to be changed in each, and more than
 one, because the whole value travels with each change.
 
-A definition only grows: the number of dropped datasets first, then the schema, then the version of
-the policy. So definitions of one name that were agreed on at any time merge in any order. What
-nodes know of datasets is of that kind, and each change first adds what its node knows (`merge`).
+A definition only grows: the number of dropped datasets first, then the schema, then its features
+and the version of the policy. So definitions of one name that were agreed on at any time merge in
+any order. What nodes know of datasets is of that kind, and each change first adds what its node
+knows (`merge`).
 
 A register begins without a value (`UNFOUNDED`). Before it, the home of each dataset decided alone.
 A node founds the value when every node of the cluster has answered what it knows, and does not act
@@ -32,6 +33,7 @@ from galileo.errors import Unavailable
 from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
 from galileo.model.schema import (
+    Feature,
     Schema,
     dropped_dataset,
     existing_dataset,
@@ -107,8 +109,10 @@ def _merged(agreed: Definition, known: Definition) -> Definition:
     if agreed.generations != known.generations:
         return max(agreed, known, key=lambda one: one.generations)
     created = known if agreed.schema is None else agreed
+    schemas = [one.schema for one in (agreed, known) if one.schema is not None]
+    schema = max(schemas, key=lambda one: one.added, default=None)
     retention = max(agreed.retention, known.retention, key=lambda one: one.version)
-    return replace(created, retention=retention)
+    return replace(created, schema=schema, retention=retention)
 
 
 # --- changes -----------------------------------------------------------------------------------
@@ -150,6 +154,33 @@ class CreateDataset:
             same = present.schema == self.schema.of_generation(present.generations)
             raise existing_dataset(present.schema, same=same)
         return definitions
+
+
+@dataclass(slots=True)
+class AddFeatures:
+    """Adds features to the dataset with a key.
+
+    Of two calls that add the same features at the same time, both may succeed.
+
+    Raises:
+        InvalidSchema: the dataset has a feature of such a name, or would have too many.
+        UnknownDataset: there is none with this key, or it was dropped.
+    """
+
+    dataset: str
+    features: tuple[Feature, ...]
+    _start: int = field(default=-1, init=False)
+
+    def __call__(self, definitions: Definitions) -> Definitions:
+        present = present_of(definitions, self.dataset)
+        schema = present.schema
+        assert schema is not None, "a dataset without a schema"
+        is_begun = self._start >= 0
+        if is_begun and schema.features[self._start :][: len(self.features)] == self.features:
+            return definitions
+        wider = schema.with_features(self.features)
+        self._start = len(schema.features)
+        return {**definitions, schema.name: replace(present, schema=wider)}
 
 
 @dataclass(slots=True)

@@ -163,19 +163,24 @@ class Source:
     def digest(self, rows_max: int = BATCH_ROWS) -> str:
         """Identifies the batches: a hash of the file, the bindings, the schema and `rows_max`.
 
-        It is used as the producer id: equal digests mean equal batches. Reads the whole file.
+        It is used as the producer id: equal digests mean equal batches. Features that were added to
+        the dataset and that the file lacks change nothing. Reads the whole file.
         """
         if self.path is None:
             raise InputError("expected a file for a digest, got data in memory")
+        schema, bindings = self._schema, self.bindings
+        if schema is not None:
+            schema = schema.narrowed_to(b.feature for b in bindings if b.expression)
+            bindings = bindings[: len(schema.features)]
         inputs = {
             "version": READING_VERSION,
             "content": _content_digest(self.path),
             "format": self.format,
-            "features": [[b.feature, b.type, str(b.expression or "")] for b in self.bindings],
+            "features": [[b.feature, b.type, str(b.expression or "")] for b in bindings],
             "place": [self.mapping.latitude, self.mapping.longitude],
             "time": [self.mapping.time, self.mapping.constant_time],
             "missing": self.mapping.missing,
-            "schema": self._schema.to_json() if self._schema else "",
+            "schema": schema.to_json() if schema else "",
             "rows_max": rows_max,
         }
         text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
@@ -283,7 +288,10 @@ def _parse_source(text: str, variables: Sequence[VariableInfo]) -> Expression:
 def _bound_to_schema(
     schema: Schema, mapping: Mapping, *, variables: Sequence[VariableInfo]
 ) -> tuple[Binding, ...]:
-    """Binds features by the mapping, else by name; if there is a mapping, the others are null."""
+    """Binds features by the mapping, else by name.
+
+    If there is a mapping, the others are null, and so are added features that the file lacks.
+    """
     mapped = dict(mapping.features)
     for name in mapped:
         if schema.feature(name) is None:
@@ -298,7 +306,7 @@ def _bound_to_schema(
             )
     by_name = _by_feature_name(variables)
     sources = {f.name: mapped.get(f.name) or by_name.get(f.name) for f in schema.features}
-    missing = [name for name, source in sources.items() if source is None]
+    missing = [f.name for f in schema.narrowed(0).features if sources[f.name] is None]
     if missing and not mapped:
         raise InputError(
             f"the file has no variable named like {', '.join(missing)} of dataset "

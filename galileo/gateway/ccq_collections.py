@@ -72,6 +72,10 @@ class CcqCollections:
         async with self._callers.client(request) as client:
             info = await info_of(client, request.path_params["collectionId"])
             schema = await client.schema(info.dataset)
+            if schema.added < info.added:  # Of a query of another client.
+                await client.datasets()
+                schema = await client.schema(info.dataset)
+            schema = schema.narrowed(info.added)
         return await self._schema_answer(request, "schema", label_properties(schema))
 
     async def items(self, request: Request) -> Response:

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galileo.client.results import Receipt
-from galileo.errors import GalileoError, InputError, Overloaded
+from galileo.errors import GalileoError, InputError, InvalidObservations, Overloaded
 from galileo.formats.memory_file import MemoryFile
 from galileo.formats.strict_source import StrictSource
 from galileo.gateway import documents, parameters
@@ -110,7 +110,14 @@ class IngestRoute:
             schema = await client.schema(request.path_params["collectionId"])
             async with self._received(request, pieces) as (body, digest):
                 key = key or BatchKey(f"http-{format}-{digest}", 0)
-                source = await self._checked(body, format, schema)
+                try:
+                    source = await self._checked(body, format, schema)
+                except InvalidObservations:
+                    await client.datasets()  # Another client may have added features.
+                    wider = await client.schema(schema.name)
+                    if wider == schema:
+                        raise
+                    source = await self._checked(body, format, wider)
                 receipt = await client.ingest(
                     schema.name,
                     self._tables(source),

@@ -67,11 +67,11 @@ class ItemRoutes:
                     parameter="after",
                 )
             check_columns_crs(wanted.crs, format)
+            columns = wanted.columns or tuple(schema.observation_schema.names)
             tables: Any = client.select_batches(
-                schema.name, wanted.query, columns=wanted.columns, limit=wanted.limit
+                schema.name, wanted.query, columns=columns, limit=wanted.limit
             )
             stack.push_async_callback(tables.aclose)
-            columns = wanted.columns or schema.observation_schema.names
             arrow_schema = pa.schema([schema.observation_schema.field(name) for name in columns])
             encoder, media_type = TableEncoder(format, arrow_schema), MEDIA_TYPES[format]
             return await file_answer(

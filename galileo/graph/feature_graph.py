@@ -87,6 +87,12 @@ class FeatureGraph:
         self._states: dict[int, SynopsisState] = {}
         self._known: _Known | None = None
 
+    def with_features(self, schema: Schema) -> FeatureGraph:
+        """The feature graph of a dataset to which features were added."""
+        other, features = FeatureGraph(schema), schema.indexed[len(self.schema.indexed) :]
+        other._states = {p: state.with_features(features) for p, state in self._states.items()}
+        return other
+
     def apply(self, delta: SynopsisDelta) -> Version:
         """Apply a delta of an owner if it continues from the known version.
 

@@ -132,11 +132,14 @@ class MetadataGraph:
             self.maintain()
 
     def add_features(self, schema: Schema) -> None:
-        """Take the schema of a dataset to which features were added.
+        """Take the schema of a dataset to which features were added; again is harmless.
 
-        The cost does not depend on the number of paths, except for the blocks of zone maps.
+        The cost does not depend on the number of paths, except for the blocks of zone maps. Waits
+        for a running compaction.
         """
         with self._merging, self._writing:
+            if self.schema.extends(schema):
+                return
             features = schema.indexed[len(self.schema.indexed) :]
             self._publish(seal_memtable=len(self._memtable) > 0)
             self._memtable = Memtable(schema)
@@ -361,7 +364,8 @@ class MetadataGraph:
             The matches from one snapshot, with the numbers of requests as items. None if there are
             more pairs than the request allows.
         """
-        label_schema, snapshot = self.schema.label_schema, self._snapshot
+        label_schema = match_query.label_schema or self.schema.label_schema
+        snapshot = self._snapshot
         work = MatchPass(match_query, snapshot.dropped, self._texts, label_schema)
         for run in snapshot.parts:
             work.visit(run)

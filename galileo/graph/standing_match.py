@@ -42,6 +42,7 @@ class MatchQuery:
         query_of: the query of a request, by number.
         pairs_max: above so many pairs there is no answer; None: no bound.
         few_paths: new paths of a run per request; above it each request scans separately.
+        label_schema: of the matches; None: that of the dataset by now.
     """
 
     standing: StandingQueries
@@ -50,6 +51,7 @@ class MatchQuery:
     query_of: Callable[[int], Query]
     pairs_max: int | None = None
     few_paths: int = 3_000
+    label_schema: pa.Schema | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,7 @@ class MatchPass:
         match_query: the match request.
         dropped: commits up to here are deleted.
         texts: of the graph.
-        label_schema: of the dataset.
+        label_schema: of the matches.
     """
 
     match_query: MatchQuery

@@ -7,6 +7,7 @@ version (`SynopsisState.apply`), and acknowledges that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from galileo.errors import InputError, InternalError
 from galileo.graph.columns import columns_from_batch
 from galileo.graph.synopsis_entries import Entries, bound_names, grids
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema
 
 ENTRIES_MAX = 4096
 """Entries of one synopsis; above it the grid becomes coarser by a step."""
@@ -50,6 +51,10 @@ class SynopsisState:
     step: int
     entries: Entries
     since: int = 0
+
+    def with_features(self, features: Sequence[Feature]) -> SynopsisState:
+        """The same state with further features, in which every path has null."""
+        return replace(self, entries=self.entries.with_features(features)) if features else self
 
     def apply(self, delta: SynopsisDelta) -> SynopsisState:
         """The state after a delta, or this one if the delta does not continue it."""
@@ -97,8 +102,12 @@ class SynopsisDelta:
     def from_bytes(schema: Schema, raw: bytes) -> SynopsisDelta:
         """The inverse of `to_bytes`.
 
+        Args:
+            schema: of the dataset; features that the sender did not know are null in its entries.
+            raw: the bytes.
+
         Raises:
-            InputError: the bytes are invalid, or of another dataset.
+            InputError: the bytes are invalid, of another dataset, or have features that it lacks.
         """
         try:
             with pa.ipc.open_stream(raw) as reader:
@@ -110,14 +119,16 @@ class SynopsisDelta:
                 expected="synopsis",
                 dataset=schema.name,
             ) from error
-        if delta.dataset != schema.key or batch.schema.names != _names(schema):
+        known = (schema.narrowed(added) for added in range(schema.added, -1, -1))
+        sent = next((one for one in known if batch.schema.names == _names(one)), None)
+        if delta.dataset != schema.key or sent is None:
             raise InputError(
                 f"expected a synopsis of dataset {schema.name!r} with columns {_names(schema)}, "
                 f"got one of {delta.dataset!r} with {batch.schema.names}",
                 expected="same_dataset",
                 dataset=delta.dataset,
             )
-        return delta
+        return replace(delta, state=delta.state.with_features(schema.indexed[len(sent.indexed) :]))
 
     def _stamp(self) -> dict[str, str]:
         version = self.state.version
@@ -191,9 +202,7 @@ class Synopsis:
         other = Synopsis(
             schema, partition=self.partition, epoch=epoch, entries_max=self._entries_max
         )
-        features = schema.indexed[len(self.schema.indexed) :]
-        entries = self._state.entries.with_features(features)
-        other._state = replace(self._state, entries=entries)
+        other._state = self._state.with_features(schema.indexed[len(self.schema.indexed) :])
         other.restart(epoch)
         return other
 

@@ -35,7 +35,8 @@ def normalise(schema: Schema, data: Observations | Iterable[pa.RecordBatch]) -> 
     """`data` as a table of `schema.observation_schema`, rows in the same order.
 
     Longitudes from 180 to 360 become negative, naive times are UTC, NaN is null. Unchanged columns
-    keep their buffers.
+    keep their buffers. Features that were added to the dataset are null where their column is
+    missing, so that producers of the earlier schema can go on.
 
     Raises:
         InvalidObservations: a column is missing, unknown or of a wrong type; a coordinate is null
@@ -105,7 +106,8 @@ def _check_names(schema: Schema, names: list[str], *, index: list[Any]) -> None:
             expected="unique",
             column=twice[0],
         )
-    missing = [name for name in expected if name not in names]
+    required = expected[: len(expected) - schema.added]
+    missing = [name for name in required if name not in names]
     unknown = [name for name in names if name not in expected]
     if not missing and not unknown:
         return
@@ -230,6 +232,8 @@ def _refuse(flags: pa.ChunkedArray, complaint: str, **details: str) -> None:
 
 
 def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
+    if feature.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, feature.arrow_type)])
     values = table.column(feature.name)
     _refuse_long(values, feature.name)
     if pa.types.is_dictionary(values.type):

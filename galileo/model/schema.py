@@ -137,7 +137,7 @@ def _label_schema(levels: _Levels) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Schema:
-    """The schema of a dataset; a cluster does not change it once the dataset exists.
+    """The schema of a dataset; once the dataset exists, it can only get more features.
 
     Attributes:
         name: the dataset's name, `[a-z0-9][a-z0-9_.-]{0,63}`.
@@ -273,6 +273,18 @@ class Schema:
             )
         return self._with(features=self.features[: added - self.added], added=added)
 
+    def narrowed_to(self, names: Iterable[str]) -> Schema:
+        """The schema without the last added features, as far as none of them is named.
+
+        Example:
+            >>> client.schema("weather").narrowed_to(["station"]).added
+            0
+        """
+        known = set(names)
+        added = self.features[len(self.features) - self.added :]
+        named = (n for n, feature in enumerate(added, start=1) if feature.name in known)
+        return self.narrowed(max(named, default=0))
+
     def extends(self, other: Schema) -> bool:
         """Whether this is the other schema, perhaps with features added.
 
@@ -343,10 +355,7 @@ class Schema:
         """
         raw = {
             "name": self.name,
-            "features": [
-                {"name": f.name, "unit": f.unit, "type": f.type, "indexed": f.indexed}
-                for f in self.features
-            ],
+            "features": [_feature_to_dict(feature) for feature in self.features],
             "geohash_precision": self.geohash_precision,
             "time_bucket_us": self.time_bucket_us,
         }
@@ -400,6 +409,34 @@ class Schema:
         except (ValueError, RecursionError) as error:
             raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
         return Schema.from_dict(raw)
+
+
+def features_to_json(features: Iterable[Feature]) -> str:
+    """Features as JSON text, as in that of a schema."""
+    return json.dumps([_feature_to_dict(feature) for feature in features])
+
+
+def features_from_json(text: str) -> tuple[Feature, ...]:
+    """The inverse of `features_to_json`.
+
+    Raises:
+        InvalidSchema: the text is no list of features, or one of them is invalid.
+    """
+    try:
+        return tuple(Feature(**raw) for raw in json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidSchema(
+            f"expected a list of features in JSON: {reason_of(error)}", expected="json"
+        ) from error
+
+
+def _feature_to_dict(feature: Feature) -> dict[str, Any]:
+    return {
+        "name": feature.name,
+        "unit": feature.unit,
+        "type": feature.type,
+        "indexed": feature.indexed,
+    }
 
 
 def widen(batch: Rows, schema: pa.Schema) -> Rows:

@@ -7,6 +7,9 @@ were away. It is dropped in the same way: every node keeps how many datasets of 
 dropped (its *generations*), of which the highest number counts, and a dataset of a lower generation
 is never taken in again. Inside the cluster a dataset goes by its key (`Schema.key`), so
 nothing that is late can meet another one of the same name.
+
+Features are added at the home, too, or by agreement. Of two schemas of a dataset that with more
+features counts, and heartbeats name their number.
 """
 
 from __future__ import annotations
@@ -173,6 +176,15 @@ class Catalog:
     def schema(self, dataset: str) -> Schema:
         return self.shard(dataset).schema
 
+    def narrowed(self, dataset: str, added: int) -> Schema:
+        """The schema of the dataset with this key when it had so many added features.
+
+        Raises:
+            UnknownDataset: it was dropped, or there is none.
+            InvalidSchema: some of these features are unknown here.
+        """
+        return self.schema(dataset).narrowed(added)
+
     def shard(self, dataset: str) -> Shard:
         """The shard of the dataset with this key.
 
@@ -216,17 +228,38 @@ class Catalog:
             )
 
     def adopt(self, schema: Schema) -> None:
-        """Stores a dataset that was accepted; idempotent.
+        """Stores a dataset that was accepted, or its added features; idempotent.
 
-        Ignores a dropped dataset. One of an earlier generation has to be dropped first.
+        Ignores a dropped dataset. One of an earlier generation has to be dropped first. Added
+        features may wait for the disk and for the graph: call it in a thread where there are some.
+
+        Raises:
+            DatasetExists: the dataset is here with a schema that this one does not extend, and that
+                does not extend this one.
+            PartitionReadOnly: the disk refuses; nothing was stored.
         """
+        known = self._shards.get(schema.key)
+        if known is not None and _has_more_features(schema, known):
+            known.prepare_features(schema)  # It may wait, and holds up no other dataset.
         with self._making:
             if self.is_dropped(schema.key):
                 return
-            self._store.create_dataset(schema)
-            if schema.key not in self._shards:
+            shard = self._shards.get(schema.key)
+            if shard is None:
+                self._store.create_dataset(schema)
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
                 self._keys[schema.name] = schema.key
+            elif _has_more_features(schema, shard):
+                shard.prepare_features(schema)
+                self._store.add_features(schema)
+                shard.add_features(schema)
+
+    def lacks(self, dataset: str, added: int) -> bool:
+        """Whether a dataset, or some of so many added features of it, is unknown here."""
+        shard = self._shards.get(dataset)
+        if shard is None:
+            return not self.is_dropped(dataset)
+        return shard.schema.added < added
 
     def definitions(self, slot: int) -> dict[str, Definition]:
         """What this node knows of the datasets of which one register decides."""
@@ -528,6 +561,19 @@ class Catalog:
             await writer.drained()
         for shard in self._shards.values():
             shard.close()
+
+
+def _has_more_features(schema: Schema, shard: Shard) -> bool:
+    """Whether a schema has features that a shard of its dataset does not know.
+
+    Raises:
+        DatasetExists: neither has what the other has.
+    """
+    if shard.schema.extends(schema):
+        return False
+    if not schema.extends(shard.schema):
+        raise existing_dataset(shard.schema, same=False)
+    return True
 
 
 def fenced(partition: int) -> PartitionMoved:

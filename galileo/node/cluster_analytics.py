@@ -421,7 +421,10 @@ class ClusterAnalytics:
         graph = view.graph(query.schema)
         for partition, synopsis in shard.synopses().items():
             if graph.version(partition) != synopsis.version:
-                view.apply_synopsis(query.schema, synopsis.changes_since(graph.version(partition)))
+                view.apply_synopsis(
+                    synopsis.schema, synopsis.changes_since(graph.version(partition))
+                )
+        graph = view.graph(query.schema)
         count = graph.estimate(query)
         last = view.sequences(query.schema.key).join(shard.published())
         owners = placement.owners(self._node.topology)

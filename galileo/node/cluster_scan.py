@@ -218,7 +218,16 @@ class ClusterScans:
         With `labels_max` above 0 each node may stop after that many. A sampler runs at the nodes;
         samples of different nodes are not merged.
         """
-        whole = ScanTask(0, query.schema.key, query.to_json(), after, until, partitions, labels_max)
+        whole = ScanTask(
+            0,
+            query.schema.key,
+            query.to_json(),
+            after,
+            until,
+            partitions,
+            labels_max,
+            added=query.schema.added,
+        )
         if sampler is not None:
             whole = dataclasses.replace(whole, sampler_json=sampler.to_json())
         shares = self._shares(whole)

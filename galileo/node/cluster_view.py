@@ -72,9 +72,13 @@ class ClusterView:
         return self.graph(schema).apply(delta)
 
     def graph(self, schema: Schema) -> FeatureGraph:
-        if schema.key not in self._graphs:
-            self._graphs[schema.key] = FeatureGraph(schema)
-        return self._graphs[schema.key]
+        """The feature graph of a dataset, with the features of a schema at least."""
+        graph = self._graphs.get(schema.key)
+        if graph is None:
+            graph = self._graphs[schema.key] = FeatureGraph(schema)
+        elif graph.schema.added < schema.added:
+            graph = self._graphs[schema.key] = graph.with_features(schema)
+        return graph
 
     def pruned_until(
         self, query: Query, partitions: frozenset[int], *, after: Cursor | None = None

@@ -96,7 +96,7 @@ class Ingest:
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
                 owner has already committed is not stored again.
         """
-        schema = self._catalog.schema(dataset)
+        schema = self._catalog.schema(dataset).narrowed_to(table.column_names)
         _check_identity(producer, batch)
         if table.num_rows > self._rows_max:
             raise InvalidObservations(
@@ -124,7 +124,8 @@ class Ingest:
             RangesChanged: the batch was split by earlier ranges.
             Unavailable: it was split by ranges that this node does not know yet.
         """
-        schema, topology = self._catalog.schema(task.dataset), self._topology_of(task.range_epoch)
+        schema = self._catalog.schema(task.dataset).narrowed(task.added)
+        topology = self._topology_of(task.range_epoch)
         identity = BatchIdentity(task.producer, task.batch, task.range_epoch, task.first_epoch)
         begun = await asyncio.to_thread(
             self._begin, schema, task.observations, identity, topology, is_own=True
@@ -154,6 +155,7 @@ class Ingest:
                     pa.concat_tables(rows),
                     identity.range_epoch,
                     identity.first_epoch,
+                    schema.added,
                 ),
             )
             for owner, rows in begun.others.items()

@@ -226,11 +226,10 @@ class LocalAnalytics:
                 query, after=share.after, until=share.until, partitions=share.partitions
             )
         )
-        task = ReadTask(
-            query.schema.key, labels.select(PARTS_SCHEMA.names), query_json=query.to_json()
-        )
+        schema, parts = query.schema, labels.select(PARTS_SCHEMA.names)
+        task = ReadTask(schema.key, parts, query.to_json(), added=schema.added)
         rows_max = sought.count + self._options.rows_held_min
-        held = [query.schema.observation_schema.empty_table()]
+        held = [schema.observation_schema.empty_table()]
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:
             async for table in tables:
                 held.append(table)

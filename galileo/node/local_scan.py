@@ -167,14 +167,14 @@ class LocalScans:
         parsed: list[tuple[ScanTask, Query]] = []
         for task in tasks:
             try:
-                parsed.append((task, parse(task.query_json, shard.schema)))
+                parsed.append((task, parse(task.query_json, shard.schema.narrowed(task.added))))
             except GalileoError as error:
                 answers.append(ScanFailed(task.item, error))
         tables = shard.graph.scan_many(
             [(query, task.after) for task, query in parsed], until=reached, partitions=partitions
         )
-        for (task, _), table in zip(parsed, tables, strict=True):
-            labels, until = LabelSet(shard.schema, table), reached
+        for (task, query), table in zip(parsed, tables, strict=True):
+            labels, until = LabelSet(query.schema, table), reached
             if task.labels_max:
                 labels, until = first_commits(labels, reached=reached, labels_max=task.labels_max)
             parts = split_table(labels.table, self._options.labels_per_part)
@@ -246,8 +246,9 @@ class _IncrementalScan:
         reached = _frontier(published, until=task.until, partitions=task.partitions)
         if self._sampler is None and task.after.covers(reached):
             return _RunningScan(shard, journals, iter(()), reached, labels_max=0)  # No new commit.
-        query = parse(task.query_json, shard.schema)
-        labels_max = _labels_per_step(shard.schema, self._bytes_max)
+        schema = shard.schema.narrowed(task.added)
+        query = parse(task.query_json, schema)
+        labels_max = _labels_per_step(schema, self._bytes_max)
 
         def scan(after: Cursor, until: Cursor) -> sampling.Pieces:
             # `until` names the partitions of the task and no others.
@@ -256,7 +257,7 @@ class _IncrementalScan:
         if self._sampler is not None:
             pieces = sampling.sampled_pieces(
                 scan,
-                shard.schema,
+                schema,
                 after=task.after,
                 until=reached,
                 sampler=self._sampler,

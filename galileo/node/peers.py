@@ -17,7 +17,7 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema
 from galileo.node.query_options import QueryOptions
 from galileo.samplers import LABEL
 
@@ -35,6 +35,7 @@ class CommitTask:
     Attributes:
         range_epoch: of the ranges by which the batch was split.
         first_epoch: the earliest one in which it may have been sent.
+        added: how many of the features added to the dataset the rows have.
     """
 
     dataset: str
@@ -43,6 +44,7 @@ class CommitTask:
     observations: pa.Table
     range_epoch: int = 1
     first_epoch: int = 1
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class ScanTask:
 
     `until` None means: up to what is committed when the scan starts. With `labels_max` above 0
     the answer may stop before, after a whole commit; `ScanDone.reached` has the frontier. With a
-    sampler the labels are its sample.
+    sampler the labels are its sample. The labels have the first `added` of the features that were
+    added to the dataset.
     """
 
     item: int
@@ -104,6 +107,7 @@ class ScanTask:
     partitions: frozenset[int]
     labels_max: int = 0
     sampler_json: str = ""
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +144,15 @@ class ReadTask:
     """Row ranges of commits: columns partition, sequence, row, rows (`PARTS_SCHEMA`).
 
     With a further column `label` (`NUMBERED_PARTS_SCHEMA`) the observations have a column of this
-    name with the range of each; such a task has no options.
+    name with the range of each; such a task has no options. The observations have the first
+    `added` of the features that were added to the dataset.
     """
 
     dataset: str
     parts: pa.Table
     query_json: str
     options: RowOptions = field(default_factory=RowOptions)
+    added: int = 0
 
     @property
     def is_numbered(self) -> bool:
@@ -204,6 +210,10 @@ class Peers(Protocol):
     def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]: ...
 
     async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema: ...
+
+    async def add_features(
+        self, node: str, dataset: str, features: Sequence[Feature]
+    ) -> Schema: ...
 
     async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]: ...
 

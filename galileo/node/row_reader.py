@@ -80,7 +80,7 @@ class RowReader:
             DataExpired: retention has dropped some of them.
             CorruptData: stored bytes fail their checksum.
         """
-        schema, options = self._catalog.schema(task.dataset), task.options
+        schema, options = self._schema_of(task), task.options
         options.check(schema)
         needed = dataclasses.replace(options, columns=options.needed(schema))
         tables = self._read_all(dataclasses.replace(task, options=needed), schema)
@@ -134,20 +134,24 @@ class RowReader:
         after, until = _range_of(task.parts)
         shard.check_readable(named, after=after, until=until)
         _check_not_dropped(shard, task.parts)
-        query = await parse_async(task.query_json, shard.schema) if task.query_json else None
-        tables = self._read_pieces(shard, task, query)
+        schema = self._schema_of(task)
+        query = await parse_async(task.query_json, schema) if task.query_json else None
+        tables = self._read_pieces(shard, task, schema, query)
         async with aclosing(self._first_rows(tables, task.options)) as firsts:
             async for table in firsts:
                 yield table
 
+    def _schema_of(self, task: ReadTask) -> Schema:
+        return self._catalog.schema(task.dataset).narrowed(task.added)
+
     async def _read_pieces(
-        self, shard: Shard, task: ReadTask, query: Query | None
+        self, shard: Shard, task: ReadTask, schema: Schema, query: Query | None
     ) -> AsyncGenerator[pa.Table, None]:
         loop = asyncio.get_running_loop()
-        names = None if task.is_numbered else task.options.names(shard.schema)
+        names = None if task.is_numbered else task.options.names(schema)
         rows_max = self._options.rows_per_piece
         for piece in await self._run(task.parts, _pieces, task.parts, rows_max):
-            table = await loop.run_in_executor(self._executor, _read, shard, piece, query)
+            table = await loop.run_in_executor(self._executor, _read, shard, piece, schema, query)
             if table.num_rows:
                 yield table if names is None else table.select(names)
 
@@ -221,12 +225,13 @@ def observed(
     parts = numbered_parts(labels)
     with translate_dropped_to_retry():
         _check_not_dropped(shard, parts)
-        tables = [_read(shard, piece, query) for piece in _pieces(parts, rows_per_piece)]
-    return pa.concat_tables([observed_schema(shard.schema).empty_table(), *tables])
+        schema, pieces = query.schema, _pieces(parts, rows_per_piece)
+        tables = [_read(shard, piece, schema, query) for piece in pieces]
+    return pa.concat_tables([observed_schema(schema).empty_table(), *tables])
 
 
-def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
-    tables = []
+def _read(shard: Shard, parts: pa.Table, schema: Schema, query: Query | None) -> pa.Table:
+    tables, names = [], schema.observation_schema.names
     for partition, sequence, ranges in _commits(parts):
         last = shard.published_sequence(partition)
         if partition not in shard.journals or sequence > last:
@@ -238,7 +243,8 @@ def _read(shard: Shard, parts: pa.Table, query: Query | None) -> pa.Table:
                 partition=partition,
                 sequence=sequence,
             )
-        tables.append(shard.journal(partition).read(sequence, ranges=ranges))
+        table = shard.journal(partition).read(sequence, ranges=ranges)
+        tables.append(table if table.num_columns == len(names) else table.select(names))
     table = pa.concat_tables(tables)
     matching = None if query is None else pa.array(query.match_observations(table))
     if LABEL in parts.column_names:

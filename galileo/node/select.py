@@ -191,7 +191,8 @@ class Selection:
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
                 if not named.num_rows:
                     continue
-                task = ReadTask(query.schema.key, named, query.to_json(), work.rest())
+                schema = query.schema
+                task = ReadTask(schema.key, named, query.to_json(), work.rest(), schema.added)
                 with translate_dropped_to_retry():
                     async with aclosing(self._reading.read(task)) as tables:
                         async for table in tables:
@@ -341,7 +342,7 @@ class _Pieces:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.work.options.needed(self.shard.schema)
+        return self.work.options.needed(self.query.schema)
 
     def tables_behind(self, labels: Iterator[pa.RecordBatch | None]) -> Iterator[pa.Table | None]:
         """The matching observations behind labels of these partitions."""

@@ -4,6 +4,10 @@ A commit is appended to its partition's journal and made durable; then its paths
 graph and the synopsis; then its sequence is published. In that order, so that whatever a
 scan can see has a sequence at or below the one it reports, and what it cannot see a higher
 one: the reason why a continuous query cannot miss.
+
+Features are added in the order graph, journals, schema (`Catalog.adopt`). The graph and synopses
+take paths of earlier schemas and never meet paths with features that they lack, since a journal
+returns those only when it knows them, and commits have those of the schema.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from galileo.errors import GalileoError, InternalError, PartitionMoved, Partitio
 from galileo.graph.columns import Commits
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.graph.synopsis import Synopsis
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.times import column_micros
 from galileo.model.versions import PartitionVersion
@@ -118,6 +122,18 @@ class Shard:
         self._attaching = threading.Lock()
         self._runs_maintained = 0
         self.durable_s = 0.0
+
+    def prepare_features(self, schema: Schema) -> None:
+        """Has the graph take paths with the added features of a schema, in a thread.
+
+        The journals and then `schema` get them next.
+        """
+        self.graph.add_features(schema)
+
+    def add_features(self, schema: Schema) -> None:
+        """Answers with the added features of a schema from now on; the journals know them."""
+        self.schema = schema
+        self._change = object()  # Peers get the synopses with the new features.
 
     def replay(self, partition: int, replayed: Replayed) -> None:
         """Indexes commits that the journal already has; at start, before `attach`."""
@@ -514,7 +530,8 @@ class Shard:
         try:
             counts = np.array([batch.num_rows for batch in batches])
             places = np.array(partitions, dtype=np.int32)
-            paths = pa.concat_batches(batches)
+            path_schema = self.graph.schema.path_schema
+            paths = pa.concat_batches([widen(batch, path_schema) for batch in batches])
             self.graph.insert_many(paths, Commits(places, np.array(sequences)), counts)
             first = np.flatnonzero(differs(places))  # The commits of a partition are together.
             starts, buckets = np.concatenate([[0], np.cumsum(counts)]), paths.column("bucket")
@@ -568,8 +585,14 @@ class Shard:
                 return  # It has left this node meanwhile.
             since = waiting[0].first_sequence - 1 if journal is None or waiting else journal.dropped
             synopsis = self._synopses[partition] = self._synopsis(partition, since)
+        schema = self.graph.schema
+        if synopsis.schema is not schema:
+            self._remade[partition] = self._remade.get(partition, 0) + 1
+            epoch = self._synopsis_epoch(partition)
+            synopsis = self._synopses[partition] = synopsis.with_features(schema, epoch=epoch)
         if waiting:
-            paths = pa.concat_batches([commits.paths for commits in waiting])
+            batches = [widen(commits.paths, schema.path_schema) for commits in waiting]
+            paths = pa.concat_batches(batches)
             synopsis.add(paths, waiting[-1].last_sequence)
         # Only now: had that failed, a later commit would vouch for those that it lacks.
         self._unsummarised.pop(partition, None)
@@ -577,7 +600,7 @@ class Shard:
 
     def _synopsis(self, partition: int, since: int) -> Synopsis:
         epoch = self._synopsis_epoch(partition)
-        return Synopsis(self.schema, partition=partition, epoch=epoch, since=since)
+        return Synopsis(self.graph.schema, partition=partition, epoch=epoch, since=since)
 
     def _log_epoch(self, partition: int) -> int:
         """A number that changes where sequences might be given to other commits."""
@@ -597,17 +620,17 @@ class Shard:
             return
         with self._summarising:
             self._summarise(partition)
-            until = self._synopses[partition].version.sequence
+            until, schema = self._synopses[partition].version.sequence, self.graph.schema
             labels = self.graph.scan(
-                parse("", self.schema),
+                parse("", schema),
                 until=Cursor({partition: until}),
                 partitions=frozenset([partition]),
             )
             self._remade[partition] = self._remade.get(partition, 0) + 1
             fresh = self._synopsis(partition, journal.dropped)
             if until:
-                left = labels.select(self.schema.path_schema.names).combine_chunks()
-                nothing = pa.RecordBatch.from_pylist([], schema=self.schema.path_schema)
+                left = labels.select(schema.path_schema.names).combine_chunks()
+                nothing = pa.RecordBatch.from_pylist([], schema=schema.path_schema)
                 fresh.add(next(iter(left.to_batches()), nothing), until)
             self._synopses[partition] = fresh
         self._change = object()

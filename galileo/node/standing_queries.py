@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from galileo import spans
 from galileo.cursor import Cursor
@@ -53,6 +54,7 @@ class MatchTask:
         digests: of the items' queries, one behind the other.
         committed: a commit of each partition that a leader has published; a replica that has
             published it, too, may answer up to there. None: only the leader.
+        added: how many of the features added to the dataset the labels have.
     """
 
     dataset: str
@@ -61,6 +63,7 @@ class MatchTask:
     cursors: npt.NDArray[np.int32]
     digests: bytes
     committed: npt.NDArray[np.int64] | None = None
+    added: int = 0
 
     def range(self) -> tuple[Cursor, Cursor | None]:
         """The smallest of the cursors, and what is known to be committed."""
@@ -91,7 +94,7 @@ class Registry:
         self.lock = threading.Lock()
         self.standing = StandingQueries(schema)
         self.wrong: dict[bytes, GalileoError] = {}
-        self._schema = schema
+        self.schema = schema
         self._queries_max = queries_max
         self._text_bytes_max = text_bytes_max
         self._text_bytes = 0
@@ -108,7 +111,7 @@ class Registry:
         if name in self._texts or name in self.wrong:
             return
         try:
-            query = parse(text, self._schema)
+            query = parse(text, self.schema)
         except GalileoError as error:
             if len(self.wrong) >= self._queries_max:
                 self.wrong.clear()
@@ -131,7 +134,7 @@ class Registry:
         return slots
 
     def query(self, name: bytes) -> Query:
-        return parse(self._texts[name], self._schema)
+        return parse(self._texts[name], self.schema)
 
     def text(self, name: bytes) -> str | None:
         """The text of a query; None where it is not known."""
@@ -215,11 +218,19 @@ class Matching:
         self._registries.pop(dataset, None)
 
     def registry(self, dataset: str) -> Registry:
+        """The queries of a dataset; empty again when features were added to it.
+
+        Their next cycles register them with the new schema.
+        """
         schema = self._catalog.schema(dataset)
+        registry = self._registries.get(dataset)
+        if registry is not None and registry.schema is not schema:
+            self._registries.pop(dataset, None)
         return self._registries.setdefault(dataset, Registry(schema))
 
     def _match(self, task: MatchTask) -> MatchResponse:
         registry, shard = self.registry(task.dataset), self._catalog.shard(task.dataset)
+        label_schema = registry.schema.narrowed(task.added).label_schema
         # Journals before, and published before the graph is read: it then holds at least this much.
         journals, until = shard.journals, _readable_until(shard, task)
         names = split_digests(task.digests)
@@ -227,7 +238,7 @@ class Matching:
             slots = registry.slots(names)
             known = np.flatnonzero(slots >= 0).astype(np.int32)
             asks = MatchRequests(slots, task.cursors, task.partitions, task.after)
-            one_pass = _Passes(shard.graph, registry, asks, names)
+            one_pass = _Passes(shard.graph, registry, asks, names, label_schema)
             parts = one_pass.parts(known, until=until, pairs_max=self._pairs_max)
         shard.check_unchanged(journals, until)
         # Looked at after the graph: it is at least what the passes missed.
@@ -244,6 +255,7 @@ class _Passes:
     registry: Registry
     asks: MatchRequests
     names: Sequence[bytes]
+    label_schema: pa.Schema
 
     def parts(
         self, items: npt.NDArray[np.int32], *, until: Cursor, pairs_max: int | None
@@ -263,6 +275,7 @@ class _Passes:
                 until,
                 lambda ask: self.registry.query(self.names[items[ask]]),
                 pairs_max,
+                label_schema=self.label_schema,
             )
         )
         if matches is not None:

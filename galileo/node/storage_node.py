@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
 from galileo.cursor import Cursor
 from galileo.dht import definitions
-from galileo.dht.definitions import CreateDataset, Definitions, DropDataset, SetRetention
+from galileo.dht.definitions import (
+    AddFeatures,
+    CreateDataset,
+    Definitions,
+    DropDataset,
+    SetRetention,
+)
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, Unavailable
+from galileo.errors import GalileoError, Unavailable, UnknownProperty
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -24,7 +31,7 @@ from galileo.model.retention import (
     RetentionReport,
     VersionedRetention,
 )
-from galileo.model.schema import Schema, split_key
+from galileo.model.schema import Feature, Schema, split_key
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
@@ -48,6 +55,8 @@ from galileo.node.sampler_store import SamplerStore, UploadOptions
 from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
+from galileo.query import Query, parse_async
+from galileo.storage.journal import UNKNOWN_FEATURES_AFTER_S
 from galileo.storage.store import Store
 
 THREADS = 4
@@ -203,6 +212,7 @@ class StorageNode:
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)
         )
         self._retaining: RetentionRunner | None = None
+        self._adding_features = asyncio.Lock()
         self.scrub: ScrubRunner | None = None
 
     @property
@@ -239,7 +249,7 @@ class StorageNode:
                 identity_of=identity_of,
                 is_alive=is_alive,
                 lead=self.moves.lead,
-                learn=lambda node, dataset: self.sync_datasets(node, [dataset]),
+                learn=lambda node, dataset, added: self.sync_datasets(node, {dataset: added}),
             )
         return self.replicas
 
@@ -319,10 +329,50 @@ class StorageNode:
         return [node.name for node in self.topology.nodes if node.name != self.name]
 
     async def adopt(self, schema: Schema) -> None:
-        """Keeps a dataset that its home has accepted, and drops those of its name before it."""
+        """Keeps a dataset, or its added features, and drops those of its name before it."""
         if self.catalog.outdated(schema):
             await self.drop(schema.name, schema.generation)
-        self.catalog.adopt(schema)
+        if not self.catalog.knows(schema.key):
+            self.catalog.adopt(schema)
+        elif self.catalog.lacks(schema.key, schema.added):
+            await asyncio.to_thread(self.catalog.adopt, schema)
+
+    async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
+        """Adds features to the dataset with this key, and tells every other node.
+
+        Its home decides that, or a majority of the voters in a cluster with copies. Another node
+        that cannot be reached now learns of them by a later heartbeat.
+
+        Returns:
+            The schema of the dataset.
+
+        Raises:
+            InvalidSchema: the dataset has a feature of such a name, or would have too many.
+            UnknownDataset: there is none with this key, or it was dropped.
+            Unavailable: the home cannot be reached, or too few voters can.
+            PartitionReadOnly: the disk refuses; at a home, no feature was added.
+        """
+        known = await self.schema(dataset)
+        if self._registers is not None:
+            change = AddFeatures(dataset, tuple(features))
+            wider = (await self._registers.change(known.name, change)).schema
+            assert wider is not None, "a dataset without a schema"
+            await self.adopt(wider)
+        elif (home := dataset_home(self.topology, dataset)) != self.name:
+            wider = await self._peers.add_features(home, dataset, features)
+            await self.adopt(wider)
+            return wider
+        else:
+            self._check_home()
+            wider = await self._add_features(dataset, features)
+        await asyncio.gather(*(self._hand_over(node, wider) for node in self._others))
+        return wider
+
+    async def _add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
+        """Adds features at the home; one call after the other."""
+        async with self._adding_features:
+            await self.adopt(self.catalog.schema(dataset).with_features(features))
+            return self.catalog.schema(dataset)  # It may have been dropped meanwhile.
 
     async def drop_dataset(self, dataset: str) -> dict[str, Removed | GalileoError]:
         """Drops the dataset with this key, and has every other node drop it.
@@ -373,15 +423,54 @@ class StorageNode:
         except GalileoError as error:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
 
-    async def schema(self, dataset: str) -> Schema:
+    async def schema(self, dataset: str, *, added: int = 0) -> Schema:
         """The schema of the dataset with this key; fetched from elsewhere if it is unknown here.
+
+        Args:
+            dataset: its key.
+            added: the number of added features that it has at least, as the caller knows.
 
         Raises:
             UnknownDataset: there is none, or it was dropped.
+            Unavailable: this node cannot learn of some of these features yet.
         """
-        if self._lacks(dataset):
+        if self.catalog.lacks(dataset, added):
             await self._look_up(split_key(dataset)[0])
-        return self.catalog.schema(dataset)
+        schema = self.catalog.schema(dataset)
+        if schema.added < added:
+            raise Unavailable(
+                f"node {self.name!r} does not know all features of dataset {schema.name!r} yet; "
+                "try again",
+                node=self.name,
+                after_s=UNKNOWN_FEATURES_AFTER_S,
+            )
+        return schema
+
+    async def narrowed(self, dataset: str, added: int) -> Schema:
+        """The schema of the dataset with this key when it had so many added features.
+
+        Errors as `schema`.
+        """
+        return (await self.schema(dataset, added=added)).narrowed(added)
+
+    async def schema_with(self, schema: Schema, names: Iterable[str]) -> Schema:
+        """The schema, or that of the dataset by now, if it lacks a feature of these names."""
+        if {*schema.observation_schema.names}.issuperset(names):
+            return schema
+        await self._look_up(schema.name)
+        return self.catalog.schema(schema.key)
+
+    async def bind(self, text: str, schema: Schema) -> Query:
+        """A query of a dataset; its schema is looked up again if it lacks a feature.
+
+        Raises:
+            InputError: as `galileo.query.parse`.
+        """
+        try:
+            return await parse_async(text, schema)
+        except UnknownProperty:
+            await self._look_up(schema.name)
+            return await parse_async(text, self.catalog.schema(schema.key))
 
     async def named(self, name: str) -> Schema:
         """The schema of the dataset that has this name now, for who knows nothing but the name.
@@ -427,8 +516,7 @@ class StorageNode:
         await self.learn_generations({name: one.generations for name, one in learned.items()})
         for schema, retention in [(one.schema, one.retention) for one in learned.values()]:
             if schema is not None:
-                if not self.catalog.knows(schema.key):
-                    self.catalog.adopt(schema)
+                await self.adopt(schema)
                 self.catalog.adopt_retention(schema.key, retention)
 
     async def learn_everything(self, slot: int) -> None:
@@ -455,17 +543,18 @@ class StorageNode:
         await self.catalog.settle()
         return definitions.merge(self._registers.agreed(slot), self.catalog.definitions(slot))
 
-    def _lacks(self, dataset: str) -> bool:
-        return not (self.catalog.knows(dataset) or self.catalog.is_dropped(dataset))
+    async def sync_datasets(self, node: str, datasets: Mapping[str, int]) -> None:
+        """Fetches datasets from `node` where this one lacks some, or some of their features.
 
-    async def sync_datasets(self, node: str, keys: Sequence[str]) -> None:
-        """Fetches from `node` the datasets with these keys, where this one lacks some.
+        Args:
+            node: that has them.
+            datasets: their numbers of added features, by key.
 
         Raises:
             Unavailable: this node does not know the topology of the cluster yet, or `node` does not
                 answer.
         """
-        if any(map(self._lacks, keys)):
+        if any(itertools.starmap(self.catalog.lacks, datasets.items())):
             await self._learn_all(node)
 
     @property

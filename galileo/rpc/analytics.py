@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from galileo.node.cluster_analytics import ClusterAnalytics, NodeAnswer
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse_async
 from galileo.query.nearest import NearestTo, Neighbours
+from galileo.query.operands import DATETIME, GEOHASH
 from galileo.rpc.analytics_client import described_to_pb, share_from_pb
 from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.quotas import QuotaResolver
@@ -92,7 +93,7 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Summarise(  # noqa: N802
         self, request: analytics_pb2.SummariseRequest, context: Context
     ) -> analytics_pb2.SummariseReply:
-        query = await self._query(request, context)
+        query = await self._query(request, context, names=[request.feature])
         question = SummaryRequest(query, request.feature, _bins(request))
         if request.HasField("share"):
             local = await self._exploration.local.summarise(question, share_from_pb(request.share))
@@ -104,8 +105,9 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Aggregate(  # noqa: N802
         self, request: analytics_pb2.AggregateRequest, context: Context
     ) -> _Parts:
-        query = await self._query(request, context)
-        question = AggregateRequest(query, grouping_from_pb(request))
+        grouping = grouping_from_pb(request)
+        query = await self._query(request, context, names=grouping.features)
+        question = AggregateRequest(query, grouping)
         if request.HasField("share"):
             local = await self._exploration.local.aggregate(question, share_from_pb(request.share))
             table = local.table
@@ -128,12 +130,13 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Describe(  # noqa: N802
         self, request: analytics_pb2.DescribeRequest, context: Context
     ) -> analytics_pb2.DescribeReply:
-        schema = await self._node.schema(request.dataset)
         if request.HasField("share"):
             share = share_from_pb(request.share)
+            schema = await self._node.narrowed(request.dataset, request.share.added)
             return described_to_pb(
                 await self._exploration.local.describe(schema.key, share), schema
             )
+        schema = await self._node.schema(request.dataset)
         result = await self._exploration.describe(schema)
         return described_to_pb(result.value, schema, missing=result.missing)
 
@@ -156,7 +159,7 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Estimate(  # noqa: N802
         self, request: analytics_pb2.EstimateRequest, context: Context
     ) -> analytics_pb2.EstimateReply:
-        query = await self._query(request, context)
+        query = await self._query(request, context, names=[request.feature])
         result = self._exploration.estimate(
             query, feature=request.feature or None, shares=list(request.quantiles)
         )
@@ -178,7 +181,8 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Children(  # noqa: N802
         self, request: analytics_pb2.ChildrenRequest, context: Context
     ) -> _Parts:
-        schema = await self._node.schema(request.dataset)
+        schema = await self._node.schema(request.dataset, added=request.added)
+        schema = await self._node.schema_with(schema, set(request.order) - {GEOHASH, DATETIME})
         question = _children_of(schema, request)
         if request.local:
             page, missing = await self._exploration.local.children(question), frozenset[int]()
@@ -220,7 +224,7 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
     async def Latest(  # noqa: N802
         self, request: analytics_pb2.LatestRequest, context: Context
     ) -> _Parts:
-        query = await self._query(request, context)
+        query = await self._query(request, context, names=[request.by.feature])
         key = key_from_pb(request.by)
         if isinstance(key, WindowKey):
             raise InputError("expected a cell or a feature, got a window", parameter="by")
@@ -237,12 +241,17 @@ class AnalyticsServicer(analytics_pb2_grpc.AnalyticsServicer):
         tail = analytics_pb2.AnalyticsTail(frontier=cursor_to_pb(frontier), missing=sorted(missing))
         yield analytics_pb2.AnalyticsPart(tail=tail)
 
-    async def _query(self, request: _Asking, context: Context) -> Query:
-        is_by_node = not isinstance(request, analytics_pb2.EstimateRequest) and request.HasField(
-            "share"
-        )
-        schema = self._node.schema if is_by_node else self._node.named
-        query = await parse_async(request.query, await schema(request.dataset))
+    async def _query(
+        self, request: _Asking, context: Context, *, names: Iterable[str] = ()
+    ) -> Query:
+        """The query of a request that names some features besides."""
+        if not isinstance(request, analytics_pb2.EstimateRequest) and request.HasField("share"):
+            schema = await self._node.narrowed(request.dataset, request.share.added)
+            query = await parse_async(request.query, schema)
+        else:
+            schema = await self._node.named(request.dataset)
+            schema = await self._node.schema_with(schema, filter(None, names))
+            query = await self._node.bind(request.query, schema)
         self._allowances.check_query(query, context)
         return query
 

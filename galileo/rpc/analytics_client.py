@@ -55,7 +55,7 @@ class GrpcAnalyticsPeer:
 
     async def explain(self, node: str, query: Query, share: PartitionScope) -> ExplainResult:
         request = analytics_pb2.ExplainRequest(
-            dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share)
+            dataset=query.schema.key, query=query.to_json(), share=share_to_pb(share, query.schema)
         )
         reply: analytics_pb2.ExplainReply = await self._peers.explore(node, "Explain", request)
         scan = reply.nodes[0].scan
@@ -68,7 +68,7 @@ class GrpcAnalyticsPeer:
             dataset=question.query.schema.key,
             query=question.query.to_json(),
             feature=question.feature,
-            share=share_to_pb(share),
+            share=share_to_pb(share, question.query.schema),
         )
         if isinstance(question.bins, int):
             request.count = question.bins
@@ -83,7 +83,7 @@ class GrpcAnalyticsPeer:
         request = grouping_to_pb(question.grouping)
         request.dataset = question.query.schema.key
         request.query = question.query.to_json()
-        request.share.CopyFrom(share_to_pb(share))
+        request.share.CopyFrom(share_to_pb(share, question.query.schema))
         chunks, tail = await self._parts(node, "Aggregate", request)
         table = pa.concat_tables([read_stream(chunk) for chunk in chunks])
         return PartialGroups(table, cursor_from_pb(tail.frontier))
@@ -97,6 +97,7 @@ class GrpcAnalyticsPeer:
             after_json="" if question.after is None else values_to_json((question.after,)),
             local=True,
             partitions=sorted(question.partitions),
+            added=question.schema.added,
         )
         chunks, tail = await self._parts(node, "Children", request)
         level = drill_down.level_below(question.schema, question.prefix, question.order)
@@ -112,7 +113,7 @@ class GrpcAnalyticsPeer:
             longitude=sought.longitude,
             count=sought.count,
             within_m=sought.within_m,
-            share=share_to_pb(share),
+            share=share_to_pb(share, sought.schema),
         )
         chunks, tail = await self._parts(node, "Nearest", request)
         table: pa.Table = table_of(chunks, sought.schema.observation_schema)
@@ -123,19 +124,21 @@ class GrpcAnalyticsPeer:
             dataset=question.query.schema.key,
             query=question.query.to_json(),
             by=key_to_pb(question.key),
-            share=share_to_pb(share),
+            share=share_to_pb(share, question.query.schema),
         )
         chunks, tail = await self._parts(node, "Latest", request)
         table: pa.Table = table_of(chunks, question.query.schema.observation_schema)
         return LatestRows(table, cursor_from_pb(tail.frontier))
 
     async def describe(self, node: str, schema: Schema, share: PartitionScope) -> Described:
-        request = analytics_pb2.DescribeRequest(dataset=schema.key, share=share_to_pb(share))
+        request = analytics_pb2.DescribeRequest(
+            dataset=schema.key, share=share_to_pb(share, schema)
+        )
         reply: analytics_pb2.DescribeReply = await self._peers.explore(node, "Describe", request)
         return described_from_pb(reply, schema)
 
     async def version(self, node: str, schema: Schema, share: PartitionScope) -> Versioned:
-        request = analytics_pb2.VersionRequest(dataset=schema.key, share=share_to_pb(share))
+        request = analytics_pb2.VersionRequest(dataset=schema.key, share=share_to_pb(share, schema))
         reply: analytics_pb2.VersionReply = await self._peers.explore(node, "Version", request)
         return Versioned(versions_from_pb(reply))
 
@@ -152,12 +155,13 @@ class GrpcAnalyticsPeer:
         raise Unavailable(f"the answer of node {node} is incomplete", node=node)
 
 
-def share_to_pb(share: PartitionScope) -> analytics_pb2.PartitionScope:
+def share_to_pb(share: PartitionScope, schema: Schema) -> analytics_pb2.PartitionScope:
     return analytics_pb2.PartitionScope(
         partitions=sorted(share.partitions),
         after=cursor_to_pb(share.after),
         until=cursor_to_pb(share.until or EMPTY_CURSOR),
         bounded=share.until is not None,
+        added=schema.added,
     )
 
 

@@ -12,7 +12,7 @@ from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, features_from_json
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
@@ -97,6 +97,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         return cluster_pb2.CreateDatasetReply(schema_json=schema.to_json())
 
     @unary
+    async def AddFeatures(  # noqa: N802
+        self, request: cluster_pb2.AddFeaturesRequest, context: Context
+    ) -> cluster_pb2.AddFeaturesReply:
+        features = features_from_json(request.features_json)
+        schema = await self._node.add_features(request.dataset, features)
+        return cluster_pb2.AddFeaturesReply(schema_json=schema.to_json())
+
+    @unary
     async def DropDataset(  # noqa: N802
         self, request: cluster_pb2.DropDatasetRequest, context: Context
     ) -> cluster_pb2.DropDatasetReply:
@@ -111,9 +119,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def ListDatasets(  # noqa: N802
         self, request: cluster_pb2.ListDatasetsRequest, context: Context
     ) -> cluster_pb2.ListDatasetsReply:
-        catalog = self._node.catalog
         caller = self._identify(context)
-        schemas = [shard.schema for _, shard in sorted(catalog.shards.items())]
+        shards = sorted(self._node.catalog.shards.items())
+        schemas = [one.schema for _, one in shards if request.name in ("", one.schema.name)]
         shown = [schema.to_json() for schema in schemas if caller.may_use(schema.name)]
         return cluster_pb2.ListDatasetsReply(schemas_json=shown)
 

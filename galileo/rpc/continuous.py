@@ -72,6 +72,7 @@ class CcqInfo:
     holders: Sequence[str] = ()
     owner: str = ""
     retrieved: Cursor = EMPTY_CURSOR
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +364,7 @@ def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:
         window_json=facts.window.to_json() if facts.window else "",
         holders=facts.holders,
         owner=facts.owner,
+        added=facts.added,
     )
 
 
@@ -390,6 +392,7 @@ def facts_from_pb(ccq: continuous_pb2.Ccq) -> CcqInfo:
         holders=tuple(ccq.holders),
         owner=ccq.owner,
         retrieved=cursor_from_pb(ccq.retrieved),
+        added=ccq.added,
     )
 
 

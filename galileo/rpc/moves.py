@@ -148,7 +148,7 @@ def _file_to_pb(file: File) -> migration_pb2.PartitionFile:
 
 def _contents(values: Iterable[migration_pb2.DatasetContents]) -> tuple[DatasetManifest, ...]:
     return tuple(
-        DatasetManifest(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths)
+        DatasetManifest(one.dataset, one.last_sequence, one.dropped, one.rows, one.paths, one.added)
         for one in values
     )
 
@@ -161,6 +161,7 @@ def _contents_to_pb(manifest: DatasetManifest, mark: bytes) -> migration_pb2.Dat
         rows=manifest.rows,
         paths=manifest.paths,
         mark=mark,
+        added=manifest.added,
     )
 
 

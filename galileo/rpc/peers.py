@@ -20,7 +20,7 @@ from galileo.errors import GalileoError, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
-from galileo.model.schema import Schema
+from galileo.model.schema import Feature, Schema, features_to_json
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
@@ -145,6 +145,7 @@ class GrpcPeers:
             batch=task.batch,
             range_epoch=task.range_epoch,
             first_epoch=task.first_epoch,
+            added=task.added,
         )
         request = Bulk(head, stream_of(task.observations))
         reply = await self._call(node, BulkStub, "Commit", request, self.options.commit_s)
@@ -205,6 +206,7 @@ class GrpcPeers:
             columns=task.options.columns,
             limit=task.options.limit,
             order_by=task.options.order_by,
+            added=schema.added,
         )
         whole = observed_schema(schema)
         columns = whole if task.is_numbered else task.options.arrow_schema(schema)
@@ -222,6 +224,13 @@ class GrpcPeers:
             schema_json=schema.to_json(), replicate=replicate
         )
         reply = await self._call(node, ClusterStub, "CreateDataset", request)
+        return Schema.from_json(reply.schema_json)
+
+    async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
+        request = cluster_pb2.AddFeaturesRequest(
+            dataset=dataset, features_json=features_to_json(features)
+        )
+        reply = await self._call(node, ClusterStub, "AddFeatures", request)
         return Schema.from_json(reply.schema_json)
 
     async def drop_dataset(self, node: str, dataset: str) -> dict[str, Removed | GalileoError]:
@@ -421,6 +430,7 @@ def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:
         partitions=sorted(task.partitions),
         labels_max=task.labels_max,
         sampler_json=task.sampler_json,
+        added=task.added,
     )
 
 
@@ -434,6 +444,7 @@ def scan_task_from_pb(item: storage_pb2.ScanItem) -> ScanTask:
         partitions=frozenset(item.partitions),
         labels_max=item.labels_max,
         sampler_json=item.sampler_json,
+        added=item.added,
     )
 
 

@@ -32,14 +32,20 @@ class QueryServicer(query_pb2_grpc.QueryServicer):
     async def Run(  # noqa: N802
         self, request: query_pb2.QueryRequest, context: Context
     ) -> AsyncGenerator[query_pb2.QueryPart, None]:
-        schema = await self._node.named(request.dataset)
-        query = await parse_async(request.query, schema)
+        if request.partitions:  # A part of an answer that another node has begun.
+            schema = await self._node.narrowed(request.dataset, request.added)
+            query = await parse_async(request.query, schema)
+        else:
+            schema = await self._node.named(request.dataset)
+            query = await self._node.bind(request.query, schema)
         self._allowances.check_query(query, context)
         batches = self._found(query, request)
         if request.HasField("limit"):
             batches = self._node.scans.limited(query, batches, request.limit)
         with self._counted():
-            head = query_pb2.QueryHead(schema_json=schema.to_json(), query_json=query.to_json())
+            head = query_pb2.QueryHead(
+                schema_json=query.schema.to_json(), query_json=query.to_json()
+            )
             message, held = query_pb2.QueryPart(head=head), list[pa.Table]()
             async with contextlib.aclosing(batches) as parts:
                 async for part in parts:

@@ -112,10 +112,11 @@ def envelopes_from_pb(request: pb.ReplicateRequest, *, to: str) -> list[Envelope
         if kind is None:
             raise InputError(f"expected a message of a replica, got another one of {sender.node!r}")
         value = getattr(one, kind)
-        message, frames, log_start = _READ[kind](value), None, b""
+        message, frames, log_start, added = _READ[kind](value), None, b"", 0
         if _has_frames(one):
-            frames, log_start = value.frames, value.log_start
-        envelopes.append(Envelope(one.partition, sender, receiver, message, frames, log_start))
+            frames, log_start, added = value.frames, value.log_start, value.added
+        envelope = Envelope(one.partition, sender, receiver, message, frames, log_start, added)
+        envelopes.append(envelope)
     return envelopes
 
 
@@ -129,6 +130,8 @@ def _write(envelope: Envelope, to: pb.ReplicaMessage) -> None:
         value.frames = bytes(envelope.frames)
     if envelope.log_start:
         value.log_start = envelope.log_start
+    if envelope.added:
+        value.added = envelope.added
 
 
 # --- values ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 
 import grpc.aio
@@ -14,6 +14,7 @@ from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.hashing import DIGEST_BYTES
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.rows import RowOptions
+from galileo.model.schema import Schema
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
     PARTS_SCHEMA,
@@ -74,11 +75,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: Bulk[storage_pb2.IngestRequest], context: Context
     ) -> storage_pb2.IngestReply:
         head = request.head
-        await self._node.schema(head.dataset)
+        schema = await self._node.schema(head.dataset, added=head.added)
+        table = _observations(request.observations)
+        await self._node.schema_with(schema, table.column_names)
         caller = CALLER.get()
         answer = await self._node.ingest.ingest(
             head.dataset,
-            _observations(request.observations),
+            table,
             producer=head.producer,
             batch=head.batch,
             principal=caller.name if caller else "",
@@ -98,7 +101,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: Bulk[peers_pb2.CommitRequest], context: Context
     ) -> peers_pb2.CommitReply:
         head = request.head
-        schema = await self._node.schema(head.dataset)
+        schema = await self._node.narrowed(head.dataset, head.added)
         task = CommitTask(
             dataset=head.dataset,
             producer=head.producer,
@@ -106,6 +109,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             observations=from_ipc(request.observations, schema.observation_schema),
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
+            added=head.added,
         )
         answer = await self._node.ingest.commit(task)
         return peers_pb2.CommitReply(
@@ -136,14 +140,15 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Read(  # noqa: N802
         self, request: storage_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadPart]:
-        await self._node.schema(request.dataset)
+        await self._node.schema(request.dataset, added=request.added)
         columns = NUMBERED_PARTS_SCHEMA if request.numbered else PARTS_SCHEMA
         query_json = request.query_json
         if request.digest:
             query_json = self._node.matching.text(request.dataset, request.digest)
         await self._check_vertices([(request.dataset, query_json)], context)
         parts = from_ipc(request.parts, columns)
-        task = ReadTask(request.dataset, parts, query_json, _row_options(request))
+        options = _row_options(request, request.columns)
+        task = ReadTask(request.dataset, parts, query_json, options, request.added)
         read = self._node.reading.read_local if request.local else self._node.reading.read
         async with aclosing(read(task)) as tables:
             async for table in tables:
@@ -154,8 +159,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Select(  # noqa: N802
         self, request: storage_pb2.SelectRequest, context: Context
     ) -> AsyncGenerator[Bulk[storage_pb2.SelectPart], None]:
-        schema = self._node.named if request.count_only else self._node.schema
-        query = await parse_async(request.query, await schema(request.dataset))
+        schema = await (
+            self._node.named(request.dataset)
+            if request.count_only
+            else self._node.schema(request.dataset, added=request.added)
+        )
+        schema = await self._node.schema_with(schema, request.columns)
+        query = await self._node.bind(request.query, schema)
         self._allowances.check_query(query, context)
         if request.count_only:
             count = await self._node.selection.count(query)
@@ -164,7 +174,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         waiting, missing = _NOTHING, set[int]()
         selected = self._node.selection.select(
             query,
-            _row_options(request),
+            _row_options(request, _columns(request, query.schema)),
             commits=_commit_range(request),
             on_missing=missing.update if request.partial else None,
         )
@@ -180,12 +190,14 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Page(  # noqa: N802
         self, request: storage_pb2.PageRequest, context: Context
     ) -> AsyncIterator[storage_pb2.PagePart]:
-        query = await parse_async(request.query, await self._node.schema(request.dataset))
+        schema = await self._node.schema(request.dataset, added=request.added)
+        schema = await self._node.schema_with(schema, request.columns)
+        query = await self._node.bind(request.query, schema)
         self._allowances.check_query(query, context)
         page = await self._node.paging.page(
             query,
             limit=request.limit,
-            columns=tuple(request.columns),
+            columns=_columns(request, query.schema),
             start=page_start_from_pb(request.start) if request.HasField("start") else None,
             accepts_missing=request.partial,
         )
@@ -206,6 +218,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                 bound=SCAN_ITEMS_MAX,
             )
         await self._check_vertices([(i.dataset, i.query_json) for i in request.items], context)
+        await self._learn_features(request.items)
         tasks = [scan_task_from_pb(item) for item in request.items]
         parts: list[storage_pb2.ScanPart] = []
         async with aclosing(self._node.local_scans.scan(tasks)) as answers:
@@ -222,6 +235,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def ScanSmall(  # noqa: N802
         self, request: storage_pb2.ScanRequest, context: Context
     ) -> peers_pb2.ScanSmallReply:
+        await self._learn_features(request.items)
         scans = await asyncio.gather(*(self._scan_small(item, context) for item in request.items))
         bytes_left = CHUNK_BYTES_MAX
         for scan in scans:
@@ -249,6 +263,11 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
                 scan.gone.CopyFrom(cursor_to_pb(answer.gone))
         return scan
 
+    async def _learn_features(self, items: Iterable[storage_pb2.ScanItem]) -> None:
+        """Learns features that a query may name; errors as `StorageNode.schema`."""
+        for dataset, added in {(item.dataset, item.added) for item in items if item.added}:
+            await self._node.schema(dataset, added=added)
+
     async def _check_vertices(self, queries: Iterable[tuple[str, str]], context: Context) -> None:
         """Checks quotas of queries in methods that nodes call, too."""
         quotas = self._allowances.bounds(context)
@@ -273,15 +292,26 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def Match(  # noqa: N802
         self, request: peers_pb2.MatchRequest, context: Context
     ) -> AsyncGenerator[peers_pb2.MatchReply, None]:
-        await self._node.schema(request.dataset)
+        await self._node.schema(request.dataset, added=request.added)
         answer = await self._node.matching.match(match_task_from_pb(request))
         for reply in replies_of(answer):
             yield reply
 
 
-def _row_options(request: storage_pb2.ReadRequest | storage_pb2.SelectRequest) -> RowOptions:
+def _row_options(
+    request: storage_pb2.ReadRequest | storage_pb2.SelectRequest, columns: Sequence[str]
+) -> RowOptions:
     limit = request.limit if request.HasField("limit") else None
-    return RowOptions(tuple(request.columns), limit, request.order_by)
+    return RowOptions(tuple(columns), limit, request.order_by)
+
+
+def _columns(
+    request: storage_pb2.SelectRequest | storage_pb2.PageRequest, schema: Schema
+) -> tuple[str, ...]:
+    """The columns of an answer; without names those of the schema that the sender knows."""
+    if request.columns or request.added == schema.added:
+        return tuple(request.columns)
+    return tuple(schema.narrowed(request.added).observation_schema.names)
 
 
 def _commit_range(request: storage_pb2.SelectRequest) -> CursorRange | None:
@@ -360,4 +390,5 @@ def match_task_from_pb(
         cursors,
         request.digests,
         committed[0] if len(committed) else None,
+        request.added,
     )

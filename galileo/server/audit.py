@@ -227,6 +227,7 @@ def _run_many(requests: Iterable[Any]) -> Iterator[_Act]:
 
 _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Cluster/CreateDataset": _created,
+    "Cluster/AddFeatures": lambda request: iter([("add-features", name_of_key(request.dataset))]),
     "Cluster/DropDataset": lambda request: iter([("drop-dataset", name_of_key(request.dataset))]),
     "Cluster/SetRetention": lambda request: iter([("set-retention", request.dataset)]),
     "Cluster/ApplyRetention": lambda request: iter([("apply-retention", request.dataset)]),

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
+from galileo.ccq.model import Ccq
 from galileo.ccq.packs import KEPT_SHARE, Pack, PackedLabels, Piece
 from galileo.ccq.state import dropped_failure
 from galileo.clock import Clock
@@ -248,7 +249,9 @@ class BulkFetches:
         pieces = tuple(making.shares.pieces(effect.labels))
         if len(pieces) > 1 or any(one.rows is not None and len(one.rows[0]) != 1 for one in pieces):
             return False
-        schema_json = making.schema_of(record.ccq.dataset, self._node)
+        schema_json = making.schema_of(record.ccq, self._node)
+        if schema_json is None:
+            return False
         sheet = sheets.of(effect, schema_json)
         self._cursors.keep(sheet.cursor)
         sheet.places.append(ask.place)
@@ -282,11 +285,15 @@ class BulkFetches:
             return None
         if self._node.catalog.is_dropped(made.dataset):
             return ManyUpdate(ask.place, ask.ccq_id, dropped_failure(made).to_error())
+        schema_json = making.schema_of(made, self._node)
+        if schema_json is None:
+            message = f"features of dataset {made.dataset!r} are not known here yet; try again"
+            return ManyUpdate(ask.place, ask.ccq_id, Unavailable(message, after_s=0.2))
         update = Update(
             effect,
             tuple(making.shares.pieces(effect.labels)),
             self._issue(made.id, effect.cursor, progress, making.tokens),
-            making.schema_of(made.dataset, self._node),
+            schema_json,
             made.query if making.include_query else "",
             windows,
         )
@@ -353,13 +360,17 @@ class _Making:
     shares: _Shares
     include_query: bool
     tokens: tokens.Encoder = field(default_factory=tokens.Encoder)
-    schemas: dict[str, str] = field(default_factory=dict)
+    schemas: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    def schema_of(self, dataset: str, node: StorageNode) -> str:
-        schema_json = self.schemas.get(dataset)
-        if schema_json is None:
-            schema_json = self.schemas[dataset] = node.catalog.schema(dataset).to_json()
-        return schema_json
+    def schema_of(self, made: Ccq, node: StorageNode) -> str | None:
+        """The schema of the labels of a CCQ; None if some of its features are not known here."""
+        key = made.dataset, made.added
+        if key not in self.schemas:
+            schema = node.catalog.schema(made.dataset)
+            if schema.added < made.added:
+                return None
+            self.schemas[key] = schema.narrowed(made.added).to_json()
+        return self.schemas[key]
 
 
 def _ranges(pack: Pack) -> KeptRows:

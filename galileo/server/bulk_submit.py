@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from galileo.ccq.events import AnswerBatch, BatchItem, BatchSubmitted, ContinuousEvent, Outcome
 from galileo.ccq.model import Ccq
 from galileo.election.events import RefuseSubmit
-from galileo.errors import GalileoError, InputError, QuotaExceeded
+from galileo.errors import GalileoError, InputError, QuotaExceeded, UnknownProperty
 from galileo.model.schema import Schema
 from galileo.node.storage_node import StorageNode
 from galileo.query import Query, parse
@@ -76,6 +76,8 @@ class BulkSubmitter:
             )
         schemas = await self._schemas(submissions)
         made = await asyncio.to_thread(self._items, submissions, schemas)
+        if await self._learn_features(submissions, made, schemas):
+            made = await asyncio.to_thread(self._items, submissions, schemas)
         made = await self._with_samplers(made)
         quotas = [one.quotas for one in submissions if isinstance(one, Submission)]
         made = await self._within_quota(made, quotas[0].ccqs_max) if quotas else made
@@ -94,6 +96,25 @@ class BulkSubmitter:
             except GalileoError as error:
                 schemas[dataset] = error
         return schemas
+
+    async def _learn_features(
+        self,
+        submissions: Sequence[Asked],
+        made: Sequence[BatchItem | GalileoError],
+        schemas: dict[str, Schema | GalileoError],
+    ) -> bool:
+        """Looks schemas up again that lack features; returns whether one has more of them."""
+        unknown = {
+            asked.dataset: str(item.details["property"])
+            for asked, item in zip(submissions, made, strict=True)
+            if isinstance(asked, Submission) and isinstance(item, UnknownProperty)
+        }
+        known = dict(schemas)
+        for dataset, name in unknown.items():
+            schema = schemas[dataset]
+            if isinstance(schema, Schema):
+                schemas[dataset] = await self._node.schema_with(schema, [name])
+        return schemas != known
 
     def _items(
         self, submissions: Sequence[Asked], schemas: dict[str, Schema | GalileoError]

@@ -106,6 +106,7 @@ class ClusterCcqs:
             holders=tuple(one.node for one in record.holders),
             owner=ccq.owner,
             retrieved=record.retrieved,
+            added=ccq.added,
         )
 
     def address(self, node: str) -> str:

@@ -36,7 +36,7 @@ from galileo.node.cluster_scan import ScanEnd
 from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
 from galileo.packing import Compression
-from galileo.query import Query, parse_async
+from galileo.query import Query
 from galileo.rpc.bulk_codec import ManyFetched, Update
 from galileo.rpc.continuous import (
     CachedRange,
@@ -163,7 +163,7 @@ class ContinuousQueries:
             TransientError: no node could accept it.
         """
         schema = await self._node.named(submission.dataset)
-        query = await parse_async(submission.query, schema)
+        query = await self._node.bind(submission.query, schema)
         made = self._checked(submission, query)
         self._check_capacity(await self._ccqs.total())
         await self._check_quota(made.id, made.owner, submission.quotas.ccqs_max)
@@ -319,6 +319,7 @@ class ContinuousQueries:
             compression=submission.compression,
             window=submission.window,
             owner=submission.owner,
+            added=query.schema.added,
         )
 
     async def _initial(self, query: Query, made: Ccq) -> _Initial:
@@ -422,15 +423,15 @@ class ContinuousQueries:
             answer,
             await pieces_of(answer.labels, query.compression),
             tokens.encode(query.id, answer.cursor, progress),
-            self._schema(query).to_json(),
+            (await self._schema(query)).to_json(),
             query.query,
             windows,
         )
 
-    def _schema(self, made: Ccq) -> Schema:
-        """The schema of a CCQ's dataset. Raises CcqDropped if it was dropped."""
+    async def _schema(self, made: Ccq) -> Schema:
+        """The schema of a CCQ's labels. Raises CcqDropped if the dataset was dropped."""
         try:
-            return self._node.catalog.schema(made.dataset)
+            return await self._node.narrowed(made.dataset, made.added)
         except UnknownDataset as error:
             if self._node.catalog.is_dropped(made.dataset):
                 raise dropped_failure(made).to_error() from error

@@ -70,10 +70,10 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The items of one dataset.
+    """The items of one dataset that were submitted with the same features.
 
     Attributes:
-        schema: of the dataset.
+        schema: of their labels.
         items: the items of the cycle.
         rows: the distinct rows.
         row_of: for each item its row.
@@ -182,18 +182,18 @@ class CycleExecutor:
     # --- what is asked -----------------------------------------------------------------------
 
     def _grouped(self, items: Sequence[ccq.CycleItem]) -> list[_Group]:
-        groups: dict[str, _Group] = {}
+        groups: dict[tuple[str, int], _Group] = {}
         # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
         is_pruned = len(items) <= self._options.pruned_items_max
         shards = self._node.catalog.shards
         for item in items:
-            name = item.ccq.dataset
-            group = groups.get(name)
+            name, added = item.ccq.dataset, item.ccq.added
+            group = groups.get((name, added))
             if group is None:
-                if name not in shards:
+                if name not in shards or shards[name].schema.added < added:
                     continue  # Dropped: it ends. Not known yet: retried in the next cycle.
-                group = groups[name] = _Group(shards[name].schema)
+                group = groups[name, added] = _Group(shards[name].schema.narrowed(added))
             known = self._of_query(item.ccq.query, group.schema)
             key = (id(group), id(item.after), id(item.partitions), id(known.candidates))
             at = None if is_pruned else rows.get(key)

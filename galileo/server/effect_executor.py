@@ -12,6 +12,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from galileo.ccq import events as ccq
+from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import from_bytes
 from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -138,13 +139,14 @@ class EffectExecutor:
         else:
             await self._peers.register_queries(node, dataset, texts)
 
-    def _query(self, text: str, dataset: str) -> Query:
-        return self._parsed(text, self._node.catalog.schema(dataset))
+    async def _schema(self, made: Ccq) -> Schema:
+        """The schema of the labels of a CCQ; errors as `StorageNode.narrowed`."""
+        return await self._node.narrowed(made.dataset, made.added)
 
     # --- rescans -----------------------------------------------------------------------------
 
     async def _backfill(self, effect: ccq.Backfill) -> ccq.BackfillFinished:
-        query = self._query(effect.ccq.query, effect.ccq.dataset)
+        query = self._parsed(effect.ccq.query, await self._schema(effect.ccq))
         wanted = frozenset(effect.until)
         possible = self._node.scans.candidates(query) & wanted
         labels, tail = await self.scan(
@@ -212,11 +214,12 @@ class EffectExecutor:
 
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
         """The observations of labels of any nodes, for a sampler."""
-        task = ReadTask(query.schema.key, numbered_parts(labels), query.to_json())
+        schema = query.schema
+        task = ReadTask(schema.key, numbered_parts(labels), query.to_json(), added=schema.added)
         with translate_dropped_to_retry():
             async with aclosing(self._node.reading.read(task)) as pieces:
                 tables = [table async for table in pieces]
-        return pa.concat_tables([observed_schema(query.schema).empty_table(), *tables])
+        return pa.concat_tables([observed_schema(schema).empty_table(), *tables])
 
     # --- holders -----------------------------------------------------------------------------
 
@@ -235,7 +238,7 @@ class EffectExecutor:
             async for part in self._peers.held(effect.node, request):
                 parts.append(part.data)
                 tail.MergeFrom(part.tail)
-            schema = self._node.catalog.schema(effect.ccq.dataset)
+            schema = await self._schema(effect.ccq)
             labels = await asyncio.to_thread(_from_parts, parts, schema)
         except GalileoError as error:
             name = effect.ccq.id

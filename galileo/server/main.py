@@ -147,7 +147,7 @@ class NodeProcess:
         self.machine = self._make_machine()
         self.node.retain(self._readers, _retaining(config.storage, clock))
         self._evaluation = Evaluation(config)
-        self._spills = SpillFiles(Path(config.node.directory), schema=self.node.catalog.schema)
+        self._spills = SpillFiles(Path(config.node.directory), schema=self.node.catalog.narrowed)
         self._work = work = self._make_work()
         self.driver = Driver(
             self.machine,

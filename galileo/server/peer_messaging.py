@@ -437,9 +437,12 @@ class PeerMessenger:
         )
 
     def _heartbeat(self, box: _Peer) -> peers_pb2.Heartbeat:
+        shards = self._node.catalog.shards
+        added = [shard.schema.added for shard in shards.values()]
         return peers_pb2.Heartbeat(
             synopses=self._changes(box),
-            datasets=list(self._node.catalog.shards),
+            datasets=list(shards),
+            added=added if any(added) else [],
             dropped=self._dropped(box),
             retentions=self._retentions(box),
             samplers=self._sampler_news(box),
@@ -493,9 +496,9 @@ class PeerMessenger:
         ]
 
     def _changes(self, box: _Peer) -> list[peers_pb2.SynopsisChange]:
-        changes, size = [], 0
+        changes, size, shards = [], 0, self._node.catalog.shards
         for dataset, summary in self._summaries.items():
-            if box.up_to_date.get(dataset) is summary.published:
+            if box.up_to_date.get(dataset) is summary.published or dataset not in shards:
                 continue
             is_up_to_date = True
             for partition, synopsis in sorted(summary.synopses.items()):
@@ -503,7 +506,9 @@ class PeerMessenger:
                 if known == synopsis.version:
                     continue
                 is_up_to_date = False
-                if size > self._options.synopsis_bytes_max:
+                # Features that are being added are announced first.
+                is_early = synopsis.schema.added > shards[dataset].schema.added
+                if is_early or size > self._options.synopsis_bytes_max:
                     continue
                 delta = summary.delta(partition, known)
                 size += len(delta)
@@ -616,7 +621,7 @@ class PeerMessenger:
             log.error("cannot drop the datasets that %s dropped: %s", request.sender, error)
             return error
         try:
-            await self._node.sync_datasets(request.sender, list(request.heartbeat.datasets))
+            await self._node.sync_datasets(request.sender, _announced(request.heartbeat))
         except GalileoError as error:
             log.warning("cannot adopt the datasets of %s: %s", request.sender, error)
         return None
@@ -686,10 +691,11 @@ class PeerMessenger:
         view.record_report(node)
 
     def _take_synopses(self, heartbeat: peers_pb2.Heartbeat) -> list[peers_pb2.SynopsisVersion]:
-        view, catalog = self._node.view, self._node.catalog
+        view, catalog, announced = self._node.view, self._node.catalog, _announced(heartbeat)
         held = []
         for change in heartbeat.synopses:
-            if not catalog.knows(change.dataset):
+            added = announced.get(change.dataset, 0)
+            if not catalog.knows(change.dataset) or catalog.lacks(change.dataset, added):
                 continue  # Dropped, or not adopted yet; the change is sent again.
             schema = catalog.schema(change.dataset)
             delta = SynopsisDelta.from_bytes(schema, change.delta)
@@ -707,6 +713,12 @@ class PeerMessenger:
 
 def _drop(node: str, message: DefinitionMessage) -> None:
     """Drops a message."""
+
+
+def _announced(heartbeat: peers_pb2.Heartbeat) -> dict[str, int]:
+    """The datasets of a sender, with their numbers of added features."""
+    added = heartbeat.added or [0] * len(heartbeat.datasets)
+    return dict(zip(heartbeat.datasets, added, strict=False))
 
 
 def _check_protocol(request: peers_pb2.GossipRequest) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from galileo.ccq import events
+from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import from_bytes, to_bytes
 from galileo.ccq.packs import PackedLabels
 from galileo.errors import GalileoError
@@ -35,10 +36,10 @@ class SpillFiles:
 
     Args:
         directory: of the node; the files are in a directory within.
-        schema: of a dataset.
+        schema: of the labels of a dataset with so many added features.
     """
 
-    def __init__(self, directory: Path, *, schema: Callable[[str], Schema]) -> None:
+    def __init__(self, directory: Path, *, schema: Callable[[str, int], Schema]) -> None:
         self._directory = directory / DIRECTORY
         self._schema = schema
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spills")
@@ -57,7 +58,7 @@ class SpillFiles:
 
     async def read(self, effect: events.LoadPacks) -> events.PacksLoaded:
         try:
-            labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq.dataset))
+            labels = await self._in_thread(lambda: self._read(effect.number, effect.ccq))
         except Exception as error:  # As above.
             name, template = (
                 effect.ccq.id,
@@ -90,8 +91,9 @@ class SpillFiles:
             raise
         return len(data)
 
-    def _read(self, number: int, dataset: str) -> PackedLabels:
-        return from_bytes(self._path(number).read_bytes(), self._schema(dataset))
+    def _read(self, number: int, made: Ccq) -> PackedLabels:
+        schema = self._schema(made.dataset, made.added)
+        return from_bytes(self._path(number).read_bytes(), schema)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -156,6 +156,7 @@ def match_request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
         cursors=to_bytes(cursors),
         digests=group.digests_of(query.items),
         committed=b"" if committed is None else sequences_to_bytes(committed[query.columns]),
+        added=Schema.from_json(group.schema_json).added,
     )
 
 

@@ -150,6 +150,7 @@ class ObservationReader:
             local=True,
             numbered=True,
             digest=self.digest,
+            added=labels.schema.added,
         )
         options = CallOptions(stream_s=self.timeout_s, patience_s=0.0)
         with BlockingCaller([self.address], options=options, keys=self.keys) as caller:

@@ -206,7 +206,8 @@ class Store:
             if present is not None and present != schema:
                 raise DatasetExists(
                     f"dataset {schema.name!r} exists with another schema: {present.to_json()}. "
-                    "A schema never changes; choose another name, or use the dataset as it is",
+                    "A schema only gets more features, by add_features; choose another name, or "
+                    "use the dataset as it is",
                     same=False,
                 )
             if present is None:

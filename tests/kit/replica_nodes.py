@@ -194,7 +194,9 @@ class Network:
         return self.nodes[node]
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        return await self._reach(node).ingest.commit(task)
+        there = self._reach(node)
+        await there.schema(task.dataset, added=task.added)
+        return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
         return await self._reach(node).ingest.earlier.find(lookup)

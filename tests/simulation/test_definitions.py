@@ -27,6 +27,7 @@ def test_definitions_random_histories_are_those_of_one_node(seeds: int) -> None:
     expected = (
         *("create Definition", "create DatasetExists", "drop Definition", "drop UnknownDataset"),
         *("retain Definition", "retain Unavailable", "founded", "directories lost"),
+        *("extend Definition", "extend InvalidSchema", "extend UnknownDataset"),
     )
     never = [name for name in expected if not counters[name]]
     assert not never

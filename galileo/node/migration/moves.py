@@ -296,6 +296,7 @@ def dataset_manifest(catalog: Catalog, partition: int) -> tuple[DatasetManifest,
             dropped=journal.dropped,
             rows=journal.rows_total,
             paths=journal.paths_total,
+            added=shard.schema.added,
         )
         for dataset, shard in sorted(catalog.shards.items())
         if (journal := shard.journals.get(partition)) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from galileo.dht.topology import Move
@@ -65,13 +65,18 @@ class File:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DatasetManifest:
-    """What a partition has of one dataset; equal ones are of the same commits."""
+    """What a partition has of one dataset; equal ones are of the same commits.
+
+    Attributes:
+        added: the number of features added to the dataset, as far as the sender knows.
+    """
 
     dataset: str
     last_sequence: int
     dropped: int
     rows: int
     paths: int
+    added: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

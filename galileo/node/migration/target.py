@@ -55,7 +55,7 @@ class PartitionTarget:
         moves: what is adopted.
         catalog, store: of this node.
         movers: calls to the other nodes.
-        learn: fetches from a node the datasets of these names.
+        learn: fetches from a node the datasets of these names that have so many added features.
         options: times and limits.
     """
 
@@ -68,7 +68,7 @@ class PartitionTarget:
         catalog: Catalog,
         store: Store,
         movers: MigrationPeer,
-        learn: Callable[[str, list[str]], Awaitable[None]],
+        learn: Callable[[str, dict[str, int]], Awaitable[None]],
         options: MigrationOptions,
     ) -> None:
         self._name = name
@@ -168,7 +168,7 @@ class PartitionTarget:
         except PartitionMoved as error:
             await self._adopt_named(error)
             raise
-        await self._learn(owner, [manifest.dataset for manifest in listing.contents])
+        await self._learn(owner, {one.dataset: one.added for one in listing.contents})
         return listing
 
     async def _adopt_named(self, error: PartitionMoved) -> Move | None:
@@ -188,7 +188,7 @@ class PartitionTarget:
         try:
             listing = await self._movers.fence(owner, partition, to=self._name)
             renewing = asyncio.create_task(self._renew(owner, partition))
-            await self._learn(owner, [manifest.dataset for manifest in listing.contents])
+            await self._learn(owner, {one.dataset: one.added for one in listing.contents})
             for _ in range(self._options.fenced_rounds_max):
                 async with contextlib.aclosing(copy.follow(listing)) as steps:
                     async for _ in steps:

@@ -18,6 +18,7 @@ class Envelope:
     Attributes:
         frames: those of an `Append` or a `Fetched`, one behind the other, as on the disk.
         log_start: with the first of them that the sender has, its record of what it has dropped.
+        added: with frames, the number of features added to their dataset, as the sender knows.
     """
 
     partition: int
@@ -26,6 +27,7 @@ class Envelope:
     message: Message
     frames: Buffer | None = None
     log_start: bytes = b""
+    added: int = 0
 
     @property
     def frames_bytes(self) -> int:

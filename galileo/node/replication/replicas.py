@@ -293,7 +293,7 @@ class Replicas:
         identity_of: Callable[[str], str],
         is_alive: Callable[[str], bool],
         lead: Callable[[int, int], None],
-        learn: Callable[[str, str], Awaitable[None]],
+        learn: Callable[[str, str, int], Awaitable[None]],
     ) -> None:
         """Starts the machines that have a state; in the event loop, before `run`.
 
@@ -303,7 +303,7 @@ class Replicas:
             identity_of: the identity of a node's directory, "" while it is not known.
             is_alive: whether a node has been heard lately.
             lead: announces this node as the owner of a partition in a term.
-            learn: has this node learn a dataset from another one.
+            learn: has this node learn a dataset with so many added features from another one.
         """
         self.loop = asyncio.get_running_loop()
         self._catalog = catalog
@@ -681,32 +681,30 @@ class Replicas:
                 hosted = self._host(envelope.partition, ReplicaState())
             if isinstance(message, Append | Fetched) and not _is_complete(envelope, hosted.machine):
                 continue
-            missing = self._unknown_dataset(message)
+            missing = self._unknown_dataset(envelope)
             if missing is not None:
-                self._learn_dataset(envelope.sender.node, missing)
+                self._learn_dataset(envelope.sender.node, missing, envelope.added)
                 continue
             event = MessageArrived(envelope.sender, message)
             self._step(envelope.partition, event, envelope)
 
-    def _unknown_dataset(self, message: Message) -> str | None:
-        """A dataset of the message that this node has to learn first."""
+    def _unknown_dataset(self, envelope: Envelope) -> str | None:
+        """A dataset of the message that this node has to learn first, or features of it."""
         named: Iterable[str] = ()
+        message = envelope.message
         if isinstance(message, Append | Fetched):
             named = [message.log]
         elif isinstance(message, StartTerm):
             named = message.logs
-        catalog = self._catalog
-        return next(
-            (one for one in named if not catalog.knows(one) and not catalog.is_dropped(one)), None
-        )
+        return next((one for one in named if self._catalog.lacks(one, envelope.added)), None)
 
-    def _learn_dataset(self, node: str, dataset: str) -> None:
+    def _learn_dataset(self, node: str, dataset: str, added: int) -> None:
         if dataset in self._learning:
             return
 
         async def learn() -> None:
             try:
-                await self._learn(node, dataset)
+                await self._learn(node, dataset, added)
             except GalileoError as error:
                 log.warning("cannot learn dataset %s from %s: %s", dataset, node, error)
             finally:
@@ -760,8 +758,15 @@ class Replicas:
                 message, frames = found
                 size += len(frames)
             log_start = self._log_start_of(partition, message)
-            envelopes.append(Envelope(partition, self.me, to, message, frames, log_start))
+            added = 0 if frames is None else self._added_of(message)
+            envelopes.append(Envelope(partition, self.me, to, message, frames, log_start, added))
         return envelopes
+
+    def _added_of(self, message: Message) -> int:
+        """The number of features added to the dataset of a message; 0 if it was dropped."""
+        assert isinstance(message, Append | Fetched)
+        shard = self._catalog.shards.get(message.log)
+        return 0 if shard is None else shard.schema.added
 
     def _log_start_of(self, partition: int, message: Message) -> bytes:
         """The record of what was dropped, with a message from which a member may begin anew."""

@@ -71,9 +71,13 @@ def requested_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schem
 
 
 def check_writable(schema: Schema, columns: StructType) -> None:
-    """Raises InvalidObservations if a DataFrame has other columns than the dataset."""
+    """Raises InvalidObservations if a DataFrame has other columns than the dataset.
+
+    Features that were added to the dataset may be missing.
+    """
     wanted = schema.observation_schema.names
-    missing = [name for name in wanted if name not in columns.fieldNames()]
+    required = schema.narrowed(0).observation_schema.names
+    missing = [name for name in required if name not in columns.fieldNames()]
     unknown = [name for name in columns.fieldNames() if name not in wanted]
     if missing or unknown:
         parts = [f"missing: {', '.join(missing)}"] * bool(missing)

@@ -94,6 +94,7 @@ def _observations(
             after=cursor_to_pb(split.after),
             until=cursor_to_pb(split.until),
         ),
+        added=schema.added,
     )
     for part in client.select(request):
         if part.observations.size:
@@ -111,6 +112,7 @@ def _labels(
         until=cursor_to_pb(split.until),
         bounded=True,
         partitions=split.partitions,
+        added=schema.added,
     )
     parts = (
         part for reply in client.scan(storage_pb2.ScanRequest(items=[item])) for part in reply.parts

@@ -137,6 +137,7 @@ class _SentBatch:
             producer=producer,
             batch=number,
             range_epoch=topology.range_epoch,
+            added=self._schema.added,
         )
         parts = placement.split_by_owner(topology, self._schema, self._table)
         self._calls = [
@@ -170,12 +171,15 @@ def _tables(
     columns: list[str],
     rows_sorted_max: int = ROWS_SORTED_MAX,
 ) -> Iterator[pa.Table]:
-    """The rows in tables of `batch_rows`; only the last has fewer."""
+    """The rows in tables of `batch_rows`; only the last has fewer.
+
+    Columns of features that were added to the dataset may be missing.
+    """
     buffer: list[pa.RecordBatch] = []
     count = 0
     limit = rows_sorted_max if spec.order == SORTED else spec.batch_rows
     for batch in rows:
-        buffer.append(batch.select(columns))
+        buffer.append(batch.select([name for name in columns if name in batch.schema.names]))
         count += batch.num_rows
         if count >= limit and spec.order == SORTED:
             raise InputError(

@@ -27,8 +27,11 @@ class PartitionScope(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
     BOUNDED_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     bounded: _builtins.bool
     """whether `until` holds; else up to what is committed"""
+    added: _builtins.int
+    """added features of the schema that the answer has"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -42,10 +45,11 @@ class PartitionScope(_message.Message):
         after: _common_pb2.Cursor | None = ...,
         until: _common_pb2.Cursor | None = ...,
         bounded: _builtins.bool = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "bounded", b"bounded", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,6 +811,7 @@ class ChildrenRequest(_message.Message):
     AFTER_JSON_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     prefix_json: _builtins.str
     """values from the root to the vertex"""
@@ -816,6 +821,8 @@ class ChildrenRequest(_message.Message):
     """the last value of the page before; empty: the first page"""
     local: _builtins.bool
     """between nodes: of the receiver's graph alone"""
+    added: _builtins.int
+    """added features that the dataset has at least"""
     @_builtins.property
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the levels; none: as the graph has them"""
@@ -834,10 +841,11 @@ class ChildrenRequest(_message.Message):
         after_json: _builtins.str = ...,
         local: _builtins.bool = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_json", b"after_json", "dataset", b"dataset", "limit", b"limit", "local", b"local", "order", b"order", "partitions", b"partitions", "prefix_json", b"prefix_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after_json", b"after_json", "dataset", b"dataset", "limit", b"limit", "local", b"local", "order", b"order", "partitions", b"partitions", "prefix_json", b"prefix_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

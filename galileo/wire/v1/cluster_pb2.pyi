@@ -364,6 +364,48 @@ class CreateDatasetReply(_message.Message):
 Global___CreateDatasetReply: _TypeAlias = CreateDatasetReply  # noqa: Y015
 
 @_typing.final
+class AddFeaturesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    FEATURES_JSON_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    features_json: _builtins.str
+    """a list of features, as in the JSON of a schema"""
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        features_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "features_json", b"features_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddFeaturesRequest: _TypeAlias = AddFeaturesRequest  # noqa: Y015
+
+@_typing.final
+class AddFeaturesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    schema_json: _builtins.str
+    def __init__(
+        self,
+        *,
+        schema_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_json", b"schema_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddFeaturesReply: _TypeAlias = AddFeaturesReply  # noqa: Y015
+
+@_typing.final
 class DropDatasetRequest(_message.Message):
     """In all requests and replies `dataset` is the key of a dataset, "name" or "name@generation"; where
     only the name is given, QueryRequest, SubmitRequest and those about retention mean the dataset
@@ -448,12 +490,17 @@ Global___DroppedAtNode: _TypeAlias = DroppedAtNode  # noqa: Y015
 class ListDatasetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """only the one of this name; empty: all"""
     def __init__(
         self,
+        *,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class ClusterStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetReply.FromString,
                 _registered_method=True)
+        self.AddFeatures = channel.unary_unary(
+                '/galileo.v1.Cluster/AddFeatures',
+                request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesReply.FromString,
+                _registered_method=True)
         self.DropDataset = channel.unary_unary(
                 '/galileo.v1.Cluster/DropDataset',
                 request_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DropDatasetRequest.SerializeToString,
@@ -111,6 +116,13 @@ class ClusterServicer:
 
     def CreateDataset(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddFeatures(self, request, context):
+        """Adds features to a dataset; what is stored has null in them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -209,6 +221,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetReply.SerializeToString,
             ),
+            'AddFeatures': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddFeatures,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesReply.SerializeToString,
+            ),
             'DropDataset': grpc.unary_unary_rpc_method_handler(
                     servicer.DropDataset,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_cluster__pb2.DropDatasetRequest.FromString,
@@ -302,6 +319,33 @@ class Cluster:
             '/galileo.v1.Cluster/CreateDataset',
             galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_cluster__pb2.CreateDatasetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddFeatures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/galileo.v1.Cluster/AddFeatures',
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_cluster__pb2.AddFeaturesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,6 +82,7 @@ class Ccq(_message.Message):
     HOLDERS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     RETRIEVED_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     dataset: _builtins.str
     query_json: _builtins.str
@@ -99,6 +100,8 @@ class Ccq(_message.Message):
     window_json: _builtins.str
     owner: _builtins.str
     """who submitted it; empty without authentication"""
+    added: _builtins.int
+    """added features of the dataset that its labels have"""
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes that keep earlier stretches of its cache, oldest first"""
@@ -125,10 +128,11 @@ class Ccq(_message.Message):
         holders: _abc.Iterable[_builtins.str] | None = ...,
         owner: _builtins.str = ...,
         retrieved: _common_pb2.Cursor | None = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retrieved", b"retrieved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "retrieved", b"retrieved", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "compression", b"compression", "coordinator", b"coordinator", "coordinator_address", b"coordinator_address", "dataset", b"dataset", "expires_at", b"expires_at", "holders", b"holders", "id", b"id", "interval_s", b"interval_s", "owner", b"owner", "query_json", b"query_json", "retrieved", b"retrieved", "sampler_json", b"sampler_json", "state", b"state", "term", b"term", "window_json", b"window_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

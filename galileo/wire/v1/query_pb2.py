@@ -26,7 +26,7 @@ from galileo.wire.v1 import common_pb2 as galileo_dot_wire_dot_v1_dot_common__pb
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/v1/query.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\x91\x01\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x14\n\x0csampler_json\x18\x03 \x01(\t\x12\x12\n\x05limit\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\npartitions\x18\x05 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pts_endpoints\x18\x06 \x01(\x08\x42\x08\n\x06_limit\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"p\n\tQueryTail\x12$\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12,\n\tendpoints\x18\x03 \x03(\x0b\x32\x19.galileo.v1.QueryEndpoint\"4\n\rQueryEndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\"e\n\tQueryPart\x12#\n\x04head\x18\x01 \x01(\x0b\x32\x15.galileo.v1.QueryHead\x12\x0e\n\x06labels\x18\x02 \x01(\x0c\x12#\n\x04tail\x18\x03 \x01(\x0b\x32\x15.galileo.v1.QueryTail2M\n\x05Query\x12\x44\n\x03Run\x12\x18.galileo.v1.QueryRequest\x1a\x15.galileo.v1.QueryPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgalileo/wire/v1/query.proto\x12\ngalileo.v1\x1a\x1cgalileo/wire/v1/common.proto\x1a\x1cgalileo/wire/v1/policy.proto\"\xa0\x01\n\x0cQueryRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\x14\n\x0csampler_json\x18\x03 \x01(\t\x12\x12\n\x05limit\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\npartitions\x18\x05 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pts_endpoints\x18\x06 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x07 \x01(\rB\x08\n\x06_limit\"4\n\tQueryHead\x12\x13\n\x0bschema_json\x18\x01 \x01(\t\x12\x12\n\nquery_json\x18\x02 \x01(\t\"p\n\tQueryTail\x12$\n\x08\x66rontier\x18\x01 \x01(\x0b\x32\x12.galileo.v1.Cursor\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12,\n\tendpoints\x18\x03 \x03(\x0b\x32\x19.galileo.v1.QueryEndpoint\"4\n\rQueryEndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\r\"e\n\tQueryPart\x12#\n\x04head\x18\x01 \x01(\x0b\x32\x15.galileo.v1.QueryHead\x12\x0e\n\x06labels\x18\x02 \x01(\x0c\x12#\n\x04tail\x18\x03 \x01(\x0b\x32\x15.galileo.v1.QueryTail2M\n\x05Query\x12\x44\n\x03Run\x12\x18.galileo.v1.QueryRequest\x1a\x15.galileo.v1.QueryPart\"\n\x8a\xb5\x18\x06\x08\x01\x18\x01(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUERY'].methods_by_name['Run']._loaded_options = None
   _globals['_QUERY'].methods_by_name['Run']._serialized_options = b'\212\265\030\006\010\001\030\001(\001'
   _globals['_QUERYREQUEST']._serialized_start=104
-  _globals['_QUERYREQUEST']._serialized_end=249
-  _globals['_QUERYHEAD']._serialized_start=251
-  _globals['_QUERYHEAD']._serialized_end=303
-  _globals['_QUERYTAIL']._serialized_start=305
-  _globals['_QUERYTAIL']._serialized_end=417
-  _globals['_QUERYENDPOINT']._serialized_start=419
-  _globals['_QUERYENDPOINT']._serialized_end=471
-  _globals['_QUERYPART']._serialized_start=473
-  _globals['_QUERYPART']._serialized_end=574
-  _globals['_QUERY']._serialized_start=576
-  _globals['_QUERY']._serialized_end=653
+  _globals['_QUERYREQUEST']._serialized_end=264
+  _globals['_QUERYHEAD']._serialized_start=266
+  _globals['_QUERYHEAD']._serialized_end=318
+  _globals['_QUERYTAIL']._serialized_start=320
+  _globals['_QUERYTAIL']._serialized_end=432
+  _globals['_QUERYENDPOINT']._serialized_start=434
+  _globals['_QUERYENDPOINT']._serialized_end=486
+  _globals['_QUERYPART']._serialized_start=488
+  _globals['_QUERYPART']._serialized_end=589
+  _globals['_QUERY']._serialized_start=591
+  _globals['_QUERY']._serialized_end=668
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class QueryRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     ACCEPTS_ENDPOINTS_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
@@ -38,6 +39,8 @@ class QueryRequest(_message.Message):
     """labels at most; absent: no limit. An answer cut by it has no frontier"""
     accepts_endpoints: _builtins.bool
     """the sender asks the owners of large parts itself"""
+    added: _builtins.int
+    """with partitions: added features of the schema that the labels have"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """only these, as an endpoint has them; none: all"""
@@ -51,10 +54,11 @@ class QueryRequest(_message.Message):
         limit: _builtins.int | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         accepts_endpoints: _builtins.bool = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "accepts_endpoints", b"accepts_endpoints", "dataset", b"dataset", "limit", b"limit", "partitions", b"partitions", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "accepts_endpoints", b"accepts_endpoints", "added", b"added", "dataset", b"dataset", "limit", b"limit", "partitions", b"partitions", "query", b"query", "sampler_json", b"sampler_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -29,6 +29,7 @@ class IngestRequest(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     """names one source of batches; retried batches are recognised by it"""
@@ -39,6 +40,8 @@ class IngestRequest(_message.Message):
     """of the ranges by which the sender split the batch; 0: this is all of it"""
     first_epoch: _builtins.int
     """the earliest range epoch in which the batch may have been sent; 0: the first"""
+    added: _builtins.int
+    """added features of the dataset that the sender knows"""
     def __init__(
         self,
         *,
@@ -48,10 +51,11 @@ class IngestRequest(_message.Message):
         observations: _builtins.bytes = ...,
         range_epoch: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,6 +110,7 @@ class ReadRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     parts: _builtins.bytes
     """Arrow IPC stream: partition, sequence, row, rows; and label, if numbered"""
@@ -121,6 +126,8 @@ class ReadRequest(_message.Message):
     """absent: no limit"""
     order_by: _builtins.str
     """"time", "-time"; matters with a limit alone"""
+    added: _builtins.int
+    """added features of the schema that the answer has"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
@@ -137,10 +144,11 @@ class ReadRequest(_message.Message):
         columns: _abc.Iterable[_builtins.str] | None = ...,
         limit: _builtins.int | None = ...,
         order_by: _builtins.str = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "columns", b"columns", "dataset", b"dataset", "digest", b"digest", "limit", b"limit", "local", b"local", "numbered", b"numbered", "order_by", b"order_by", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "added", b"added", "columns", b"columns", "dataset", b"dataset", "digest", b"digest", "limit", b"limit", "local", b"local", "numbered", b"numbered", "order_by", b"order_by", "parts", b"parts", "query_json", b"query_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -180,6 +188,7 @@ class SelectRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     """CQL2, text or JSON"""
@@ -191,6 +200,8 @@ class SelectRequest(_message.Message):
     """"time", "-time"; matters with a limit alone"""
     partial: _builtins.bool
     """name the partitions that are missing, in place of an error"""
+    added: _builtins.int
+    """added features of the schema that an answer without `columns` has"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
@@ -210,10 +221,11 @@ class SelectRequest(_message.Message):
         limit: _builtins.int | None = ...,
         order_by: _builtins.str = ...,
         partial: _builtins.bool = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "commits", b"commits", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "columns", b"columns", "commits", b"commits", "count_only", b"count_only", "dataset", b"dataset", "limit", b"limit", "order_by", b"order_by", "partial", b"partial", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "added", b"added", "columns", b"columns", "commits", b"commits", "count_only", b"count_only", "dataset", b"dataset", "limit", b"limit", "order_by", b"order_by", "partial", b"partial", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -298,11 +310,14 @@ class PageRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     query: _builtins.str
     limit: _builtins.int
     partial: _builtins.bool
     """the first page names partitions that are missing, in place of an error"""
+    added: _builtins.int
+    """added features of the schema that a page without `columns` has"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
@@ -320,10 +335,11 @@ class PageRequest(_message.Message):
         limit: _builtins.int = ...,
         start: Global___PageStart | None = ...,
         partial: _builtins.bool = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dataset", b"dataset", "limit", b"limit", "partial", b"partial", "query", b"query", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "columns", b"columns", "dataset", b"dataset", "limit", b"limit", "partial", b"partial", "query", b"query", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,6 +425,7 @@ class ScanItem(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     LABELS_MAX_FIELD_NUMBER: _builtins.int
     SAMPLER_JSON_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     item: _builtins.int
     """names this query in the answer"""
     dataset: _builtins.str
@@ -419,6 +436,8 @@ class ScanItem(_message.Message):
     """0: no bound; else `reached` may stay behind, at a whole commit"""
     sampler_json: _builtins.str
     """thins the labels of each commit; empty: no sampler"""
+    added: _builtins.int
+    """added features of the schema that the labels have"""
     @_builtins.property
     def after(self) -> _common_pb2.Cursor: ...
     @_builtins.property
@@ -437,10 +456,11 @@ class ScanItem(_message.Message):
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         labels_max: _builtins.int = ...,
         sampler_json: _builtins.str = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "labels_max", b"labels_max", "partitions", b"partitions", "query_json", b"query_json", "sampler_json", b"sampler_json", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "bounded", b"bounded", "dataset", b"dataset", "item", b"item", "labels_max", b"labels_max", "partitions", b"partitions", "query_json", b"query_json", "sampler_json", b"sampler_json", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pandas as pd
 import pyarrow as pa
@@ -96,6 +97,16 @@ class Served:
         head, _, text = answer.partition(b"\r\n\r\n")
         return int(head.split()[1]), json.loads(text)
 
+    async def text(self, path: str) -> str:
+        def read() -> str:
+            with urlopen(f"{self.url}{path}", timeout=TIMEOUT_S) as answer:
+                return str(answer.read().decode())
+
+        return await asyncio.to_thread(read)
+
+    async def get(self, path: str) -> Any:
+        return json.loads(await self.text(path))
+
     async def amounts(self) -> list[float]:
         stored = await self.client.select("rain", columns=["amount"])
         return sorted(stored.column("amount").to_pylist())
@@ -148,6 +159,32 @@ async def test_ingest_key_identifies_a_request(tmp_path: Path) -> None:
                 "Idempotency-Key",
             ), (key, problem)
         assert len(await served.amounts()) == 140_000
+
+
+async def test_ingest_of_features_that_another_client_added(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        before = encoded("csv", table(20))
+        assert (await served.post(before))[0] == 201
+        await served.client.add_features("rain", [galileo.Feature("gust", "m/s")])
+        status, receipt = await served.post(before)
+        assert (status, receipt["duplicates"]) == (201, 20)
+        gusts = pa.array([float(number) for number in range(20)])
+        after = table(20, first=20).append_column("gust", gusts)
+        status, receipt = await served.post(encoded("csv", after))
+        assert (status, receipt["observations"]) == (201, 20), receipt
+        status, problem = await served.post(
+            encoded("csv", after.rename_columns([*after.column_names[:-1], "gusts"]))
+        )
+        assert (status, problem["details"]["column"]) == (400, "gusts")
+        assert await served.client.count("rain", "gust >= 15") == 5
+        for document, name in (("schema", "amount"), ("queryables", "gust")):
+            found = await served.get(f"/collections/rain/{document}")
+            assert {name, "gust"} <= found["properties"].keys()
+        page = await served.get("/collections/rain/items?filter=gust%20%3E%3D%2015&f=geojson")
+        assert {one["properties"]["gust"] for one in page["features"]} == {*range(15, 20)}
+        text = await served.text("/collections/rain/items?f=csv")
+        assert text.splitlines()[0].endswith('"gust"')
+        assert len(text.splitlines()) == 41
 
 
 async def test_ingest_mistake_is_named_and_nothing_is_stored(tmp_path: Path) -> None:

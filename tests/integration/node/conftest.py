@@ -95,7 +95,9 @@ class Network:
         return self.nodes[node]
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
-        return await self._reach(node, "commit").ingest.commit(task)
+        there = self._reach(node, "commit")
+        await there.schema(task.dataset, added=task.added)
+        return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
         return await self._reach(node, "find_batches").ingest.earlier.find(lookup)
@@ -103,21 +105,35 @@ class Network:
     async def scan_small(self, node: str, task: ScanTask) -> list[ScanAnswer] | None:
         self.scanned.append(task)
         there = self._reach(node, "scan_small")
+        await self._learn_features(there, task)
         return None if node in self.cut_after else await there.local_scans.scan_small(task)
 
     async def scan(self, node: str, tasks: Sequence[ScanTask]) -> AsyncIterator[ScanAnswer]:
         self.scanned += tasks
-        answers = self._reach(node, "scan").local_scans.scan(tasks)
-        count = 0
+        there = self._reach(node, "scan")
+        for task in tasks:
+            await self._learn_features(there, task)
+        answers, count = there.local_scans.scan(tasks), 0
         async for answer in answers:
             if count == self.cut_after.get(node):
                 raise Unavailable(f"the line to {node} broke")
             count += 1
             yield answer
 
+    async def _learn_features(self, there: StorageNode, task: ScanTask) -> None:
+        """As the servicer does before it scans."""
+        if task.added:
+            await there.schema(task.dataset, added=task.added)
+
     async def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncIterator[pa.Table]:
-        async for table in self._reach(node, "read").reading.read_local(task):
+        there = self._reach(node, "read")
+        if task.added:
+            await there.schema(task.dataset, added=task.added)
+        async for table in there.reading.read_local(task):
             yield table
+
+    async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
+        return await self._reach(node, "add_features").add_features(dataset, features)
 
     async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
         there = self._reach(node, "create_dataset")

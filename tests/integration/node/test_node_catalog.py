@@ -86,9 +86,9 @@ async def test_sync_datasets_fetches_missed_datasets_only(
     assert knows(cluster, schema) == {"a", "b"}
     cluster.network.away = set()
     cluster.network.calls.clear()
-    await cluster["c"].sync_datasets("a", ["nam"])
+    await cluster["c"].sync_datasets("a", {"nam": 0})
     assert cluster.network.calls == [], "nothing is new to it"
-    await cluster["c"].sync_datasets("a", ["nam", schema.name])
+    await cluster["c"].sync_datasets("a", {"nam": 0, schema.name: 0})
     assert knows(cluster, schema) == {"a", "b", "c"}
 
 
@@ -103,7 +103,7 @@ async def test_schema_at_a_node_with_copies_waits_for_the_topology_of_the_cluste
     await cluster.network.nodes.pop(other).close()
     node = fresh.start(other)
     with raises(Unavailable, node=other):
-        await node.sync_datasets(home, ["nam"])
+        await node.sync_datasets(home, {"nam": 0})
     asking = asyncio.create_task(node.schema("nam"))
     await asyncio.wait([asking], timeout=3 * TOPOLOGY_PAUSE_S)
     assert not asking.done()

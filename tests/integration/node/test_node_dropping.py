@@ -45,7 +45,7 @@ def beat(cluster: Any, sender: str, to: str) -> Any:
 
 async def hear(cluster: Any, to: str, sender: str, catalog: Any) -> None:
     await cluster[to].learn_generations(catalog.generations)
-    await cluster[to].sync_datasets(sender, catalog.keys)
+    await cluster[to].sync_datasets(sender, dict.fromkeys(catalog.keys, 0))
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
@@ -137,7 +137,7 @@ async def test_sync_datasets_after_drop_and_create_adopts_the_new_dataset(
     await cluster[home].drop_dataset("nam")
     await cluster[home].create_dataset(AGAIN)
     cluster.network.away = set()
-    await cluster[away].sync_datasets(home, cluster[home].catalog.keys)
+    await cluster[away].sync_datasets(home, dict.fromkeys(cluster[home].catalog.keys, 0))
     assert known(cluster) == everywhere("nam@1")
     await beat(cluster, away, home)
     assert known(cluster) == everywhere("nam@1")

@@ -13,6 +13,7 @@ from galileo import request_id
 from galileo.config import LimitsSection
 from galileo.errors import MissingExtra, Unavailable
 from galileo.model.schema import Feature, Schema
+from galileo.query import Query, parse
 from galileo.rpc.continuous import Submission
 from galileo.server.continuous import ContinuousQueries
 
@@ -25,6 +26,9 @@ class Node:
 
     async def named(self, dataset: str) -> Schema:
         return SCHEMA
+
+    async def bind(self, text: str, schema: Schema) -> Query:
+        return parse(text, schema)
 
 
 async def test_submit_at_a_node_without_spark_names_the_extra(

@@ -324,3 +324,31 @@ async def test_cycle_skips_items_of_unknown_datasets(node):
     assert [one.ccq_id for one in finished.results] == ["c1"]
     assert found(finished.results[0]) == commits(EMPTY_CURSOR, range(4))
     assert (await made.run(ccq.StartCycle(8, (gone,)))).results == ()
+
+
+async def test_cycle_of_queries_with_different_features_has_a_group_for_each(node, monkeypatch):
+    grown = Schema("grown", SCHEMA.features, geohash_precision=SCHEMA.geohash_precision)
+    wider = grown.with_features([Feature("gust")])
+    node.catalog.adopt(wider)
+    node.view.update_sequences("grown", KNOWN)
+    evaluator = Evaluator()
+    answered = evaluator._part
+
+    def part(group, columns, names):
+        made = answered(group, columns, names)
+        matches, schema = made.matches, Schema.from_json(group.schema_json)
+        rows = [row | {"gust": 1.5} for row in matches.rows.to_pylist()]
+        table = pa.Table.from_pylist(rows, schema=schema.label_schema)
+        return replace(made, matches=MatchBatch.of(matches.items, matches.places, table))
+
+    monkeypatch.setattr(evaluator, "_part", part)
+    items = [item(n, WEST, added=added) for n, added in enumerate([0, 1, 0, 2])]
+    items = [replace(one, ccq=replace(one.ccq, dataset="grown")) for one in items]
+    finished = await cycling(node, evaluator).run(ccq.StartCycle(7, tuple(items)))
+    groups = evaluator.requests[0].groups
+    assert [Schema.from_json(group.schema_json) for group in groups] == [grown, wider]
+    results = {one.ccq_id: one for one in finished.results}
+    assert results.keys() == {"c0", "c1", "c2"}, "features that are not known yet wait"
+    for name, schema in (("c0", grown), ("c1", wider), ("c2", grown)):
+        assert found(results[name]) == commits(EMPTY_CURSOR, range(2))
+        assert results[name].labels.labels().table.schema == schema.label_schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from galileo.errors import (
     DatasetExists,
     GalileoError,
     InputError,
+    InvalidSchema,
     PartitionReadOnly,
     Unavailable,
     UnknownDataset,
@@ -155,6 +156,9 @@ class Cluster:
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._reach(node).drop(name, generations)
 
+    async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
+        return await self._reach(node).add_features(dataset, features)
+
     async def datasets(self, node: str) -> list[Schema]:
         return [shard.schema for shard in self._reach(node).catalog.shards.values()]
 
@@ -192,6 +196,47 @@ def homed(home: str, count: int = 1) -> list[str]:
     """Names of datasets whose home this node would be with one copy."""
     names = (f"dataset-{number}" for number in range(1000))
     return [name for name in names if dataset_home(ONE_COPY, name) == home][:count]
+
+
+async def test_features_are_added_while_the_home_is_lost_and_it_learns_them_when_it_is_back(
+    copies: Cluster,
+) -> None:
+    gust, site = Feature("gust"), Feature("site", type="text")
+    [name] = homed("a")
+    await copies.nodes["a"].create_dataset(schema(name))
+    await copies.lose("a")
+    wider = await copies.nodes["d"].add_features(name, [gust])
+    assert wider == schema(name).with_features([gust])
+    with raises(InvalidSchema, expected="free_name", feature="gust"):
+        await copies.nodes["b"].add_features(name, [Feature("gust", type="int")])
+    node = copies.start("a", COPIES)
+    await copies.until_seated("abc")
+    await copies.until(lambda: not node.catalog.lacks(name, 1))
+    widest = await node.add_features(name, [site])
+    assert widest == wider.with_features([site])
+    assert {one.catalog.schema(name) for one in copies.nodes.values()} == {widest}
+
+
+async def test_features_that_are_added_at_once_at_all_nodes_are_all_there(copies: Cluster) -> None:
+    [name] = homed("b")
+    await copies.nodes["a"].create_dataset(schema(name))
+    features = {node: Feature(f"of_{node}") for node in "abcd"}
+    await asyncio.gather(
+        *(copies.nodes[node].add_features(name, [feature]) for node, feature in features.items())
+    )
+    widest = await copies.nodes["c"].schema(name, added=4)
+    assert set(widest.features[1:]) == set(features.values())
+    for node in copies.nodes.values():
+        assert await node.schema(name, added=4) == widest
+
+
+async def test_without_a_majority_of_the_voters_no_features_are_added(copies: Cluster) -> None:
+    [name] = homed("a")
+    await copies.nodes["a"].create_dataset(schema(name))
+    copies.away |= {"b", "c"}
+    with pytest.raises(Unavailable):
+        await copies.nodes["d"].add_features(name, [Feature("gust")])
+    assert copies.nodes["a"].catalog.schema(name).added == 0
 
 
 async def test_datasets_are_defined_while_the_home_is_lost_and_it_agrees_when_it_is_back(

@@ -14,6 +14,7 @@ from galileo.ccq.model import Ccq
 from galileo.ccq.pack_codec import to_bytes
 from galileo.cursor import CommitRange, Cursor
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
+from galileo.model.schema import Schema
 from galileo.packing import Compression
 from galileo.rpc.continuous import CachedRange, ContinuousServicer
 from galileo.rpc.peers import GrpcPeers
@@ -50,9 +51,12 @@ async def work() -> AsyncIterator[EffectExecutor]:
     nodes = (NodeInfo("b", f"127.0.0.1:{port}"), NodeInfo("dead", "127.0.0.1:1"))
     topology = Topology("test", (Group("g", nodes),), even_ranges(1))
     peers = GrpcPeers(topology, is_dead=lambda name: name == "dead")
-    catalog = SimpleNamespace(schema=lambda name: {SCHEMA.name: SCHEMA}[name])
+
+    async def narrowed(dataset: str, added: int) -> Schema:
+        return {SCHEMA.name: SCHEMA}[dataset].narrowed(added)
+
     made = EffectExecutor(
-        SimpleNamespace(name="a", catalog=catalog),  # type: ignore[arg-type]
+        SimpleNamespace(name="a", narrowed=narrowed),  # type: ignore[arg-type]
         peers,
         evaluate=None,  # type: ignore[arg-type]
         is_dead=lambda name: False,

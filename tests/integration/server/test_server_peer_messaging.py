@@ -28,6 +28,7 @@ from galileo.dht.topology import Move
 from galileo.election.messages import AssignmentAccepted, Digest, Poll, RecordRequest
 from galileo.errors import ConfigError, InputError, PartitionReadOnly
 from galileo.model.retention import Retention
+from galileo.model.schema import Feature
 from galileo.node.cluster_view import ClusterView
 from galileo.query import parse
 from galileo.server.gossip_codec import gossip_to_pb
@@ -325,6 +326,46 @@ async def test_heartbeat_makes_the_peer_fetch_missing_datasets(post: Post, schem
     post.wire.nodes["a"].catalog.adopt(other)
     await post.heartbeat("a", "b")
     assert post.wire.nodes["b"].catalog.schema("gfs") == other
+
+
+async def test_heartbeat_makes_the_peer_fetch_features_and_then_brings_synopses(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    assert not (await post.heartbeat("a", "b")).heartbeat.added
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    await post.heartbeat("a", "b")
+    wider = schema.with_features([Feature("gust"), Feature("site", type="text")])
+    a.catalog.adopt(wider)
+    request = await post.heartbeat("a", "b")
+    numbers = dict(zip(request.heartbeat.datasets, request.heartbeat.added, strict=True))
+    assert numbers == {"nam": 2}
+    await settled(lambda: b.catalog.schema("nam") == wider)
+    query = parse("gust > 0", wider)
+    for _ in range(2):
+        await post.heartbeat("a", "b")
+    pruned = b.view.pruned_until(query, frozenset(a.topology.partitions))
+    published = a.catalog.shard("nam").own_published().sequences
+    assert published
+    assert {p: pruned[p] for p in published} == dict(published), "no commit has the feature"
+    assert b.view.graph(wider).schema == wider
+
+
+async def test_heartbeat_of_a_node_that_knows_fewer_features_brings_its_synopses(
+    post: Post, make_observations: Callable[[int], pa.Table], schema: Any
+) -> None:
+    a, b = post.wire.nodes["a"], post.wire.nodes["b"]
+    wider = schema.with_features([Feature("gust")])
+    b.catalog.adopt(wider)
+    await a.ingest.ingest("nam", make_observations(300), producer="p", batch=0)
+    for _ in range(3):
+        await post.heartbeat("a", "b")
+    assert a.catalog.schema("nam") == schema, "b has sent no heartbeat yet"
+    pruned = b.view.pruned_until(parse("gust > 0", wider), frozenset(a.topology.partitions))
+    published = a.catalog.shard("nam").own_published().sequences
+    assert {p: pruned[p] for p in published} == dict(published)
+    await post.heartbeat("b", "a")
+    await settled(lambda: a.catalog.schema("nam") == wider)
 
 
 async def test_heartbeat_announces_a_drop_until_acknowledged(post: Post) -> None:

@@ -19,7 +19,9 @@ PATHS = [(0, sequence, row, row) for sequence in (1, 2) for row in range(50)]
 
 
 def opened(directory: Path) -> SpillFiles:
-    return SpillFiles(directory, schema=lambda name: {SCHEMA.name: SCHEMA}[name])
+    return SpillFiles(
+        directory, schema=lambda name, added: {SCHEMA.name: SCHEMA}[name].narrowed(added)
+    )
 
 
 def spill(*, compression: Compression = Compression.NONE) -> SpillPacks:

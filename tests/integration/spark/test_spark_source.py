@@ -247,6 +247,31 @@ def test_load_excludes_later_commits(load: Any, empty: str, client: galileo.Clie
     assert numbers(load(empty)) == list(range(200))
 
 
+def test_load_and_write_of_a_dataset_that_gets_features(
+    load: Any, empty: str, client: galileo.Client, spark: SparkSession, cluster: Any
+) -> None:
+    client.ingest(empty, made(200))
+    before = load(empty)
+    client.add_features(empty, [galileo.Feature("gust", "m/s")])
+    gusts = pa.array([float(number) for number in range(200)])
+    client.ingest(empty, made(200, first=200).append_column("gust", gusts))
+    after = load(empty)
+    assert after.columns == [*before.columns, "gust"]
+    assert "gust" not in before.columns
+    assert numbers(before) == list(range(200))
+    assert numbers(after) == list(range(400))
+    assert numbers(after.where("gust >= 150")) == list(range(350, 400))
+    assert numbers(after.where("gust IS NULL")) == list(range(200))
+    labels = load(empty, what=LABELS, query="gust >= 150")
+    assert labels.count() == len(client.query(empty, "gust >= 150"))
+    frame = spark.createDataFrame(made(50, first=400).to_pandas())
+    writer = frame.write.format("galileo").option("address", cluster.addresses[0])
+    writer.options(dataset=empty, job="old").mode("append").save()
+    writer.options(dataset=empty, job="old").mode("append").save()
+    assert client.count(empty) == 450
+    assert client.count(empty, "gust IS NULL") == 250
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

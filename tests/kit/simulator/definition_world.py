@@ -1,8 +1,8 @@
 """Seeded worlds of agreed definitions of datasets, their judge, and mutants that it must convict.
 
-Clients create, drop and set retentions at nodes that crash, lose directories and are cut off. The
-judge looks for one order of all calls about a name, within their times, that gives the results
-which the clients got.
+Clients create, extend, drop and set retentions at nodes that crash, lose directories and are cut
+off. The judge looks for one order of all calls about a name, within their times, that gives the
+results which the clients got.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from galileo.dht import definitions
 from galileo.dht.definitions import (
     NOTHING,
     UNFOUNDED,
+    AddFeatures,
     Change,
     CreateDataset,
     Definition,
@@ -40,7 +41,13 @@ from galileo.dht.register import (
 )
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.dht.topology_changes import definition_voters
-from galileo.errors import DatasetExists, GalileoError, Unavailable, UnknownDataset
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InvalidSchema,
+    Unavailable,
+    UnknownDataset,
+)
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema, dataset_key
 from simulator.loop import Loop, Violation, demand
@@ -49,6 +56,7 @@ from simulator.register_world import REGISTER_MUTANTS, RegisterNode
 
 NAMES = ("x", "y")
 FEATURES = ("depth", "speed")
+ADDED = ("gust", "site")
 FAULTS_UNTIL_S = 10.0
 CALM_S = 24.0
 CLIENTS = 4
@@ -62,7 +70,7 @@ class Call:
     """A call of a client.
 
     Attributes:
-        kind: "create", "drop", "retain", or "read", which asks for the definition.
+        kind: "create", "extend", "drop", "retain", or "read", which asks for the definition.
         change: what the register is asked to do.
         end: when it was answered, infinite if it was not.
         outcome: the definition of the name, or the error; None if there is no answer.
@@ -83,6 +91,7 @@ class Rules:
     register: type[Register] = Register
     stored: Callable[[RegisterState, RegisterState], RegisterState] | None = None
     create: type[CreateDataset] = CreateDataset
+    extend: type[AddFeatures] = AddFeatures
     drop: type[DropDataset] = DropDataset
     retain: type[SetRetention] = SetRetention
     next_entry: Callable[..., Entry] = definitions.next_entry
@@ -197,7 +206,7 @@ class DefinitionWorld:
         self._numbers = 0
         self._chosen: dict[int, Entry] = {}
         self._proposed: set[Entry] = set()
-        self._schemas: dict[tuple[str, int], Schema] = {}
+        self._schemas: dict[tuple[str, int, int], Schema] = {}
         self._policies: dict[tuple[str, int, int], VersionedRetention] = {}
 
     def next_number(self) -> int:
@@ -259,11 +268,13 @@ class DefinitionWorld:
         present = node.catalog.get(name, NOTHING)
         stale = random.random() < 0.1
         key = dataset_key(name, max(0, present.generations - stale))
-        kind = random.choice(("create", "create", "drop", "retain", "retain"))
+        kind = random.choice(("create", "create", "extend", "drop", "retain", "retain"))
         self._numbers += 1
         if kind == "create":
             schema = _schema(name, random.choice(FEATURES))
             change: Any = self.rules.create(schema, f"call {self._numbers}")
+        elif kind == "extend":
+            change = self.rules.extend(key, (Feature(random.choice(ADDED)),))
         elif kind == "drop":
             change = self.rules.drop(key)
         else:
@@ -384,8 +395,9 @@ class DefinitionWorld:
         """No node ever has another schema, or policy, of one number than another node."""
         for name, one in node.catalog.items():
             if one.schema is not None:
-                known = self._schemas.setdefault((name, one.generations), one.schema)
-                demand(known == one.schema, f"{name}@{one.generations} has two schemas")
+                number = name, one.generations, one.schema.added
+                known = self._schemas.setdefault(number, one.schema)
+                demand(known == one.schema, f"{number} has two schemas")
             version = name, one.generations, one.retention.version
             policy = self._policies.setdefault(version, one.retention)
             demand(policy == one.retention, f"{version} has two policies")
@@ -443,6 +455,7 @@ def _effects(call: Call, state: Definition) -> list[Definition]:
     """The states that a call may lead to, given its outcome; none if that cannot be."""
     effect: dict[str, Callable[[Call, Definition], list[Definition]]] = {
         "create": _after_create,
+        "extend": _after_extend,
         "drop": _after_drop,
         "retain": _after_retain,
         "read": _after_read,
@@ -454,11 +467,34 @@ def _after_create(call: Call, state: Definition) -> list[Definition]:
     wanted, outcome = call.change.schema.of_generation(state.generations), call.outcome
     created = [] if state.schema else [Definition(state.generations, wanted)]
     if isinstance(outcome, Definition):
-        return [one for one in created if one.schema == outcome.schema]
+        return [one for one in created if _extends(outcome, one.schema)]
     if isinstance(outcome, DatasetExists):
         is_same = state.schema == wanted
         return [state] if state.schema and outcome.details["same"] == is_same else []
     return [state, *created]  # It may have been created, and dropped by another call.
+
+
+def _after_extend(call: Call, state: Definition) -> list[Definition]:
+    schema, outcome, [feature] = state.schema, call.outcome, call.change.features
+    if schema is None or schema.key != call.change.dataset:
+        return [state] if isinstance(outcome, UnknownDataset) else []
+    if schema.feature(feature.name) is not None:
+        # Another call that added the same feature at the same time counts as this one.
+        is_there = isinstance(outcome, InvalidSchema) or (
+            isinstance(outcome, Definition) and _extends(outcome, schema)
+        )
+        return [state] if is_there else []
+    wider = schema.with_features([feature])
+    if isinstance(outcome, InvalidSchema) or (
+        isinstance(outcome, Definition) and not _extends(outcome, wider)
+    ):
+        return []
+    return [replace(state, schema=wider)]  # It may be dropped before the call knows.
+
+
+def _extends(outcome: Definition, schema: Schema | None) -> bool:
+    """Whether an outcome has a schema, perhaps with features of later calls."""
+    return schema is not None and outcome.schema is not None and outcome.schema.extends(schema)
 
 
 def _after_drop(call: Call, state: Definition) -> list[Definition]:
@@ -552,6 +588,28 @@ class _Overwrites(CreateDataset):
 
 
 @dataclass(slots=True)
+class _AddsAgain(AddFeatures):
+    """Takes its own features for those of another call."""
+
+    def __call__(self, definitions: Definitions) -> Definitions:
+        self._start = -1
+        return AddFeatures.__call__(self, definitions)
+
+
+@dataclass(slots=True)
+class _ReplacesFeatures(AddFeatures):
+    """Adds features to the schema that the dataset began with."""
+
+    def __call__(self, definitions: Definitions) -> Definitions:
+        name = self.dataset.partition("@")[0]
+        present = definitions.get(name, NOTHING)
+        if self._start < 0 and present.schema is not None:
+            present = replace(present, schema=present.schema.narrowed(0))
+            definitions = {**definitions, name: present}
+        return AddFeatures.__call__(self, definitions)
+
+
+@dataclass(slots=True)
 class _DropsAnyGeneration(DropDataset):
     """Drops the dataset that has the name now."""
 
@@ -638,6 +696,8 @@ DEFINITION_MUTANTS = {
     "creates_again": Rules(create=_CreatesAgain),
     "shares_creation": Rules(create=_SharesCreation),
     "overwrites": Rules(create=_Overwrites),
+    "adds_again": Rules(extend=_AddsAgain),
+    "replaces_features": Rules(extend=_ReplacesFeatures),
     "drops_any_generation": Rules(drop=_DropsAnyGeneration),
     "reuses_generations": Rules(drop=_ReusesGenerations),
     "drops_again": Rules(drop=_DropsAgain),

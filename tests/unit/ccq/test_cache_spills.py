@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field, replace
 
 import google_crc32c
+import pyarrow as pa
 import pytest
 from cache_log import cursors, logs, paths_of
 from expected_errors import raises
@@ -17,9 +18,11 @@ from simulator.logs import SCHEMA, to_labels, to_paths
 from galileo.ccq import cache as module
 from galileo.ccq.cache import CacheUsage, LabelCache, Selection
 from galileo.ccq.pack_codec import from_bytes, to_bytes
-from galileo.ccq.packs import PackedLabels
+from galileo.ccq.packs import PackedLabels, pack_labels
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import CorruptData
+from galileo.labels import LabelSet
+from galileo.model.schema import Feature
 from galileo.packing import Compression
 
 STEPS = (
@@ -243,3 +246,19 @@ def test_pack_table_other_labels_raises_corrupt_data() -> None:
     pack = replace(labels.packs[0], data=other.packs[0].data)
     with raises(CorruptData, expected="label_count"):
         pack.table(SCHEMA.label_schema)
+
+
+def test_packs_with_added_features_are_read_with_as_many() -> None:
+    wider = SCHEMA.with_features([Feature("gust")])
+    plain = to_labels([(0, 1, row, row) for row in range(20)])
+    assert plain is not None
+    table = plain.labels().table
+    rows = [row | {"gust": 0.5} for row in table.to_pylist()]
+    labels = LabelSet(wider, pa.Table.from_pylist(rows, schema=wider.label_schema))
+    packed = pack_labels(labels, Compression.NONE)
+    assert packed is not None
+    data = to_bytes(packed, Compression.NONE)
+    assert from_bytes(data, wider).labels().table == labels.table
+    for schema, others in ((SCHEMA, data), (wider, to_bytes(plain, Compression.NONE))):
+        with pytest.raises(CorruptData):
+            from_bytes(others, schema)

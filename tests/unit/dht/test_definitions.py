@@ -8,6 +8,7 @@ from expected_errors import raises
 from galileo.dht import definitions
 from galileo.dht.definitions import (
     UNFOUNDED,
+    AddFeatures,
     CreateDataset,
     Definition,
     DropDataset,
@@ -21,11 +22,12 @@ from galileo.dht.definitions import (
 )
 from galileo.dht.register import Entry
 from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
-from galileo.errors import DatasetExists, Unavailable, UnknownDataset
+from galileo.errors import DatasetExists, InvalidSchema, Unavailable, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Feature, Schema
 
 DEPTH, SPEED = (Schema("x", [Feature(name)]) for name in ("depth", "speed"))
+GUST, SITE = Feature("gust"), Feature("site", type="text")
 DAY, WEEK = Retention("1d"), Retention("7d")
 
 
@@ -53,6 +55,36 @@ def test_create_does_not_bring_back_what_was_dropped_meanwhile() -> None:
     assert CreateDataset(DEPTH, "2")(dropped) == {
         "x": Definition(1, DEPTH.of_generation(1), "2"),
     }
+
+
+def test_add_features_applied_again_adds_them_once() -> None:
+    present = {"x": Definition(0, DEPTH, "1")}
+    add = AddFeatures("x", (GUST,))
+    wider = add(present)
+    assert wider == {"x": Definition(0, DEPTH.with_features([GUST]), "1")}
+    assert add(wider) is wider
+    more = AddFeatures("x", (SITE,))(wider)
+    assert add(more) is more
+    with raises(InvalidSchema, expected="free_name", feature="gust"):
+        AddFeatures("x", (GUST,))(more)
+
+
+def test_add_features_overtaken_by_others_adds_them_behind_those() -> None:
+    present = {"x": Definition(0, DEPTH, "1")}
+    add = AddFeatures("x", (GUST,))
+    add(present)  # It was proposed, and another entry was chosen.
+    chosen = AddFeatures("x", (SITE,))(present)
+    both = add(chosen)
+    assert both["x"].schema == DEPTH.with_features([SITE, GUST])
+    assert add(both) is both
+
+
+def test_add_features_to_a_dropped_or_an_unknown_dataset_is_refused() -> None:
+    present = {"x": Definition(0, DEPTH, "1")}
+    with raises(UnknownDataset, dropped="x"):
+        AddFeatures("x", (GUST,))(DropDataset("x")(present))
+    with raises(UnknownDataset, dataset="y"):
+        AddFeatures("y", (GUST,))(present)
 
 
 def test_drop_applied_again_leaves_the_next_dataset() -> None:
@@ -86,6 +118,8 @@ def test_merge_keeps_what_is_later_in_any_order() -> None:
     states = [
         Definition(0, DEPTH, "1"),
         Definition(0, DEPTH, "1", VersionedRetention(2, WEEK)),
+        Definition(0, DEPTH.with_features([GUST]), "1", VersionedRetention(2, WEEK)),
+        Definition(0, DEPTH.with_features([GUST, SITE]), "1", VersionedRetention(2, WEEK)),
         Definition(1),
         Definition(1, SPEED.of_generation(1), "", policy),
     ]
@@ -133,3 +167,10 @@ def test_two_nodes_vote_both() -> None:
 
 def _of(nodes: tuple[NodeInfo, ...]) -> Topology:
     return Topology("t", (Group("g", nodes),), even_ranges(1), 4, replicas=2)
+
+
+def test_merge_takes_features_and_policy_from_different_sides() -> None:
+    wide = Definition(0, DEPTH.with_features([GUST]), "1")
+    late = Definition(0, DEPTH, "1", VersionedRetention(1, DAY))
+    both = Definition(0, wide.schema, "1", late.retention)
+    assert merge({"x": wide}, {"x": late}) == merge({"x": late}, {"x": wide}) == {"x": both}

@@ -214,3 +214,31 @@ def test_suggest_schema_reserved_names_are_renamed(tmp_path: Path) -> None:
     schema = suggest_schema(plain, "odd")
     assert [f.name for f in schema.features] == ["wind_speed", "block_value"]
     assert read(open_source(path, schema=schema)).equals(read(plain))
+
+
+# --- features that were added to the dataset -----------------------------------------------------
+
+BASE = Schema("air", [Feature("t"), Feature("rh")])
+
+
+def test_source_without_an_added_feature_is_as_before(path: Path) -> None:
+    wider = BASE.with_features([Feature("gust"), Feature("site", type="text")])
+    before, after = open_source(path, schema=BASE), open_source(path, schema=wider)
+    assert after.digest() == before.digest()
+    assert after.features["gust"] == ""
+    table = read(after)
+    assert table.select(["t", "rh"]) == read(before).select(["t", "rh"])
+    assert table.column("gust").null_count == table.num_rows
+
+
+def test_source_with_an_added_feature_is_another_one(path: Path) -> None:
+    wider = BASE.with_features([Feature("gust"), Feature("station", type="text")])
+    before, after = open_source(path, schema=BASE), open_source(path, schema=wider)
+    assert after.digest() != before.digest()
+    assert set(read(after).column("station").to_pylist()) == {"A", "B", None}
+
+
+def test_source_without_a_first_feature_is_refused_also_with_added_ones(path: Path) -> None:
+    wider = Schema("air", [Feature("t"), Feature("wind")]).with_features([Feature("rh")])
+    with raises(InputError, expected="mapped_feature", feature="wind"):
+        open_source(path, schema=wider).digest()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from galileo.cursor import Cursor
+from galileo.errors import InputError
 from galileo.graph.columns import Commits
 from galileo.graph.feature_graph import FeatureGraph
 from galileo.graph.metadata_graph import MetadataGraph
@@ -168,3 +169,45 @@ def test_synopsis_with_added_features_prunes_as_one_that_had_them(seed: int) -> 
                 ours = receiver.candidates(parse(text, schema), [0]).maybe
                 assert ours == theirs.candidates(parse(text, WIDEST), [0]).maybe
         grown.check()
+
+
+def test_synopsis_delta_of_an_earlier_schema_is_read_with_nulls() -> None:
+    wider = BASE.with_features([Feature("gust"), Feature("site", type="text")])
+    synopsis = Synopsis(BASE, partition=0, epoch=3)
+    synopsis.add(batch_of(BASE, random.Random(1)), 1)
+    raw = synopsis.changes_since(None).to_bytes(BASE)
+    graph = FeatureGraph(wider)
+    graph.apply(SynopsisDelta.from_bytes(wider, raw))
+    assert graph.candidates(parse("gust > 0", wider), [0]).pruned == {0: 1}
+    assert graph.candidates(parse("site IS NULL", wider), [0]).maybe == {0}
+    with pytest.raises(InputError):
+        SynopsisDelta.from_bytes(
+            BASE, synopsis.with_features(wider, epoch=4).changes_since(None).to_bytes(wider)
+        )
+
+
+def test_feature_graph_with_added_features_equals_one_that_had_them() -> None:
+    wider = BASE.with_features([Feature("gust"), Feature("site", type="text")])
+    narrow, wide = FeatureGraph(BASE), FeatureGraph(wider)
+    for partition in range(4):
+        synopsis = Synopsis(BASE, partition=partition, epoch=3)
+        synopsis.add(batch_of(BASE, random.Random(partition)), 1)
+        raw = synopsis.changes_since(None).to_bytes(BASE)
+        narrow.apply(SynopsisDelta.from_bytes(BASE, raw))
+        wide.apply(SynopsisDelta.from_bytes(wider, raw))
+    grown = narrow.with_features(wider)
+    for text in ("heat > 0", "gust > 0", "gust IS NULL", "site = 'a' OR heat < 0"):
+        query = parse(text, wider)
+        assert grown.candidates(query, range(4)) == wide.candidates(query, range(4))
+        assert grown.estimate(query) == wide.estimate(query)
+
+
+def test_graph_add_features_again_or_fewer_changes_nothing() -> None:
+    chance, graph = random.Random(3), MetadataGraph(BASE)
+    graph.add_features(WIDEST)
+    graph.insert(batch_of(WIDEST, chance), partition=0, sequence=1)
+    before = ordered(graph.scan(parse("", WIDEST)))
+    for schema in (WIDEST, WIDEST.narrowed(2), BASE):
+        graph.add_features(schema)
+        assert graph.schema == WIDEST
+        assert ordered(graph.scan(parse("", WIDEST))) == before

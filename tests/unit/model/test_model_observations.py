@@ -390,3 +390,28 @@ def test_normalise_dictionary_of_views_raises() -> None:
     views = pa.array(["a"], pa.string_view())
     coded = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), views)
     check_refused(table(station=coded), expected="text", column="station")
+
+
+# --- features that were added ------------------------------------------------------------------
+
+
+GUST, SITE = Feature("gust", "m/s"), Feature("site", type="text")
+WIDER = SCHEMA.with_features([GUST, SITE])
+
+
+def test_normalise_without_added_features_has_nulls_in_them() -> None:
+    plain, wide = normalise(SCHEMA, table()), normalise(WIDER, table())
+    assert wide.schema == WIDER.observation_schema
+    assert wide.select(plain.column_names) == plain
+    assert [wide.column(name).null_count for name in ("gust", "site")] == [2, 2]
+
+
+def test_normalise_with_one_added_feature_has_null_in_the_other() -> None:
+    wide = normalise(WIDER, table(site=["a", None]))
+    assert wide.column("site").to_pylist() == ["a", None]
+    assert wide.column("gust").null_count == 2
+
+
+def test_normalise_without_a_first_feature_is_refused_with_added_ones() -> None:
+    with raises(InvalidObservations, missing_columns=["station"], unknown_columns=["gusts"]):
+        normalise(WIDER, table(gusts=[1.0, 2.0]).drop_columns(["station"]))

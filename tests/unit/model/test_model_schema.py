@@ -20,6 +20,8 @@ from galileo.model.schema import (
     Feature,
     Schema,
     dataset_name,
+    features_from_json,
+    features_to_json,
     nearest_name,
 )
 
@@ -172,3 +174,23 @@ def test_schema_arrow_types_match_feature_types() -> None:
 )
 def test_nearest_name_similar_or_prefix_is_found(name: str, nearest: str | None) -> None:
     assert nearest_name(name, ["latitude", "temperature", "snow"]) == nearest
+
+
+def test_schema_narrowed_to_names_keeps_the_last_named_feature() -> None:
+    base = Schema("air", [Feature("heat")])
+    wider = base.with_features([Feature(name) for name in ("gust", "site", "wet")])
+    assert wider.narrowed_to(["heat", "nothing"]) == base
+    assert wider.narrowed_to(["heat", "site"]) == wider.narrowed(2)
+    assert wider.narrowed_to(wider.observation_schema.names) is wider
+    assert base.narrowed_to([]) is base
+
+
+def test_features_from_json_of_features_are_the_same() -> None:
+    features = (Feature("gust", "m/s"), Feature("site", type="text", indexed=False))
+    assert features_from_json(features_to_json(features)) == features
+
+
+@pytest.mark.parametrize("text", ["", "3", "[3]", '[{"title":"gust"}]', '[{"name":"a b"}]'])
+def test_features_from_json_of_something_else_are_refused(text: str) -> None:
+    with pytest.raises(InvalidSchema):
+        features_from_json(text)

@@ -148,3 +148,12 @@ def untagged(value: Any) -> None:
         raise KeyError("an object")
     for item in value if isinstance(value, list) else []:
         untagged(item)
+
+
+def test_tagged_json_leaves_out_a_number_of_added_features_that_is_none() -> None:
+    plain = Ccq("q", "air", "", 1.0, 2.0)
+    assert b"added" not in TAGGED.encode(plain)
+    wider = dataclasses.replace(plain, added=3)
+    assert json.loads(TAGGED.encode(wider))["added"] == 3
+    for one in (plain, wider):
+        assert TAGGED.decode(TAGGED.encode(one)) == one

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from galileo.wire.v1 import policy_pb2 as galileo_dot_wire_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(galileo/wire/internal/v1/migration.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/policy.proto\"=\n\rPartitionFile\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"u\n\x0f\x44\x61tasetContents\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05paths\x18\x05 \x01(\x04\x12\x0c\n\x04mark\x18\x06 \x01(\x0c\")\n\x14ListPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"\xa2\x01\n\x12ListPartitionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x31\n\x05\x66iles\x18\x03 \x03(\x0b\x32\".galileo.internal.v1.PartitionFile\x12\x36\n\x08\x63ontents\x18\x04 \x03(\x0b\x32$.galileo.internal.v1.DatasetContents\"t\n\x0fReadFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x04\x66ile\x18\x02 \x01(\x0b\x32\".galileo.internal.v1.PartitionFile\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"*\n\rReadFileReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\r\"V\n\x0f\x43hecksumRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x04\x66ile\x18\x02 \x01(\x0b\x32\".galileo.internal.v1.PartitionFile\"\x1c\n\rChecksumReply\x12\x0b\n\x03\x63rc\x18\x01 \x01(\r\"-\n\x0c\x46\x65nceRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x0e\n\x0cReleaseReply\"~\n\x0fHandOverRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\n\n\x02to\x18\x03 \x01(\t\x12\x36\n\x08\x63ontents\x18\x04 \x03(\x0b\x32$.galileo.internal.v1.DatasetContentsJ\x04\x08\x05\x10\x06\"\x0f\n\rHandOverReply2\xca\x04\n\tMigration\x12k\n\rListPartition\x12).galileo.internal.v1.ListPartitionRequest\x1a\'.galileo.internal.v1.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12\\\n\x08ReadFile\x12$.galileo.internal.v1.ReadFileRequest\x1a\".galileo.internal.v1.ReadFileReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12\\\n\x08\x43hecksum\x12$.galileo.internal.v1.ChecksumRequest\x1a\".galileo.internal.v1.ChecksumReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12[\n\x05\x46\x65nce\x12!.galileo.internal.v1.FenceRequest\x1a\'.galileo.internal.v1.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12W\n\x07Release\x12!.galileo.internal.v1.FenceRequest\x1a!.galileo.internal.v1.ReleaseReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12^\n\x08HandOver\x12$.galileo.internal.v1.HandOverRequest\x1a\".galileo.internal.v1.HandOverReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(galileo/wire/internal/v1/migration.proto\x12\x13galileo.internal.v1\x1a\x1cgalileo/wire/v1/policy.proto\"=\n\rPartitionFile\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x84\x01\n\x0f\x44\x61tasetContents\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05paths\x18\x05 \x01(\x04\x12\x0c\n\x04mark\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x07 \x01(\r\")\n\x14ListPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"\xa2\x01\n\x12ListPartitionReply\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x31\n\x05\x66iles\x18\x03 \x03(\x0b\x32\".galileo.internal.v1.PartitionFile\x12\x36\n\x08\x63ontents\x18\x04 \x03(\x0b\x32$.galileo.internal.v1.DatasetContents\"t\n\x0fReadFileRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x04\x66ile\x18\x02 \x01(\x0b\x32\".galileo.internal.v1.PartitionFile\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"*\n\rReadFileReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\r\"V\n\x0f\x43hecksumRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x04\x66ile\x18\x02 \x01(\x0b\x32\".galileo.internal.v1.PartitionFile\"\x1c\n\rChecksumReply\x12\x0b\n\x03\x63rc\x18\x01 \x01(\r\"-\n\x0c\x46\x65nceRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\n\n\x02to\x18\x02 \x01(\t\"\x0e\n\x0cReleaseReply\"~\n\x0fHandOverRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\n\n\x02to\x18\x03 \x01(\t\x12\x36\n\x08\x63ontents\x18\x04 \x03(\x0b\x32$.galileo.internal.v1.DatasetContentsJ\x04\x08\x05\x10\x06\"\x0f\n\rHandOverReply2\xca\x04\n\tMigration\x12k\n\rListPartition\x12).galileo.internal.v1.ListPartitionRequest\x1a\'.galileo.internal.v1.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12\\\n\x08ReadFile\x12$.galileo.internal.v1.ReadFileRequest\x1a\".galileo.internal.v1.ReadFileReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12\\\n\x08\x43hecksum\x12$.galileo.internal.v1.ChecksumRequest\x1a\".galileo.internal.v1.ChecksumReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12[\n\x05\x46\x65nce\x12!.galileo.internal.v1.FenceRequest\x1a\'.galileo.internal.v1.ListPartitionReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12W\n\x07Release\x12!.galileo.internal.v1.FenceRequest\x1a!.galileo.internal.v1.ReleaseReply\"\x06\x8a\xb5\x18\x02\x10\x01\x12^\n\x08HandOver\x12$.galileo.internal.v1.HandOverRequest\x1a\".galileo.internal.v1.HandOverReply\"\x08\x8a\xb5\x18\x04\x10\x01\x18\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,28 +46,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MIGRATION'].methods_by_name['HandOver']._serialized_options = b'\212\265\030\004\020\001\030\002'
   _globals['_PARTITIONFILE']._serialized_start=95
   _globals['_PARTITIONFILE']._serialized_end=156
-  _globals['_DATASETCONTENTS']._serialized_start=158
-  _globals['_DATASETCONTENTS']._serialized_end=275
-  _globals['_LISTPARTITIONREQUEST']._serialized_start=277
-  _globals['_LISTPARTITIONREQUEST']._serialized_end=318
-  _globals['_LISTPARTITIONREPLY']._serialized_start=321
-  _globals['_LISTPARTITIONREPLY']._serialized_end=483
-  _globals['_READFILEREQUEST']._serialized_start=485
-  _globals['_READFILEREQUEST']._serialized_end=601
-  _globals['_READFILEREPLY']._serialized_start=603
-  _globals['_READFILEREPLY']._serialized_end=645
-  _globals['_CHECKSUMREQUEST']._serialized_start=647
-  _globals['_CHECKSUMREQUEST']._serialized_end=733
-  _globals['_CHECKSUMREPLY']._serialized_start=735
-  _globals['_CHECKSUMREPLY']._serialized_end=763
-  _globals['_FENCEREQUEST']._serialized_start=765
-  _globals['_FENCEREQUEST']._serialized_end=810
-  _globals['_RELEASEREPLY']._serialized_start=812
-  _globals['_RELEASEREPLY']._serialized_end=826
-  _globals['_HANDOVERREQUEST']._serialized_start=828
-  _globals['_HANDOVERREQUEST']._serialized_end=954
-  _globals['_HANDOVERREPLY']._serialized_start=956
-  _globals['_HANDOVERREPLY']._serialized_end=971
-  _globals['_MIGRATION']._serialized_start=974
-  _globals['_MIGRATION']._serialized_end=1560
+  _globals['_DATASETCONTENTS']._serialized_start=159
+  _globals['_DATASETCONTENTS']._serialized_end=291
+  _globals['_LISTPARTITIONREQUEST']._serialized_start=293
+  _globals['_LISTPARTITIONREQUEST']._serialized_end=334
+  _globals['_LISTPARTITIONREPLY']._serialized_start=337
+  _globals['_LISTPARTITIONREPLY']._serialized_end=499
+  _globals['_READFILEREQUEST']._serialized_start=501
+  _globals['_READFILEREQUEST']._serialized_end=617
+  _globals['_READFILEREPLY']._serialized_start=619
+  _globals['_READFILEREPLY']._serialized_end=661
+  _globals['_CHECKSUMREQUEST']._serialized_start=663
+  _globals['_CHECKSUMREQUEST']._serialized_end=749
+  _globals['_CHECKSUMREPLY']._serialized_start=751
+  _globals['_CHECKSUMREPLY']._serialized_end=779
+  _globals['_FENCEREQUEST']._serialized_start=781
+  _globals['_FENCEREQUEST']._serialized_end=826
+  _globals['_RELEASEREPLY']._serialized_start=828
+  _globals['_RELEASEREPLY']._serialized_end=842
+  _globals['_HANDOVERREQUEST']._serialized_start=844
+  _globals['_HANDOVERREQUEST']._serialized_end=970
+  _globals['_HANDOVERREPLY']._serialized_start=972
+  _globals['_HANDOVERREPLY']._serialized_end=987
+  _globals['_MIGRATION']._serialized_start=990
+  _globals['_MIGRATION']._serialized_end=1576
 # @@protoc_insertion_point(module_scope)

@@ -55,6 +55,7 @@ class DatasetContents(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     last_sequence: _builtins.int
     dropped: _builtins.int
@@ -62,6 +63,8 @@ class DatasetContents(_message.Message):
     paths: _builtins.int
     mark: _builtins.bytes
     """the record of what retention dropped"""
+    added: _builtins.int
+    """features that were added to the dataset"""
     def __init__(
         self,
         *,
@@ -71,10 +74,11 @@ class DatasetContents(_message.Message):
         rows: _builtins.int = ...,
         paths: _builtins.int = ...,
         mark: _builtins.bytes = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "dropped", b"dropped", "last_sequence", b"last_sequence", "mark", b"mark", "paths", b"paths", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "dataset", b"dataset", "dropped", b"dropped", "last_sequence", b"last_sequence", "mark", b"mark", "paths", b"paths", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

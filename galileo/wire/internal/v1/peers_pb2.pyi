@@ -377,6 +377,7 @@ class Heartbeat(_message.Message):
 
     SYNOPSES_FIELD_NUMBER: _builtins.int
     DATASETS_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     RETENTIONS_FIELD_NUMBER: _builtins.int
     SAMPLERS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
@@ -385,6 +386,10 @@ class Heartbeat(_message.Message):
     def synopses(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynopsisChange]: ...
     @_builtins.property
     def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """features that were added to each of `datasets`; empty: none"""
+
     @_builtins.property
     def retentions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetRetention]:
         """that the receiver may not have"""
@@ -406,6 +411,7 @@ class Heartbeat(_message.Message):
         *,
         synopses: _abc.Iterable[Global___SynopsisChange] | None = ...,
         datasets: _abc.Iterable[_builtins.str] | None = ...,
+        added: _abc.Iterable[_builtins.int] | None = ...,
         retentions: _abc.Iterable[Global___DatasetRetention] | None = ...,
         samplers: _abc.Iterable[Global___SamplerNotice] | None = ...,
         moves: _abc.Iterable[Global___PartitionMove] | None = ...,
@@ -413,7 +419,7 @@ class Heartbeat(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "datasets", b"datasets", "dropped", b"dropped", "moves", b"moves", "retentions", b"retentions", "samplers", b"samplers", "synopses", b"synopses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,6 +748,7 @@ class CommitRequest(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     RANGE_EPOCH_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     producer: _builtins.str
     batch: _builtins.int
@@ -750,6 +757,8 @@ class CommitRequest(_message.Message):
     """of the ranges by which the batch was split"""
     first_epoch: _builtins.int
     """the earliest one in which it may have been sent"""
+    added: _builtins.int
+    """added features that the observations have"""
     def __init__(
         self,
         *,
@@ -759,10 +768,11 @@ class CommitRequest(_message.Message):
         observations: _builtins.bytes = ...,
         range_epoch: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "batch", b"batch", "dataset", b"dataset", "first_epoch", b"first_epoch", "observations", b"observations", "producer", b"producer", "range_epoch", b"range_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -918,6 +928,7 @@ class MatchRequest(_message.Message):
     CURSORS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     after: _builtins.bytes
     """eight bytes for each cursor and partition; 2^63 - 1: not asked about"""
@@ -929,6 +940,8 @@ class MatchRequest(_message.Message):
     """Eight bytes for each partition: a commit that a leader has published. A replica that has
     published it, too, may answer up to there; without this field only the leader.
     """
+    added: _builtins.int
+    """added features of the schema that the labels have"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ascending"""
@@ -942,10 +955,11 @@ class MatchRequest(_message.Message):
         cursors: _builtins.bytes = ...,
         digests: _builtins.bytes = ...,
         committed: _builtins.bytes = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "committed", b"committed", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "committed", b"committed", "cursors", b"cursors", "dataset", b"dataset", "digests", b"digests", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

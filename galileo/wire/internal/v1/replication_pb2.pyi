@@ -485,6 +485,7 @@ class FetchedFrames(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     LOG_START_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     log: _builtins.str
     after: _builtins.int
@@ -492,6 +493,8 @@ class FetchedFrames(_message.Message):
     start: _builtins.int
     log_start: _builtins.bytes
     """the sender's record of what it has dropped, for a member that begins there"""
+    added: _builtins.int
+    """features that were added to the dataset, as the sender knows"""
     @_builtins.property
     def epochs(self) -> Global___LogEpochs: ...
     def __init__(
@@ -504,10 +507,11 @@ class FetchedFrames(_message.Message):
         frames: _builtins.bytes = ...,
         start: _builtins.int = ...,
         log_start: _builtins.bytes = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "epochs", b"epochs", "frames", b"frames", "log", b"log", "log_start", b"log_start", "start", b"start", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "epochs", b"epochs", "frames", b"frames", "log", b"log", "log_start", b"log_start", "start", b"start", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,6 +603,7 @@ class AppendFrames(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     LOG_START_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     log: _builtins.str
     after: _builtins.int
@@ -608,6 +613,8 @@ class AppendFrames(_message.Message):
     frames: _builtins.bytes
     start: _builtins.int
     log_start: _builtins.bytes
+    """as above"""
+    added: _builtins.int
     """as above"""
     @_builtins.property
     def epochs(self) -> Global___LogEpochs: ...
@@ -624,10 +631,11 @@ class AppendFrames(_message.Message):
         frames: _builtins.bytes = ...,
         start: _builtins.int = ...,
         log_start: _builtins.bytes = ...,
+        added: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_epoch", b"after_epoch", "committed", b"committed", "epochs", b"epochs", "frames", b"frames", "log", b"log", "log_start", b"log_start", "match", b"match", "start", b"start", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "after", b"after", "after_epoch", b"after_epoch", "committed", b"committed", "epochs", b"epochs", "frames", b"frames", "log", b"log", "log_start", b"log_start", "match", b"match", "start", b"start", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
