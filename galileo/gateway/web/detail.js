@@ -90,7 +90,7 @@ function Meteogram({ feature, columns, extent, bucketMs, time }) {
         <circle class="dot" cx=${x(shown)} cy=${y(means[shown])} r="3.5" />`}
     </svg>
     <div class="time-axis muted" aria-hidden="true">
-      ${axis(from, to, 4).map(({ place, words: at }) => html`<span style=${{ left: `${place}%` }}>${at}</span>`)}</div>
+      ${axis(from, to, 5).map(({ place, words: at }) => html`<span style=${{ left: `${place}%` }}>${at}</span>`)}</div>
   </figure>`;
 }
 

@@ -97,7 +97,7 @@ export function TimeSlider({ extent, series, bucketS, time, changed, isReady }) 
           </div>
         </div>
         <div class="time-axis muted" aria-hidden="true">
-          ${axis(from, to, isNarrow ? 4 : 9).map(({ place, words }) => html`<span style=${{ left: `${place}%` }}>${words}</span>`)}
+          ${axis(from, to, isNarrow ? 5 : 9).map(({ place, words }) => html`<span style=${{ left: `${place}%` }}>${words}</span>`)}
         </div>
       </div>
     </section>`;
