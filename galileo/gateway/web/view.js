@@ -146,9 +146,15 @@ function UnknownDataset({ dataset, who, others, openToken }) {
   return html`<${Card} title=${isGranted ? `No dataset ${dataset}` : `No access to ${dataset}`} role="alert">
     ${isGranted ? html`<p>The cluster has no dataset of this name.</p>` : html`
       <p><b>${name}</b> has no grant on a dataset <b>${dataset}</b>, or there is none. Its grants: <b>${datasets.join(", ") || "none"}</b>.</p>
-      ${GRANT}<pre>galileo token create --dataset ${dataset}</pre>`}
+      ${GRANT}<pre>${grantCommand(who, dataset)}</pre>`}
     <div class="row">${!isGranted && html`<button class="primary" onClick=${openToken}>Use another token</button>`}
       ${others.slice(0, OTHERS_MAX).map(({ id }) => html`<button onClick=${() => open(id)}>Open ${id}</button>`)}</div><//>`;
+}
+
+/** The command with which an administrator makes a token that may use a dataset. */
+function grantCommand({ name, roles = [] }, dataset) {
+  const wanted = roles.map((role) => `--role ${role}`).join(" ");
+  return `galileo token create ${name} ${wanted} \\\n  --dataset ${dataset} --principals principals.toml`;
 }
 
 function open(dataset) {
@@ -162,7 +168,7 @@ function NoDataset({ who, openToken }) {
     const grants = datasets.length ? `may use ${datasets.join(", ")}, and there is no such dataset` : "has no grant on a dataset";
     return html`<${Card} title="No dataset for you">
       <p><b>${name}</b> ${grants}.</p>
-      ${GRANT}<pre>galileo token create --dataset NAME</pre>
+      ${GRANT}<pre>${grantCommand(who, "DATASET")}</pre>
       <div class="row"><button class="primary" onClick=${openToken}>Use another token</button></div><//>`;
   }
   const mayWrite = !name || roles.some((role) => WRITERS.includes(role));
