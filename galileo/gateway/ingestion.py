@@ -23,6 +23,7 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
+from galileo.client.async_client import AsyncClient
 from galileo.client.results import Receipt
 from galileo.errors import GalileoError, InputError, InvalidObservations, Overloaded
 from galileo.formats.memory_file import MemoryFile
@@ -107,19 +108,12 @@ class IngestRoute:
         key = batch_key(request.headers.get("idempotency-key", ""))
         format = _format_of(request)
         async with self._callers.client(request) as client:
-            schema = await client.schema(request.path_params["collectionId"])
+            dataset = (await client.schema(request.path_params["collectionId"])).name
             async with self._received(request, pieces) as (body, digest):
                 key = key or BatchKey(f"http-{format}-{digest}", 0)
-                try:
-                    source = await self._checked(body, format, schema)
-                except InvalidObservations:
-                    await client.datasets()  # Another client may have added features.
-                    wider = await client.schema(schema.name)
-                    if wider == schema:
-                        raise
-                    source = await self._checked(body, format, wider)
+                source = await self._source(client, dataset, body, format=format)
                 receipt = await client.ingest(
-                    schema.name,
+                    dataset,
                     self._tables(source),
                     producer=key.producer,
                     first_batch=key.first_batch,
@@ -155,6 +149,20 @@ class IngestRoute:
                 yield body, digest.hexdigest()[:32]
         finally:
             self._held_bytes -= size
+
+    async def _source(
+        self, client: AsyncClient, dataset: str, body: MemoryFile, *, format: str
+    ) -> StrictSource:
+        """As `_checked`, also where another client has just added features to the dataset."""
+        schema = await client.schema(dataset)
+        try:
+            return await self._checked(body, format, schema)
+        except InvalidObservations:
+            await client.datasets()
+            wider = await client.schema(dataset)
+            if wider == schema:
+                raise
+        return await self._checked(body, format, wider)
 
     async def _checked(self, body: MemoryFile, format: str, schema: Schema) -> StrictSource:
         """The observations of a body without a mistake.

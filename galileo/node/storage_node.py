@@ -334,7 +334,7 @@ class StorageNode:
             await self.drop(schema.name, schema.generation)
         if not self.catalog.knows(schema.key):
             self.catalog.adopt(schema)
-        elif self.catalog.lacks(schema.key, schema.added):
+        elif self.catalog.schema(schema.key) != schema:
             await asyncio.to_thread(self.catalog.adopt, schema)
 
     async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:

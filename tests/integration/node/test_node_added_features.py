@@ -414,9 +414,10 @@ async def test_commits_of_both_schemas_in_one_group_are_indexed(cluster) -> None
             assert synopsis.schema == wider
 
 
-async def test_a_schema_that_is_no_extension_is_not_adopted(cluster) -> None:
+@pytest.mark.parametrize("more", [[], [Feature("site")]])
+async def test_a_schema_that_is_no_extension_is_not_adopted(cluster, more) -> None:
     await cluster["a"].add_features("nam", [GUST])
-    other = cluster.schema.with_features([Feature("gust", "km/h"), Feature("site")])
+    other = cluster.schema.with_features([Feature("gust", "km/h"), *more])
     with raises(DatasetExists):
         await cluster["a"].adopt(other)
     assert cluster["a"].catalog.schema("nam").feature("gust") == GUST
