@@ -34,7 +34,7 @@ COMMANDS = {
         "galileo.cli.data:count", "Count the observations that match a query exactly."
     ),
     "dataset": LazyCommand(
-        "galileo.cli.datasets:dataset", "Datasets: create, list, show and drop them."
+        "galileo.cli.datasets:dataset", "Datasets: create, extend, list, show and drop them."
     ),
     "doctor": LazyCommand(
         "galileo.cli.doctor:doctor",

@@ -626,6 +626,8 @@ async def hurt(world: World) -> None:
         if fault == "rot" and (found := segments(world, name)):
             rot(world.random.choice(found), world.random)
         world.start(name)
+        if fault == "rot":
+            await scrub(world, name)
     elif fault == "all":
         for each in world.names:
             await world.crash(each, is_lost=False)
@@ -639,6 +641,18 @@ async def hurt(world: World) -> None:
         world.hosts[name].disk.is_full = True
         await asyncio.sleep(pause_s)
         world.hosts[name].disk.is_full = False
+
+
+async def scrub(world: World, name: str) -> None:
+    """Reads all observations of a node, so that damage is found before the next fault.
+
+    Damage that waits is a fault of its own: with a lost directory there may be no sound copy.
+    """
+    for shard in world.hosts[name].node.catalog.shards.values():
+        for journal in shard.journals.values():
+            with contextlib.suppress(GalileoError):  # Damage: the log is copied again.
+                for sequence in range(journal.dropped + 1, journal.last_sequence + 1):
+                    await asyncio.to_thread(journal.read, sequence)
 
 
 def segments(world: World, name: str) -> list[Path]:
