@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +26,13 @@ addEventListener("securitypolicyviolation", (event) => {
 """
 _REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
 _LOST = re.compile(r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING")
-_PAINTED = """(selector) => {
+_IS_PAINTED = """(selector) => {
     const canvas = document.querySelector(selector), { width, height } = canvas;
     // A copy, since browsers warn of repeated reading.
     const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
     copy.drawImage(canvas, 0, 0);
     const { data } = copy.getImageData(0, 0, width, height);
-    return data.filter((value, index) => index % 4 === 3 && value).length;
+    return data.some((value, index) => index % 4 === 3 && value);
 }"""
 CELLS = ".ol-layers > canvas"
 """The canvas of the cells."""
@@ -125,9 +126,13 @@ class MapPage:
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=re.compile(f"^{name}")).click()
 
-    def painted(self) -> int:
-        """The number of pixels of the map that cells colour."""
-        return int(self.page.evaluate(_PAINTED, CELLS))
+    def is_painted(self) -> bool:
+        """Whether cells colour pixels of the map."""
+        return bool(self.page.evaluate(_IS_PAINTED, CELLS))
+
+    def await_painted(self) -> None:
+        """Waits until cells colour pixels of the map: the table has them a few frames earlier."""
+        self._await(self.is_painted)
 
     def pixel(self, x: float, y: float) -> tuple[int, ...]:
         """Red, green, blue and opacity of the canvas of cells, at shares of its size."""
@@ -137,6 +142,16 @@ class MapPage:
             return [...canvas.getContext("2d").getImageData(...at, 1, 1).data];
         }"""
         return tuple(self.page.evaluate(script, [CELLS, x, y]))
+
+    def await_pixel(self, x: float, y: float, is_expected: Callable[..., bool]) -> None:
+        """Waits until `is_expected` holds of the values of a pixel; of `pixel`."""
+        self._await(lambda: is_expected(*self.pixel(x, y)))
+
+    def _await(self, holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + TIMEOUT_MS / 1e3
+        while not holds():
+            assert time.monotonic() < end, "it took too long"
+            self.page.wait_for_timeout(20)
 
 
 @contextmanager

@@ -93,8 +93,9 @@ def test_a_question_is_asked_and_its_cells_are_shown(
         [row] = pd.read_csv(download.value.path()).to_dict("records")
         assert (row["temperature"], row["station"]) == (300.0, "S4")
         # It was moved to the middle of the map: viridis ends in yellow.
-        red, green, blue, _ = shown.pixel(0.5, 0.5)
-        assert min(red, green) > 220 > 60 > blue
+        shown.await_pixel(
+            0.5, 0.5, lambda red, green, blue, _: min(red, green) > 220 > 60 > blue
+        )
 
 
 CONDITIONS = {
@@ -199,13 +200,13 @@ def test_the_page_survives_the_loss_of_its_network(
         shown.may_lose = True
         page = shown.page
         shown.await_cells(5)
-        painted = shown.painted()
+        shown.await_painted()
         page.context.set_offline(True)
         page.get_by_role("alert").get_by_text("This computer is offline.").wait_for()
         for seconds in (2, 1):  # The first wait is of one second, the next of two.
             page.get_by_text(f"Next attempt in {seconds} s.").wait_for()
         assert shown.count_cells() == 5
-        assert shown.painted() == painted > 0
+        assert shown.is_painted()
         shown.check_accessible()
 
         client.ingest(name, observations([(45.7, -103.4)], [281.0]))
