@@ -226,10 +226,9 @@ class LocalAnalytics:
                 query, after=share.after, until=share.until, partitions=share.partitions
             )
         )
-        schema, parts = query.schema, labels.select(PARTS_SCHEMA.names)
-        task = ReadTask(schema.key, parts, query.to_json(), added=schema.added)
+        task = ReadTask.of(query, labels.select(PARTS_SCHEMA.names))
         rows_max = sought.count + self._options.rows_held_min
-        held = [schema.observation_schema.empty_table()]
+        held = [query.schema.observation_schema.empty_table()]
         async with contextlib.aclosing(self._reading.read_local(task)) as tables:
             async for table in tables:
                 held.append(table)

@@ -177,8 +177,7 @@ class Paging:
             stop = min(end, begun + max(together, 2 * rows))
             work = labels.num_rows + stop - begun
             parts = await self._run(work, _single_rows, labels, begun, stop)
-            schema = query.schema
-            task = ReadTask(schema.key, parts, query.to_json(), added=schema.added)
+            task = ReadTask.of(query, parts)
             with translate_dropped_to_retry():
                 async with aclosing(self._reading.read(task)) as tables:
                     async for table in tables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -19,11 +19,14 @@ from galileo.model.retention import Removed, Retention, RetentionReport, Version
 from galileo.model.rows import RowOptions
 from galileo.model.schema import Feature, Schema
 from galileo.node.query_options import QueryOptions
+from galileo.query import Query
 from galileo.samplers import LABEL
 
 MOVED_PAUSE_S = 0.05
 OWNER_CHECK_S = 0.1
 """Pause between two looks at who owns the partitions of a call that is not answered."""
+
+_ALL_ROWS = RowOptions()
 
 T = TypeVar("T")
 
@@ -151,8 +154,14 @@ class ReadTask:
     dataset: str
     parts: pa.Table
     query_json: str
-    options: RowOptions = field(default_factory=RowOptions)
+    options: RowOptions = _ALL_ROWS
     added: int = 0
+
+    @classmethod
+    def of(cls, query: Query, parts: pa.Table, options: RowOptions = _ALL_ROWS) -> ReadTask:
+        """The rows of parts that match a query, with the features of its schema."""
+        schema = query.schema
+        return cls(schema.key, parts, query.to_json(), options, schema.added)
 
     @property
     def is_numbered(self) -> bool:

@@ -191,8 +191,7 @@ class Selection:
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
                 if not named.num_rows:
                     continue
-                schema = query.schema
-                task = ReadTask(schema.key, named, query.to_json(), work.rest(), schema.added)
+                task = ReadTask.of(query, named, work.rest())
                 with translate_dropped_to_retry():
                     async with aclosing(self._reading.read(task)) as tables:
                         async for table in tables:

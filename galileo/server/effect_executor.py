@@ -214,12 +214,11 @@ class EffectExecutor:
 
     async def _observed(self, labels: LabelSet, query: Query) -> pa.Table:
         """The observations of labels of any nodes, for a sampler."""
-        schema = query.schema
-        task = ReadTask(schema.key, numbered_parts(labels), query.to_json(), added=schema.added)
+        task = ReadTask.of(query, numbered_parts(labels))
         with translate_dropped_to_retry():
             async with aclosing(self._node.reading.read(task)) as pieces:
                 tables = [table async for table in pieces]
-        return pa.concat_tables([observed_schema(schema).empty_table(), *tables])
+        return pa.concat_tables([observed_schema(query.schema).empty_table(), *tables])
 
     # --- holders -----------------------------------------------------------------------------
 
