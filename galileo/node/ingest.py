@@ -124,7 +124,7 @@ class Ingest:
             RangesChanged: the batch was split by earlier ranges.
             Unavailable: it was split by ranges that this node does not know yet.
         """
-        schema = self._catalog.schema(task.dataset).narrowed(task.added)
+        schema = self._catalog.narrowed(task.dataset, task.added)
         topology = self._topology_of(task.range_epoch)
         identity = BatchIdentity(task.producer, task.batch, task.range_epoch, task.first_epoch)
         begun = await asyncio.to_thread(

@@ -80,7 +80,7 @@ class RowReader:
             DataExpired: retention has dropped some of them.
             CorruptData: stored bytes fail their checksum.
         """
-        schema, options = self._schema_of(task), task.options
+        schema, options = self._catalog.narrowed(task.dataset, task.added), task.options
         options.check(schema)
         needed = dataclasses.replace(options, columns=options.needed(schema))
         tables = self._read_all(dataclasses.replace(task, options=needed), schema)
@@ -134,15 +134,12 @@ class RowReader:
         after, until = _range_of(task.parts)
         shard.check_readable(named, after=after, until=until)
         _check_not_dropped(shard, task.parts)
-        schema = self._schema_of(task)
+        schema = shard.schema.narrowed(task.added)
         query = await parse_async(task.query_json, schema) if task.query_json else None
         tables = self._read_pieces(shard, task, schema, query)
         async with aclosing(self._first_rows(tables, task.options)) as firsts:
             async for table in firsts:
                 yield table
-
-    def _schema_of(self, task: ReadTask) -> Schema:
-        return self._catalog.schema(task.dataset).narrowed(task.added)
 
     async def _read_pieces(
         self, shard: Shard, task: ReadTask, schema: Schema, query: Query | None
