@@ -7,6 +7,7 @@ from typing import Any
 
 from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
+from galileo.client.async_datasets import CachedSchema
 from galileo.client.async_observations import AsyncObservations
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
@@ -20,7 +21,6 @@ from galileo.client.scrubs import ScrubProgress
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
-from galileo.model.schema import Schema
 from galileo.model.times import Duration, seconds
 from galileo.wire.caller import Caller, CallOptions, Stream
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
@@ -68,8 +68,7 @@ class AsyncClient(AsyncObservations):
         self._router = Router(caller)
         self._fetcher = Fetcher(caller)
         self._bulk_fetcher = BulkFetcher(caller)
-        self._schemas: dict[str, Schema] = {}
-        self._schemas_read_at: dict[str, float] = {}
+        self._schemas: dict[str, CachedSchema] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema
 

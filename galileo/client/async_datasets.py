@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from math import inf
+from dataclasses import dataclass
 from typing import Any
 
 from galileo.client import decode
@@ -13,7 +13,13 @@ from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Feature, Schema, features_to_json, unknown_dataset
+from galileo.model.schema import (
+    Feature,
+    Schema,
+    features_to_json,
+    has_columns,
+    unknown_dataset,
+)
 from galileo.wire.caller import Connection
 from galileo.wire.v1 import cluster_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
@@ -24,11 +30,18 @@ WIDER_KEPT_S = 60.0
 """For so long a schema with more features than a node answers is kept: the node learns late."""
 
 
+@dataclass(frozen=True, slots=True)
+class CachedSchema:
+    """A schema, and when a node answered with it; on the monotonic clock, in seconds."""
+
+    schema: Schema
+    read_at: float
+
+
 class AsyncDatasets(AsyncAnalytics):
     """Caches schemas for a short time."""
 
-    _schemas: dict[str, Schema]
-    _schemas_read_at: dict[str, float]
+    _schemas: dict[str, CachedSchema]
 
     async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.
@@ -151,7 +164,7 @@ class AsyncDatasets(AsyncAnalytics):
                 raise
             # An earlier attempt dropped it, and its answer was lost.
             reply = cluster_pb2.DropDatasetReply()
-        self._forget_schema(dataset)
+        self._schemas.pop(dataset, None)
         return decode.dropped_dataset(dataset, reply)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> None:
@@ -223,7 +236,7 @@ class AsyncDatasets(AsyncAnalytics):
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = [Schema.from_json(text) for text in reply.schemas_json]
         for name in self._schemas.keys() - {schema.name for schema in schemas}:
-            self._forget_schema(name)
+            del self._schemas[name]
         return [self._cache_schema(schema) for schema in schemas]
 
     async def schema(self, dataset: str) -> Schema:
@@ -237,16 +250,15 @@ class AsyncDatasets(AsyncAnalytics):
             >>> [feature.name for feature in schema.features]
             ['temperature', 'station']
         """
-        read_at = self._schemas_read_at.get(dataset_name(dataset), -inf)
-        if time.monotonic() - read_at > SCHEMA_AGE_MAX_S:
+        cached = self._schemas.get(dataset_name(dataset))
+        if cached is None or time.monotonic() - cached.read_at > SCHEMA_AGE_MAX_S:
             return await self._read_schema(dataset)
-        return self._schemas[dataset]
+        return cached.schema
 
     async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema:
         """The schema of a dataset; read again if it lacks a feature of these names."""
         schema = await self.schema(dataset)
-        is_known = {*schema.observation_schema.names}.issuperset(names)
-        return schema if is_known else await self._read_schema(dataset)
+        return schema if has_columns(schema, names) else await self._read_schema(dataset)
 
     async def _read_schema(self, dataset: str) -> Schema:
         """Reads the schema of a dataset from a node."""
@@ -260,22 +272,18 @@ class AsyncDatasets(AsyncAnalytics):
 
     def _cache_schema(self, schema: Schema) -> Schema:
         """Caches a schema, unless a node has answered already that it has more features."""
-        known, now = self._schemas.get(schema.name, schema), time.monotonic()
-        is_recent = now - self._schemas_read_at.get(schema.name, now) < WIDER_KEPT_S
-        if known != schema and known.extends(schema) and is_recent:
-            return known
-        self._schemas[schema.name] = schema
-        self._schemas_read_at[schema.name] = now
+        cached, now = self._schemas.get(schema.name), time.monotonic()
+        if cached is not None and now - cached.read_at < WIDER_KEPT_S:
+            known = cached.schema
+            if known != schema and known.extends(schema):
+                return known
+        self._schemas[schema.name] = CachedSchema(schema, now)
         return schema
-
-    def _forget_schema(self, dataset: str) -> None:
-        self._schemas.pop(dataset, None)
-        self._schemas_read_at.pop(dataset, None)
 
     def _forget_dropped_schema(self, error: GalileoError) -> None:
         """Removes the schema of a dataset from the cache when a node answers that it is dropped."""
         if isinstance(error, UnknownDataset):
-            self._forget_schema(str(error.details.get("dropped")))
+            self._schemas.pop(str(error.details.get("dropped")), None)
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

@@ -36,7 +36,7 @@ from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, o
 from galileo.formats.reader import Reader
 from galileo.formats.source import BATCH_ROWS, rebatch, split_by_bytes
 from galileo.model.observations import normalise
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, has_columns
 from galileo.optional_imports import is_frame, is_series
 from galileo.wire.codec import cursor_from_pb
 from galileo.wire.v1 import storage_pb2
@@ -219,7 +219,7 @@ class Sending:
         if first is None:
             return
         names = map(str, first.columns) if is_frame(first) else first.column_names
-        if not {*self.schema.observation_schema.names}.issuperset(names):
+        if not has_columns(self.schema, names):
             await self._update_schema()
         pieces = (normalise(self.schema, piece) for piece in itertools.chain([first], named))
         if not is_in_memory:

@@ -411,6 +411,11 @@ class Schema:
         return Schema.from_dict(raw)
 
 
+def has_columns(schema: Schema, names: Iterable[str]) -> bool:
+    """Whether the observations of a schema have columns of all these names."""
+    return {*schema.observation_schema.names}.issuperset(names)
+
+
 def features_to_json(features: Iterable[Feature]) -> str:
     """Features as JSON text, as in that of a schema."""
     return json.dumps([_feature_to_dict(feature) for feature in features])

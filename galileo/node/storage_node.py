@@ -31,7 +31,7 @@ from galileo.model.retention import (
     RetentionReport,
     VersionedRetention,
 )
-from galileo.model.schema import Feature, Schema, split_key
+from galileo.model.schema import Feature, Schema, has_columns, split_key
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
@@ -338,7 +338,7 @@ class StorageNode:
             await asyncio.to_thread(self.catalog.adopt, schema)
 
     async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
-        """Adds features to the dataset with this key, and tells every other node.
+        """Adds features to the dataset with this key, and sends the schema to all other nodes.
 
         Its home decides that, or a majority of the voters in a cluster with copies. Another node
         that cannot be reached now learns of them by a later heartbeat.
@@ -455,7 +455,7 @@ class StorageNode:
 
     async def schema_with(self, schema: Schema, names: Iterable[str]) -> Schema:
         """The schema, or that of the dataset by now, if it lacks a feature of these names."""
-        if {*schema.observation_schema.names}.issuperset(names):
+        if has_columns(schema, names):
             return schema
         await self._look_up(schema.name)
         return self.catalog.schema(schema.key)

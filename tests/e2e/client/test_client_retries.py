@@ -144,7 +144,7 @@ async def node() -> AsyncIterator[tuple[FailingNode, galileo.AsyncClient]]:
     await server.start()
     async with galileo.AsyncClient(f"127.0.0.1:{port}", timeout="30s") as client:
         client._caller.clock = BackoffClock(time.monotonic, at_once, random.Random(1).random)
-        client._schemas["some"] = SCHEMA
+        client._cache_schema(SCHEMA)
         yield failing, client
     await server.stop(None)
 
