@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from galileo.client.cluster_caller import topology_of
 from galileo.dht.topology import NodeInfo
@@ -67,10 +67,7 @@ async def _ask(
     except NotPermitted:
         raise
     except GalileoError as error:
-        failure = error.details.get("reason") or error.message
-        return ScrubProgress(
-            last.node, last.bytes_done, last.bytes_total, damages=last.damages, failure=failure
-        )
+        return replace(last, failure=error.details.get("reason") or error.message)
     return ScrubProgress(
         node.name, reply.bytes_done, reply.bytes_total, reply.is_over, tuple(reply.damages)
     )

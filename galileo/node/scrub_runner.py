@@ -10,6 +10,7 @@ would keep the interpreter's lock while others have the processor. Its rate boun
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -128,7 +129,7 @@ class ScrubRunner:
         self._woken = threading.Event()
         self._is_stopping = False
         self._is_requested = False  # A round that has not begun yet.
-        self._is_urgent = False  # The round under way was requested.
+        self._is_urgent = False  # The last round that has begun was requested.
         self._found: list[str] = []
         self.state = self._load()
         self._saved, self._saved_at = self.state, options.monotonic()
@@ -149,13 +150,14 @@ class ScrubRunner:
         """
         if not self._thread.is_alive():
             raise InternalError("the scrub of this node has failed, see its log; restart the node")
-        if not self._is_urgent:
-            self._is_requested = self._is_urgent = True
+        is_under_way = self._is_urgent and not self.state.is_over
+        if not (self._is_requested or is_under_way):
+            self._is_requested = True
             self._woken.set()
 
     def progress(self) -> ScrubProgress:
         """How far the round under way, or the last one, is."""
-        is_over = not self._is_urgent and self.state.is_over
+        is_over = not self._is_requested and self.state.is_over
         last = None if self._is_requested else self.state.last
         done = total = 0
         for file in self._stored():
@@ -225,7 +227,7 @@ class ScrubRunner:
     def _begin(self) -> None:
         self._found = []
         self.state = self.state.begun(self._options.wall())
-        self._is_requested = False
+        self._is_urgent, self._is_requested = self._is_requested, False
 
     def _until_next_s(self) -> float:
         """A clock that was set back delays a round by one period at most."""
@@ -239,7 +241,6 @@ class ScrubRunner:
             self.state = replace(self.state, last=file.place)
             self._save(is_due=False)
         self.state = self.state.ended()
-        self._is_urgent = False
         self._save()
         log.info("the scrub has read all files; %d are damaged", len(self.state.damages))
 
@@ -248,10 +249,11 @@ class ScrubRunner:
 
         A file that was merged or dropped meanwhile is left out: a merge reads what it merges.
         """
-        for file in self._stored():
-            if self.state.last is None or order(file.place) > order(self.state.last):
-                self._set_rate()
-                yield file
+        for _, files in itertools.groupby(self._stored(), key=lambda file: file.place[:2]):
+            self._set_rate()
+            for file in files:
+                if self.state.last is None or order(file.place) > order(self.state.last):
+                    yield file
 
     def _stored(self) -> Iterator[_File]:
         for dataset in sorted(self._catalog.shards):
