@@ -8,6 +8,7 @@ tasks as the session has cores, whatever the number of nodes.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import pyarrow as pa
 from galileo.errors import InputError
 from galileo.hashing import DIGEST_BYTES
 from galileo.match_batch import Numbers, from_bytes, to_bytes
+from galileo.model.schema import Schema
 from galileo.query.index.requests import NOT_REQUESTED
 from galileo.tracing import NO_TRACING, TracingOptions
 from galileo.wire.context_propagation import Origin
@@ -27,6 +29,7 @@ from galileo.wire.match_codec import cursors_from_bytes, sequences_from_bytes
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 
 RESULT_BYTES_MAX = 32 << 20
+_SCHEMAS_MAX = 1_024
 BATCH_ROWS_MAX = 256
 BATCH_BYTES_MAX = 4 << 20
 
@@ -73,6 +76,11 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.cursors)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the labels."""
+        return _schema(self.schema_json)
 
     def slice(self, start: int, stop: int) -> Group:
         """The items [start, stop)."""
@@ -315,6 +323,11 @@ class TaskRow:
 
     group: int
     answer: bytes
+
+
+@functools.lru_cache(_SCHEMAS_MAX)
+def _schema(text: str) -> Schema:
+    return Schema.from_json(text)
 
 
 def to_batches(rows: Iterable[TaskRow]) -> Iterator[pa.RecordBatch]:

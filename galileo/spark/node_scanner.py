@@ -15,7 +15,6 @@ import numpy.typing as npt
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import Cancelled, GalileoError, NotOwner, Overloaded, TransientError
 from galileo.match_batch import MatchedPartitions, MatchResponse, to_bytes
-from galileo.model.schema import Schema
 from galileo.spark.job import Group, NodeQuery, NodeRequest
 from galileo.wire.caller import Caller, Connection, Stream
 from galileo.wire.context_propagation import continue_request
@@ -88,8 +87,7 @@ async def fetch(
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> NodeAnswer:
     """The answer of one node for one group; the complete parts of it where the stream fails."""
-    schema = Schema.from_json(group.schema_json)
-    replies = MatchReplies(schema.label_schema)
+    replies = MatchReplies(group.schema.label_schema)
     failure: GalileoError | None = None
     with continue_request(group.origin):
         stream = node.stream(
@@ -156,7 +154,7 @@ def match_request(query: NodeQuery, group: Group) -> peers_pb2.MatchRequest:
         cursors=to_bytes(cursors),
         digests=group.digests_of(query.items),
         committed=b"" if committed is None else sequences_to_bytes(committed[query.columns]),
-        added=Schema.from_json(group.schema_json).added,
+        added=group.schema.added,
     )
 
 

@@ -38,8 +38,6 @@ from galileo.wire.match_codec import part_to_pb
 from galileo.wire.status import error_to_pb
 from galileo.wire.tls_credentials import TlsFiles
 
-_SCHEMAS_MAX = 1_024
-
 log = logging.getLogger(__name__)
 
 
@@ -107,7 +105,7 @@ def _evaluate(job: Job, answer: NodeAnswer) -> Iterator[_Result | _UploadedCall 
     for part in matches.parts:
         try:
             trusted = filter_untrusted(part, answer.query, group)
-            schema = _schema(group.schema_json)
+            schema = group.schema
             for item in _sample_part(trusted, answer, schema, job=job):
                 if isinstance(item, MatchedPartitions):
                     yield _Result(answer.query.group, schema, item)
@@ -282,8 +280,3 @@ def _sampler_cache(timeout_s: float, keys: TlsFiles) -> SamplerCache:
     """Once per worker."""
     limits = SandboxLimits(cpu_s=timeout_s, wall_s=WAITING_FACTOR * timeout_s)
     return SamplerCache(open_runtime(limits), get=functools.partial(get_over_grpc, keys=keys))
-
-
-@functools.lru_cache(_SCHEMAS_MAX)
-def _schema(text: str) -> Schema:
-    return Schema.from_json(text)
