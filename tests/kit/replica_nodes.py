@@ -383,12 +383,16 @@ class World:
             await self.send(number)
             number += 10
 
+    def table_of(self, number: int, node: StorageNode) -> pa.Table:
+        """The observations of a batch; `node` is to take them."""
+        return batch(number)
+
     async def send(self, number: int) -> None:
-        table = batch(number)
         while True:
             hosts = list(self.hosts.values())
             if hosts:
                 node = self.random.choice(hosts).node
+                table = self.table_of(number, node)
                 try:
                     async with asyncio.timeout(5.0):
                         await node.ingest.ingest("nam", table, producer="p", batch=number)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from replica_nodes import SCHEMA, World, _expect_crash, await_whole, batch, hurt, until
+from replica_nodes import SCHEMA, World, await_whole, batch, hurt, until
 
 from galileo.errors import GalileoError
 from galileo.model.schema import Feature, Schema
+from galileo.node.storage_node import StorageNode
 from galileo.query import parse
 
 STEPS = 8
@@ -59,24 +60,10 @@ class GrowingWorld(World):
             except GalileoError:  # Its disk is full, or it has crashed.
                 self.added -= 1
 
-    async def send(self, number: int) -> None:
-        while not self.is_over or number in self.sent:
-            hosts = list(self.hosts.values())
-            if hosts:
-                node = self.random.choice(hosts).node
-                known = node.catalog.schema("nam").added if node.catalog.knows("nam") else 0
-                added = self.sent.setdefault(number, self.random.randint(0, known))
-                try:
-                    async with asyncio.timeout(5.0):
-                        table = batch_of(number, added)
-                        await node.ingest.ingest("nam", table, producer="p", batch=number)
-                    self.acknowledged.add(number)
-                    return
-                except (GalileoError, TimeoutError):
-                    pass
-                except RuntimeError as error:
-                    _expect_crash(error)
-            await asyncio.sleep(0.02)
+    def table_of(self, number: int, node: StorageNode) -> pa.Table:
+        """The observations of a batch, always with the features that it was first sent with."""
+        known = node.catalog.schema("nam").added if node.catalog.knows("nam") else 0
+        return batch_of(number, self.sent.setdefault(number, self.random.randint(0, known)))
 
     async def send_widest(self) -> None:
         """One more batch, with all features; others may have been sent before any was known."""
