@@ -66,7 +66,7 @@ def rows_of(count: int, seed: int, *, added: int = 0) -> pd.DataFrame:
 
 
 class Ledger:
-    """A client beside the table of all rows that it has stored."""
+    """A client, and the table of all rows that it has stored, with which answers are compared."""
 
     def __init__(self) -> None:
         self.rows = pd.DataFrame()

@@ -1,4 +1,4 @@
-"""Datasets that get more features: nodes beside a list of rows, to which a feature adds a None."""
+"""Answers about datasets that get more features are compared with a list of rows."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Continuous:
 
 @dataclass
 class History:
-    """A cluster beside the list of all rows."""
+    """A cluster, and the list of all rows with which its answers are compared."""
 
     cluster: Any
     chance: random.Random
