@@ -4,6 +4,10 @@ The `cql2` package parses text by recursion in native code, where deep nesting e
 `_check_nesting` bounds the depth of that recursion. In a wrong text the parser tries both readings
 of each group in parentheses, as a condition and as a value, and so reads the contents of n nested
 groups 2^n times. `_check_groups` bounds that; CQL2 JSON is not affected.
+
+The parser rounds coordinates of geometries to a neighbor of the nearest double, which can make a
+polygon cross itself, and does not accept scientific notation in them. So it is given their indexes
+in their place, which it reads exactly.
 """
 
 from __future__ import annotations
@@ -11,8 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from math import copysign, inf
 from typing import Any, NoReturn
 
 from galileo.errors import QuerySyntaxError
@@ -57,7 +60,10 @@ _GEOMETRIES = re.compile(
     \b(?:MULTI)?(?:POINT|LINESTRING|POLYGON)\s*(?:ZM?|M)?\s*(?P<positions>\([-+.,\dE\s()]*\))""",
     re.IGNORECASE | re.VERBOSE,
 )
-_SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)E[-+]?\d{1,3}(?![\w.])", re.IGNORECASE)
+_COORDINATE = re.compile(
+    r"(?<![\w.])(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:E[-+]?[0-9]{1,3})?(?![\w.])", re.IGNORECASE
+)
+"""Without its sign."""
 _LONG_NUMBER = re.compile(r"[0-9]{640,}")
 _PLACE = re.compile(r"-->\s*(\d+):(\d+)")
 _EXPECTED = re.compile(r"= expected (.*)", re.DOTALL)
@@ -141,61 +147,81 @@ def find_name(source: str, name: str) -> int | None:
 def _read_text(source: str) -> Any:
     _check_nesting(source)
     _check_groups(source)
-    numbers = _scientific_coordinates(source)
-    plain = _replaced(source, numbers)
-    check_length(plain)
+    coordinates = _coordinates(source)
+    plain = _indexed(source, coordinates)
     try:
         parsed = cql2.parse_text(plain)
     except cql2.ParseError as error:
         _refuse_other_languages(source)
         position, expected = _offset(plain, str(error)), _in_words(str(error))
-        position = _original(position, numbers)
+        position = _original(position, coordinates)
         where = place(source, position)
         refuse(source, position, f"expected {expected} at {where} of the query")
     _check_lists(source)
     try:
-        return parsed.to_json()
+        tree = parsed.to_json()
     except Exception:  # the package raises no narrower class; GeoJSON has no form for POINT EMPTY
         match = _EMPTY_POINT.match(source)
         position = match.start(1) if match else 0
         where = place(source, position)
         refuse(source, position, f"expected a geometry with coordinates at {where} of the query")
+    return _with_coordinates(tree, _values(source, coordinates)) if coordinates else tree
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A number of a text from `start` to `end`, and its replacement for the parser."""
-
-    start: int
-    end: int
-    plain: str
-
-
-def _scientific_coordinates(source: str) -> list[_Number]:
-    """The coordinates in scientific notation, which the parser does not accept in WKT."""
+def _coordinates(source: str) -> list[re.Match[str]]:
+    """The coordinates of the geometries in a text."""
     return [
-        _Number(*number.span(), format(Decimal(number[0]), "f"))
+        number
         for geometry in _GEOMETRIES.finditer(source)
         if geometry["positions"]
-        for number in _SCIENTIFIC.finditer(source, *geometry.span("positions"))
+        for number in _COORDINATE.finditer(source, geometry.start(), _end_of_shape(geometry))
     ]
 
 
-def _replaced(source: str, numbers: Sequence[_Number]) -> str:
-    ends = [0, *(number.end for number in numbers)]
-    parts = [source[end : number.start] for end, number in zip(ends, numbers, strict=False)]
-    texts = [text + number.plain for text, number in zip(parts, numbers, strict=True)]
-    return "".join([*texts, source[ends[-1] :]])
+def _indexed(source: str, coordinates: Sequence[re.Match[str]]) -> str:
+    """The text with the index of each coordinate in its place; signs stay."""
+    ends = [0, *(number.end() for number in coordinates)]
+    parts = [
+        f"{source[end : number.start()]}{index}"
+        for index, (end, number) in enumerate(zip(ends, coordinates, strict=False))
+    ]
+    return "".join([*parts, source[ends[-1] :]])
 
 
-def _original(position: int, numbers: Sequence[_Number]) -> int:
-    """The offset in the original text of an offset in the text with replaced numbers."""
-    for number in numbers:
-        if position <= number.start:
+def _original(position: int, coordinates: Sequence[re.Match[str]]) -> int:
+    """The offset in the original text of an offset in the text with indexes."""
+    for index, number in enumerate(coordinates):
+        if position <= number.start():
             break
-        grown = len(number.plain) - (number.end - number.start)
-        position = max(number.start, position - grown)
+        grown = len(str(index)) - len(number[0])
+        position = max(number.start(), position - grown)
     return position
+
+
+def _values(source: str, coordinates: Sequence[re.Match[str]]) -> list[float]:
+    values = [float(number[0]) for number in coordinates]
+    if inf in values:
+        position = coordinates[values.index(inf)].start()
+        refuse(source, position, "expected numbers that a double holds")
+    return values
+
+
+def _with_coordinates(tree: Any, values: Sequence[float]) -> Any:
+    """The parsed text with the values of coordinates in the place of their indexes."""
+    if isinstance(tree, list):
+        return [_with_coordinates(item, values) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: (_valued if name == "coordinates" else _with_coordinates)(item, values)
+        for name, item in tree.items()
+    }
+
+
+def _valued(indexes: Any, values: Sequence[float]) -> Any:
+    if isinstance(indexes, list):
+        return [_valued(item, values) for item in indexes]
+    return copysign(values[int(abs(indexes))], indexes)
 
 
 def _refuse_other_languages(source: str) -> None:

@@ -13,9 +13,10 @@ import io
 import json
 import os
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -155,17 +156,27 @@ class Asker:
 
 
 def text_of(shape, is_swapped):
+    """Its WKT with all digits; some polygons are valid only with them."""
     if is_swapped:
         shape = shapely.transform(shape, lambda positions: positions[:, ::-1])
-    return shapely.to_wkt(shape, rounding_precision=-1)
+    return shapely.to_wkt(shape, rounding_precision=20)
+
+
+def answer(url):
+    """The body of an answer. A refusal fails the test and shows its body and the parameters."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
+            return reply.read()
+    except urllib.error.HTTPError as error:
+        parameters = dict(parse_qsl(urlsplit(url).query))
+        pytest.fail(f"{error}: {error.read().decode()}\n{parameters}", pytrace=False)
 
 
 def ids_of_pages(url, parameters):
     """The ids of all pages, and the number of pages."""
     following, ids, pages = f"{url}?{urlencode({**parameters, 'limit': PAGE_ROWS})}", [], 0
     while following:
-        with urllib.request.urlopen(following, timeout=TIMEOUT_S) as reply:
-            page = json.loads(reply.read())
+        page = json.loads(answer(following))
         ids += [feature["properties"]["id"] for feature in page["features"]]
         following = {link["rel"]: link["href"] for link in page["links"]}.get("next")
         pages += 1
@@ -174,8 +185,7 @@ def ids_of_pages(url, parameters):
 
 def ids_of_file(url, parameters):
     given = urlencode({**parameters, "f": "csv", "properties": "id"})
-    with urllib.request.urlopen(f"{url}?{given}", timeout=TIMEOUT_S) as reply:
-        return sorted(pcsv.read_csv(io.BytesIO(reply.read()))["id"].to_pylist())
+    return sorted(pcsv.read_csv(io.BytesIO(answer(f"{url}?{given}")))["id"].to_pylist())
 
 
 def test_items_of_random_filters_are_the_rows_of_postgis(cluster, fresh_name, session, capsys):

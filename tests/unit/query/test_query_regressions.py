@@ -9,6 +9,7 @@ from itertools import permutations
 import numpy as np
 import pyarrow as pa
 import pytest
+import shapely
 from expected_errors import raises
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
 from galileo.query import parse, time_predicates
 from galileo.query.cql_syntax import read
+from galileo.query.cql_text import operand_text
 from galileo.query.predicates import leaves
 from galileo.query.spatial_predicates import InCells
 
@@ -246,7 +248,7 @@ def test_outside_random_spans_equals_test_of_every_time(spans):
     assert not any(time_predicates.empty(span) for span in rest)
 
 
-# --- coordinates in scientific notation ----------------------------------------------------------
+# --- coordinates of geometries in text -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,8 @@ def test_outside_random_spans_equals_test_of_every_time(spans):
             "GEOMETRYCOLLECTION(POINT(0.00001 2), POINT(1 2))",
         ),
         ("BBOX(1e-5, 0, 1E1, 1)", "BBOX(0.00001, 0, 10, 1)"),
+        ("POINT(-.5 6.)", "POINT(-0.5 6)"),
+        ("POINT M (1e0 2 3)", "POINT(1 2)"),
     ],
 )
 def test_read_scientific_coordinates_equals_plain(scientific: str, plain: str) -> None:
@@ -274,8 +278,35 @@ def test_read_scientific_coordinates_equals_plain(scientific: str, plain: str) -
 @given(st.floats(-180, 180), st.floats(-90, 90))
 def test_read_random_coordinates_are_exact(longitude: float, latitude: float) -> None:
     tree = read(f"S_INTERSECTS(geometry, POINT({longitude!r} {latitude!r}))")
-    expected = pytest.approx([longitude, latitude], rel=1e-15, abs=0)  # as the parser rounds
-    assert tree["args"][1]["coordinates"] == expected
+    assert tree["args"][1]["coordinates"] == [longitude, latitude]
+
+
+@given(st.lists(st.tuples(st.floats(-180, 180), st.floats(-90, 90)), min_size=2, max_size=20))
+def test_read_random_lines_in_one_query_are_exact(positions: list[tuple[float, float]]) -> None:
+    line = shapely.LineString(positions)
+    text = operand_text(json.loads(shapely.to_geojson(line)))
+    near = "DWITHIN(geometry, POINT(0.5 1.5), 2.5)"
+    tree = read(f"S_INTERSECTS(geometry, {text}) OR {near} OR n = 3")
+    first, second, third = tree["args"]
+    assert first["args"][1]["coordinates"] == [*map(list, positions)]
+    assert second["args"][1:] == [{"type": "Point", "coordinates": [0.5, 1.5]}, 2.5]
+    assert third["args"][1] == 3
+
+
+def test_parse_valid_polygons_of_nearly_equal_corners_are_accepted() -> None:
+    """The corner at 180.79999999999998 would be on the edge at 180.8 if it was rounded."""
+    text = (
+        "MULTIPOLYGON(((178 5.6, 179.75 3.85, 178.7 0.7, 178 5.6)), "
+        "((180.8 0.7, 180.79999999999998 0.6999999999999929, 180.8 0.7000000000000106, 180.8 0.7)))"
+    )
+    (leaf,) = leaves(parse(f"S_INTERSECTS(geometry, {text})", Schema("world", [*FEATURES])).tree)
+    assert shapely.equals_identical(leaf.region.shape, shapely.from_wkt(text))
+
+
+def test_read_coordinate_that_no_double_holds_raises() -> None:
+    with pytest.raises(QuerySyntaxError, match="numbers that a double holds") as caught:
+        read("S_INTERSECTS(geometry, POINT(1.25 -1e400))")
+    assert caught.value.details["position"] == 35
 
 
 def test_read_text_like_geometry_is_unchanged() -> None:
@@ -290,9 +321,11 @@ def test_read_text_like_geometry_is_unchanged() -> None:
         ("S_INTERSECTS(geometry, POINT(1e-5 2)) ! n = 1", 38),
         ("! S_INTERSECTS(geometry, POINT(1e-5 2))", 0),
         ("S_INTERSECTS(geometry, POINT(1e-5 2e-7)) AND n > !", 49),
+        ("S_INTERSECTS(geometry, POINT(1.23456789 2.5)) AND n > !", 54),
+        ("S_INTERSECTS(geometry, POINT(1.23456789 2.5 3 4 5))", 40),
     ],
 )
-def test_read_error_beside_scientific_coordinates_has_position(text: str, position: int) -> None:
+def test_read_error_beside_coordinates_has_position(text: str, position: int) -> None:
     with pytest.raises(QuerySyntaxError) as caught:
         read(text)
     assert caught.value.details["position"] == position
