@@ -304,9 +304,8 @@ def test_parse_valid_polygons_of_nearly_equal_corners_are_accepted() -> None:
 
 
 def test_read_coordinate_that_no_double_holds_raises() -> None:
-    with pytest.raises(QuerySyntaxError, match="numbers that a double holds") as caught:
+    with raises(QuerySyntaxError, position=35):
         read("S_INTERSECTS(geometry, POINT(1.25 -1e400))")
-    assert caught.value.details["position"] == 35
 
 
 def test_read_text_like_geometry_is_unchanged() -> None:
