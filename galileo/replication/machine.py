@@ -548,7 +548,7 @@ class Replica:
         for name, source in sources.items():
             best = campaign.votes[source].logs.get(name, Epochs())
             log = self._log(name)
-            if not log.epochs.equals(best):
+            if not log.epochs.equals(best, committed=log.committed):
                 is_complete = False
                 self._fetch(campaign, name, best, now)
         if not is_complete or not self._is_drained():
@@ -562,7 +562,7 @@ class Replica:
 
     def _fetch(self, campaign: _Campaign, name: str, best: Epochs, now: float) -> None:
         log = self._log(name)
-        self._truncate(name, log.epochs.common(best))
+        self._truncate(name, log.epochs.common(best, committed=log.committed))
         asked_at = campaign.fetched_at.get(name, -inf)
         if log.end < best.end and now >= asked_at + self.options.resend_s:
             campaign.fetched_at[name] = now
@@ -851,14 +851,15 @@ class Replica:
         the leader's own epoch: the message may be older than they are.
         """
         log = self._log(name)
-        match = self._agreement(log.epochs, message.logs.get(name, Epochs()), message.term)
+        match = self._agreement(log, message.logs.get(name, Epochs()), message.term)
         self._truncate(name, match)
         return match
 
-    def _agreement(self, own: Epochs, leaders: Epochs, term: int) -> int:
+    def _agreement(self, log: Log, leaders: Epochs, term: int) -> int:
+        own = log.epochs
         if self.state.joined == term:
             return own.end
-        match = own.common(leaders)
+        match = own.common(leaders, committed=log.committed)
         if match == leaders.end and own.at(match + 1) == term:
             return own.end
         return match
@@ -876,9 +877,10 @@ class Replica:
         if is_behind and message.after == message.start and log.end < message.start:
             self._reset(message.log, message.start, now)
             following.matches[message.log] = message.start
+        known = max(log.committed, min(following.matches.get(message.log, 0), log.end))
         if message.match > min(following.matches.get(message.log, 0), log.end):
             self._send(sender, NotFollowing(message.term))
-        if not self._agrees(log, message):
+        if not self._agrees(log, message, known):
             return
         self._extend(message.log, message.epochs, now)
         match = max(following.matches.get(message.log, 0), message.epochs.end)
@@ -894,9 +896,12 @@ class Replica:
             following.dropped[message.log] = until
             self._effects.append(DropFrames(message.log, until))
 
-    def _agrees(self, log: Log, message: Append) -> bool:
-        """Whether the log has the frame before those of the message: a committed one surely."""
-        if message.after <= log.committed:
+    def _agrees(self, log: Log, message: Append, known: int) -> bool:
+        """Whether the log has the frame before those of the message.
+
+        It surely has those up to `known`; the leader may have dropped them, and their epochs.
+        """
+        if message.after <= known:
             return True
         return message.after <= log.end and log.epochs.at(message.after) == message.after_epoch
 

@@ -106,23 +106,29 @@ class Epochs:
             return self
         return replace(self.range(start, self.end), end=max(self.end, start), start=start)
 
-    def common(self, other: Epochs) -> int:
-        """The last sequence up to which both logs are equal (Kafka's KIP-101).
+    def common(self, other: Epochs, *, committed: int) -> int:
+        """The last sequence up to which both logs are surely equal (Kafka's KIP-101).
 
-        What one of them has dropped was committed, so the other has the same, as far as it goes.
+        What one of them has dropped was committed. A frame of this log that the other has dropped
+        is the same if it is known to be committed, or lies before one that is equal.
+
+        Args:
+            other: of another log.
+            committed: up to where this log is known to be committed.
         """
         start, end = max(self.start, other.start), min(self.end, other.end)
         if end <= start:
-            return end
+            is_unknown = self.start < other.start
+            return max(self.start, min(end, committed)) if is_unknown else end
         firsts = {first for first, _ in (*self.runs, *other.runs) if start < first <= end}
         for first in sorted({start + 1, *firsts}):
             if self.at(first) != other.at(first):
                 return first - 1
         return end
 
-    def equals(self, other: Epochs) -> bool:
-        """Whether both are of the same frames, apart from those that one of them has dropped."""
-        return self.end == other.end and self.common(other) == self.end
+    def equals(self, other: Epochs, *, committed: int) -> bool:
+        """Whether both are surely of the same frames, apart from those that one has dropped."""
+        return self.end == other.end and self.common(other, committed=committed) == self.end
 
 
 @dataclass(frozen=True, slots=True)

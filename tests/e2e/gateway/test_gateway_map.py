@@ -93,9 +93,7 @@ def test_a_question_is_asked_and_its_cells_are_shown(
         [row] = pd.read_csv(download.value.path()).to_dict("records")
         assert (row["temperature"], row["station"]) == (300.0, "S4")
         # It was moved to the middle of the map: viridis ends in yellow.
-        shown.await_pixel(
-            0.5, 0.5, lambda red, green, blue, _: min(red, green) > 220 > 60 > blue
-        )
+        shown.await_pixel(0.5, 0.5, lambda red, green, blue, _: min(red, green) > 220 > 60 > blue)
 
 
 CONDITIONS = {

@@ -108,18 +108,18 @@ class _IgnoresPromises(Replica):
 class _IgnoresPredecessor(Replica):
     """Appends whatever it has before, and does not cut what the leader lacks."""
 
-    def _agreement(self, own: Epochs, leaders: Epochs, term: int) -> int:
-        return own.end
+    def _agreement(self, log: Log, leaders: Epochs, term: int) -> int:
+        return log.end
 
-    def _agrees(self, log: Log, message: Append) -> bool:
+    def _agrees(self, log: Log, message: Append, known: int) -> bool:
         return message.after <= log.end
 
 
 class _CutsToOldStart(Replica):
     """Cuts frames of the leader's own epoch that an older message does not have."""
 
-    def _agreement(self, own: Epochs, leaders: Epochs, term: int) -> int:
-        return own.common(leaders)
+    def _agreement(self, log: Log, leaders: Epochs, term: int) -> int:
+        return log.epochs.common(leaders, committed=log.committed)
 
 
 class _SendsOldStart(_CutsToOldStart):

@@ -162,8 +162,52 @@ def test_log_that_is_forgotten_hinders_no_member() -> None:
 
 def test_epochs_common_passes_over_what_one_has_dropped() -> None:
     whole = Epochs(((1, 3), (5, 4), (8, 6)), 9)
-    assert whole.drop(6).common(whole) == 9
-    assert whole.common(whole.drop(8)) == 9
-    assert whole.drop(6).equals(whole)
-    assert whole.drop(6).common(Epochs(((1, 3), (5, 4)), 9)) == 7
-    assert whole.cut(3).common(whole.drop(6)) == 3
+    assert whole.drop(6).common(whole, committed=6) == 9
+    assert whole.common(whole.drop(8), committed=0) == 9
+    assert whole.drop(6).equals(whole, committed=6)
+    assert whole.drop(6).common(Epochs(((1, 3), (5, 4)), 9), committed=6) == 7
+    assert whole.cut(3).common(whole.drop(6), committed=3) == 3
+
+
+def test_epochs_common_of_frames_that_the_other_has_dropped_needs_their_commit() -> None:
+    whole = Epochs(((1, 3), (5, 4), (8, 6)), 9)
+    for committed in (0, 4, 6):
+        assert whole.cut(6).common(whole.drop(6), committed=committed) == committed
+    assert not whole.cut(6).equals(whole.cut(6).drop(6), committed=5)
+    assert whole.cut(6).equals(whole.cut(6).drop(6), committed=6)
+    assert whole.drop(6).common(whole.drop(9), committed=6) == 6
+
+
+def test_member_discards_frames_of_a_lost_leader_that_its_leader_has_dropped() -> None:
+    """Its log ends where that of the leader begins, with frames that were never committed."""
+    cluster = Cluster()
+    voters = ReplicaSet(7, 1, frozenset({A, B, C}))
+    leaders, stale = Epochs(((1, 3), (5, 7)), 8), Epochs(((1, 3), (5, 4)), 6)
+    cluster.start(A, 0, ReplicaState(voters, 7, 7), leaders.drop(6), committed=8)
+    cluster.start(B, 1, ReplicaState(voters, 7, 3), stale, committed=4)
+    cluster.start(C, 2, ReplicaState(voters, 7, 7), leaders, committed=8)
+    cluster.run(20.0)
+    [leader] = {machine.leader for machine in cluster.machines.values()}
+    log = cluster.machines[B].logs[LOG]
+    assert leader in (A, C)
+    assert (log.end, log.committed) == (8, 8)
+    assert [log.epochs.at(sequence) for sequence in (7, 8)] == [7, 7]
+    assert log.epochs.at(6) != 4
+
+
+def test_member_goes_on_where_its_leader_has_dropped_all_that_it_has() -> None:
+    """It had acknowledged the frames, and was cut off before it learned of their commit."""
+    cluster = Cluster()
+    cluster.found()
+    cluster.want(A, B, C)
+    cluster.append(3)
+    cluster.run()
+    away = cluster.machines.pop(C)
+    log = away.logs[LOG]
+    log.committed = 1
+    cluster.step(A, LogDropped(LOG, 3))
+    cluster.run(0.3)
+    cluster.machines[C] = away
+    cluster.append(2)
+    cluster.run()
+    assert (log.end, log.committed) == (5, 5)
