@@ -1,0 +1,67 @@
+"""Hashes of rows, compared with the same sum over single words."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.hashing import _SEEDS, hash128, mix64
+
+MASK = 2**64 - 1
+HASHES_OF_TEXTS = [
+    [0x6CAB3D99615AF318, 0x1CCCEC03C97E24D9],
+    [0x2CB0F69F4ABEA221, 0x3BB548A553E612BA],
+]
+HASHES_OF_NUMBERS = [
+    [0x2CB0F69F4ABEA221, 0x3BB548A553E612BA],
+    [0xEDCC99D7F7403620, 0x663747F86ADFC4C1],
+]
+
+
+def mixed(state: int, word: int) -> int:
+    return int(mix64(np.array([(state ^ word) & MASK], dtype=np.uint64))[0])
+
+
+def hash_of(row, seed: int) -> int:
+    """One half of the hash of a row, word by word."""
+    state = seed
+    for value in row:
+        if isinstance(value, str):
+            data = value.encode()
+            state = mixed(state, len(data))
+            for at in range(0, len(data), 8):
+                state = mixed(state, int.from_bytes(data[at : at + 8], "little"))
+        else:
+            state = mixed(state, value & MASK)
+    return state
+
+
+def text(chance: random.Random) -> str:
+    return "".join(chance.choices("ab\0é😀", k=chance.choice((0, 1, 3, 7, 8, 9, 30))))
+
+
+def test_hash128_is_that_of_a_walk_over_words_also_of_slices() -> None:
+    chance = random.Random(3)
+    texts = [text(chance) for _ in range(200)]
+    numbers = [chance.choice((-1, 0, 2**63 - 1, -(2**63), chance.getrandbits(40))) for _ in texts]
+    columns = pa.array(texts), pa.array(numbers, pa.int64())
+    expected = [[hash_of(row, int(s)) for s in _SEEDS] for row in zip(texts, numbers, strict=True)]
+    assert hash128(columns).tolist() == expected
+    sliced = [column.slice(50, 100) for column in columns]
+    assert hash128(sliced).tolist() == expected[50:150]
+
+
+def test_hash128_never_changes() -> None:
+    """Rows are stored where these numbers say."""
+    assert hash128([pa.array(["KDEN", ""])]).tolist() == HASHES_OF_TEXTS
+    assert hash128([pa.array([0, 1])]).tolist() == HASHES_OF_NUMBERS
+
+
+def test_hash128_of_many_rows_differs_in_each_half() -> None:
+    numbers = hash128([pa.array(np.arange(100_000))])
+    texts = hash128([pa.array([f"station-{n}" for n in range(100_000)])])
+    for half in (0, 1):
+        assert len(np.unique(numbers[:, half])) == 100_000
+        assert len(np.unique(texts[:, half])) == 100_000
