@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from galileo.model.retention import Retention as Retention
     from galileo.model.schema import Feature as Feature
     from galileo.model.schema import Schema as Schema
+    from galileo.model.table import Table as Table
     from galileo.model.windows import Window as Window
     from galileo.query.builder import Condition as Condition
     from galileo.query.builder import during as during
@@ -76,6 +77,7 @@ _HOMES = {
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",
     "Schema": "galileo.model.schema",
+    "Table": "galileo.model.table",
     "Window": "galileo.model.windows",
     **dict.fromkeys(
         ("Condition", "during", "f", "geohash", "near", "within"), "galileo.query.builder"

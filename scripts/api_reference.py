@@ -24,7 +24,7 @@ RESULTS = """
 Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
 NearestResult LatestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView
 DatasetDescription FeatureDescription DatasetVersion PartitionVersion ClusterStatus NodeStatus
-MoveProgress CallerIdentity
+MoveProgress CallerIdentity TableRows
 """
 CONTINUOUS = """
 Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate
@@ -42,7 +42,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "schemas": (
         "Schemas and retention",
         "",
-        "Schema Feature DroppedDataset Retention RetentionReport",
+        "Schema Feature Table DroppedDataset Retention RetentionReport",
     ),
     "samplers": (
         "Samplers",

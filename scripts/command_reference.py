@@ -28,7 +28,7 @@ WRITTEN_DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 DOCUMENT = re.compile(r"\bdocs/([a-z]+\.md)")
 
 PAGES = {
-    "data": ("Commands for data", "dataset ingest retention"),
+    "data": ("Commands for data", "dataset table ingest retention"),
     "queries": (
         "Commands for queries",
         "query read page count aggregate latest nearest stats graph estimate explain sparql",

@@ -96,6 +96,13 @@ COMMANDS = {
     "node remove": "node-1 --undo",
     "rebalance": "--dry-run",
     "dataset drop": "made --yes",
+    "table create": "sites --column id:text --column height:float --key id",
+    "table list": "",
+    "table upsert": "sites sites.csv",
+    "table show": "sites",
+    "table changes": "sites --after {cursor}",
+    "table delete": "sites a",
+    "table drop": "sites --yes",
     "drain": "node-1",
     "topology replicas": "2",
 }
@@ -172,13 +179,16 @@ def use_client(address: str) -> None:
 
 def use_commands(address: str, cluster: str) -> None:
     """Every command: those that need no extra, and the error of the others."""
-    values = {"cluster": cluster, "ccq": ""}
+    values = {"cluster": cluster, "ccq": "", "cursor": ""}
+    Path("sites.csv").write_text("id,height\na,1656\n")
     Path("queries.jsonl").write_text(json.dumps({"query": WARM, "expiration": "1h"}) + "\n")
     for name, arguments in COMMANDS.items():
         done = run(address, name, arguments.format(**values))
         expect(f"galileo {name}", (done.returncode, done.stderr), (0, done.stderr))
         if name == "ccq submit":
             values["ccq"] = done.stdout.strip()
+        elif name == "table show":
+            values["cursor"] = done.stdout.rpartition("cursor: ")[2].strip()
     expect("read labels.parquet", pq.read_table("labels.parquet").num_rows, 4)
     for name, (extra, arguments) in WITH_EXTRA.items():
         done = run(address, name, arguments.format(**values))

@@ -333,7 +333,7 @@ def write_tables(
         tables: to write.
         columns: of each.
         target: where to.
-        unit: "labels", "rows" or "groups".
+        unit: "labels", "rows", "groups" or "table rows".
         missing: called behind the last table.
     """
     rows, what = 0, "observations" if unit == "rows" else unit

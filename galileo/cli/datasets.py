@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ from galileo.cli.lazy import Group
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.retention import in_units, in_words
 from galileo.cli.session import Session, json_option, require_complete_option
-from galileo.client import Client, DatasetDescription, FeatureDescription
+from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
 from galileo.errors import InputError, UnknownDataset
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
@@ -114,24 +115,22 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
       galileo dataset drop stations
       galileo dataset drop stations --yes --json | jq .rows
     """
-    if not yes and not is_terminal():
-        raise InputError(
-            f"dropping dataset {name!r} cannot be undone, and there is no terminal to confirm "
-            "it on; add --yes"
-        )
     with session.client() as client:
-        if not yes and not _is_confirmed(client, name):
-            session.output.note("Nothing was dropped.")
-            click.get_current_context().exit(1)
+        check_drop(session, client, client.schema, "dataset", name, is_confirmed=yes)
         dropped = client.drop_dataset(name)
     session.output.value(
         asdict(dropped),
         words=f"dropped dataset {name}: {dropped.rows:,} observations, "
         f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
     )
+    note_pending(session.output, dropped)
+
+
+def note_pending(output: Output, dropped: DroppedDataset) -> None:
+    """Names the nodes that drop later, if there are some."""
     if dropped.pending:
         pending = ", ".join(dropped.pending)
-        session.output.note(f"galileo: unreachable nodes drop it later: {pending}")
+        output.note(f"galileo: unreachable nodes drop it later: {pending}")
 
 
 def is_terminal() -> bool:
@@ -139,17 +138,47 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _is_confirmed(client: Client, name: str) -> bool:
+def check_drop(
+    session: Session,
+    client: Client,
+    find: Callable[[str], object],
+    kind: str,
+    name: str,
+    *,
+    is_confirmed: bool,
+) -> None:
+    """Asks whether to drop a dataset or table, unless that is confirmed; ends the command if not.
+
+    Args:
+        session: of the command.
+        client: of the cluster.
+        find: raises an error where there is none of a name.
+        kind: "dataset" or "table".
+        name: of it.
+        is_confirmed: whether --yes is given.
+
+    Raises:
+        InputError: there is no terminal to ask on.
+    """
+    if is_confirmed:
+        return
+    if not is_terminal():
+        raise InputError(
+            f"dropping {kind} {name!r} cannot be undone, and there is no terminal to confirm "
+            "it on; add --yes"
+        )
     try:
-        client.schema(name)
+        find(name)
     except UnknownDataset as error:
         error.details.pop("remedy", None)  # Its advice is to create the dataset first.
         raise
-    datasets = [each for node in client.status().nodes for each in node.datasets]
-    rows = sum(each["rows"] for each in datasets if each["dataset"] == name)
-    return click.confirm(
-        f"Drop dataset {name} with {rows:,} observations? This cannot be undone.", err=True
-    )
+    stored = [each for node in client.status().nodes for each in node.datasets]
+    rows = sum(each["rows"] for each in stored if each["dataset"] == name)
+    unit = "observations" if kind == "dataset" else "rows"
+    question = f"Drop {kind} {name} with {rows:,} {unit}? This cannot be undone."
+    if not click.confirm(question, err=True):
+        session.output.note("Nothing was dropped.")
+        click.get_current_context().exit(1)
 
 
 def _feature(text: str) -> Feature:

@@ -122,6 +122,10 @@ COMMANDS = {
         "galileo.cli.cluster:status",
         "Show every node: its state, load, data and continuous queries.",
     ),
+    "table": LazyCommand(
+        "galileo.cli.tables:table",
+        "Tables: create, fill, show and drop keyed rows, which are replaced and deleted.",
+    ),
     "token": LazyCommand(
         "galileo.cli.token:token",
         "Tokens: create, list and revoke the credentials of users and nodes.",

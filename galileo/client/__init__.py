@@ -33,6 +33,7 @@ from galileo.client.results import (
     Receipt,
     RetentionReport,
     RevokedSampler,
+    TableRows,
     Update,
     UploadedSampler,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Receipt",
     "RetentionReport",
     "RevokedSampler",
+    "TableRows",
     "UploadedSampler",
     "SparqlView",
     "Spool",

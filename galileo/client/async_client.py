@@ -8,7 +8,7 @@ from typing import Any
 from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
 from galileo.client.async_datasets import CachedSchema
-from galileo.client.async_observations import AsyncObservations
+from galileo.client.async_tables import AsyncTables
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
@@ -21,6 +21,7 @@ from galileo.client.scrubs import ScrubProgress
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
+from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
 from galileo.wire.caller import Caller, CallOptions, Stream
 from galileo.wire.v1 import cluster_pb2, partitions_pb2
@@ -30,7 +31,7 @@ from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
-class AsyncClient(AsyncObservations):
+class AsyncClient(AsyncTables):
     """A client of a cluster.
 
     Args:
@@ -69,6 +70,7 @@ class AsyncClient(AsyncObservations):
         self._fetcher = Fetcher(caller)
         self._bulk_fetcher = BulkFetcher(caller)
         self._schemas: dict[str, CachedSchema] = {}
+        self._tables: dict[str, Table] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema
 

@@ -18,8 +18,10 @@ from galileo.model.schema import (
     Schema,
     features_to_json,
     has_columns,
+    no_dataset,
     unknown_dataset,
 )
+from galileo.model.table import Table, stored_schema_from_json
 from galileo.wire.caller import Connection
 from galileo.wire.v1 import cluster_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
@@ -42,6 +44,7 @@ class AsyncDatasets(AsyncAnalytics):
     """Caches schemas for a short time."""
 
     _schemas: dict[str, CachedSchema]
+    _tables: dict[str, Table]
 
     async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.
@@ -121,7 +124,7 @@ class AsyncDatasets(AsyncAnalytics):
         return schema
 
     async def drop_dataset(self, dataset: str) -> DroppedDataset:
-        """Drops a dataset with everything that it holds; this cannot be undone.
+        """Drops a dataset or table with everything that it holds; this cannot be undone.
 
         Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
         once, also with another schema. The new dataset is another one: labels and tokens of the
@@ -144,7 +147,10 @@ class AsyncDatasets(AsyncAnalytics):
             >>> await client.drop_dataset("weather-fog")
             DroppedDataset(dataset='weather-fog', rows=0, bytes=0, ccqs=0, pending=())
         """
-        schemas = {schema.name: schema for schema in await self.datasets()}
+        listing = cluster_pb2.ListDatasetsRequest()
+        listed = await self._caller.unary(ClusterStub, "ListDatasets", listing)
+        texts = [*listed.schemas_json, *listed.tables_json]
+        schemas = {schema.name: schema for schema in map(stored_schema_from_json, texts)}
         # If it is not listed, the node answers why: the caller may have no access to it.
         known = schemas.get(dataset_name(dataset))
         request = cluster_pb2.DropDatasetRequest(dataset=known.key if known else dataset)
@@ -164,7 +170,7 @@ class AsyncDatasets(AsyncAnalytics):
                 raise
             # An earlier attempt dropped it, and its answer was lost.
             reply = cluster_pb2.DropDatasetReply()
-        self._schemas.pop(dataset, None)
+        self._forget(dataset)
         return decode.dropped_dataset(dataset, reply)
 
     async def set_retention(self, dataset: str, retention: Retention | None) -> None:
@@ -265,6 +271,8 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.ListDatasetsRequest(name=dataset_name(dataset))
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
+        if reply.tables_json:
+            raise no_dataset(dataset)
         if dataset not in schemas:
             names = [schema.name for schema in await self.datasets()]
             raise unknown_dataset(dataset, sorted(names))
@@ -281,9 +289,13 @@ class AsyncDatasets(AsyncAnalytics):
         return schema
 
     def _forget_dropped_schema(self, error: GalileoError) -> None:
-        """Removes the schema of a dataset from the cache when a node answers that it is dropped."""
+        """Removes a dataset or table from the cache when a node answers that it is dropped."""
         if isinstance(error, UnknownDataset):
-            self._schemas.pop(str(error.details.get("dropped")), None)
+            self._forget(str(error.details.get("dropped")))
+
+    def _forget(self, name: str) -> None:
+        self._schemas.pop(name, None)
+        self._tables.pop(name, None)
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

@@ -24,6 +24,7 @@ from galileo.client.analytics_results import (
     Vertex,
 )
 from galileo.client.async_samplers import SamplerLike
+from galileo.client.async_tables import Keys
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
 from galileo.client.bulk_fetch import UpdateBatch
 from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitted
@@ -45,12 +46,14 @@ from galileo.client.results import (
     Receipt,
     RetentionReport,
     RevokedSampler,
+    TableRows,
     Update,
     UploadedSampler,
 )
 from galileo.client.scrubs import ScrubProgress
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool
+from galileo.cursor import Cursor
 from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
@@ -58,6 +61,7 @@ from galileo.labels import LabelSet
 from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
+from galileo.model.table import Table
 from galileo.model.times import Duration
 from galileo.model.versions import DatasetVersion
 from galileo.model.windows import Window
@@ -309,6 +313,158 @@ class BlockingCalls(BlockingBase):
             2
         """
         return self._run(self._client.topology_json())
+
+    def create_table(self, table: Table) -> None:
+        """Creates a table; it never changes, and `drop_dataset` drops it.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this table.
+
+        Example:
+            >>> columns = {"id": "text", "beds": "int"}
+            >>> client.create_table(galileo.Table("clinics", columns, key="id"))
+        """
+        self._run(self._client.create_table(table))
+
+    def tables(self) -> list[Table]:
+        """All tables.
+
+        Example:
+            >>> "shelters" in {table.name for table in client.tables()}
+            True
+        """
+        return self._run(self._client.tables())
+
+    def upsert(
+        self,
+        table: str,
+        rows: Any,
+        *,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores rows in place of those with the same keys; durable when it returns.
+
+        Of rows with the same key the last one counts. Each row is replaced as a whole: a column
+        that is not given becomes null. Readers see each row at once, and the rows of one call
+        perhaps not all at the same time.
+
+        Args:
+            table: its name.
+            rows: a DataFrame of pandas or polars, a dict of arrays, an Arrow table, batch or
+                reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
+                path of a Parquet, Arrow, CSV or JSON lines file.
+            producer: name under which the batches are numbered. The same rows again under the same
+                name, number and `batch_rows` are stored once; by default the name is a fresh one.
+            first_batch: the number of the first batch.
+            batch_rows: rows of a batch at most.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            UnknownDataset: there is no such table.
+            InvalidObservations: a column is unknown or of a wrong type, or a key is missing.
+            TransientError: a node that must take rows was unreachable. Some may be stored; repeat
+                the call under `details["producer"]`.
+
+        Example:
+            >>> receipt = client.upsert("shelters", {"id": ["a", "b"], "beds": [40, 25]})
+            >>> receipt.rows
+            2
+        """
+        return self._run(
+            self._client.upsert(
+                table,
+                rows,
+                producer=producer,
+                first_batch=first_batch,
+                batch_rows=batch_rows,
+                progress=progress,
+            )
+        )
+
+    def delete(
+        self,
+        table: str,
+        keys: Keys,
+        *,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Deletes the rows with some keys; keys without a row do no harm. Else as `upsert`.
+
+        Args:
+            table: its name.
+            keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
+                the key has one column.
+            producer: as of `upsert`.
+            first_batch: as of `upsert`.
+            batch_rows: as of `upsert`.
+            progress: as of `upsert`.
+
+        Example:
+            >>> receipt = client.delete("shelters", ["b"])
+            >>> (client.table("shelters")).rows["id"].to_pylist()
+            ['a']
+        """
+        return self._run(
+            self._client.delete(
+                table,
+                keys,
+                producer=producer,
+                first_batch=first_batch,
+                batch_rows=batch_rows,
+                progress=progress,
+            )
+        )
+
+    def table(self, table: str, *, at: Cursor | None = None, keys: Keys | None = None) -> TableRows:
+        """The rows of a table, in no particular order; all at once.
+
+        Args:
+            table: its name.
+            at: the cursor of an earlier answer, perhaps joined with those of receipts: the rows as
+                they were then. None: as they are.
+            keys: only the rows with these keys; as of `delete`.
+
+        Raises:
+            UnknownDataset: there is no such table.
+            InputError: the cursor or the keys are not of this table.
+            Unavailable: a node that keeps some of the rows cannot be reached.
+
+        Example:
+            >>> before = client.table("shelters")
+            >>> receipt = client.upsert("shelters", {"id": ["a"], "beds": [38]})
+            >>> (client.table("shelters", keys=["a"])).rows["beds"].to_pylist()
+            [38]
+            >>> earlier = client.table("shelters", at=before.cursor, keys=["a"])
+            >>> earlier.rows["beds"].to_pylist()
+            [40]
+        """
+        return self._run(self._client.table(table, at=at, keys=keys))
+
+    def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
+        """The keys whose rows changed between two cursors, each with its last row.
+
+        Who applies them to the rows at the first cursor has the rows at the second: rows whose
+        column `deleted` is true are removed, all others replaced. Of a deleted row only the key is
+        there.
+
+        Args:
+            table: its name.
+            after: the cursor of an earlier answer.
+            until: of a later one; None: all that is committed.
+
+        Example:
+            >>> before = (client.table("shelters")).cursor
+            >>> receipt = client.delete("shelters", ["a"])
+            >>> (client.changes("shelters", before)).rows.to_pylist()
+            [{'id': 'a', 'beds': None, 'deleted': True}]
+        """
+        return self._run(self._client.changes(table, after, until=until))
 
     def ingest(
         self,
@@ -1115,7 +1271,7 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.add_features(dataset, features))
 
     def drop_dataset(self, dataset: str) -> DroppedDataset:
-        """Drops a dataset with everything that it holds; this cannot be undone.
+        """Drops a dataset or table with everything that it holds; this cannot be undone.
 
         Its continuous queries end: their readers get `CcqDropped`. The name can be used again at
         once, also with another schema. The new dataset is another one: labels and tokens of the

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from galileo import rdf
 from galileo.client import geo_files, notebook_repr, plots
@@ -14,11 +15,13 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.windows import Window, WindowChange, instant
+from galileo.optional_imports import to_pandas
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
 from galileo.rdf.graphs import ROWS_MAX, TIMEOUT_S
 from galileo.samplers import SamplerSpec
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rdflib import Graph
 
 
@@ -176,6 +179,48 @@ class Receipt:
     producer: str
     skipped: int = 0
     created: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableRows:
+    """Rows of a table.
+
+    Attributes:
+        rows: of the table's columns; of changes also `deleted`.
+        cursor: the commit of each partition up to which the rows are those of the table; of those
+            partitions alone that can have the keys, where some were named.
+
+    Example:
+        >>> client.table("shelters")
+        <TableRows: 2 rows>
+    """
+
+    rows: pa.Table
+    cursor: Cursor
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def __repr__(self) -> str:
+        return f"<TableRows: {len(self):,} {'row' if len(self) == 1 else 'rows'}>"
+
+    def to_arrow(self) -> pa.Table:
+        """The rows.
+
+        Example:
+            >>> client.table("shelters").to_arrow().column_names
+            ['id', 'beds']
+        """
+        return self.rows
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame.
+
+        Example:
+            >>> sorted(client.table("shelters").to_pandas()["id"])
+            ['a', 'b']
+        """
+        return to_pandas(self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from galileo.client.cluster_caller import topology_of
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import RangesChanged, TransientError
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 from galileo.wire.caller import Caller, Connection
 from galileo.wire.v1 import storage_pb2
 from galileo.wire.zero_copy import Bulk, BulkStub, stream_of
@@ -57,7 +57,13 @@ class Router:
         self._read_at = 0.0
 
     async def ingest(
-        self, schema: Schema, table: pa.Table, *, producer: str, batch: int, is_new: bool = False
+        self,
+        schema: StoredSchema,
+        table: pa.Table,
+        *,
+        producer: str,
+        batch: int,
+        is_new: bool = False,
     ) -> list[storage_pb2.IngestReply]:
         """Stores one batch of normalised rows, durable when it returns; the reply of each owner.
 
@@ -86,7 +92,7 @@ class Router:
     async def _send_parts(
         self,
         topology: Topology,
-        schema: Schema,
+        schema: StoredSchema,
         table: pa.Table,
         head: storage_pb2.IngestRequest,
     ) -> list[storage_pb2.IngestReply]:

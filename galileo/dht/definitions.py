@@ -35,11 +35,13 @@ from galileo.model.retention import UNLIMITED, Retention, VersionedRetention
 from galileo.model.schema import (
     Feature,
     Schema,
+    StoredSchema,
     dropped_dataset,
     existing_dataset,
     split_key,
     unknown_dataset,
 )
+from galileo.model.table import stored_schema_from_json
 
 SLOTS = 8
 """Registers; a part of what is stored, which cannot be changed."""
@@ -59,7 +61,7 @@ class Definition:
     """
 
     generations: int = 0
-    schema: Schema | None = None
+    schema: StoredSchema | None = None
     creation: str = ""
     retention: VersionedRetention = UNLIMITED
 
@@ -86,7 +88,7 @@ def decode(data: str) -> dict[str, Definition]:
     return {
         name: Definition(
             generations,
-            None if schema is None else Schema.from_json(schema),
+            None if schema is None else stored_schema_from_json(schema),
             creation,
             VersionedRetention.from_json(retention),
         )
@@ -136,7 +138,7 @@ class CreateDataset:
         UnknownDataset: the call was slow, and what it created, or another, is dropped meanwhile.
     """
 
-    schema: Schema
+    schema: StoredSchema
     creation: str
     _generation: int = field(default=-1, init=False)
 
@@ -174,7 +176,7 @@ class AddFeatures:
     def __call__(self, definitions: Definitions) -> Definitions:
         present = present_of(definitions, self.dataset)
         schema = present.schema
-        assert schema is not None, "a dataset without a schema"
+        assert isinstance(schema, Schema), "a dataset without a schema"
         is_begun = self._start >= 0
         if is_begun and schema.features[self._start :][: len(self.features)] == self.features:
             return definitions

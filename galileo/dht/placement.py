@@ -35,7 +35,8 @@ from galileo.dht.topology import BOUNDED, Group, Move, NodeInfo, RangeMap, Topol
 from galileo.geo import geohash
 from galileo.hashing import mix64, text64
 from galileo.model import paths
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
+from galileo.model.table import Table, hashes_of, partitions_of
 
 Ranges = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
@@ -75,27 +76,37 @@ def ranges_hash(topology: Topology) -> int:
     return text64("ranges", topology.partitions_per_group, topology.readable_ranges)
 
 
-def split_by_owner(topology: Topology, schema: Schema, table: pa.Table) -> dict[str, pa.Table]:
+def split_by_owner(
+    topology: Topology, schema: StoredSchema, table: pa.Table
+) -> dict[str, pa.Table]:
     """The rows of each node that owns some, in their order; a table that is one owner's is itself.
 
     Args:
         topology: of the cluster.
-        schema: of the dataset.
-        table: normalised observations.
+        schema: of the dataset or table.
+        table: normalised observations, or versions.
     """
     by_partition = owners(topology)
     nodes = sorted(set(by_partition.values()))
     if len(nodes) == 1 and table.num_rows:
         return {nodes[0]: table}
-    cells = paths.cells_from_table(schema, table)
-    buckets = paths.buckets_from_table(schema, table)
-    partitions = partitions_from_cells(topology, schema, cells, buckets)
+    partitions = _partitions_of_rows(topology, schema, table)
     numbers = np.array([nodes.index(by_partition[p]) for p in topology.partitions])
     of_row = numbers[partitions]
     present = np.unique(of_row).tolist()
     if len(present) == 1:
         return {nodes[present[0]]: table}
     return {nodes[n]: table.take(pa.array(np.flatnonzero(of_row == n))) for n in present}
+
+
+def _partitions_of_rows(
+    topology: Topology, schema: StoredSchema, rows: pa.Table
+) -> npt.NDArray[np.int32]:
+    if isinstance(schema, Table):
+        return partitions_of(schema, hashes_of(schema, rows))
+    assert isinstance(schema, Schema), "neither a dataset nor a table"
+    cells = paths.cells_from_table(schema, rows)
+    return partitions_from_cells(topology, schema, cells, paths.buckets_from_table(schema, rows))
 
 
 def candidates(topology: Topology, schema: Schema, ranges: Ranges | None) -> frozenset[int]:

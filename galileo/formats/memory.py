@@ -80,6 +80,15 @@ def named_tables(data: Any) -> Iterator[Observations]:
         yield _decimals_to_floats(table.rename_columns(names))
 
 
+def plain_tables(data: Any) -> Iterator[pa.Table]:
+    """The pieces of a table as they are; decimals are floats."""
+    if is_frame(data):
+        yield as_table(data)
+        return
+    for table in _stream(data)[1]:
+        yield _decimals_to_floats(table)
+
+
 def open_table(data: Any, mapping: FileMapping) -> ColumnReader:
     """A reader of a table; a stream can be read once."""
     if is_frame(data):

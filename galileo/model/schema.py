@@ -6,9 +6,9 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -50,7 +50,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 _OF_GENERATION = "@"
 """Separates name and generation in a key; no name contains it."""
 _DATASET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-_FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+FEATURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Feature:
     indexed: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _FEATURE_NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not FEATURE_NAME.fullmatch(self.name):
             raise InvalidSchema(
                 f"expected a feature name of letters, digits and underscores, got {self.name!r}",
                 expected="feature_name",
@@ -136,7 +136,84 @@ def _label_schema(levels: _Levels) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Schema:
+class StoredSchema:
+    """What nodes store of a dataset or a table: the columns of a commit.
+
+    Attributes:
+        name: `[a-z0-9][a-z0-9_.-]{0,63}`; datasets and tables share their names.
+        generation: how many of this name were dropped before this one; the cluster sets it at the
+            creation.
+        added: how many features, the last ones, were added after the creation.
+    """
+
+    name: str
+    generation: int
+    added: int
+
+    @property
+    def key(self) -> str:
+        """The identity of the dataset: its name, and from generation 1 on "name@generation".
+
+        No two datasets ever have the same key, also where one got the name of another that was
+        dropped. Everything that is stored or sent about a dataset names it by its key.
+
+        Example:
+            >>> client.schema("weather").key
+            'weather'
+        """
+        return dataset_key(self.name, self.generation)
+
+    def of_generation(self, generation: int) -> Self:
+        """The same schema for another generation of its dataset.
+
+        Example:
+            >>> client.schema("weather").of_generation(2).key
+            'weather@2'
+        """
+        return self if generation == self.generation else self._with(generation=generation)
+
+    @property
+    def observation_schema(self) -> pa.Schema:
+        """The columns of the rows of a commit."""
+        raise NotImplementedError
+
+    @property
+    def path_schema(self) -> pa.Schema:
+        """The columns by which a commit is indexed."""
+        raise NotImplementedError
+
+    def narrowed(self, added: int) -> Self:
+        """The schema as it was when so many features had been added."""
+        raise NotImplementedError
+
+    def extends(self, other: StoredSchema) -> bool:
+        """Whether this is the other schema, perhaps with features added."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """As JSON text.
+
+        Example:
+            >>> client.schema("weather").to_json()[:12]
+            '{"features":'
+        """
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    def _with(self, **changes: Any) -> Self:
+        """The same schema with other attributes; not checked."""
+        other = object.__new__(type(self))
+        for field in fields(self):
+            value = changes.get(field.name, getattr(self, field.name))
+            object.__setattr__(other, field.name, value)
+        return other
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Schema(StoredSchema):
     """The schema of a dataset; once the dataset exists, it can only get more features.
 
     Attributes:
@@ -156,12 +233,9 @@ class Schema:
         ['temperature']
     """
 
-    name: str
     features: tuple[Feature, ...]
     geohash_precision: int
     time_bucket_us: int
-    generation: int
-    added: int
 
     def __init__(
         self,
@@ -204,29 +278,7 @@ class Schema:
                 bound=PRECISION_MAX,
             )
 
-    @property
-    def key(self) -> str:
-        """The identity of the dataset: its name, and from generation 1 on "name@generation".
-
-        No two datasets ever have the same key, also where one got the name of another that was
-        dropped. Everything that is stored or sent about a dataset names it by its key.
-
-        Example:
-            >>> client.schema("weather").key
-            'weather'
-        """
-        return dataset_key(self.name, self.generation)
-
-    def of_generation(self, generation: int) -> Schema:
-        """The same schema for another generation of its dataset.
-
-        Example:
-            >>> client.schema("weather").of_generation(2).key
-            'weather@2'
-        """
-        return self if generation == self.generation else self._with(generation=generation)
-
-    def with_features(self, features: Iterable[Feature]) -> Schema:
+    def with_features(self, features: Iterable[Feature]) -> Self:
         """The same schema with more features behind its own.
 
         Raises:
@@ -253,7 +305,7 @@ class Schema:
         wider._check()
         return wider
 
-    def narrowed(self, added: int) -> Schema:
+    def narrowed(self, added: int) -> Self:
         """The schema as it was when so many features had been added.
 
         Raises:
@@ -285,7 +337,7 @@ class Schema:
         named = (n for n, feature in enumerate(added, start=1) if feature.name in known)
         return self.narrowed(max(named, default=0))
 
-    def extends(self, other: Schema) -> bool:
+    def extends(self, other: StoredSchema) -> bool:
         """Whether this is the other schema, perhaps with features added.
 
         Example:
@@ -293,13 +345,6 @@ class Schema:
             True
         """
         return other.added <= self.added and self.narrowed(other.added) == other
-
-    def _with(self, **changes: Any) -> Schema:
-        """The same schema with other attributes; not checked."""
-        other = object.__new__(Schema)
-        for name in self.__slots__:
-            object.__setattr__(other, name, changes.get(name, getattr(self, name)))
-        return other
 
     @property
     def indexed(self) -> tuple[Feature, ...]:
@@ -386,15 +431,6 @@ class Schema:
                 f"expected a schema as `Schema.to_dict` gives it: {reason_of(error)}",
                 expected="schema",
             ) from error
-
-    def to_json(self) -> str:
-        """As JSON text, which `from_json` reads.
-
-        Example:
-            >>> client.schema("weather").to_json()[:12]
-            '{"features":'
-        """
-        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Schema:
@@ -532,6 +568,24 @@ def unknown_dataset(name: str, names: Sequence[str]) -> UnknownDataset:
     )
 
 
+def unknown_table(name: str, names: Sequence[str]) -> UnknownDataset:
+    """The error about an unknown table; it suggests the nearest of `names`."""
+    close = nearest_name(name, names)
+    hint = f"; did you mean {close!r}?" if close else "."
+    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
+    return UnknownDataset(
+        f"table {name!r} does not exist{hint} Tables: {known}", dataset=name, nearest=close
+    )
+
+
+def no_dataset(name: str) -> InputError:
+    """The error of a call for datasets that names a table."""
+    return InputError(
+        f"expected a dataset, got the table {name!r}; table and changes read tables",
+        expected="dataset",
+    )
+
+
 def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
     """The error about a dropped dataset; `is_again`: a new one has the same name."""
     if is_again:
@@ -543,8 +597,11 @@ def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
     return UnknownDataset(f"dataset {name!r} was dropped", dropped=name, remedy="create_dataset")
 
 
-def existing_dataset(schema: Schema, *, same: bool) -> DatasetExists:
+def existing_dataset(schema: StoredSchema, *, same: bool) -> DatasetExists:
     """The error about a name that is taken; `same`: by the schema that was wanted."""
+    if not isinstance(schema, Schema):
+        how = "with the same columns; go on with it" if same else "; choose another name"
+        return DatasetExists(f"a table {schema.name!r} exists already {how}", same=same)
     names = [feature.name for feature in schema.features]
     more = (
         f" and {len(names) - FEATURES_NAMED_MAX:,} more" if len(names) > FEATURES_NAMED_MAX else ""

@@ -1,11 +1,11 @@
-"""The datasets of a node, each with its shard.
+"""The datasets and tables of a node, each with its shard; "datasets" are both in what follows.
 
 A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
 creations of one name conflict; in a cluster with copies, the nodes agree on it
 (`galileo.dht.definitions`). It is then sent to every node, and heartbeats bring it to those that
 were away. It is dropped in the same way: every node keeps how many datasets of each name were
 dropped (its *generations*), of which the highest number counts, and a dataset of a lower generation
-is never taken in again. Inside the cluster a dataset goes by its key (`Schema.key`), so
+is never taken in again. Inside the cluster a dataset goes by its key (`StoredSchema.key`), so
 nothing that is late can meet another one of the same name.
 
 Features are added at the home, too, or by agreement. Of two schemas of a dataset that with more
@@ -22,7 +22,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from galileo.dht.definitions import Definition, slot_of
 from galileo.dht.topology import Topology
@@ -37,14 +37,19 @@ from galileo.hashing import text64
 from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
 from galileo.model.schema import (
     Schema,
+    StoredSchema,
     dropped_dataset,
     existing_dataset,
     name_of_key,
+    no_dataset,
     unknown_dataset,
 )
+from galileo.model.table import Table
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.replication.log_writer import LogOwner, LogWriter
 from galileo.node.shard import ALL_PARTITIONS, Shard, partition_moved
+from galileo.node.table_shard import TableShard
 from galileo.storage.commits import Commit
 from galileo.storage.journal import PartitionJournal
 from galileo.storage.metadata_files import record_name
@@ -102,7 +107,7 @@ class Catalog:
         self._executor = executor
         self._syncing = syncing
         self._options = options
-        self._shards: dict[str, Shard] = {}
+        self._shards: dict[str, DatasetShard | TableShard] = {}
         self._keys: dict[str, str] = {}
         self._writers: dict[str, GroupCommit | LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
@@ -129,17 +134,23 @@ class Catalog:
         for (dataset, partition), journal in store.journals().items():
             self._attach(dataset, partition, journal)
 
-    def _new_shard(self, schema: Schema) -> Shard:
-        return Shard(
-            schema,
-            epoch=self._store.epoch,
-            owned=self._owned,
-            unsummarised_paths_max=self._options.unsummarised_paths_max,
-            log=self._store.log,
-            is_replicated=self._machines is not None,
-            may_serve=(lambda _: True) if self._machines is None else self._machines.holds_lease,
-            may_follow=(lambda _: False) if self._machines is None else self._machines.follows,
-        )
+    def _new_shard(self, schema: StoredSchema) -> DatasetShard | TableShard:
+        options: dict[str, Any] = {
+            "epoch": self._store.epoch,
+            "owned": self._owned,
+            "log": self._store.log,
+        }
+        if self._machines is not None:
+            options |= {
+                "is_replicated": True,
+                "may_serve": self._machines.holds_lease,
+                "may_follow": self._machines.follows,
+            }
+        if isinstance(schema, Table):
+            return TableShard(schema, **options)
+        assert isinstance(schema, Schema), "neither a dataset nor a table"
+        waiting_max = self._options.unsummarised_paths_max
+        return DatasetShard(schema, unsummarised_paths_max=waiting_max, **options)
 
     def _replay(self, dataset: str, partition: int, replayed: Replayed) -> None:
         self._shards[dataset].replay(partition, replayed)
@@ -154,8 +165,14 @@ class Catalog:
         return sorted(self._keys.copy())
 
     @property
-    def shards(self) -> dict[str, Shard]:
+    def shards(self) -> dict[str, DatasetShard | TableShard]:
         return dict(self._shards)
+
+    @property
+    def dataset_shards(self) -> dict[str, DatasetShard]:
+        """The shards without those of tables."""
+        shards = self._shards.items()
+        return {key: shard for key, shard in shards if isinstance(shard, DatasetShard)}
 
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards
@@ -173,7 +190,12 @@ class Catalog:
         """The key of the dataset that has a name now; None where there is none here."""
         return self._keys.get(name)
 
+    def stored_schema(self, dataset: str) -> StoredSchema:
+        """The schema of a dataset or table; errors as `stored_shard`."""
+        return self.stored_shard(dataset).schema
+
     def schema(self, dataset: str) -> Schema:
+        """The schema of a dataset; errors as `shard`."""
         return self.shard(dataset).schema
 
     def narrowed(self, dataset: str, added: int) -> Schema:
@@ -185,8 +207,36 @@ class Catalog:
         """
         return self.schema(dataset).narrowed(added)
 
-    def shard(self, dataset: str) -> Shard:
+    def shard(self, dataset: str) -> DatasetShard:
         """The shard of the dataset with this key.
+
+        Raises:
+            UnknownDataset: as of `stored_shard`.
+            InputError: it is a table.
+        """
+        shard = self.stored_shard(dataset)
+        if isinstance(shard, TableShard):
+            raise no_dataset(shard.schema.name)
+        return shard
+
+    def table_shard(self, table: str) -> TableShard:
+        """The shard of the table with this key.
+
+        Raises:
+            UnknownDataset: as of `stored_shard`.
+            InputError: it is a dataset.
+        """
+        shard = self.stored_shard(table)
+        if isinstance(shard, DatasetShard):
+            raise InputError(
+                f"expected a table, got the dataset {shard.schema.name!r}; query and select read "
+                "datasets",
+                expected="table",
+            )
+        return shard
+
+    def stored_shard(self, dataset: str) -> DatasetShard | TableShard:
+        """The shard of the dataset or table with this key.
 
         Raises:
             UnknownDataset: it was dropped, or there is none; the error names the nearest one.
@@ -199,7 +249,7 @@ class Catalog:
             raise unknown_dataset(name, self.names)
         return shard
 
-    def create(self, schema: Schema) -> Schema:
+    def create(self, schema: StoredSchema) -> StoredSchema:
         """Stores a new dataset; returns its schema with its generation.
 
         Raises:
@@ -227,7 +277,7 @@ class Catalog:
                 bound=most,
             )
 
-    def adopt(self, schema: Schema) -> None:
+    def adopt(self, schema: StoredSchema) -> None:
         """Stores a dataset that was accepted, or its added features; idempotent.
 
         Ignores a dropped dataset. One of an earlier generation has to be dropped first. Added
@@ -239,8 +289,8 @@ class Catalog:
             PartitionReadOnly: the disk refuses; nothing was stored.
         """
         known = self._shards.get(schema.key)
-        if known is not None and _has_more_features(schema, known):
-            known.prepare_features(schema)  # It may wait, and holds up no other dataset.
+        if known is not None and (more := _added_features(schema, known)):
+            more.shard.prepare_features(more.schema)  # It may wait, and holds up no other dataset.
         with self._making:
             if self.is_dropped(schema.key):
                 return
@@ -249,10 +299,10 @@ class Catalog:
                 self._store.create_dataset(schema)
                 self._shards = {**self._shards, schema.key: self._new_shard(schema)}
                 self._keys[schema.name] = schema.key
-            elif _has_more_features(schema, shard):
-                shard.prepare_features(schema)
-                self._store.add_features(schema)
-                shard.add_features(schema)
+            elif more := _added_features(schema, shard):
+                more.shard.prepare_features(more.schema)
+                self._store.add_features(more.schema)
+                more.shard.add_features(more.schema)
 
     def lacks(self, dataset: str, added: int) -> bool:
         """Whether a dataset, or some of so many added features of it, is unknown here."""
@@ -281,7 +331,7 @@ class Catalog:
         running = [dropping for _, dropping in self._drops.values()]
         await asyncio.gather(*map(asyncio.shield, running), return_exceptions=True)
 
-    def outdated(self, schema: Schema) -> bool:
+    def outdated(self, schema: StoredSchema) -> bool:
         """Whether the generation of a dataset implies drops that this node has not made yet."""
         return schema.generation > self.generations.get(schema.name, 0)
 
@@ -314,7 +364,7 @@ class Catalog:
 
     def _drop(
         self, name: str, generations: int
-    ) -> tuple[list[Shard], list[GroupCommit | LogWriter]]:
+    ) -> tuple[Sequence[Shard], list[GroupCommit | LogWriter]]:
         """Removes the datasets and their writers; from now on none gets a writer."""
         with self._making:
             dropped = self._store.drop_dataset(name, generations)
@@ -350,7 +400,7 @@ class Catalog:
         Raises:
             UnknownDataset: there is none of that name.
         """
-        return self._retentions.get(self.shard(dataset).schema.key, UNLIMITED)
+        return self._retentions.get(self.stored_schema(dataset).key, UNLIMITED)
 
     @property
     def retentions(self) -> dict[str, VersionedRetention]:
@@ -403,7 +453,9 @@ class Catalog:
         if self._machines is not None:
             others = commits.keys() - self._machines.terms.keys()
             refused |= {partition: partition_moved([partition]) for partition in others}
-        for partition in commits.keys() - refused.keys() - self.shard(dataset).journals.keys():
+        for partition in (
+            commits.keys() - refused.keys() - self.stored_shard(dataset).journals.keys()
+        ):
             try:
                 self._make_journal(dataset, partition)
             except GalileoError as error:
@@ -429,7 +481,7 @@ class Catalog:
         return writer
 
     def _new_writer(self, dataset: str) -> GroupCommit | LogWriter:
-        shard, waiting_max = self.shard(dataset), self._options.commit_queue_max
+        shard, waiting_max = self.stored_shard(dataset), self._options.commit_queue_max
         if self._machines is not None:
             return LogWriter(
                 shard,
@@ -449,7 +501,7 @@ class Catalog:
         with self._making:
             with self._opening:
                 self._check_open(partition)
-            shard = self.shard(dataset)
+            shard = self.stored_shard(dataset)
             if partition not in shard.journals:
                 self._attach(dataset, partition, self._store.journal(dataset, partition))
 
@@ -459,7 +511,7 @@ class Catalog:
         Raises:
             CorruptData, PartitionReadOnly: as `Store.restart_journal`.
         """
-        shard = self.shard(dataset)
+        shard = self.stored_shard(dataset)
         with self._changing_partitions:
             shard.detach(partition)
             journal = self._store.restart_journal(dataset, partition, log_start)
@@ -468,7 +520,7 @@ class Catalog:
     def set_aside(self, dataset: str, partition: int) -> Path:
         """Moves the files of a damaged log away, in a thread; errors as `Store.set_aside`."""
         with self._changing_partitions:
-            self.shard(dataset).detach(partition)
+            self.stored_shard(dataset).detach(partition)
             return self._store.set_aside(dataset, partition)
 
     def _attach(self, dataset: str, partition: int, journal: PartitionJournal) -> None:
@@ -526,7 +578,7 @@ class Catalog:
             for dataset in sorted(datasets):
                 if self.is_dropped(dataset):
                     continue
-                shard = self.shard(dataset)
+                shard = self.stored_shard(dataset)
                 if partition in shard.journals:
                     continue
                 try:
@@ -563,17 +615,27 @@ class Catalog:
             shard.close()
 
 
-def _has_more_features(schema: Schema, shard: Shard) -> bool:
-    """Whether a schema has features that a shard of its dataset does not know.
+class _AddedFeatures(NamedTuple):
+    """A shard, and the schema of its dataset with features that it does not know."""
+
+    shard: DatasetShard
+    schema: Schema
+
+
+def _added_features(
+    schema: StoredSchema, shard: DatasetShard | TableShard
+) -> _AddedFeatures | None:
+    """What a shard of the same name lacks; None where it knows the schema.
 
     Raises:
         DatasetExists: neither has what the other has.
     """
     if shard.schema.extends(schema):
-        return False
-    if not schema.extends(shard.schema):
-        raise existing_dataset(shard.schema, same=False)
-    return True
+        return None
+    is_wider = schema.extends(shard.schema)
+    if is_wider and isinstance(shard, DatasetShard) and isinstance(schema, Schema):
+        return _AddedFeatures(shard, schema)
+    raise existing_dataset(shard.schema, same=False)
 
 
 def fenced(partition: int) -> PartitionMoved:

@@ -115,7 +115,7 @@ class EarlierBatches:
             PartitionReadOnly, Overloaded: a partition takes no commits, hence no seal.
             RangesChanged: the range epoch of the asker is sealed, too.
         """
-        shard = self._catalog.shard(lookup.dataset)
+        shard = self._catalog.stored_shard(lookup.dataset)
         await self._seal(shard, lookup)
         found = []
         for epoch, partition in lookup.places:

@@ -31,7 +31,8 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged, Unavailable
 from galileo.model import paths
 from galileo.model.observations import normalise
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
+from galileo.model.table import Table, index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
     NOTHING_STORED,
@@ -96,7 +97,9 @@ class Ingest:
             Unavailable, PartitionReadOnly, Overloaded: repeat the same batch later; what an
                 owner has already committed is not stored again.
         """
-        schema = self._catalog.schema(dataset).narrowed_to(table.column_names)
+        schema = self._catalog.stored_schema(dataset)
+        if isinstance(schema, Schema):
+            schema = schema.narrowed_to(table.column_names)
         _check_identity(producer, batch)
         if table.num_rows > self._rows_max:
             raise InvalidObservations(
@@ -108,7 +111,7 @@ class Ingest:
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(range_epoch)
-            identity = BatchIdentity(name, batch, topology.range_epoch, max(first_epoch, 1))
+            identity = _identity(schema, name, batch, topology.range_epoch, max(first_epoch, 1))
             try:
                 return await self._ingest(schema, table, identity, topology)
             except RangesChanged:
@@ -124,9 +127,9 @@ class Ingest:
             RangesChanged: the batch was split by earlier ranges.
             Unavailable: it was split by ranges that this node does not know yet.
         """
-        schema = self._catalog.narrowed(task.dataset, task.added)
+        schema = self._catalog.stored_schema(task.dataset).narrowed(task.added)
         topology = self._topology_of(task.range_epoch)
-        identity = BatchIdentity(task.producer, task.batch, task.range_epoch, task.first_epoch)
+        identity = _identity(schema, task.producer, task.batch, task.range_epoch, task.first_epoch)
         begun = await asyncio.to_thread(
             self._begin, schema, task.observations, identity, topology, is_own=True
         )
@@ -142,7 +145,7 @@ class Ingest:
         return topology
 
     async def _ingest(
-        self, schema: Schema, table: pa.Table, identity: BatchIdentity, topology: Topology
+        self, schema: StoredSchema, table: pa.Table, identity: BatchIdentity, topology: Topology
     ) -> CommitAnswer:
         begun = await asyncio.to_thread(self._begin, schema, table, identity, topology)
         calls = [
@@ -167,11 +170,12 @@ class Ingest:
         return replace(_join(answers), forwarded_rows=forwarded)
 
     async def _commit(
-        self, schema: Schema, begun: _Begun, identity: BatchIdentity, topology: Topology
+        self, schema: StoredSchema, begun: _Begun, identity: BatchIdentity, topology: Topology
     ) -> CommitAnswer:
         """Commits this node's own parts of a batch, if that has not begun yet."""
         stored, results = NOTHING_STORED, begun.results
         if results is None:
+            assert isinstance(schema, Schema), "versions of a table have one place for good"
             new = await self.earlier.drop_stored(schema, begun.parts, identity, topology)
             stored = new.stored
             results = await asyncio.to_thread(
@@ -184,7 +188,7 @@ class Ingest:
 
     def _begin(
         self,
-        schema: Schema,
+        schema: StoredSchema,
         table: pa.Table,
         identity: BatchIdentity,
         topology: Topology,
@@ -192,12 +196,10 @@ class Ingest:
         is_own: bool = False,
     ) -> _Begun:
         """Splits a batch, and submits this node's own parts unless they may be stored already."""
-        place = partial(placement.partitions_from_cells, topology, schema)
-        rows = table if is_own else normalise(schema, table)
-        parts = paths.index_parts(schema, rows, place=place)
+        parts = _split(schema, table, topology, is_normalised=is_own)
         others = defaultdict[str, list[pa.Table]](list)
         if is_own:
-            self._catalog.shard(schema.key).check_own(parts)
+            self._catalog.stored_shard(schema.key).check_own(parts)
         else:
             for partition in list(parts):
                 owner = placement.owner(self._topology.current, partition)
@@ -209,7 +211,7 @@ class Ingest:
 
     def _submit(
         self,
-        schema: Schema,
+        schema: StoredSchema,
         parts: Parts,
         identity: BatchIdentity,
         *,
@@ -237,6 +239,28 @@ class _Begun:
     parts: Parts
     results: Future[Results] | None
     others: Mapping[str, Sequence[pa.Table]]
+
+
+def _identity(
+    schema: StoredSchema, producer: str, batch: int, range_epoch: int, first_epoch: int
+) -> BatchIdentity:
+    """The identity of a batch; the partitions of a table are the same in all range epochs."""
+    if isinstance(schema, Table):
+        return BatchIdentity(producer, batch)
+    return BatchIdentity(producer, batch, range_epoch, first_epoch)
+
+
+def _split(
+    schema: StoredSchema, rows: pa.Table, topology: Topology, *, is_normalised: bool
+) -> Parts:
+    """The rows of each partition, indexed."""
+    if isinstance(schema, Table):
+        return index_versions(schema, rows if is_normalised else versions_of(schema, rows))
+    assert isinstance(schema, Schema), "neither a dataset nor a table"
+    place = partial(placement.partitions_from_cells, topology, schema)
+    return paths.index_parts(
+        schema, rows if is_normalised else normalise(schema, rows), place=place
+    )
 
 
 def _answer(partition: int, result: Committed | GalileoError) -> CommitAnswer | GalileoError:

@@ -37,11 +37,11 @@ from galileo.node.analytics_protocol import (
     Versioned,
 )
 from galileo.node.catalog import Catalog
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader
 from galileo.node.select import CursorRange, stored_rows
-from galileo.node.shard import Shard
 from galileo.query import Query
 from galileo.query.nearest import (
     CountBlocks,
@@ -205,7 +205,9 @@ class LocalAnalytics:
             else:
                 answer = await self._read(question, shard, window, sought=sought)
 
-    async def _count(self, question: CountBlocks, shard: Shard, share: PartitionScope) -> pa.Table:
+    async def _count(
+        self, question: CountBlocks, shard: DatasetShard, share: PartitionScope
+    ) -> pa.Table:
         return await self._run(
             lambda check: shard.graph.rows_by_cell(
                 question.query,
@@ -217,7 +219,12 @@ class LocalAnalytics:
         )
 
     async def _read(
-        self, question: ReadObservations, shard: Shard, share: PartitionScope, *, sought: NearestTo
+        self,
+        question: ReadObservations,
+        shard: DatasetShard,
+        share: PartitionScope,
+        *,
+        sought: NearestTo,
     ) -> pa.Table:
         """The nearest observations, read commit by commit."""
         query = question.query
@@ -239,7 +246,7 @@ class LocalAnalytics:
     async def _nearest_of(self, tables: list[pa.Table], sought: NearestTo) -> pa.Table:
         return await self._run(lambda check: first(tables, sought).observations)
 
-    def _begin(self, dataset: str, share: PartitionScope) -> tuple[Shard, Cursor]:
+    def _begin(self, dataset: str, share: PartitionScope) -> tuple[DatasetShard, Cursor]:
         """The shard, and how far an answer that is begun now will go."""
         shard = self._catalog.shard(dataset)
         shard.check_own(share.partitions)
@@ -283,7 +290,7 @@ def _step(
 
 def _merge_all(
     merger: GroupMerger,
-    shard: Shard,
+    shard: DatasetShard,
     question: AggregateRequest,
     *,
     commits: CursorRange,
@@ -322,7 +329,7 @@ def _merge_all(
 
 def _merge_newest(
     merger: NewestMerger,
-    shard: Shard,
+    shard: DatasetShard,
     question: LatestRequest,
     *,
     commits: CursorRange,
@@ -364,7 +371,7 @@ def _merge_newest(
         raise Unavailable("retention dropped observations that were about to be read; try again")
 
 
-def _dropped(shard: Shard, commits: CursorRange) -> list[int]:
+def _dropped(shard: DatasetShard, commits: CursorRange) -> list[int]:
     return [version.dropped for version in shard.versions(sorted(commits.partitions)).values()]
 
 

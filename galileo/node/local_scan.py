@@ -20,11 +20,11 @@ from galileo.labels import LabelSet, first_commits
 from galileo.model.schema import Schema
 from galileo.node import sampling
 from galileo.node.catalog import Catalog
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import ScanAnswer, ScanDone, ScanFailed, ScanLabels, ScanTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import observed
 from galileo.node.sampler_store import SamplerStore
-from galileo.node.shard import Shard
 from galileo.query import Query, parse
 from galileo.query.query import CACHED_CHARACTERS_MAX
 from galileo.samplers import Sampler, SamplerSpec
@@ -59,7 +59,7 @@ class LocalScans:
 
     def readable(self, task: ScanTask) -> frozenset[int]:
         """The partitions of a task about which this node can answer."""
-        shard = self._catalog.shards.get(task.dataset)
+        shard = self._catalog.dataset_shards.get(task.dataset)
         if shard is None:
             return frozenset()
         return shard.readable(task.partitions, after=task.after, until=task.until)
@@ -156,7 +156,7 @@ class LocalScans:
 
     def _scan_alike(
         self,
-        shard: Shard,
+        shard: DatasetShard,
         tasks: Sequence[ScanTask],
         *,
         partitions: frozenset[int],
@@ -287,14 +287,14 @@ class _IncrementalScan:
 
 @dataclass(frozen=True, slots=True)
 class _RunningScan:
-    shard: Shard
+    shard: DatasetShard
     journals: Mapping[int, PartitionJournal]
     pieces: Iterator[pa.RecordBatch | None]
     reached: Cursor
     labels_max: int
 
     def end(self, task: ScanTask) -> ScanDone:
-        """The end of the answer; errors as `Shard.check_unchanged`."""
+        """The end of the answer; errors as `DatasetShard.check_unchanged`."""
         self.shard.check_unchanged(self.journals, task.partitions)
         return _done(self.shard, task, reached=self.reached)
 
@@ -312,7 +312,7 @@ def _frontier(published: Cursor, *, until: Cursor | None, partitions: frozenset[
     return Cursor({partition: bound[partition] for partition in partitions})
 
 
-def _done(shard: Shard, task: ScanTask, *, reached: Cursor) -> ScanDone:
+def _done(shard: DatasetShard, task: ScanTask, *, reached: Cursor) -> ScanDone:
     """The end of an answer, with the requested commits that retention has dropped by now."""
     dropped = shard.dropped().meet(reached)
     gone = {p: s for p, s in dropped.items() if s > task.after[p]}

@@ -17,7 +17,8 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import Cancelled, GalileoError, PartitionMoved, TransientError
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.rows import RowOptions
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.table import Table
 from galileo.node.query_options import QueryOptions
 from galileo.query import Query
 from galileo.samplers import LABEL
@@ -180,6 +181,38 @@ NUMBERED_PARTS_SCHEMA = PARTS_SCHEMA.append(pa.field(LABEL, pa.int32(), nullable
 
 
 @dataclass(frozen=True, slots=True)
+class TableTask:
+    """The rows of a table at a cursor, or the keys that changed between two.
+
+    Attributes:
+        table: its key.
+        keys: rows of the key's columns; None for all keys.
+        after: None for the rows that are there; else the keys with a version past it, deleted ones
+            included.
+        until: the commits that count; None for all that are committed.
+        partitions: of the node that is asked; none where it is to ask the owners.
+    """
+
+    table: str
+    keys: pa.Table | None = None
+    after: Cursor | None = None
+    until: Cursor | None = None
+    partitions: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """Some rows of `Table.observation_schema`.
+
+    Attributes:
+        reached: partitions in which the answer goes up to a commit.
+    """
+
+    rows: pa.Table
+    reached: Cursor
+
+
+@dataclass(frozen=True, slots=True)
 class UploadedSampler:
     """Metadata of a sampler that a user has sent.
 
@@ -218,7 +251,13 @@ class Peers(Protocol):
 
     def read(self, node: str, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]: ...
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema: ...
+    def read_table(
+        self, node: str, task: TableTask, table: Table
+    ) -> AsyncGenerator[TablePart, None]: ...
+
+    async def create_dataset(
+        self, node: str, schema: StoredSchema, *, replicate: bool
+    ) -> StoredSchema: ...
 
     async def add_features(
         self, node: str, dataset: str, features: Sequence[Feature]
@@ -228,7 +267,7 @@ class Peers(Protocol):
 
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed: ...
 
-    async def datasets(self, node: str) -> list[Schema]: ...
+    async def datasets(self, node: str) -> list[StoredSchema]: ...
 
     async def definitions(self, node: str, slot: int) -> Definitions: ...
 

@@ -1,4 +1,4 @@
-"""Applies the retention policies of all datasets in the background, at intervals.
+"""Applies the retention policies of datasets, and cleans tables, in the background, at intervals.
 
 It has a thread of its own, because reading headers and deleting files can take long.
 """
@@ -18,9 +18,12 @@ from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
 from galileo.node.retention_plan import PIECES, Bounds, Plan, Readers, plan
 from galileo.node.shard import Shard
+from galileo.node.table_cleaner import TableCleaner
+from galileo.node.table_shard import TableShard
 
 CHECK_S = 60.0
 MIN_AGE_S = 60.0
+TABLE_AGE_S = 300.0
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +36,14 @@ class RetentionRunnerOptions:
         check_s: seconds between two checks.
         min_age_s: younger commits are dropped only where the policy may pass readers.
             Longer than a continuous query takes from its first scan until all nodes know of it.
+        table_age_s: younger commits of tables are not cleaned, so that their cursors can be used.
         wall: clock of the ages; a jump forward is ignored.
         monotonic: clock that limits `wall`.
     """
 
     check_s: float = CHECK_S
     min_age_s: float = MIN_AGE_S
+    table_age_s: float = TABLE_AGE_S
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
@@ -72,6 +77,7 @@ class RetentionRunner:
         self._settling: dict[str, _Settling] = {}
         self._begun: dict[tuple[str, int], tuple[int, float]] = {}
         self._held: dict[str, tuple[HeldBack, ...]] = {}
+        self._cleaner = TableCleaner(catalog)
         self._working = threading.Lock()
         self._stopping = threading.Event()
         self._observe()
@@ -111,9 +117,20 @@ class RetentionRunner:
 
     def _try(self, dataset: str) -> None:
         try:
-            self.apply(dataset)
+            shard = self._catalog.shards.get(dataset)
+            if isinstance(shard, TableShard):
+                self.clean(shard)
+            else:
+                self.apply(dataset)
         except Exception:
             log.exception("retention of dataset %s failed; it is tried again", dataset)
+
+    def clean(self, shard: TableShard) -> None:
+        """Removes versions of a table that no longer count; blocks."""
+        with self._working:
+            self._observe()
+            settled = self._settling[shard.schema.key].settled
+            self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
 
     def _plan(self, shard: Shard, policy: Retention) -> Plan:
         dataset = shard.schema.key
@@ -140,8 +157,12 @@ class RetentionRunner:
             before = self._settling.get(dataset)
             if before is None:
                 self._settling[dataset] = _Settling(EMPTY_CURSOR, shard.published(), now)
-            elif now - before.seen_at >= self._options.min_age_s:
+            elif now - before.seen_at >= self._age_s(shard):
                 self._settling[dataset] = _Settling(before.seen, shard.published(), now)
+
+    def _age_s(self, shard: Shard) -> float:
+        is_table = isinstance(shard, TableShard)
+        return self._options.table_age_s if is_table else self._options.min_age_s
 
     def _long_written(self, shard: Shard, policy: Retention) -> frozenset[int]:
         """The partitions whose open file is older than `1 / PIECES` of the policy's age."""

@@ -21,7 +21,7 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
     NUMBERED_PARTS_SCHEMA,
@@ -147,8 +147,10 @@ class RowReader:
         loop = asyncio.get_running_loop()
         names = None if task.is_numbered else task.options.names(schema)
         rows_max = self._options.rows_per_piece
-        for piece in await self._run(task.parts, _pieces, task.parts, rows_max):
-            table = await loop.run_in_executor(self._executor, _read, shard, piece, schema, query)
+        for piece in await self._run(task.parts, pieces_of, task.parts, rows_max):
+            table = await loop.run_in_executor(
+                self._executor, read_parts, shard, piece, schema, query
+            )
             if table.num_rows:
                 yield table if names is None else table.select(names)
 
@@ -222,12 +224,26 @@ def observed(
     parts = numbered_parts(labels)
     with translate_dropped_to_retry():
         _check_not_dropped(shard, parts)
-        schema, pieces = query.schema, _pieces(parts, rows_per_piece)
-        tables = [_read(shard, piece, schema, query) for piece in pieces]
+        schema, pieces = query.schema, pieces_of(parts, rows_per_piece)
+        tables = [read_parts(shard, piece, schema, query) for piece in pieces]
     return pa.concat_tables([observed_schema(schema).empty_table(), *tables])
 
 
-def _read(shard: Shard, parts: pa.Table, schema: Schema, query: Query | None) -> pa.Table:
+def read_parts(
+    shard: Shard, parts: pa.Table, schema: StoredSchema, query: Query | None = None
+) -> pa.Table:
+    """The rows of parts of this node's commits that match a query, or all; in a thread.
+
+    Args:
+        shard: of the dataset or table.
+        parts: in order, of `PARTS_SCHEMA` or `NUMBERED_PARTS_SCHEMA`.
+        schema: whose columns the rows get.
+        query: None for all rows.
+
+    Raises:
+        PartitionMoved: a partition has left this node.
+        InputError: a commit is none of this cluster.
+    """
     tables, names = [], schema.observation_schema.names
     for partition, sequence, ranges in _commits(parts):
         last = shard.published_sequence(partition)
@@ -300,7 +316,7 @@ def _in_order(parts: pa.Table) -> pa.Table:
     return parts.take(pa.array(np.lexsort(columns)))
 
 
-def _pieces(parts: pa.Table, rows_max: int) -> list[pa.Table]:
+def pieces_of(parts: pa.Table, rows_max: int) -> list[pa.Table]:
     """The parts in order, some at a time, so that their rows are bounded."""
     parts = _split(_in_order(parts), rows_max)
     ends = np.cumsum(parts.column("rows").to_numpy().astype(np.int64))

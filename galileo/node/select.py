@@ -28,10 +28,10 @@ from galileo.model.rows import TIME, FirstRows, RowOptions
 from galileo.model.times import column_micros
 from galileo.node.catalog import Catalog
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.peers import PARTS_SCHEMA, ReadTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import RowReader, first_rows, translate_dropped_to_retry
-from galileo.node.shard import Shard
 from galileo.query import Query
 from galileo.storage.journal import PartitionJournal
 
@@ -236,7 +236,7 @@ def _check_missing(missing: frozenset[int], work: _Work) -> None:
 
 
 def _check_stored(
-    shard: Shard,
+    shard: DatasetShard,
     own: frozenset[int],
     commits: CursorRange | None,
     journals: Mapping[int, PartitionJournal],
@@ -294,7 +294,7 @@ def _step(pieces: Iterator[_T | None], step_s: float) -> tuple[list[_T], bool]:
 
 
 def stored_rows(
-    shard: Shard,
+    shard: DatasetShard,
     query: Query,
     *,
     columns: tuple[str, ...],
@@ -326,7 +326,7 @@ def stored_rows(
 class _Pieces:
     """What some partitions of a shard hold, piece by piece; None comes where there was nothing."""
 
-    shard: Shard
+    shard: DatasetShard
     work: _Work
     partitions: frozenset[int]
     options: QueryOptions

@@ -1,13 +1,9 @@
-"""What one node keeps of one dataset, and the one way a commit takes into it.
+"""What one node keeps of one dataset or table, and the one way a commit takes into it.
 
 A commit is appended to its partition's journal and made durable; then its paths enter the
-graph and the synopsis; then its sequence is published. In that order, so that whatever a
-scan can see has a sequence at or below the one it reports, and what it cannot see a higher
-one: the reason why a continuous query cannot miss.
-
-Features are added in the order graph, journals, schema (`Catalog.adopt`). The graph and synopses
-take paths of earlier schemas and never meet paths with features that they lack, since a journal
-returns those only when it knows them, and commits have those of the schema.
+index; then its sequence is published. In that order, so that whatever a scan can see has a
+sequence at or below the one it reports, and what it cannot see a higher one: the reason why a
+continuous query cannot miss.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +23,10 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.errors import GalileoError, InternalError, PartitionMoved, PartitionReadOnly
 from galileo.graph.columns import Commits
-from galileo.graph.metadata_graph import MetadataGraph
-from galileo.graph.synopsis import Synopsis
-from galileo.model.schema import Schema, widen
+from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
-from galileo.model.times import column_micros
 from galileo.model.versions import PartitionVersion
 from galileo.model.windows import ClockStep
-from galileo.query import parse
 from galileo.storage.commit_log import CommitLog, write_directly
 from galileo.storage.commits import FrameGroup
 from galileo.storage.frame import Buffer
@@ -49,14 +42,8 @@ from galileo.storage.journal import (
 from galileo.storage.recovery import Replayed
 from galileo.storage.retention import Truncation
 
-NARROWED_PATHS_MAX = 262_144
-"""Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
-_REMADE = 1 << 40
-"""What making a synopsis anew adds to its epoch; far above all epochs of a store."""
-_MOVED = 1 << 52
-"""What a move of the partition adds: another node's epochs begin elsewhere."""
-_REMADE_IN_TERM = 1 << 16
-"""Synopses that a leader can make anew in one term."""
+MOVED = 1 << 52
+"""What a move of a partition adds to an epoch: another node's epochs begin elsewhere."""
 ALL_PARTITIONS = range(1 << 31)
 
 
@@ -74,72 +61,78 @@ class PublishedCommits:
     clock: tuple[ClockStep, ...]
 
 
+class Index(Protocol):
+    """The paths of the commits that readers see.
+
+    Attributes:
+        dropped: up to which commit of each partition retention has removed the paths.
+        runs: changes when `maintain` may have something to do.
+    """
+
+    @property
+    def dropped(self) -> Cursor: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    def insert_many(
+        self, batch: pa.RecordBatch, commits: Commits, counts: npt.NDArray[np.integer[Any]]
+    ) -> None: ...
+
+    def remove(self, partition: int) -> None: ...
+
+    def drop_before(self, partition: int, sequence: int) -> None: ...
+
+    def maintain(self) -> bool: ...
+
+    def memory_bytes(self) -> int: ...
+
+
 class Shard:
-    """The journals, the metadata graph and the synopses of one dataset on this node.
+    """The journals and the index of one dataset or table on this node.
 
     During a move a partition may be here without being this node's own; methods about own
     partitions ignore it.
 
-    Adding many commits to a synopsis at once costs little more than adding one, so commits
-    wait until it is read, or until there are many; a synopsis may be late.
-
     Attributes:
+        index: of the paths that readers see.
         durable_s: how long writes have waited for the disk, in all.
     """
 
     def __init__(
         self,
-        schema: Schema,
+        schema: StoredSchema,
+        index: Index,
         *,
         epoch: int,
         owned: Callable[[], Container[int]] = lambda: ALL_PARTITIONS,
-        unsummarised_paths_max: int = 65_536,
         log: CommitLog | None = None,
         is_replicated: bool = False,
         may_serve: Callable[[int], bool] = lambda _: True,
         may_follow: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.schema = schema
-        self._unsummarised_paths_max = unsummarised_paths_max
+        self.index = index
         self._owned = owned
         self._is_replicated = is_replicated
         self._may_serve = may_serve
         self._may_follow = may_follow
         self._log = log
-        self.graph = MetadataGraph(schema)
         self.journals: dict[int, PartitionJournal] = {}
         self._epoch = epoch
         self._published: dict[int, int] = {}
         self._change = object()
         self._own_published: tuple[object, object, PublishedCommits] | None = None
-        self._newest: dict[int, ClockStep] = {}
-        self._synopses: dict[int, Synopsis] = {}
-        self._unsummarised: dict[int, list[Replayed]] = {}
-        self._unsummarised_paths: dict[int, int] = {}
-        self._remade: dict[int, int] = {}
         self._moves: dict[int, int] = {}
-        self._summarising = threading.Lock()
         self._attaching = threading.Lock()
         self._runs_maintained = 0
         self.durable_s = 0.0
 
-    def prepare_features(self, schema: Schema) -> None:
-        """Has the graph take paths with the added features of a schema, in a thread.
-
-        The journals and then `schema` get them next.
-        """
-        self.graph.add_features(schema)
-
-    def add_features(self, schema: Schema) -> None:
-        """Answers with the added features of a schema from now on; the journals know them."""
-        self.schema = schema
-        self._change = object()  # Peers get the synopses with the new features.
-
     def replay(self, partition: int, replayed: Replayed) -> None:
         """Indexes commits that the journal already has; at start, before `attach`."""
         sequences = np.arange(replayed.first_sequence, replayed.last_sequence + 1)
-        self.graph.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
-        self._note(partition, replayed, column_micros(replayed.paths.column("bucket")))
+        self.index.insert_many(replayed.paths, Commits.of(partition, sequences), replayed.counts)
+        self._note(partition, replayed)
 
     def attach(self, partition: int, journal: PartitionJournal, *, moves: int = 0) -> None:
         """Begins to serve a partition; `moves` is the number of its last move."""
@@ -155,21 +148,13 @@ class Shard:
         with self._attaching:
             self.journals = {p: journal for p, journal in self.journals.items() if p != partition}
         self._published.pop(partition, None)
-        self._newest.pop(partition, None)
-        with self._summarising:
-            for table in (self._synopses, self._unsummarised, self._unsummarised_paths):
-                table.pop(partition, None)
+        self._forget(partition)
         self._change = object()
-        self.graph.remove(partition)
+        self.index.remove(partition)
 
     def lead(self, partition: int, term: int) -> None:
-        """Makes this node the leader of a replicated partition; its synopses get another epoch."""
-        with self._summarising:
-            self._moves[partition] = term
-            self._remade.pop(partition, None)
-            synopsis = self._synopses.get(partition)
-            if synopsis is not None:
-                synopsis.restart(self._synopsis_epoch(partition))
+        """Makes this node the leader of a replicated partition."""
+        self._moves[partition] = term
         self._change = object()
 
     def owns(self, partition: int) -> bool:
@@ -297,18 +282,15 @@ class Shard:
 
     def versions(self, partitions: Iterable[int]) -> dict[int, PartitionVersion]:
         """What readers see of some partitions; an answer that is begun later is as new or newer."""
-        dropped = self.graph.dropped  # The graph's, since a scan may still see what a file has not.
+        dropped = self.index.dropped  # Of the index: a scan may still see what no file has.
         return {
             p: PartitionVersion(self._log_epoch(p), dropped[p], self.published_sequence(p))
             for p in partitions
         }
 
     def event_clock(self) -> tuple[ClockStep, ...]:
-        """The newest time bucket of each partition, and the commit that brought it.
-
-        Dropped commits count until the next start.
-        """
-        return tuple(self._newest.copy().values())
+        """The newest time bucket of each partition, and the commit that brought it."""
+        return ()
 
     def dropped(self) -> Cursor:
         """The commit up to which retention has dropped each partition.
@@ -316,13 +298,6 @@ class Shard:
         Read after the begin of a scan, it covers all commits that the scan lacks.
         """
         return Cursor({p: journal.dropped for p, journal in self.journals.items()})
-
-    def synopses(self) -> dict[int, Synopsis]:
-        """The synopsis of each own partition, with all commits that are published now."""
-        with self._summarising:
-            for partition in filter(self.owns, {*self._unsummarised, *self.journals}):
-                self._summarise(partition)
-            return {p: synopsis for p, synopsis in self._synopses.items() if self.owns(p)}
 
     def write(
         self, commits: Mapping[int, Sequence[Commit]], *, executor: Executor | None = None
@@ -491,9 +466,8 @@ class Shard:
             return journal.drop(until)
         finally:
             if journal.dropped > before:
-                self.graph.drop_before(partition, journal.dropped + 1)
+                self.index.drop_before(partition, journal.dropped + 1)
                 self.maintain()
-                self._narrow(partition)
 
     def _write_durably(self, appendings: Sequence[Appending], executor: Executor | None) -> None:
         if self._log is None:
@@ -502,24 +476,24 @@ class Shard:
             self._log.write(appendings, executor=executor)
 
     def maintain(self) -> None:
-        """Merges runs of the graph, and empties the commit log, if necessary, in a thread.
+        """Merges runs of the index, and empties the commit log, if necessary, in a thread.
 
         Reads and writes go on.
         """
         if self._log is not None and self._log.is_full:
             self._log.checkpoint()
-        self._runs_maintained = self.graph.runs
-        if self.graph.maintain():
-            self._runs_maintained = self.graph.runs
+        self._runs_maintained = self.index.runs
+        if self.index.maintain():
+            self._runs_maintained = self.index.runs
 
     @property
     def wants_maintenance(self) -> bool:
         """Whether runs have come since `maintain` last looked, or the commit log is full."""
         is_full = self._log is not None and self._log.is_full
-        return is_full or self.graph.runs != self._runs_maintained
+        return is_full or self.index.runs != self._runs_maintained
 
     def _index(self, new: Sequence[tuple[int, int, pa.RecordBatch]]) -> None:
-        """Makes new commits visible: adds them to the graph, all at once, and publishes them.
+        """Makes new commits visible: adds them to the index, all at once, and publishes them.
 
         Args:
             new: partition, sequence and paths of each; those of one partition are together.
@@ -530,110 +504,39 @@ class Shard:
         try:
             counts = np.array([batch.num_rows for batch in batches])
             places = np.array(partitions, dtype=np.int32)
-            path_schema = self.graph.schema.path_schema
-            paths = pa.concat_batches([widen(batch, path_schema) for batch in batches])
-            self.graph.insert_many(paths, Commits(places, np.array(sequences)), counts)
+            paths = pa.concat_batches([widen(batch, self._indexed_schema) for batch in batches])
+            self.index.insert_many(paths, Commits(places, np.array(sequences)), counts)
             first = np.flatnonzero(differs(places))  # The commits of a partition are together.
-            starts, buckets = np.concatenate([[0], np.cumsum(counts)]), paths.column("bucket")
-            stops, micros = [*first[1:].tolist(), len(places)], column_micros(buckets)
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            stops = [*first[1:].tolist(), len(places)]
             for start, stop in zip(first.tolist(), stops, strict=True):
                 of_partition = paths.slice(starts[start], starts[stop] - starts[start])
-                replayed = Replayed(sequences[start], counts[start:stop], of_partition)
-                self._note(partitions[start], replayed, micros[starts[start] : starts[stop]])
+                self._note(
+                    partitions[start], Replayed(sequences[start], counts[start:stop], of_partition)
+                )
         except BaseException as error:
             for partition in set(partitions):
                 reason = f"a commit that was stored could not be indexed: {error!r}"
                 self.journals[partition].stop(reason)
             raise
 
-    def _note(self, partition: int, commits: Replayed, buckets: npt.NDArray[np.int64]) -> None:
-        """Keeps commits for the synopsis, and publishes them.
+    @property
+    def _indexed_schema(self) -> pa.Schema:
+        """Of the paths that the index takes."""
+        return self.schema.path_schema
 
-        Args:
-            partition: of the commits.
-            commits: behind those that are published.
-            buckets: the start of the time bucket of each of their paths; seals have none.
-        """
-        with self._summarising:
-            self._unsummarised.setdefault(partition, []).append(commits)
-            waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
-            self._unsummarised_paths[partition] = waiting
-            if waiting >= self._unsummarised_paths_max:
-                self._summarise(partition)
-        if len(buckets):
-            self._wind(ClockStep(partition, commits.last_sequence, int(buckets.max())))
+    def _note(self, partition: int, commits: Replayed) -> None:
+        """Publishes commits behind those that are published; the index has them."""
         self._published[partition] = commits.last_sequence
         self._change = object()
 
-    def _wind(self, step: ClockStep) -> None:
-        """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
-        before = self._newest.get(step.partition)
-        if before is None or step.bucket_us > before.bucket_us:
-            self._newest[step.partition] = step
-
-    def _summarise(self, partition: int) -> None:
-        """Gives the synopsis the commits that wait, as one that ends with the last of them.
-
-        Its entries then say "changed with the last one", and a receiver that knows less gets
-        them all. The caller holds the lock.
-        """
-        waiting = self._unsummarised.get(partition, [])
-        synopsis = self._synopses.get(partition)
-        if synopsis is None:
-            journal = self.journals.get(partition)
-            if journal is None and not waiting:
-                return  # It has left this node meanwhile.
-            since = waiting[0].first_sequence - 1 if journal is None or waiting else journal.dropped
-            synopsis = self._synopses[partition] = self._synopsis(partition, since)
-        schema = self.graph.schema
-        if synopsis.schema is not schema:
-            self._remade[partition] = self._remade.get(partition, 0) + 1
-            epoch = self._synopsis_epoch(partition)
-            synopsis = self._synopses[partition] = synopsis.with_features(schema, epoch=epoch)
-        if waiting:
-            batches = [widen(commits.paths, schema.path_schema) for commits in waiting]
-            paths = pa.concat_batches(batches)
-            synopsis.add(paths, waiting[-1].last_sequence)
-        # Only now: had that failed, a later commit would vouch for those that it lacks.
-        self._unsummarised.pop(partition, None)
-        self._unsummarised_paths.pop(partition, None)
-
-    def _synopsis(self, partition: int, since: int) -> Synopsis:
-        epoch = self._synopsis_epoch(partition)
-        return Synopsis(self.graph.schema, partition=partition, epoch=epoch, since=since)
+    def _forget(self, partition: int) -> None:
+        """Removes what else is kept of a partition that is detached."""
 
     def _log_epoch(self, partition: int) -> int:
         """A number that changes where sequences might be given to other commits."""
         moves = self._moves.get(partition, 0)
-        return moves if self._is_replicated else self._epoch + _MOVED * moves
-
-    def _synopsis_epoch(self, partition: int) -> int:
-        remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)
-        if self._is_replicated:  # It is a term, and a leader that restarts gets another one.
-            return moves * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
-        return self._epoch + _REMADE * remade + _MOVED * moves
-
-    def _narrow(self, partition: int) -> None:
-        """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""
-        journal = self.journals[partition]
-        if journal.paths_total > NARROWED_PATHS_MAX:
-            return
-        with self._summarising:
-            self._summarise(partition)
-            until, schema = self._synopses[partition].version.sequence, self.graph.schema
-            labels = self.graph.scan(
-                parse("", schema),
-                until=Cursor({partition: until}),
-                partitions=frozenset([partition]),
-            )
-            self._remade[partition] = self._remade.get(partition, 0) + 1
-            fresh = self._synopsis(partition, journal.dropped)
-            if until:
-                left = labels.select(schema.path_schema.names).combine_chunks()
-                nothing = pa.RecordBatch.from_pylist([], schema=schema.path_schema)
-                fresh.add(next(iter(left.to_batches()), nothing), until)
-            self._synopses[partition] = fresh
-        self._change = object()
+        return moves if self._is_replicated else self._epoch + MOVED * moves
 
     def close(self) -> None:
         for journal in self.journals.values():

@@ -26,7 +26,7 @@ from galileo.hashing import digest, split_digests
 from galileo.match_batch import MatchedPartitions, MatchResponse, Numbers
 from galileo.model.schema import Schema
 from galileo.node.catalog import Catalog
-from galileo.node.shard import Shard
+from galileo.node.dataset_shard import DatasetShard
 from galileo.query import Query, parse
 from galileo.query.index import MatchRequests, StandingQueries
 from galileo.query.index.requests import NOT_REQUESTED
@@ -293,7 +293,7 @@ class _Passes:
         return self.parts(some, until=until, pairs_max=pairs_max if len(items) > 1 else None)
 
 
-def _readable_until(shard: Shard, task: MatchTask) -> Cursor:
+def _readable_until(shard: DatasetShard, task: MatchTask) -> Cursor:
     """Up to where a task is answered.
 
     A replica does not show what its leader may not show yet: a token ahead of the leader would be

@@ -31,7 +31,8 @@ from galileo.model.retention import (
     RetentionReport,
     VersionedRetention,
 )
-from galileo.model.schema import Feature, Schema, has_columns, split_key
+from galileo.model.schema import Feature, Schema, StoredSchema, has_columns, split_key
+from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.cluster_scan import ClusterScans
@@ -55,6 +56,7 @@ from galileo.node.sampler_store import SamplerStore, UploadOptions
 from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
+from galileo.node.table_reader import TableReader
 from galileo.query import Query, parse_async
 from galileo.storage.journal import UNKNOWN_FEATURES_AFTER_S
 from galileo.storage.store import Store
@@ -198,6 +200,14 @@ class StorageNode:
             executor=self._executor,
             options=queries,
         )
+        self.tables = TableReader(
+            name,
+            topology,
+            catalog=self.catalog,
+            peers=peers,
+            executor=self._executor,
+            options=queries,
+        )
         self.selection = Selection(
             name,
             topology,
@@ -288,8 +298,8 @@ class StorageNode:
         """What decides about datasets; None: the home of each does."""
         return self.agreed if self.topology.is_replicated else None
 
-    async def create_dataset(self, schema: Schema) -> Schema:
-        """Creates a dataset, and hands it to every other node.
+    async def create_dataset(self, schema: StoredSchema) -> StoredSchema:
+        """Creates a dataset or table, and hands it to every other node.
 
         Its home creates it, or a majority of the voters in a cluster with copies.
 
@@ -300,6 +310,8 @@ class StorageNode:
             DatasetExists: the name is taken.
             Unavailable: the home cannot be reached, or too few voters can.
         """
+        if isinstance(schema, Table):
+            schema = schema.spread(len(self.topology.partitions))
         if self._registers is not None:
             self.catalog.check_room(schema.name)
             change = CreateDataset(schema, secrets.token_hex(8))
@@ -328,13 +340,13 @@ class StorageNode:
     def _others(self) -> list[str]:
         return [node.name for node in self.topology.nodes if node.name != self.name]
 
-    async def adopt(self, schema: Schema) -> None:
+    async def adopt(self, schema: StoredSchema) -> None:
         """Keeps a dataset, or its added features, and drops those of its name before it."""
         if self.catalog.outdated(schema):
             await self.drop(schema.name, schema.generation)
         if not self.catalog.knows(schema.key):
             self.catalog.adopt(schema)
-        elif self.catalog.schema(schema.key) != schema:
+        elif self.catalog.stored_schema(schema.key) != schema:
             await asyncio.to_thread(self.catalog.adopt, schema)
 
     async def add_features(self, dataset: str, features: Sequence[Feature]) -> Schema:
@@ -356,7 +368,7 @@ class StorageNode:
         if self._registers is not None:
             change = AddFeatures(dataset, tuple(features))
             wider = (await self._registers.change(known.name, change)).schema
-            assert wider is not None, "a dataset without a schema"
+            assert isinstance(wider, Schema), "a dataset without a schema"
             await self.adopt(wider)
         elif (home := dataset_home(self.topology, dataset)) != self.name:
             wider = await self._peers.add_features(home, dataset, features)
@@ -390,13 +402,13 @@ class StorageNode:
         """
         name, generation = split_key(dataset)
         if self._registers is not None:
-            await self.schema(dataset)
+            await self.stored_schema(dataset)
             await self._registers.change(name, DropDataset(dataset))
         elif (home := dataset_home(self.topology, dataset)) != self.name:
             return await self._peers.drop_dataset(home, dataset)
         else:
             self._check_home()
-            self.catalog.shard(dataset)
+            self.catalog.stored_shard(dataset)
         removed = {self.name: await self.drop(name, generation + 1)}
         others = await asyncio.gather(
             *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
@@ -417,14 +429,23 @@ class StorageNode:
             self.matching.forget(dataset)
         self.on_dropped(name, generations, keys)
 
-    async def _hand_over(self, node: str, schema: Schema) -> None:
+    async def _hand_over(self, node: str, schema: StoredSchema) -> None:
         try:
             await self._peers.create_dataset(node, schema, replicate=True)
         except GalileoError as error:
             log.warning("node %s will learn of dataset %s later: %s", node, schema.name, error)
 
     async def schema(self, dataset: str, *, added: int = 0) -> Schema:
-        """The schema of the dataset with this key; fetched from elsewhere if it is unknown here.
+        """The schema of the dataset with this key; errors as `stored_schema`.
+
+        Raises:
+            InputError: it is a table.
+        """
+        await self.stored_schema(dataset, added=added)
+        return self.catalog.schema(dataset)
+
+    async def stored_schema(self, dataset: str, *, added: int = 0) -> StoredSchema:
+        """The schema of the dataset or table with this key; fetched if it is unknown here.
 
         Args:
             dataset: its key.
@@ -436,7 +457,7 @@ class StorageNode:
         """
         if self.catalog.lacks(dataset, added):
             await self._look_up(split_key(dataset)[0])
-        schema = self.catalog.schema(dataset)
+        schema = self.catalog.stored_schema(dataset)
         if schema.added < added:
             raise Unavailable(
                 f"node {self.name!r} does not know all features of dataset {schema.name!r} yet; "
@@ -479,12 +500,17 @@ class StorageNode:
 
         Raises:
             UnknownDataset: there is none of that name.
+            InputError: it is a table.
         """
+        return self.catalog.schema((await self.stored_named(name)).key)
+
+    async def stored_named(self, name: str) -> StoredSchema:
+        """The schema of the dataset or table that has this name now; see `named`."""
         if split_key(name)[1]:
-            return await self.schema(name)
+            return await self.stored_schema(name)
         if self.catalog.key_of(name) is None:
             await self._look_up(name)
-        return self.catalog.schema(self.catalog.key_of(name) or name)
+        return self.catalog.stored_schema(self.catalog.key_of(name) or name)
 
     async def _look_up(self, name: str) -> None:
         """Learns of a dataset from its home, or from a majority of the voters, if they answer."""
@@ -675,7 +701,7 @@ class StorageNode:
                 rows=sum(journal.rows_total for journal in shard.own.values()),
                 paths=sum(journal.paths_total for journal in shard.own.values()),
                 bytes_on_disk=sum(j.bytes_on_disk for j in shard.maintained.values()),
-                graph_bytes=shard.graph.memory_bytes(),
+                graph_bytes=shard.index.memory_bytes(),
                 sequences=shard.own_published().sequences,
                 retention=self.catalog.retention(dataset).retention,
                 dropped=shard.dropped(),

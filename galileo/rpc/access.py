@@ -18,7 +18,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
-from galileo.model.schema import Schema, name_of_key
+from galileo.model.schema import name_of_key
+from galileo.model.table import stored_schema_from_json
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name
 from galileo.wire.v1 import policy_pb2
@@ -171,7 +172,7 @@ def datasets_of(message: Message) -> Iterator[str]:
     """The names of all datasets in a request, however deep."""
     descriptor = message.DESCRIPTOR
     if descriptor.name == "CreateDatasetRequest":
-        yield Schema.from_json(message.schema_json).name  # type: ignore[attr-defined]
+        yield stored_schema_from_json(message.schema_json).name  # type: ignore[attr-defined]
         return
     for field in _fields_with_datasets(descriptor):
         value = getattr(message, field.name)

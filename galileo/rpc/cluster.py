@@ -13,6 +13,7 @@ from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, features_from_json
+from galileo.model.table import Table, stored_schema_from_json
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
@@ -89,7 +90,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     async def CreateDataset(  # noqa: N802
         self, request: cluster_pb2.CreateDatasetRequest, context: Context
     ) -> cluster_pb2.CreateDatasetReply:
-        schema = Schema.from_json(request.schema_json)
+        schema = stored_schema_from_json(request.schema_json)
         if request.replicate:
             await self._node.adopt(schema)
         else:
@@ -121,9 +122,15 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ListDatasetsReply:
         caller = self._identify(context)
         shards = sorted(self._node.catalog.shards.items())
-        schemas = [one.schema for _, one in shards if request.name in ("", one.schema.name)]
-        shown = [schema.to_json() for schema in schemas if caller.may_use(schema.name)]
-        return cluster_pb2.ListDatasetsReply(schemas_json=shown)
+        schemas = [
+            one.schema
+            for _, one in shards
+            if request.name in ("", one.schema.name) and caller.may_use(one.schema.name)
+        ]
+        return cluster_pb2.ListDatasetsReply(
+            schemas_json=[one.to_json() for one in schemas if isinstance(one, Schema)],
+            tables_json=[one.to_json() for one in schemas if isinstance(one, Table)],
+        )
 
     @unary
     async def Status(  # noqa: N802

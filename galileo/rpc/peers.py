@@ -20,7 +20,8 @@ from galileo.errors import GalileoError, Unavailable
 from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
-from galileo.model.schema import Feature, Schema, features_to_json
+from galileo.model.schema import Feature, Schema, StoredSchema, features_to_json
+from galileo.model.table import Table, stored_schema_from_json
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
@@ -32,6 +33,8 @@ from galileo.node.peers import (
     ScanFailed,
     ScanLabels,
     ScanTask,
+    TablePart,
+    TableTask,
     UploadedSampler,
 )
 from galileo.packing.arrow_streams import read_stream
@@ -214,17 +217,28 @@ class GrpcPeers:
             async for part in parts:
                 yield from_ipc(part.observations, columns)
 
+    async def read_table(
+        self, node: str, task: TableTask, table: Table
+    ) -> AsyncGenerator[TablePart, None]:
+        request, columns = table_task_to_pb(task), table.observation_schema
+        async with aclosing(self._stream(node, StorageStub, "ReadTable", request)) as parts:
+            async for part in parts:
+                rows = from_ipc(part.rows, columns) if part.rows else columns.empty_table()
+                yield TablePart(rows, cursor_from_pb(part.reached))
+
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
         await self._call(node, PeerStorageStub, "RegisterQueries", request, self.options.scan_s)
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
+    async def create_dataset(
+        self, node: str, schema: StoredSchema, *, replicate: bool
+    ) -> StoredSchema:
         request = cluster_pb2.CreateDatasetRequest(
             schema_json=schema.to_json(), replicate=replicate
         )
         reply = await self._call(node, ClusterStub, "CreateDataset", request)
-        return Schema.from_json(reply.schema_json)
+        return stored_schema_from_json(reply.schema_json)
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
         request = cluster_pb2.AddFeaturesRequest(
@@ -246,10 +260,11 @@ class GrpcPeers:
             raise removed
         return removed
 
-    async def datasets(self, node: str) -> list[Schema]:
+    async def datasets(self, node: str) -> list[StoredSchema]:
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._call(node, ClusterStub, "ListDatasets", request)
-        return [Schema.from_json(text) for text in reply.schemas_json]
+        texts = [*reply.schemas_json, *reply.tables_json]
+        return [stored_schema_from_json(text) for text in texts]
 
     async def definitions(self, node: str, slot: int) -> Definitions:
         request = peers_pb2.ReadDefinitionsRequest(slot=slot)
@@ -417,6 +432,33 @@ class GrpcPeers:
     def _connection(self, node: str) -> Connection:
         address = self.address(node)
         return self._caller.connection(address, asked=f"{node} at {address}", name=f"node {node}")
+
+
+def table_task_to_pb(task: TableTask) -> storage_pb2.ReadTableRequest:
+    """The inverse of `table_task_from_pb`."""
+    request = storage_pb2.ReadTableRequest(dataset=task.table, partitions=sorted(task.partitions))
+    if task.keys is not None:
+        request.keys = to_ipc(task.keys.combine_chunks())
+    if task.after is not None:
+        request.after.CopyFrom(cursor_to_pb(task.after))
+    if task.until is not None:
+        request.until.CopyFrom(cursor_to_pb(task.until))
+    return request
+
+
+def table_task_from_pb(request: storage_pb2.ReadTableRequest, table: Table) -> TableTask:
+    """The task of a request.
+
+    Raises:
+        InputError: the keys are not of the table.
+    """
+    return TableTask(
+        table.key,
+        from_ipc(request.keys, table.key_schema) if request.keys else None,
+        cursor_from_pb(request.after) if request.HasField("after") else None,
+        cursor_from_pb(request.until) if request.HasField("until") else None,
+        frozenset(request.partitions),
+    )
 
 
 def scan_task_to_pb(task: ScanTask) -> storage_pb2.ScanItem:

@@ -32,7 +32,7 @@ from galileo.packing.arrow_streams import read_stream
 from galileo.query import parse_async
 from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
 from galileo.rpc.identity import CALLER
-from galileo.rpc.peers import scan_task_from_pb
+from galileo.rpc.peers import scan_task_from_pb, table_task_from_pb
 from galileo.rpc.quotas import QuotaResolver, check_vertices
 from galileo.wire.codec import (
     CHUNK_BYTES_MAX,
@@ -75,9 +75,10 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: Bulk[storage_pb2.IngestRequest], context: Context
     ) -> storage_pb2.IngestReply:
         head = request.head
-        schema = await self._node.schema(head.dataset, added=head.added)
+        schema = await self._node.stored_schema(head.dataset, added=head.added)
         table = _observations(request.observations)
-        await self._node.schema_with(schema, table.column_names)
+        if isinstance(schema, Schema):
+            await self._node.schema_with(schema, table.column_names)
         caller = CALLER.get()
         answer = await self._node.ingest.ingest(
             head.dataset,
@@ -101,12 +102,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: Bulk[peers_pb2.CommitRequest], context: Context
     ) -> peers_pb2.CommitReply:
         head = request.head
-        schema = await self._node.narrowed(head.dataset, head.added)
+        schema = await self._node.stored_schema(head.dataset, added=head.added)
+        columns = schema.narrowed(head.added).observation_schema
         task = CommitTask(
             dataset=head.dataset,
             producer=head.producer,
             batch=head.batch,
-            observations=from_ipc(request.observations, schema.observation_schema),
+            observations=from_ipc(request.observations, columns),
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
             added=head.added,
@@ -154,6 +156,22 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             async for table in tables:
                 for chunk in await row_messages(table):
                     yield storage_pb2.ReadPart(observations=chunk)
+
+    @streaming
+    async def ReadTable(  # noqa: N802
+        self, request: storage_pb2.ReadTableRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.ReadTablePart]:
+        await self._node.stored_named(request.dataset)
+        catalog, tables = self._node.catalog, self._node.tables
+        shard = catalog.table_shard(catalog.key_of(request.dataset) or request.dataset)
+        task = table_task_from_pb(request, shard.schema)
+        read = tables.read_local if task.partitions else tables.read
+        async with aclosing(read(task)) as parts:
+            async for part in parts:
+                if len(part.reached):
+                    yield storage_pb2.ReadTablePart(reached=cursor_to_pb(part.reached))
+                for chunk in await row_messages(part.rows):
+                    yield storage_pb2.ReadTablePart(rows=chunk)
 
     @streaming
     async def Select(  # noqa: N802

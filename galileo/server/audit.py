@@ -19,7 +19,8 @@ from typing import Any
 from galileo import request_id
 from galileo.clock import Clock
 from galileo.errors import GalileoError
-from galileo.model.schema import Schema, name_of_key
+from galileo.model.schema import name_of_key
+from galileo.model.table import stored_schema_from_json
 from galileo.redaction import redacted
 from galileo.rpc.access import Principal
 from galileo.rpc.call_log import REFUSALS, CallRecord
@@ -201,7 +202,7 @@ def _quota(ended: CallRecord) -> str:
 
 def _created(request: Any) -> Iterator[_Act]:
     try:
-        yield "create-dataset", Schema.from_json(request.schema_json).name
+        yield "create-dataset", stored_schema_from_json(request.schema_json).name
     except GalileoError:
         yield "create-dataset", ""
 

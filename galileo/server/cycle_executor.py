@@ -186,7 +186,7 @@ class CycleExecutor:
         # By identity first: many items share objects.
         rows: dict[tuple[int, int, int, int], int] = {}
         is_pruned = len(items) <= self._options.pruned_items_max
-        shards = self._node.catalog.shards
+        shards = self._node.catalog.dataset_shards
         for item in items:
             name, added = item.ccq.dataset, item.ccq.added
             group = groups.get((name, added))

@@ -346,7 +346,7 @@ class PeerMessenger:
 
     async def update_synopses(self) -> None:
         """Brings synopses up to date that are due; the next heartbeats bring them to the peers."""
-        for dataset, shard in list(self._node.catalog.shards.items()):
+        for dataset, shard in self._node.catalog.dataset_shards.items():
             published, known = shard.own_published(), self._summaries.get(dataset)
             if known is not None and known.published is published:
                 continue
@@ -362,7 +362,7 @@ class PeerMessenger:
                 self._summaries[dataset] = _Summary(published, now, synopses)
                 self._unsummarised.pop(dataset, None)
         for of_datasets in (self._summaries, self._unsummarised):
-            for dataset in of_datasets.keys() - self._node.catalog.shards.keys():
+            for dataset in of_datasets.keys() - self._node.catalog.dataset_shards.keys():
                 del of_datasets[dataset]
 
     async def _deliver(self, box: _Peer) -> None:

@@ -19,7 +19,7 @@ from galileo.errors import (
     MessageTooLarge,
     RangesChanged,
 )
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.frame import Buffer, FrameHeader, encode_header
 
@@ -53,7 +53,7 @@ class Commit:
         return self.producer == SEAL
 
 
-def seal_of(schema: Schema, range_epoch: int) -> Commit:
+def seal_of(schema: StoredSchema, range_epoch: int) -> Commit:
     """The commit without rows after which a log takes no commits of earlier range epochs."""
     return Commit(
         SEAL,

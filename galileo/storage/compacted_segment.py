@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import CorruptData
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.compacted_format import Block, Index, decode_batch, read_index
 from galileo.storage.disk import read_at
@@ -109,7 +109,9 @@ class CompactedSegment:
         "path",
     )
 
-    def __init__(self, path: Path, index: Index, *, schema: Schema, cache: BlockCache) -> None:
+    def __init__(
+        self, path: Path, index: Index, *, schema: StoredSchema, cache: BlockCache
+    ) -> None:
         self.path = path
         self.first_sequence = index.first_sequence
         self.length = index.length
@@ -189,7 +191,7 @@ class CompactedSegment:
         data = self._read(block.offset, block.entry.paths_bytes, crc=block.entry.paths_crc)
         return self._decode_batch(data, self._schema_of(block).path_schema, block.offset)
 
-    def _schema_of(self, block: Block) -> Schema:
+    def _schema_of(self, block: Block) -> StoredSchema:
         number = bisect_right(self._blocks, block.offset, key=attrgetter("offset")) - 1
         try:
             return schema_of_frame(self._schema, int(self._added[number]))

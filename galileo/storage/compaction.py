@@ -19,7 +19,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from galileo.errors import ConfigError, CorruptData, GalileoError
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 from galileo.storage.compacted_format import BlockEntry, encode_batch, encode_index
 from galileo.storage.compacted_segment import UNFINISHED, compacted_name
 from galileo.storage.disk import Disk, read_at, write_all
@@ -78,7 +78,7 @@ class Compaction:
 
     directory: Path
     partition: int
-    schema: Schema
+    schema: StoredSchema
     sources: tuple[Segment, ...]
     block_bytes: int
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import ConfigError, CorruptData, InputError
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 
 MAGIC = b"\x89GLF\x0d\x0a\x1a\xa7"
 FORMAT_VERSION = 2
@@ -172,7 +172,7 @@ def decode_body(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         ) from error
 
 
-def schema_of_frame(schema: Schema, added: int) -> Schema:
+def schema_of_frame(schema: StoredSchema, added: int) -> StoredSchema:
     """The schema of the bodies of a frame.
 
     Args:

@@ -24,7 +24,7 @@ from galileo.errors import (
     PartitionReadOnly,
     Unavailable,
 )
-from galileo.model.schema import Schema, widen
+from galileo.model.schema import StoredSchema, widen
 from galileo.model.sort_keys import differs
 from galileo.model.times import MICROS, TIME_MIN_US
 from galileo.storage import retention
@@ -189,7 +189,7 @@ class PartitionJournal:
         self,
         directory: Path,
         *,
-        schema: Schema,
+        schema: StoredSchema,
         partition: int,
         options: JournalOptions,
         wall: Callable[[], float],
@@ -221,7 +221,7 @@ class PartitionJournal:
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
-    def _take_schema(self, schema: Schema) -> None:
+    def _take_schema(self, schema: StoredSchema) -> None:
         self._schema = schema
         self._observation_schema = schema.observation_schema
         self._path_schema = schema.path_schema
@@ -231,7 +231,7 @@ class PartitionJournal:
         cls,
         directory: Path,
         *,
-        schema: Schema,
+        schema: StoredSchema,
         partition: int,
         options: JournalOptions,
         replay: Replay,
@@ -272,7 +272,7 @@ class PartitionJournal:
             raise
         return journal
 
-    def add_features(self, schema: Schema) -> None:
+    def add_features(self, schema: StoredSchema) -> None:
         """Takes the schema of a dataset to which features were added.
 
         Frames stay as they are. What is read from now on has null in features that a frame lacks;
@@ -822,7 +822,7 @@ class PartitionJournal:
         first = group.batches.get((producer, commit.batch))
         return None if first is None else (first[0], pa.Table.from_batches([first[1]]))
 
-    def _schema_of(self, observations: pa.Table | pa.RecordBatch) -> Schema:
+    def _schema_of(self, observations: pa.Table | pa.RecordBatch) -> StoredSchema:
         """The schema of the dataset that has as many columns; the present one where none has."""
         lacking = len(self._observation_schema) - observations.num_columns
         added = self._schema.added - lacking
@@ -951,7 +951,7 @@ class PartitionJournal:
 
 
 def decode_frames(
-    data: Buffer, *, schema: Schema, partition: int, after: int, epochs: Epochs
+    data: Buffer, *, schema: StoredSchema, partition: int, after: int, epochs: Epochs
 ) -> list[FollowedFrame]:
     """Frames of a leader, checked whole; those up to `after` are left out.
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from galileo.errors import CorruptData
-from galileo.model.schema import Schema, widen
+from galileo.model.schema import StoredSchema, widen
 from galileo.storage.frame import (
     ALIGNMENT,
     HEADER_BYTES_MAX,
@@ -62,7 +62,7 @@ class SegmentScan:
     path: Path
     partition: int
     sequence: int
-    schema: Schema
+    schema: StoredSchema
     last: bool
     path_schema: pa.Schema = field(init=False)
 

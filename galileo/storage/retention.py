@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
 from galileo.model.times import TIME_MIN_US, column_micros
 from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
@@ -80,12 +80,12 @@ class Truncation:
     bytes: int = 0
 
 
-def newest_us(schema: Schema, paths: pa.RecordBatch) -> int:
+def newest_us(schema: StoredSchema, paths: pa.RecordBatch) -> int:
     """The end of the newest time bucket of commits, microseconds since 1970.
 
-    `TIME_MIN_US` if these are seals alone.
+    `TIME_MIN_US` if these are seals alone, or of a table, which has no buckets.
     """
-    if paths.num_rows == 0:
+    if paths.num_rows == 0 or not isinstance(schema, Schema):
         return TIME_MIN_US
     return int(column_micros(paths.column("bucket")).max()) + schema.time_bucket_us
 
@@ -135,7 +135,7 @@ class TruncatedProducers:
         sequence, rows, paths = (int(column[place]) for column in self._results)
         return Committed(sequence, rows, paths, duplicate=True)
 
-    def first_result(self, commit: Commit, schema: Schema) -> Committed | GalileoError | None:
+    def first_result(self, commit: Commit, schema: StoredSchema) -> Committed | GalileoError | None:
         """The answer to a batch that was dropped; of its rows the number and a checksum are known.
 
         Args:
@@ -163,7 +163,7 @@ class TruncatedProducers:
         return int(self._numbers[stop - 1]) if stop > start else None
 
 
-def _earlier_forms(sent: pa.RecordBatch, schema: Schema) -> Iterator[pa.RecordBatch]:
+def _earlier_forms(sent: pa.RecordBatch, schema: StoredSchema) -> Iterator[pa.RecordBatch]:
     """Observations, and what an earlier schema would have had of them."""
     yield sent
     for column in reversed(sent.columns[sent.num_columns - schema.added :]):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from galileo.errors import CorruptData
-from galileo.model.schema import Schema
+from galileo.model.schema import StoredSchema
 from galileo.model.times import TIME_MIN_US
 from galileo.storage.disk import read_at
 from galileo.storage.frame import (
@@ -70,7 +70,7 @@ class Segment:
     )
 
     def __init__(
-        self, path: Path, *, first_sequence: int, schema: Schema, maps: SegmentMaps
+        self, path: Path, *, first_sequence: int, schema: StoredSchema, maps: SegmentMaps
     ) -> None:
         self.path = path
         self.first_sequence = first_sequence
@@ -168,7 +168,7 @@ class Segment:
         self._maps.keep(self.path, sequence, batch, view=view)
         return batch
 
-    def _schema_of(self, header: FrameHeader, start: int) -> Schema:
+    def _schema_of(self, header: FrameHeader, start: int) -> StoredSchema:
         try:
             return schema_of_frame(self.schema, header.added)
         except CorruptData as error:

@@ -12,8 +12,8 @@ commit-log/<number>.log                   commits that the segments may lack aft
 records/<kind>/<name>.record              small values of other layers
 records/<kind>.batches/<number>.record    very many of them, some in each file
 
-<dataset> is `Schema.key`. One write drops a dataset: that of the number of dropped generations of
-its name. Its files are deleted afterwards, at the latest by the next start.
+<dataset> is `StoredSchema.key`, of a table, too. One write drops a dataset: that of the number of
+dropped generations of its name. Its files are deleted afterwards, at the latest by the next start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from galileo.errors import (
     PartitionReadOnly,
     UnknownDataset,
 )
-from galileo.model.schema import Schema, dropped_dataset, is_dropped, name_of_key
+from galileo.model.schema import StoredSchema, dropped_dataset, is_dropped, name_of_key
+from galileo.model.table import stored_schema_from_json
 from galileo.storage.commit_log import CommitLog
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal
@@ -87,7 +88,7 @@ class Store:
         self._identity = ""
         self.damaged: dict[tuple[str, int], CorruptData] = {}
         self._journals: dict[tuple[str, int], PartitionJournal] = {}
-        self._schemas: dict[str, Schema] = {}
+        self._schemas: dict[str, StoredSchema] = {}
         self._generations: dict[str, int] = {}
         self._deleting = threading.Lock()
         self._records: dict[str, MetadataFiles] = {}
@@ -189,7 +190,7 @@ class Store:
 
     # --- datasets and journals ---------------------------------------------------------------
 
-    def create_dataset(self, schema: Schema) -> bool:
+    def create_dataset(self, schema: StoredSchema) -> bool:
         """Creates a dataset durably; nothing happens where an equal one exists.
 
         Returns:
@@ -215,7 +216,7 @@ class Store:
                 self._schemas[schema.key] = schema
             return present is None
 
-    def add_features(self, schema: Schema) -> None:
+    def add_features(self, schema: StoredSchema) -> None:
         """Adds features to a dataset durably; again, or what is known already, is harmless.
 
         Its journals, open or not, know them when this returns; the schema is on disk before any
@@ -245,7 +246,7 @@ class Store:
                 if dataset == schema.key:
                     journal.add_features(schema)
 
-    def schemas(self) -> dict[str, Schema]:
+    def schemas(self) -> dict[str, StoredSchema]:
         """All datasets by key."""
         with self._changing:
             return dict(self._schemas)
@@ -600,7 +601,7 @@ class Store:
         self._generations = {name: int(data) for name, data in generations.items()}
         for key, data in self._schema_records.load_all().items():
             if not self.is_dropped(key):
-                self._schemas[key] = Schema.from_json(data.decode())
+                self._schemas[key] = stored_schema_from_json(data.decode())
 
     def _advance_epoch(self) -> None:
         records = MetadataFiles(self._directory / "node", self._options.disk)
@@ -643,7 +644,7 @@ class Store:
             is_replicated=self._is_replicated,
         )
 
-    def _schema_of(self, dataset: str) -> Schema:
+    def _schema_of(self, dataset: str) -> StoredSchema:
         schema = self._schemas.get(dataset)
         if schema is None:
             raise UnknownDataset(

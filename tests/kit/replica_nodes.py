@@ -30,7 +30,8 @@ from galileo.errors import (
     IncompleteAnswer,
     Unavailable,
 )
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import (
@@ -43,6 +44,8 @@ from galileo.node.peers import (
     ScanDone,
     ScanLabels,
     ScanTask,
+    TablePart,
+    TableTask,
 )
 from galileo.node.replication.protocol import CommitRange, Envelope, RangeDigest
 from galileo.node.replication.replicas import Replicas, ReplicasOptions
@@ -195,7 +198,7 @@ class Network:
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         there = self._reach(node)
-        await there.schema(task.dataset, added=task.added)
+        await there.stored_schema(task.dataset, added=task.added)
         return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
@@ -212,7 +215,13 @@ class Network:
         async for table in self._reach(node).reading.read_local(task):
             yield table
 
-    async def datasets(self, node: str) -> list[Schema]:
+    async def read_table(
+        self, node: str, task: TableTask, table: Table
+    ) -> AsyncIterator[TablePart]:
+        async for part in self._reach(node).tables.read_local(task):
+            yield part
+
+    async def datasets(self, node: str) -> list[StoredSchema]:
         return [shard.schema for shard in self._reach(node).catalog.shards.values()]
 
 
@@ -299,7 +308,7 @@ class World:
         seed: int,
         *,
         topology: Topology = TOPOLOGY,
-        schema: Schema = SCHEMA,
+        schema: StoredSchema = SCHEMA,
         options: ReplicasOptions = OPTIONS,
     ) -> None:
         self.random = random.Random(seed)
@@ -527,6 +536,8 @@ class World:
             assert len({self.digest(host, partition) for host in self.group_of(partition)}) == 1
         assert self.acknowledged <= stored, "an acknowledged batch is lost"
         assert all(host.replicas.comparison.diverged == {} for host in self.hosts.values())
+        if not self.ranges:
+            return
         graph = next(iter(self.hosts.values())).node.catalog.shard("nam").graph
         for task, rows in self.ranges:
             stored = graph.scan(

@@ -27,6 +27,7 @@ PUBLIC = [
     "Schema",
     "Spool",
     "Submission",
+    "Table",
     "Template",
     "TreeView",
     "Update",

@@ -199,7 +199,7 @@ class PartitionSource:
         """The files first, so that a mark is never older than they are."""
         files, contents = [], dataset_manifest(self._catalog, partition)
         for manifest in contents:
-            journal = self._catalog.shard(manifest.dataset).journals[partition]
+            journal = self._catalog.stored_shard(manifest.dataset).journals[partition]
             files += [File(manifest.dataset, path.name, size) for path, size in journal.files()]
         marks = tuple((one.dataset, self._mark(one.dataset, partition)) for one in contents)
         number = self._number(partition)
@@ -215,7 +215,7 @@ class PartitionSource:
         Blocks until the journal has finished its current write; call it in a thread.
         """
         self._check(partition)
-        journal = self._catalog.shard(file.dataset).journals.get(partition)
+        journal = self._catalog.stored_shard(file.dataset).journals.get(partition)
         for path, size in journal.files() if journal is not None else ():
             if path.name == file.name and size >= file.bytes:
                 return path

@@ -345,7 +345,7 @@ class Replicas:
             raise next(iter(damaged.values()))
         suspect, promised = dict(state.suspect), state.promised
         for dataset in damaged:
-            journal = self._catalog.shard(dataset).journals.get(partition)
+            journal = self._catalog.stored_shard(dataset).journals.get(partition)
             if journal is None:
                 end, promised = self._store.sequence_bound(dataset, partition), state.promised + 1
             else:
@@ -806,7 +806,7 @@ class Replicas:
             epochs = message.epochs.cut(last)
             decode_frames(
                 frames,
-                schema=self._catalog.schema(message.log),
+                schema=self._catalog.stored_schema(message.log),
                 partition=partition,
                 after=message.after,
                 epochs=epochs,

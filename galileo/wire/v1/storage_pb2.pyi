@@ -177,6 +177,74 @@ class ReadPart(_message.Message):
 Global___ReadPart: _TypeAlias = ReadPart  # noqa: Y015
 
 @_typing.final
+class ReadTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    """the key of the table"""
+    keys: _builtins.bytes
+    """Arrow IPC stream of the key's columns; empty: all keys"""
+    @_builtins.property
+    def after(self) -> _common_pb2.Cursor:
+        """keys that changed past it alone, deleted ones included; absent: rows"""
+
+    @_builtins.property
+    def until(self) -> _common_pb2.Cursor:
+        """absent: everything that is committed"""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the receiver; none: all of the table"""
+
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+        after: _common_pb2.Cursor | None = ...,
+        until: _common_pb2.Cursor | None = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dataset", b"dataset", "keys", b"keys", "partitions", b"partitions", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadTableRequest: _TypeAlias = ReadTableRequest  # noqa: Y015
+
+@_typing.final
+class ReadTablePart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """Arrow IPC stream: the columns of the table, and `deleted`"""
+    @_builtins.property
+    def reached(self) -> _common_pb2.Cursor:
+        """of the last part: the commit of each partition up to which the answer speaks"""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+        reached: _common_pb2.Cursor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadTablePart: _TypeAlias = ReadTablePart  # noqa: Y015
+
+@_typing.final
 class SelectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

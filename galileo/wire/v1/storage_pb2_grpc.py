@@ -54,6 +54,11 @@ class StorageStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.FromString,
                 _registered_method=True)
+        self.ReadTable = channel.unary_stream(
+                '/galileo.v1.Storage/ReadTable',
+                request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTableRequest.SerializeToString,
+                response_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTablePart.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/galileo.v1.Storage/Scan',
                 request_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ScanRequest.SerializeToString,
@@ -92,6 +97,13 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadTable(self, request, context):
+        """Reads the rows of a table, at a cursor or changed between two, at any node; streams Arrow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scan(self, request, context):
         """Between nodes, and from evaluators: the labels of several queries in the receiver's partitions.
         """
@@ -121,6 +133,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.Page,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.SerializeToString,
+            ),
+            'ReadTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTable,
+                    request_deserializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTableRequest.FromString,
+                    response_serializer=galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTablePart.SerializeToString,
             ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
@@ -236,6 +253,33 @@ class Storage:
             '/galileo.v1.Storage/Page',
             galileo_dot_wire_dot_v1_dot_storage__pb2.PageRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_storage__pb2.PagePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/galileo.v1.Storage/ReadTable',
+            galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTableRequest.SerializeToString,
+            galileo_dot_wire_dot_v1_dot_storage__pb2.ReadTablePart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -145,6 +145,15 @@ def weather(
             client.cancel(info)
 
 
+def fill_shelters(client: galileo.Client) -> None:
+    """Makes the table of the examples, always with the same rows."""
+    table = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+    if table.name in {one.name for one in client.tables()}:
+        client.drop_dataset(table.name)
+    client.create_table(table)
+    client.upsert(table.name, {"id": ["a", "b"], "beds": [40, 25]})
+
+
 @pytest.fixture
 def names(
     client: galileo.Client,
@@ -169,6 +178,8 @@ def names(
             return ccq
 
         def prepared(source: str) -> dict[str, Any]:
+            if "shelters" in source:
+                fill_shelters(client)
             found: dict[str, Any] = {"galileo": galileo, "client": client, "cluster": cluster}
             found["frame"] = FRAME
             used = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}

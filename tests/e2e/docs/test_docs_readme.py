@@ -38,6 +38,7 @@ WITH_CLUSTER = [
     "docs/many-queries.md",
     "docs/input.md",
     "docs/schema-design.md",
+    "docs/tables.md",
 ]
 ALONE = ["docs/cluster.md", "docs/errors.md", "docs/sandbox.md"]
 CONFIGURATIONS = ["docs/cluster.md", "docs/configuration.md"]

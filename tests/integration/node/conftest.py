@@ -15,7 +15,8 @@ from galileo.dht.topology import Group, NodeInfo, Topology, even_ranges
 from galileo.errors import GalileoError, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Feature, Schema
+from galileo.model.schema import Feature, Schema, StoredSchema
+from galileo.model.table import Table
 from galileo.model.times import TIME_TYPE
 from galileo.node.cluster_scan import ScanEnd
 from galileo.node.peers import (
@@ -28,6 +29,8 @@ from galileo.node.peers import (
     RetentionReport,
     ScanAnswer,
     ScanTask,
+    TablePart,
+    TableTask,
     UploadedSampler,
 )
 from galileo.node.storage_node import NodeOptions, StorageNode
@@ -96,7 +99,7 @@ class Network:
 
     async def commit(self, node: str, task: CommitTask) -> CommitAnswer:
         there = self._reach(node, "commit")
-        await there.schema(task.dataset, added=task.added)
+        await there.stored_schema(task.dataset, added=task.added)
         return await there.ingest.commit(task)
 
     async def find_batches(self, node: str, lookup: BatchLookup) -> list[FoundBatch]:
@@ -132,10 +135,18 @@ class Network:
         async for table in there.reading.read_local(task):
             yield table
 
+    async def read_table(
+        self, node: str, task: TableTask, table: Table
+    ) -> AsyncIterator[TablePart]:
+        async for part in self._reach(node, "read_table").tables.read_local(task):
+            yield part
+
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:
         return await self._reach(node, "add_features").add_features(dataset, features)
 
-    async def create_dataset(self, node: str, schema: Schema, *, replicate: bool) -> Schema:
+    async def create_dataset(
+        self, node: str, schema: StoredSchema, *, replicate: bool
+    ) -> StoredSchema:
         there = self._reach(node, "create_dataset")
         if not replicate:
             return await there.create_dataset(schema)
@@ -148,7 +159,7 @@ class Network:
     async def drop_generations(self, node: str, name: str, generations: int) -> Removed:
         return await self._reach(node, "drop_generations").drop(name, generations)
 
-    async def datasets(self, node: str) -> list[Schema]:
+    async def datasets(self, node: str) -> list[StoredSchema]:
         catalog = self._reach(node, "datasets").catalog
         return [shard.schema for shard in catalog.shards.values()]
 

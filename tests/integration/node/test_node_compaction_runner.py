@@ -17,7 +17,7 @@ from galileo.generate import NamLike
 from galileo.model import paths
 from galileo.node.catalog import Catalog, CatalogOptions
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
-from galileo.node.shard import Shard
+from galileo.node.dataset_shard import DatasetShard
 from galileo.query import parse
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.disk import RealDisk
@@ -174,7 +174,7 @@ def test_compaction_skips_a_failed_partition_and_continues(
 
 def test_replay_restores_graph_and_synopses(directory: Path, options: JournalOptions) -> None:
     """Graph and synopsis, whether the synopsis takes commits in one by one or many at once."""
-    written = Shard(SCHEMA, epoch=2)
+    written = DatasetShard(SCHEMA, epoch=2)
     for partition in (0, 5):
         for sequence, commit in enumerate(commits(), start=1):
             counts = np.array([commit.paths.num_rows])

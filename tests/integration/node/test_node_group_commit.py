@@ -19,8 +19,8 @@ from galileo.errors import BatchConflict, InternalError, Overloaded, PartitionRe
 from galileo.graph.metadata_graph import MetadataGraph
 from galileo.model import paths
 from galileo.model.schema import Schema
+from galileo.node.dataset_shard import DatasetShard
 from galileo.node.group_commit import GroupCommit, Results
-from galileo.node.shard import Shard
 from galileo.query import parse
 from galileo.storage.disk import RealDisk
 from galileo.storage.journal import Commit, Committed
@@ -68,7 +68,7 @@ class Bench:
     """One partition whose disk can be held up."""
 
     disk: GatedDisk
-    shard: Shard
+    shard: DatasetShard
     group: GroupCommit
     store: Store
     make: Make
@@ -114,7 +114,7 @@ async def bench(tmp_path: Path, schema: Schema, make_observations: Make) -> Asyn
     with Store.open(tmp_path, JournalOptions(disk=disk), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema, epoch=store.epoch)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(4) as executor, ThreadPoolExecutor(4) as syncing:
             disk.forget()
@@ -328,7 +328,7 @@ async def test_submit_after_idle_writes_again(bench: Bench) -> None:
 async def test_group_commit_merges_sorted_runs_after_new_ones(
     tmp_path: Path, schema: Schema, make_observations: Make
 ) -> None:
-    class Watched(Shard):
+    class Watched(DatasetShard):
         maintained = 0
 
         def maintain(self) -> None:
@@ -339,7 +339,7 @@ async def test_group_commit_merges_sorted_runs_after_new_ones(
         store.create_dataset(schema)
         store.recover(lambda *_: None)
         shard = Watched(schema, epoch=store.epoch)
-        shard.graph = MetadataGraph(schema, memtable_paths_max=50)
+        shard.index = MetadataGraph(schema, memtable_paths_max=50)
         shard.attach(PARTITION, store.journal(schema.name, PARTITION))
         with ThreadPoolExecutor(2) as executor:
             group = GroupCommit(shard, executor=executor, syncing=executor, waiting_max=20)

@@ -21,7 +21,8 @@ from galileo.model import paths
 from galileo.model.schema import Schema
 from galileo.model.times import column_micros
 from galileo.model.windows import ClockStep
-from galileo.node.shard import PublishedCommits, Shard
+from galileo.node.dataset_shard import DatasetShard
+from galileo.node.shard import PublishedCommits
 from galileo.query import parse
 from galileo.storage.journal import Commit, Committed, PartitionJournal
 from galileo.storage.store import Store
@@ -34,8 +35,12 @@ Make = Callable[..., pa.Table]
 
 @contextmanager
 def opened(
-    directory: Path, schema: Schema, *partitions: int, cls: type[Shard] = Shard, **named: Any
-) -> Iterator[Shard]:
+    directory: Path,
+    schema: Schema,
+    *partitions: int,
+    cls: type[DatasetShard] = DatasetShard,
+    **named: Any,
+) -> Iterator[DatasetShard]:
     """A shard in a new store, with these partitions, which are empty."""
     with Store.open(directory, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
@@ -47,23 +52,23 @@ def opened(
 
 
 @pytest.fixture
-def stored(tmp_path: Path, schema: Schema) -> Iterator[Shard]:
+def stored(tmp_path: Path, schema: Schema) -> Iterator[DatasetShard]:
     """A shard with an empty partition."""
     with opened(tmp_path, schema, PARTITION) as shard:
         yield shard
 
 
-def commits_of(shard: Shard, make: Make, count: int, *, rows: int = 3) -> list[Commit]:
+def commits_of(shard: DatasetShard, make: Make, count: int, *, rows: int = 3) -> list[Commit]:
     batches = ((n, make(rows, seed=n)) for n in range(count))
     return [Commit("p", n, *paths.index(shard.schema, table)) for n, table in batches]
 
 
-def write(shard: Shard, commits: list[Commit]) -> list[Committed | GalileoError]:
+def write(shard: DatasetShard, commits: list[Commit]) -> list[Committed | GalileoError]:
     return shard.write({PARTITION: commits})[PARTITION]
 
 
 async def test_scan_during_writes_sees_all_published_commits(
-    stored: Shard, make_observations: Make
+    stored: DatasetShard, make_observations: Make
 ) -> None:
     """The reason why a continuous query cannot miss, with a writer in another thread."""
     commits = commits_of(stored, make_observations, 60)
@@ -105,7 +110,7 @@ def _no_memory(*_: Any, **__: Any) -> None:
 
 
 def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
-    stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    stored: DatasetShard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later sequence would make readers skip the missing commit."""
     commits = commits_of(stored, make_observations, 4)
@@ -121,7 +126,7 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
     assert "Check the disk" not in refused.message, "the disk did its part"
     assert stored.published() == Cursor({PARTITION: 1})
     assert set(stored.graph.scan(parse("", stored.schema)).column("sequence").to_pylist()) == {1}
-    anew = Shard(stored.schema, epoch=2)
+    anew = DatasetShard(stored.schema, epoch=2)
     journal = PartitionJournal.open(
         stored.journals[PARTITION].files()[0][0].parent,
         schema=stored.schema,
@@ -136,7 +141,7 @@ def test_shard_publishes_nothing_after_a_commit_that_failed_to_index(
 
 
 def test_synopsis_after_a_failed_add_counts_all_commits(
-    stored: Shard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
+    stored: DatasetShard, make_observations: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = commits_of(stored, make_observations, 2, rows=40)
     write(stored, commits[:1])
@@ -165,7 +170,7 @@ def test_shard_journals_iteration_survives_attach(tmp_path: Path, schema: Schema
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema, epoch=store.epoch)
         shard.attach(0, store.journal(schema.name, 0))
         for partition in shard.journals:
             shard.attach(partition + 1, store.journal(schema.name, partition + 1))
@@ -185,7 +190,7 @@ def test_event_clock_is_the_newest_bucket_after_restart_too(
             (step,) = shard.event_clock()
             assert step.bucket_us == newest[number]
             assert step.sequence == newest.index(step.bucket_us) + 1
-    again = Shard(schema, epoch=2)
+    again = DatasetShard(schema, epoch=2)
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.recover(lambda _, partition, replayed: again.replay(partition, replayed))
     (step,) = again.event_clock()
@@ -199,7 +204,7 @@ def test_event_clock_advances_before_a_commit_is_published(
     """Else a reader could hold a commit that the clock of its windows knows nothing of."""
     ahead: list[bool] = []
 
-    class Watched(Shard):
+    class Watched(DatasetShard):
         def _wind(self, step: ClockStep) -> None:
             ahead.append(self.published()[step.partition] >= step.sequence)
             super()._wind(step)
@@ -237,7 +242,7 @@ def test_own_published_is_one_object_until_it_changes(
     with Store.open(tmp_path, JournalOptions(), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch, owned=lambda: owned[0])
+        shard = DatasetShard(schema, epoch=store.epoch, owned=lambda: owned[0])
         seen = [shard.own_published()]
 
         def is_new() -> bool:
@@ -279,7 +284,7 @@ def test_own_published_includes_the_last_commit_of_many_threads(
     with Store.open(tmp_path, JournalOptions(durability="none"), wall=lambda: 0.0) as store:
         store.create_dataset(schema)
         store.recover(lambda *_: None)
-        shard = Shard(schema, epoch=store.epoch)
+        shard = DatasetShard(schema, epoch=store.epoch)
         for partition in partitions:
             shard.attach(partition, store.journal(schema.name, partition))
 

@@ -354,7 +354,8 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
-    Storage/Ingest Storage/Read Storage/Scan Continuous/FetchMany Continuous/SubmitMany
+    Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
+    Continuous/FetchMany Continuous/SubmitMany
     PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
     PeerCluster/Gossip Replication/ReplicateFrames PeerStorage/ScanSmall
 """
@@ -375,7 +376,7 @@ def test_policies_of_larger_requests_are_the_expected_ones(size: int, names: str
 
 def test_policies_of_slots_heartbeats_and_single_fields_are_the_expected_ones() -> None:
     reads = {short_name(m) for m, p in POLICIES.items() if p.slot == policy_pb2.READ_SLOT}
-    assert reads == {"Storage/Select", "Storage/Page", "Storage/Read"}
+    assert reads == {"Storage/Select", "Storage/Page", "Storage/Read", "Storage/ReadTable"}
     assert {m for m, p in POLICIES.items() if p.slot == policy_pb2.QUERY_SLOT} == {RUN}
     single = {short_name(m) for m, p in POLICIES.items() if p.single_field}
     assert single == {"Storage/Ingest", "PeerStorage/Commit", "Storage/Read"}

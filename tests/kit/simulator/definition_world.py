@@ -49,7 +49,7 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.retention import Retention, VersionedRetention
-from galileo.model.schema import Feature, Schema, dataset_key
+from galileo.model.schema import Feature, Schema, StoredSchema, dataset_key
 from simulator.loop import Loop, Violation, demand
 from simulator.network import Network
 from simulator.register_world import REGISTER_MUTANTS, RegisterNode
@@ -206,7 +206,7 @@ class DefinitionWorld:
         self._numbers = 0
         self._chosen: dict[int, Entry] = {}
         self._proposed: set[Entry] = set()
-        self._schemas: dict[tuple[str, int, int], Schema] = {}
+        self._schemas: dict[tuple[str, int, int], StoredSchema] = {}
         self._policies: dict[tuple[str, int, int], VersionedRetention] = {}
 
     def next_number(self) -> int:
@@ -478,6 +478,7 @@ def _after_extend(call: Call, state: Definition) -> list[Definition]:
     schema, outcome, [feature] = state.schema, call.outcome, call.change.features
     if schema is None or schema.key != call.change.dataset:
         return [state] if isinstance(outcome, UnknownDataset) else []
+    assert isinstance(schema, Schema), "these histories have datasets alone"
     if schema.feature(feature.name) is not None:
         # Another call that added the same feature at the same time counts as this one.
         is_there = isinstance(outcome, InvalidSchema) or (
@@ -492,7 +493,7 @@ def _after_extend(call: Call, state: Definition) -> list[Definition]:
     return [replace(state, schema=wider)]  # It may be dropped before the call knows.
 
 
-def _extends(outcome: Definition, schema: Schema | None) -> bool:
+def _extends(outcome: Definition, schema: StoredSchema | None) -> bool:
     """Whether an outcome has a schema, perhaps with features of later calls."""
     return schema is not None and outcome.schema is not None and outcome.schema.extends(schema)
 

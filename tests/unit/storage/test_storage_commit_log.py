@@ -22,7 +22,7 @@ from galileo.errors import ConfigError, CorruptData, GalileoError, PartitionRead
 from galileo.model import paths
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import times_from_micros
-from galileo.node.shard import Shard
+from galileo.node.dataset_shard import DatasetShard
 from galileo.storage import commit_log
 from galileo.storage.journal import Commit, Committed
 from galileo.storage.store import Store
@@ -54,7 +54,7 @@ class Node:
     """A store with a shard whose commits go through the commit log."""
 
     store: Store
-    shard: Shard
+    shard: DatasetShard
 
     def write(self, commits: Mapping[int, list[Commit]]) -> Results:
         return self.shard.write(commits)
@@ -75,7 +75,7 @@ def opened(
     options = options or JournalOptions(disk=disk or PowerCutDisk(directory, 1))
     store = Store.open(directory, options, wall=lambda: 0.0)
     store.create_dataset(SCHEMA)
-    shard = Shard(SCHEMA, epoch=store.epoch, log=store.log)
+    shard = DatasetShard(SCHEMA, epoch=store.epoch, log=store.log)
     store.recover(lambda _, partition, replayed: shard.replay(partition, replayed))
     for partition in PARTITIONS:
         shard.attach(partition, store.journal(SCHEMA.name, partition))

@@ -1,0 +1,341 @@
+"""`galileo table`: keyed rows, which are replaced and deleted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from galileo.cli.data import (
+    Target,
+    check_format,
+    limit_of,
+    limit_options,
+    output_options,
+    write_tables,
+)
+from galileo.cli.datasets import check_drop, note_pending
+from galileo.cli.lazy import Group
+from galileo.cli.output import Output, handle_errors
+from galileo.cli.session import Session, json_option
+from galileo.client import Client, Receipt, TableRows
+from galileo.cursor import Cursor
+from galileo.errors import InputError, InvalidToken
+from galileo.model.table import Table
+from galileo.wire import token
+
+ROWS_SHOWN = 100
+"""Rows on the screen without --limit."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group(cls=Group)
+def table() -> None:
+    """Tables: create, fill, show and drop keyed rows, which are replaced and deleted.
+
+    \b
+    Example:
+      galileo table create shelters --column id:text --column beds:int --key id
+      galileo table upsert shelters shelters.csv
+      galileo table show shelters
+    """
+
+
+@table.command()
+@click.argument("name")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    required=True,
+    metavar="NAME:TYPE",
+    help="A column; TYPE is float, int, text, bool or time.",
+)
+@click.option(
+    "--key", "key", multiple=True, required=True, metavar="NAME", help="A column of the key."
+)
+@json_option
+@click.pass_obj
+@handle_errors
+def create(session: Session, *, name: str, columns: tuple[str, ...], key: tuple[str, ...]) -> None:
+    """Create the table NAME.
+
+    Rows are found, replaced and deleted by their key, which has one column or several. A table
+    never changes its columns.
+
+    \b
+    Example:
+      galileo table create shelters --column id:text --column beds:int --key id
+    """
+    created = Table(name, dict(_column(text) for text in columns), list(key))
+    with session.client() as client:
+        client.create_table(created)
+    session.output.value(created.to_dict(), words=f"created table {name}")
+
+
+def _column(text: str) -> tuple[str, Any]:
+    name, colon, kind = text.partition(":")
+    if not colon:
+        raise InputError(f"expected a column as NAME:TYPE, got {text!r}", parameter="column")
+    return name, kind
+
+
+@table.command("list")
+@json_option
+@click.pass_obj
+@handle_errors
+def list_tables(session: Session) -> None:
+    """List the tables that you may use.
+
+    \b
+    Example:
+      galileo table list
+    """
+    with session.client() as client:
+        tables = client.tables()
+    if session.output.as_json:
+        session.output.value([one.to_dict() for one in tables])
+        return
+    rows = [
+        {
+            "table": one.name,
+            "key": ", ".join(one.key_columns),
+            "columns": ", ".join(f"{name}:{kind}" for name, kind in one.columns),
+        }
+        for one in tables
+    ]
+    session.output.rows(rows, empty="There is no table that you may use.")
+
+
+@table.command()
+@click.argument("name")
+@click.argument("files", nargs=-1, required=True, type=_FILE)
+@json_option
+@click.pass_obj
+@handle_errors
+def upsert(session: Session, *, name: str, files: tuple[Path, ...]) -> None:
+    """Store the rows of FILES in the table NAME, in place of those with the same keys.
+
+    Files are Parquet, Arrow, CSV or JSON lines. Of rows with the same key the last one counts. A
+    row is replaced as a whole: a column that a file lacks becomes null. Running the same command
+    again does no harm.
+
+    \b
+    Example:
+      galileo table upsert shelters shelters.csv
+    """
+    with session.client() as client:
+        for path in files:
+            with session.output.progress(unit="rows") as bar:
+                task = bar.add_task(path.name, total=None)
+                receipt = client.upsert(name, path, progress=partial(bar.advance, task))
+            _report(session.output, receipt, f"{path.name}: {receipt.rows:,} rows stored")
+
+
+@table.command()
+@click.argument("name")
+@click.argument("keys", nargs=-1)
+@click.option("--file", "path", type=_FILE, help="A file with the columns of the key.")
+@json_option
+@click.pass_obj
+@handle_errors
+def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | None) -> None:
+    """Delete the rows with some KEYS from the table NAME; keys without a row do no harm.
+
+    If the key has several columns, name the keys in a file.
+
+    \b
+    Example:
+      galileo table delete shelters a17 b4
+      galileo table delete shelters --file closed.csv
+    """
+    if bool(keys) == (path is not None):
+        raise InputError("expected KEYS or --file, one of the two", parameter="keys")
+    with session.client() as client:
+        receipt = client.delete(name, path if path is not None else _typed(client, name, keys))
+    _report(session.output, receipt, f"{receipt.rows:,} keys deleted")
+
+
+@table.command()
+@click.argument("name")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Only the row with this key.")
+@click.option(
+    "--at", "at", metavar="CURSOR", help="The rows as they were at a cursor of an earlier answer."
+)
+@limit_options
+@output_options("rows")
+@json_option
+@click.pass_obj
+@handle_errors
+def show(
+    session: Session,
+    *,
+    name: str,
+    keys: tuple[str, ...],
+    at: str | None,
+    limit: int | None,
+    everything: bool,
+    output: str | None,
+    file_format: str | None,
+) -> None:
+    """Show the rows of the table NAME, and the cursor up to which they go.
+
+    \b
+    Example:
+      galileo table show shelters
+      galileo table show shelters --key a17
+      galileo table show shelters --output shelters.parquet
+    """
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
+    with session.client() as client:
+        known = _known(client, name)
+        found = client.table(
+            name,
+            at=None if at is None else _cursor(known, at),
+            keys=_typed(client, name, keys) if keys else None,
+        )
+    _show(session.output, known, found, limit, everything, output, file_format)
+
+
+@table.command()
+@click.argument("name")
+@click.option(
+    "--after", "after", required=True, metavar="CURSOR", help="The cursor of an earlier answer."
+)
+@click.option("--until", "until", metavar="CURSOR", help="The cursor of a later one.")
+@limit_options
+@output_options("rows")
+@json_option
+@click.pass_obj
+@handle_errors
+def changes(
+    session: Session,
+    *,
+    name: str,
+    after: str,
+    until: str | None,
+    limit: int | None,
+    everything: bool,
+    output: str | None,
+    file_format: str | None,
+) -> None:
+    """Show the keys of the table NAME whose rows changed after a cursor, each with its last row.
+
+    \b
+    Example:
+      galileo table changes shelters --after "$CURSOR"
+    """
+    limit = limit_of(limit, everything=everything)
+    check_format(output, file_format)
+    with session.client() as client:
+        known = _known(client, name)
+        last = None if until is None else _cursor(known, until)
+        found = client.changes(name, _cursor(known, after), until=last)
+    _show(session.output, known, found, limit, everything, output, file_format)
+
+
+@table.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_obj
+@handle_errors
+def drop(session: Session, *, name: str, yes: bool) -> None:
+    """Drop the table NAME with all of its rows.
+
+    This cannot be undone. Without a terminal to confirm it on, --yes is required.
+
+    \b
+    Example:
+      galileo table drop shelters
+    """
+    with session.client() as client:
+        find = partial(_known, client)
+        check_drop(session, client, find, "table", name, is_confirmed=yes)
+        find(name)
+        dropped = client.drop_dataset(name)
+    session.output.value(asdict(dropped), words=f"dropped table {name}")
+    note_pending(session.output, dropped)
+
+
+def _known(client: Client, name: str) -> Table:
+    """The definition of a table; errors as `Client.table`."""
+    found = {one.name: one for one in client.tables()}
+    if name not in found:
+        client.changes(name, Cursor())  # It says why.
+    return found[name]
+
+
+def _typed(client: Client, name: str, keys: tuple[str, ...]) -> list[Any]:
+    """Keys as the type of the key's column has them."""
+    fields = list(_known(client, name).key_schema)
+    if len(fields) > 1:
+        raise InputError(
+            f"expected the keys in a file, since the key of {name!r} has the columns "
+            f"{', '.join(field.name for field in fields)}",
+            parameter="keys",
+        )
+    if not pa.types.is_integer(fields[0].type):
+        return list(keys)
+    try:
+        return [int(key) for key in keys]
+    except ValueError as error:
+        raise InputError(f"expected whole numbers as keys: {error}", parameter="keys") from error
+
+
+def _cursor(table: Table, text: str) -> Cursor:
+    try:
+        return token.decode(text, ccq_id=table.key)
+    except InvalidToken as error:
+        raise InputError(
+            f"expected the cursor of an earlier answer about table {table.name!r}, got "
+            f"{text[: token.SHOWN_CHARS]!r}",
+            parameter="cursor",
+        ) from error
+
+
+def _report(output: Output, receipt: Receipt, words: str) -> None:
+    facts = {"rows": receipt.rows, "batches": receipt.batches, "producer": receipt.producer}
+    output.value(facts, words=words)
+
+
+def _show(
+    output: Output,
+    table: Table,
+    found: TableRows,
+    limit: int | None,
+    everything: bool,
+    path: str | None,
+    file_format: str | None,
+) -> None:
+    cursor = token.encode(table.key, found.cursor)
+    if path is not None:
+        rows = found.rows.slice(0, limit)
+        write_tables(
+            output,
+            [rows],
+            rows.schema,
+            target=Target(path, file_format),
+            unit="table rows",
+            missing=tuple,
+        )
+        output.note(f"cursor: {cursor}")
+        return
+    if limit is None and not everything and not output.as_json:
+        limit = ROWS_SHOWN
+    rows = found.rows.slice(0, limit)
+    has_more = rows.num_rows < len(found)
+    if output.as_json:
+        output.value({"rows": rows.to_pylist(), "more": has_more, "cursor": cursor})
+        return
+    output.rows(rows.to_pylist())
+    words = f"{rows.num_rows:,} rows"
+    if has_more:
+        words = f"the first {words} of {len(found):,}; --all shows all"
+    output.value(None, words=f"{words}\ncursor: {cursor}")

@@ -1,0 +1,317 @@
+"""The calls of `AsyncClient` about tables."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
+from galileo.client.async_observations import AsyncObservations
+from galileo.client.ingestion import Progress, in_thread
+from galileo.client.results import Receipt, TableRows
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import GalileoError, InputError
+from galileo.formats.memory import is_table, plain_tables
+from galileo.formats.source import BATCH_ROWS, split_by_bytes
+from galileo.formats.table_files import open_rows
+from galileo.labels import from_ipc, to_ipc
+from galileo.model.schema import unknown_table
+from galileo.model.table import DELETED, Table, deletions_of, versions_of
+from galileo.wire.caller import Connection
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.v1 import cluster_pb2, storage_pb2
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+from galileo.wire.v1.storage_pb2_grpc import StorageStub
+
+Keys: TypeAlias = Any
+"""A table with the key's columns, or a list of keys if the key has one column."""
+
+
+class AsyncTables(AsyncObservations):
+    """Keyed rows that are replaced and deleted."""
+
+    async def create_table(self, table: Table) -> None:
+        """Creates a table; it never changes, and `drop_dataset` drops it.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this table.
+
+        Example:
+            >>> columns = {"id": "text", "beds": "int"}
+            >>> await client.create_table(galileo.Table("clinics", columns, key="id"))
+        """
+        instance_of(
+            Table, table, "a table, such as galileo.Table('shelters', {'id': 'text'}, 'id')"
+        )
+        request = cluster_pb2.CreateDatasetRequest(schema_json=table.to_json())
+        await self._caller.unary(ClusterStub, "CreateDataset", request)
+
+    async def tables(self) -> list[Table]:
+        """All tables.
+
+        Example:
+            >>> "shelters" in {table.name for table in await client.tables()}
+            True
+        """
+        request = cluster_pb2.ListDatasetsRequest()
+        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        found = [Table.from_json(text) for text in reply.tables_json]
+        self._tables = {table.name: table for table in found}
+        return found
+
+    async def upsert(
+        self,
+        table: str,
+        rows: Any,
+        *,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores rows in place of those with the same keys; durable when it returns.
+
+        Of rows with the same key the last one counts. Each row is replaced as a whole: a column
+        that is not given becomes null. Readers see each row at once, and the rows of one call
+        perhaps not all at the same time.
+
+        Args:
+            table: its name.
+            rows: a DataFrame of pandas or polars, a dict of arrays, an Arrow table, batch or
+                reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
+                path of a Parquet, Arrow, CSV or JSON lines file.
+            producer: name under which the batches are numbered. The same rows again under the same
+                name, number and `batch_rows` are stored once; by default the name is a fresh one.
+            first_batch: the number of the first batch.
+            batch_rows: rows of a batch at most.
+            progress: called with the rows of each batch that became durable.
+
+        Raises:
+            UnknownDataset: there is no such table.
+            InvalidObservations: a column is unknown or of a wrong type, or a key is missing.
+            TransientError: a node that must take rows was unreachable. Some may be stored; repeat
+                the call under `details["producer"]`.
+
+        Example:
+            >>> receipt = await client.upsert("shelters", {"id": ["a", "b"], "beds": [40, 25]})
+            >>> receipt.rows
+            2
+        """
+        return await self._store(
+            table,
+            rows,
+            versions_of,
+            producer=producer,
+            first_batch=first_batch,
+            batch_rows=batch_rows,
+            progress=progress,
+        )
+
+    async def delete(
+        self,
+        table: str,
+        keys: Keys,
+        *,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Deletes the rows with some keys; keys without a row do no harm. Else as `upsert`.
+
+        Args:
+            table: its name.
+            keys: rows, as of `upsert`, of which the columns of the key count; or a list of keys, if
+                the key has one column.
+            producer: as of `upsert`.
+            first_batch: as of `upsert`.
+            batch_rows: as of `upsert`.
+            progress: as of `upsert`.
+
+        Example:
+            >>> receipt = await client.delete("shelters", ["b"])
+            >>> (await client.table("shelters")).rows["id"].to_pylist()
+            ['a']
+        """
+        return await self._store(
+            table,
+            _keyed(await self._table(table), keys),
+            deletions_of,
+            producer=producer,
+            first_batch=first_batch,
+            batch_rows=batch_rows,
+            progress=progress,
+        )
+
+    async def table(
+        self, table: str, *, at: Cursor | None = None, keys: Keys | None = None
+    ) -> TableRows:
+        """The rows of a table, in no particular order; all at once.
+
+        Args:
+            table: its name.
+            at: the cursor of an earlier answer, perhaps joined with those of receipts: the rows as
+                they were then. None: as they are.
+            keys: only the rows with these keys; as of `delete`.
+
+        Raises:
+            UnknownDataset: there is no such table.
+            InputError: the cursor or the keys are not of this table.
+            Unavailable: a node that keeps some of the rows cannot be reached.
+
+        Example:
+            >>> before = await client.table("shelters")
+            >>> receipt = await client.upsert("shelters", {"id": ["a"], "beds": [38]})
+            >>> (await client.table("shelters", keys=["a"])).rows["beds"].to_pylist()
+            [38]
+            >>> earlier = await client.table("shelters", at=before.cursor, keys=["a"])
+            >>> earlier.rows["beds"].to_pylist()
+            [40]
+        """
+        known = await self._table(table)
+        request = storage_pb2.ReadTableRequest(dataset=known.key)
+        if keys is not None:
+            named = deletions_of(known, await in_thread(_read_keys, known, keys))
+            request.keys = to_ipc(named.select(list(known.key_columns)).combine_chunks())
+        answer = await self._read_versions(known, request, until=at)
+        return TableRows(answer.rows.drop_columns([DELETED]), answer.cursor)
+
+    async def changes(self, table: str, after: Cursor, *, until: Cursor | None = None) -> TableRows:
+        """The keys whose rows changed between two cursors, each with its last row.
+
+        Who applies them to the rows at the first cursor has the rows at the second: rows whose
+        column `deleted` is true are removed, all others replaced. Of a deleted row only the key is
+        there.
+
+        Args:
+            table: its name.
+            after: the cursor of an earlier answer.
+            until: of a later one; None: all that is committed.
+
+        Example:
+            >>> before = (await client.table("shelters")).cursor
+            >>> receipt = await client.delete("shelters", ["a"])
+            >>> (await client.changes("shelters", before)).rows.to_pylist()
+            [{'id': 'a', 'beds': None, 'deleted': True}]
+        """
+        known = await self._table(table)
+        request = storage_pb2.ReadTableRequest(
+            dataset=known.key, after=cursor_to_pb(_cursor(after, "after"))
+        )
+        return await self._read_versions(known, request, until=until)
+
+    async def _read_versions(
+        self, table: Table, request: storage_pb2.ReadTableRequest, *, until: Cursor | None
+    ) -> TableRows:
+        if until is not None:
+            request.until.CopyFrom(cursor_to_pb(_cursor(until, "at")))
+        columns = table.observation_schema
+
+        async def attempt(node: Connection) -> TableRows:
+            rows, reached = [columns.empty_table()], EMPTY_CURSOR
+            async for part in node.stream(StorageStub, "ReadTable", request):
+                reached = reached.join(cursor_from_pb(part.reached))
+                if part.rows:
+                    rows.append(from_ipc(part.rows, columns))
+            return TableRows(pa.concat_tables(rows), reached)
+
+        return await self._caller.call(attempt)
+
+    async def _table(self, name: str) -> Table:
+        known = self._tables.get(dataset_name(name))
+        if known is not None:
+            return known
+        found = {table.name: table for table in await self.tables()}
+        if name not in found:
+            raise unknown_table(name, sorted(found))
+        return found[name]
+
+    async def _store(
+        self,
+        name: str,
+        rows: Any,
+        versions: Callable[[Table, pa.Table], pa.Table],
+        *,
+        producer: str | None,
+        first_batch: int,
+        batch_rows: int,
+        progress: Progress | None,
+    ) -> Receipt:
+        """Sends versions, a batch after the other, since of one key the last one counts."""
+        check_progress(progress)
+        table = await self._table(name)
+        sender = producer or f"client-{uuid.uuid4().hex}"
+        number = stored = duplicates = 0
+        reached = EMPTY_CURSOR
+        pieces = _pieces(table, rows)
+        while (piece := await in_thread(next, pieces, None)) is not None:
+            whole = versions(table, piece)
+            for start in range(0, whole.num_rows, batch_rows):
+                for batch in split_by_bytes(whole.slice(start, batch_rows)):
+                    try:
+                        replies = await self._router.ingest(
+                            table, batch, producer=sender, batch=first_batch + number
+                        )
+                    except GalileoError as error:
+                        error.details.setdefault("producer", sender)
+                        raise
+                    number += 1
+                    for reply in replies:
+                        stored, duplicates = stored + reply.rows, duplicates + reply.duplicate_rows
+                        reached = reached.join(cursor_from_pb(reply.reached))
+                    if progress is not None:
+                        progress(batch.num_rows)
+        return Receipt(
+            rows=stored,
+            paths=0,
+            batches=number,
+            duplicate_rows=duplicates,
+            reached=reached,
+            producer=sender,
+        )
+
+
+def _pieces(table: Table, rows: Any) -> Iterator[pa.Table]:
+    """The rows of a table in memory or of a file."""
+    if isinstance(rows, str | os.PathLike):
+        return open_rows(Path(rows), table.arrow_schema)
+    if is_table(rows):
+        return plain_tables(rows)
+    raise InputError(
+        "expected a DataFrame, an Arrow table, batch or reader, a dict of arrays, or the path of a "
+        f"file, got {shown(rows)}"
+    )
+
+
+def _read_keys(table: Table, keys: Keys) -> pa.Table:
+    return pa.concat_tables(_pieces(table, _keyed(table, keys)), promote_options="default")
+
+
+def _cursor(value: Any, name: str) -> Cursor:
+    return instance_of(Cursor, value, f"a cursor of an earlier answer as {name}")
+
+
+def _keyed(table: Table, keys: Keys) -> Any:
+    """Keys as rows."""
+    if is_table(keys) or isinstance(keys, str | os.PathLike):
+        return keys
+    if len(table.key_columns) > 1:
+        raise InputError(
+            f"expected a table of the columns {', '.join(table.key_columns)}, or a list of keys if "
+            f"the key has one column, got {shown(keys)}",
+            parameter="keys",
+        )
+    column = table.key_schema.field(0)
+    try:
+        values = pa.array(list(keys), column.type)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise InputError(
+            f"expected keys of the type {column.type}, got {shown(keys)}: {error}",
+            parameter="keys",
+        ) from error
+    return pa.table([values], names=[column.name])

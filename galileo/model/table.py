@@ -1,0 +1,403 @@
+"""Tables: rows that are found by their key, and replaced or deleted.
+
+A table is stored as a dataset is, in commits of its partitions. A commit has *versions*: rows that
+take the place of an earlier version of their key, or delete it. The version that counts is that of
+the last commit, and in a commit the last one. The hash of the key alone chooses the partition,
+among those that the cluster had when the table was created.
+
+Versions that no longer count are removed with the oldest files. What still counts there is
+committed once more, with the sequence that it has *since*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
+from galileo.hashing import hash128
+from galileo.model.schema import (
+    ARROW_TYPES,
+    FEATURE_NAME,
+    FEATURES_MAX,
+    Schema,
+    StoredSchema,
+    dataset_name,
+    nearest_name,
+)
+from galileo.model.times import TIME_TYPE, time_column
+
+ColumnType = Literal["float", "int", "text", "bool", "time"]
+KEY_TYPES = ("int", "text", "time")
+KEY_BYTES_MAX = 1_024
+DELETED = "deleted"
+"""The stored column that says whether a version deletes its key."""
+
+_ARROW_TYPES: dict[str, pa.DataType] = {**ARROW_TYPES, "time": TIME_TYPE}
+_PATH_SCHEMA = pa.schema(
+    [
+        pa.field("high", pa.uint64(), nullable=False),
+        pa.field("low", pa.uint64(), nullable=False),
+        pa.field("since", pa.int64(), nullable=False),
+        pa.field(DELETED, pa.bool_(), nullable=False),
+    ]
+)
+
+Versions: TypeAlias = tuple[pa.Table, pa.RecordBatch]
+"""Rows of `Table.observation_schema`, and of each the hash of its key, of `Table.path_schema`."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Table(StoredSchema):
+    """Keyed rows, which can be replaced and deleted; once the table exists, it never changes.
+
+    Args:
+        name: as of a dataset, with which it shares the name.
+        columns: their types by name: "float", "int", "text", "bool" or "time".
+        key: the column, or columns, whose values identify a row: "int", "text" or "time".
+
+    Attributes:
+        columns: names and types, in order.
+        key_columns: the names of the key's columns.
+        partitions: over how many partitions rows are spread; the cluster sets it at the creation.
+
+    Example:
+        >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+        >>> shelters.key_columns
+        ('id',)
+    """
+
+    columns: tuple[tuple[str, ColumnType], ...]
+    key_columns: tuple[str, ...]
+    partitions: int
+
+    def __init__(
+        self, name: str, columns: Mapping[str, ColumnType], key: str | Sequence[str]
+    ) -> None:
+        object.__setattr__(self, "name", dataset_name(name))
+        object.__setattr__(self, "generation", 0)
+        object.__setattr__(self, "added", 0)
+        object.__setattr__(self, "columns", _columns(columns))
+        object.__setattr__(self, "key_columns", _key_columns(key, dict(self.columns)))
+        object.__setattr__(self, "partitions", 0)
+
+    def spread(self, partitions: int) -> Table:
+        """The same table for the partitions of a cluster, unless it has some already.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.spread(16).partitions
+            16
+        """
+        return self if self.partitions else self._with(partitions=partitions)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns, of which those of the key have no nulls."""
+        return pa.schema(
+            pa.field(name, _ARROW_TYPES[kind], nullable=name not in self.key_columns)
+            for name, kind in self.columns
+        )
+
+    @property
+    def observation_schema(self) -> pa.Schema:
+        """The stored columns: those of the table, and whether the version deletes its key."""
+        return self.arrow_schema.append(pa.field(DELETED, pa.bool_(), nullable=False))
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The columns of the key, in its order."""
+        return pa.schema([self.arrow_schema.field(name) for name in self.key_columns])
+
+    @property
+    def path_schema(self) -> pa.Schema:
+        """Of each row of a commit: both halves of its key's hash, the commit since which it counts,
+        0 for this one, and whether it deletes its key.
+        """
+        return _PATH_SCHEMA
+
+    def narrowed(self, added: int) -> Table:
+        """The table itself; it has no added columns.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.narrowed(0) == shelters
+            True
+        """
+        if added:
+            raise InvalidSchema(f"expected no added columns of table {self.name!r}, got {added}")
+        return self
+
+    def extends(self, other: StoredSchema) -> bool:
+        """Whether it is the same table.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.extends(shelters)
+            True
+        """
+        return self == other
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, which `from_dict` reads.
+
+        Example:
+            >>> galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id").to_dict()["key"]
+            ['id']
+        """
+        raw = {
+            "name": self.name,
+            "columns": [list(column) for column in self.columns],
+            "key": list(self.key_columns),
+        }
+        counts = {"generation": self.generation, "partitions": self.partitions}
+        return raw | {name: count for name, count in counts.items() if count}
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any]) -> Table:
+        """The inverse of `to_dict`.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> galileo.Table.from_dict(shelters.to_dict()) == shelters
+            True
+        """
+        try:
+            table = Table(raw["name"], dict(raw["columns"]), list(raw["key"]))
+            generation, partitions = int(raw.get("generation", 0)), int(raw.get("partitions", 0))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidSchema(
+                f"expected a table as `Table.to_dict` gives it: {reason_of(error)}",
+                expected="table",
+            ) from error
+        return table._with(generation=generation, partitions=partitions)
+
+    @staticmethod
+    def from_json(text: str) -> Table:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidSchema: the text is no table.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> galileo.Table.from_json(shelters.to_json()) == shelters
+            True
+        """
+        table = stored_schema_from_json(text)
+        if not isinstance(table, Table):
+            raise InvalidSchema("expected a table in JSON, got a dataset", expected="table")
+        return table
+
+
+def stored_schema_from_json(text: str) -> StoredSchema:
+    """The dataset or table of a text that `StoredSchema.to_json` made.
+
+    Raises:
+        InvalidSchema: it is neither.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
+    is_table = isinstance(raw, dict) and "key" in raw
+    return Table.from_dict(raw) if is_table else Schema.from_dict(raw)
+
+
+def _columns(columns: Mapping[str, ColumnType]) -> tuple[tuple[str, ColumnType], ...]:
+    if not isinstance(columns, Mapping) or not 1 <= len(columns) <= FEATURES_MAX:
+        raise InvalidSchema(
+            f"expected 1 to {FEATURES_MAX} columns, a dict of their types by name, such as "
+            f"{{'id': 'text', 'beds': 'int'}}, got {columns!r:.200}",
+            expected="columns",
+            bound=FEATURES_MAX,
+        )
+    for name, kind in columns.items():
+        if not isinstance(name, str) or not FEATURE_NAME.fullmatch(name):
+            raise InvalidSchema(
+                f"expected a column name of letters, digits and underscores, got {name!r}",
+                expected="column_name",
+            )
+        if name == DELETED:
+            raise InvalidSchema(
+                f"the column name {DELETED!r} is taken by Galileo; use another",
+                expected="free_name",
+            )
+        if kind not in _ARROW_TYPES:
+            raise InvalidSchema(
+                f"expected the type {', '.join(get_args(ColumnType))} for column {name!r}, got "
+                f"{kind!r}",
+                expected="column_type",
+            )
+    return tuple(columns.items())
+
+
+def _key_columns(key: str | Sequence[str], columns: dict[str, ColumnType]) -> tuple[str, ...]:
+    names = (key,) if isinstance(key, str) else tuple(key)
+    if not names or len(set(names)) < len(names):
+        raise InvalidSchema(
+            f"expected a key of one or several different columns, got {key!r}", expected="key"
+        )
+    for name in names:
+        if name not in columns:
+            raise InvalidSchema(
+                f"expected a key of columns of the table ({', '.join(columns)}), got {name!r}",
+                expected="key",
+            )
+        if columns[name] not in KEY_TYPES:
+            raise InvalidSchema(
+                f"expected a key of the types {', '.join(KEY_TYPES)}, got {columns[name]} in "
+                f"column {name!r}",
+                expected="key_type",
+            )
+    return names
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def versions_of(table: Table, rows: pa.Table) -> pa.Table:
+    """Rows to be stored: `rows` as they replace earlier ones, of `table.observation_schema`.
+
+    Naive times are UTC, NaN is null, and a missing column is null. Rows with a column `deleted`
+    are versions already.
+
+    Raises:
+        InvalidObservations: a column is unknown or of a wrong type, or a key is missing, null or
+            too long.
+    """
+    _check_names(table, rows.column_names)
+    columns = [
+        _column(rows, name, kind, table) if name in rows.column_names else _nulls(rows, kind)
+        for name, kind in table.columns
+    ]
+    if DELETED in rows.column_names:
+        columns.append(rows.column(DELETED).cast(pa.bool_()))
+    else:
+        columns.append(pa.array(np.zeros(rows.num_rows, dtype=np.bool_)))
+    return pa.table(columns, schema=table.observation_schema)
+
+
+def deletions_of(table: Table, keys: pa.Table) -> pa.Table:
+    """Versions that delete keys; errors as `versions_of`.
+
+    Args:
+        table: with the keys.
+        keys: the key's columns; others are ignored.
+    """
+    named = keys.select([name for name in table.key_columns if name in keys.column_names])
+    deleted = pa.array(np.ones(keys.num_rows, dtype=np.bool_))
+    return versions_of(table, named.append_column(DELETED, deleted))
+
+
+def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:
+    """Of each row both halves of its key's hash."""
+    if rows.num_rows == 0:
+        return np.empty((0, 2), dtype=np.uint64)
+    return hash128([_one_array(rows.column(name)) for name in table.key_columns])
+
+
+def partitions_of(table: Table, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """The partition of each key."""
+    assert table.partitions, "a table of no cluster has no partitions"
+    return (hashes[:, 0] % np.uint64(table.partitions)).astype(np.int32)
+
+
+def index_versions(table: Table, versions: pa.Table) -> dict[int, Versions]:
+    """The versions of each partition, in their order, with the hashes of their keys."""
+    hashes = hashes_of(table, versions)
+    places = partitions_of(table, hashes)
+    deleted = versions.column(DELETED).to_numpy()
+    parts: dict[int, Versions] = {}
+    for partition in np.unique(places).tolist():
+        rows = np.flatnonzero(places == partition)
+        now = np.zeros(len(rows), dtype=np.int64)
+        columns = [hashes[rows, 0], hashes[rows, 1], now, deleted[rows]]
+        keyed = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=_PATH_SCHEMA)
+        parts[partition] = versions.take(pa.array(rows)), keyed
+    return parts
+
+
+def _check_names(table: Table, names: Sequence[str]) -> None:
+    known = [name for name, _ in table.columns]
+    unknown = [name for name in names if name not in known and name != DELETED]
+    missing = [name for name in table.key_columns if name not in names]
+    if not unknown and not missing and len(set(names)) == len(names):
+        return
+    close = nearest_name(unknown[0], known) if unknown else None
+    hint = f" (did you mean {close}?)" if close else ""
+    parts = [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"unknown: {', '.join(unknown)}{hint}"] if unknown else []
+    raise InvalidObservations(
+        f"expected rows of the columns {', '.join(known)} for table {table.name!r}, each once and "
+        f"with those of the key ({', '.join(table.key_columns)}); "
+        f"{'; '.join(parts) or 'some are there twice'}",
+        expected="columns_of_table",
+        missing_columns=missing,
+        unknown_columns=unknown,
+    )
+
+
+def _column(rows: pa.Table, name: str, kind: ColumnType, table: Table) -> pa.ChunkedArray:
+    values = rows.column(name)
+    try:
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if pa.types.is_floating(values.type):
+            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+        is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+        if kind == "time":
+            values = time_column(values)
+        elif pa.types.is_null(values.type) or is_text == (kind == "text"):
+            values = values.cast(_ARROW_TYPES[kind])
+        else:
+            raise InputError(f"{values.type} values")
+    except (InputError, pa.ArrowException, TypeError) as error:
+        raise InvalidObservations(
+            f"expected {kind} values in column {name!r} of table {table.name!r}, got "
+            f"{rows.column(name).type}: {reason_of(error)}",
+            expected="column_type",
+            column=name,
+        ) from error
+    if name in table.key_columns:
+        _check_key(values, name)
+    return values
+
+
+def _check_key(values: pa.ChunkedArray, name: str) -> None:
+    if values.null_count:
+        row = pc.index(values.is_null(), True).as_py()
+        raise InvalidObservations(
+            f"expected a key in every row, got none in column {name!r} of row {row}",
+            expected="key",
+            column=name,
+            row=row,
+        )
+    if pa.types.is_string(values.type):
+        sizes = pc.binary_length(values)
+        longest = pc.max(sizes).as_py() or 0
+        if longest > KEY_BYTES_MAX:
+            row = pc.index(sizes, longest).as_py()
+            raise InvalidObservations(
+                f"expected keys of at most {KEY_BYTES_MAX:,} bytes, got {longest:,} in column "
+                f"{name!r} of row {row}",
+                expected="key",
+                column=name,
+                row=row,
+            )
+
+
+def _nulls(rows: pa.Table, kind: ColumnType) -> pa.Array:
+    return pa.nulls(rows.num_rows, _ARROW_TYPES[kind])
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

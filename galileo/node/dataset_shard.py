@@ -1,0 +1,195 @@
+"""The shard of a dataset: its index is the metadata graph, and each partition has a synopsis.
+
+Features are added in the order graph, journals, schema (`Catalog.adopt`). The graph and synopses
+take paths of earlier schemas and never meet paths with features that they lack, since a journal
+returns those only when it knows them, and commits have those of the schema.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.graph.metadata_graph import MetadataGraph
+from galileo.graph.synopsis import Synopsis
+from galileo.model.schema import Schema, widen
+from galileo.model.times import column_micros
+from galileo.model.windows import ClockStep
+from galileo.node.shard import MOVED, Shard
+from galileo.query import parse
+from galileo.storage.recovery import Replayed
+from galileo.storage.retention import Truncation
+
+NARROWED_PATHS_MAX = 262_144
+"""Up to so many paths of a partition its synopsis is made anew when commits were dropped."""
+_REMADE = 1 << 40
+"""What making a synopsis anew adds to its epoch; far above all epochs of a store."""
+_REMADE_IN_TERM = 1 << 16
+"""Synopses that a leader can make anew in one term."""
+
+
+class DatasetShard(Shard):
+    """The journals, the metadata graph and the synopses of one dataset on this node.
+
+    Adding many commits to a synopsis at once costs little more than adding one, so commits
+    wait until it is read, or until there are many; a synopsis may be late.
+
+    Args:
+        schema: of the dataset.
+        unsummarised_paths_max: paths of a partition that wait for its synopsis.
+        options: as of `Shard`.
+    """
+
+    schema: Schema
+    index: MetadataGraph
+
+    def __init__(
+        self, schema: Schema, *, unsummarised_paths_max: int = 65_536, **options: Any
+    ) -> None:
+        super().__init__(schema, MetadataGraph(schema), **options)
+        self._unsummarised_paths_max = unsummarised_paths_max
+        self._newest: dict[int, ClockStep] = {}
+        self._synopses: dict[int, Synopsis] = {}
+        self._unsummarised: dict[int, list[Replayed]] = {}
+        self._unsummarised_paths: dict[int, int] = {}
+        self._remade: dict[int, int] = {}
+        self._summarising = threading.Lock()
+
+    @property
+    def graph(self) -> MetadataGraph:
+        """The index."""
+        return self.index
+
+    def prepare_features(self, schema: Schema) -> None:
+        """Has the graph take paths with the added features of a schema, in a thread.
+
+        The journals and then `schema` get them next.
+        """
+        self.graph.add_features(schema)
+
+    def add_features(self, schema: Schema) -> None:
+        """Answers with the added features of a schema from now on; the journals know them."""
+        self.schema = schema
+        self._change = object()  # Peers get the synopses with the new features.
+
+    def lead(self, partition: int, term: int) -> None:
+        """See `Shard.lead`; the synopses of the partition get another epoch."""
+        with self._summarising:
+            super().lead(partition, term)
+            self._remade.pop(partition, None)
+            synopsis = self._synopses.get(partition)
+            if synopsis is not None:
+                synopsis.restart(self._synopsis_epoch(partition))
+        self._change = object()
+
+    def event_clock(self) -> tuple[ClockStep, ...]:
+        """See `Shard.event_clock`; dropped commits count until the next start."""
+        return tuple(self._newest.copy().values())
+
+    def synopses(self) -> dict[int, Synopsis]:
+        """The synopsis of each own partition, with all commits that are published now."""
+        with self._summarising:
+            for partition in filter(self.owns, {*self._unsummarised, *self.journals}):
+                self._summarise(partition)
+            return {p: synopsis for p, synopsis in self._synopses.items() if self.owns(p)}
+
+    def drop(self, partition: int, until: int) -> Truncation:
+        """See `Shard.drop`."""
+        journal = self.journals[partition]
+        before = journal.dropped
+        try:
+            return super().drop(partition, until)
+        finally:
+            if journal.dropped > before:
+                self._narrow(partition)
+
+    @property
+    def _indexed_schema(self) -> pa.Schema:
+        return self.graph.schema.path_schema
+
+    def _note(self, partition: int, commits: Replayed) -> None:
+        """Keeps commits for the synopsis, and publishes them."""
+        with self._summarising:
+            self._unsummarised.setdefault(partition, []).append(commits)
+            waiting = self._unsummarised_paths.get(partition, 0) + commits.paths.num_rows
+            self._unsummarised_paths[partition] = waiting
+            if waiting >= self._unsummarised_paths_max:
+                self._summarise(partition)
+        if commits.paths.num_rows:  # Seals have none.
+            buckets = column_micros(commits.paths.column("bucket"))
+            self._wind(ClockStep(partition, commits.last_sequence, int(buckets.max())))
+        super()._note(partition, commits)
+
+    def _forget(self, partition: int) -> None:
+        self._newest.pop(partition, None)
+        with self._summarising:
+            for table in (self._synopses, self._unsummarised, self._unsummarised_paths):
+                table.pop(partition, None)
+
+    def _wind(self, step: ClockStep) -> None:
+        """Winds the event clock: before the commits are published, lest a reader be ahead of it."""
+        before = self._newest.get(step.partition)
+        if before is None or step.bucket_us > before.bucket_us:
+            self._newest[step.partition] = step
+
+    def _summarise(self, partition: int) -> None:
+        """Gives the synopsis the commits that wait, as one that ends with the last of them.
+
+        Its entries then say "changed with the last one", and a receiver that knows less gets
+        them all. The caller holds the lock.
+        """
+        waiting = self._unsummarised.get(partition, [])
+        synopsis = self._synopses.get(partition)
+        if synopsis is None:
+            journal = self.journals.get(partition)
+            if journal is None and not waiting:
+                return  # It has left this node meanwhile.
+            since = waiting[0].first_sequence - 1 if journal is None or waiting else journal.dropped
+            synopsis = self._synopses[partition] = self._synopsis(partition, since)
+        schema = self.graph.schema
+        if synopsis.schema is not schema:
+            self._remade[partition] = self._remade.get(partition, 0) + 1
+            epoch = self._synopsis_epoch(partition)
+            synopsis = self._synopses[partition] = synopsis.with_features(schema, epoch=epoch)
+        if waiting:
+            batches = [widen(commits.paths, schema.path_schema) for commits in waiting]
+            paths = pa.concat_batches(batches)
+            synopsis.add(paths, waiting[-1].last_sequence)
+        # Only now: had that failed, a later commit would vouch for those that it lacks.
+        self._unsummarised.pop(partition, None)
+        self._unsummarised_paths.pop(partition, None)
+
+    def _synopsis(self, partition: int, since: int) -> Synopsis:
+        epoch = self._synopsis_epoch(partition)
+        return Synopsis(self.graph.schema, partition=partition, epoch=epoch, since=since)
+
+    def _synopsis_epoch(self, partition: int) -> int:
+        remade, moves = self._remade.get(partition, 0), self._moves.get(partition, 0)
+        if self._is_replicated:  # It is a term, and a leader that restarts gets another one.
+            return moves * _REMADE_IN_TERM + remade % _REMADE_IN_TERM
+        return self._epoch + _REMADE * remade + MOVED * moves
+
+    def _narrow(self, partition: int) -> None:
+        """Makes a partition's synopsis of what is left, where that is cheap; else it stays wide."""
+        journal = self.journals[partition]
+        if journal.paths_total > NARROWED_PATHS_MAX:
+            return
+        with self._summarising:
+            self._summarise(partition)
+            until, schema = self._synopses[partition].version.sequence, self.graph.schema
+            labels = self.graph.scan(
+                parse("", schema),
+                until=Cursor({partition: until}),
+                partitions=frozenset([partition]),
+            )
+            self._remade[partition] = self._remade.get(partition, 0) + 1
+            fresh = self._synopsis(partition, journal.dropped)
+            if until:
+                left = labels.select(schema.path_schema.names).combine_chunks()
+                nothing = pa.RecordBatch.from_pylist([], schema=schema.path_schema)
+                fresh.add(next(iter(left.to_batches()), nothing), until)
+            self._synopses[partition] = fresh
+        self._change = object()

@@ -1,0 +1,118 @@
+"""Removes versions of tables that no longer count, with the files that they are in.
+
+The commits of a partition up to a bound, the end of a file, are removed. What counts at the bound
+is first committed once more, at the end of the log. A copy counts since the same commit as its
+original. So it takes the place of no later version, it is never a change, and readers at cursors
+past the bound see the same as before. Deletions are removed, unless a copy of an earlier version
+lies behind the bound, which would count again.
+
+It is the cleaner of a log-structured store (Rosenblum and Ousterhout, "The design and
+implementation of a log-structured file system", 1992): files are cleaned if at most half of their
+versions count, so that for each one that is copied at least one is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import wait
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError
+from galileo.node.catalog import Catalog
+from galileo.node.row_reader import read_parts
+from galileo.node.table_index import Versions, parts_of
+from galileo.node.table_shard import TableShard
+from galileo.storage.commits import Commit
+from galileo.storage.journal import PartitionJournal
+
+CLEANER = "~clean"
+"""The producer of copies; no user has one with this character."""
+COPIED_TOGETHER = 65_536
+WAIT_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class TableCleaner:
+    """Cleans the tables of a node, in a thread."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def clean(self, shard: TableShard, settled: Cursor, *, is_over: Callable[[], bool]) -> None:
+        """Cleans the own partitions of a table as far as that is worth it.
+
+        Args:
+            shard: of the table.
+            settled: commits past it are not removed, so that readers can use recent cursors.
+            is_over: whether to stop after the commit at hand.
+        """
+        for partition, journal in sorted(shard.own.items()):
+            ends = [file.last for file in journal.log_files() if file.sealed]
+            bound = max((end for end in ends if end <= settled[partition]), default=0)
+            if bound <= journal.dropped or _has_pending_copies(journal) or is_over():
+                continue
+            kept = _kept(shard.index.versions(partition, until=bound), bound)
+            if 2 * len(kept) > shard.index.count(partition, until=bound):
+                continue
+            place = f"{shard.schema.key}/p{partition}"
+            try:
+                if self._copy(shard, partition, kept, is_over=is_over):
+                    done = shard.drop(partition, bound)
+                    log.info(
+                        "cleaning dropped %d files of %s, %d bytes, and copied %d versions",
+                        *(done.files, place, done.bytes, len(kept)),
+                    )
+            except (OSError, GalileoError) as error:
+                log.warning("cleaning of %s failed: %s; it is tried again", place, error)
+
+    def _copy(
+        self, shard: TableShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]
+    ) -> bool:
+        """Commits versions once more; whether all of them are committed."""
+        for some in kept.pieces(COPIED_TOGETHER):
+            if is_over():
+                return False
+            rows = read_parts(shard, parts_of(partition, some), shard.schema)
+            number = (shard.journal(partition).last_batch(CLEANER) or 0) + 1
+            commit = Commit(CLEANER, number, rows, _paths(shard, some))
+            committing = self._catalog.commit(shard.schema.key, {partition: commit})
+            while not wait([committing], timeout=WAIT_S).done:
+                if is_over():  # The copy may be committed later, which does no harm.
+                    return False
+            result = committing.result()[partition]
+            if isinstance(result, GalileoError):
+                raise result
+        return True
+
+
+def _has_pending_copies(journal: PartitionJournal) -> bool:
+    """Whether copies may be committed later; a deletion of their keys has to outlive them."""
+    last = journal.last_batch(CLEANER)
+    return last is not None and journal.find_batch(CLEANER, last) is None
+
+
+def _kept(versions: Versions, bound: int) -> Versions:
+    """The versions stored up to a bound that have to be copied, of those that count since there."""
+    if not len(versions):
+        return versions
+    starts = np.flatnonzero(versions.first_of_keys())
+    has_copies = np.logical_or.reduceat(versions.sequence > bound, starts)
+    newest = versions.newest()
+    is_needed = ~newest.deleted | has_copies
+    return newest.take(is_needed & (newest.sequence <= bound))
+
+
+def _paths(shard: TableShard, versions: Versions) -> pa.RecordBatch:
+    columns: list[npt.NDArray[np.generic]] = [
+        versions.high,
+        versions.low,
+        versions.since,
+        versions.deleted,
+    ]
+    return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=shard.schema.path_schema)

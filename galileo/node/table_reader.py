@@ -1,0 +1,229 @@
+"""Reads tables: the rows at a cursor, and the keys that changed between two.
+
+The node that receives a request sends each owner its share. An owner finds the newest version of
+each key in its index, and reads those from its journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.dht import placement
+from galileo.dht.topology_state import TopologyState
+from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
+from galileo.model.table import Table, hashes_of, partitions_of
+from galileo.node.catalog import Catalog
+from galileo.node.peers import (
+    Peers,
+    RetryWhileMoving,
+    TablePart,
+    TableTask,
+    as_moved,
+    retry_timeout_s,
+    while_owned,
+)
+from galileo.node.query_options import QueryOptions
+from galileo.node.row_reader import read_parts
+from galileo.node.table_index import Versions, parts_of
+from galileo.node.table_shard import TableShard
+
+CLEANED_MAX = 10
+"""How often rows are looked for again that were cleaned while they were read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Some versions of one partition, found among those since the commits (after, until]."""
+
+    partition: int
+    versions: Versions
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The versions to read, and up to which commits they were sought."""
+
+    pieces: list[_Piece]
+    reached: Cursor
+
+
+class TableReader:
+    """Reads rows of this node's partitions, and through peers those of others."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: TopologyState,
+        *,
+        catalog: Catalog,
+        peers: Peers,
+        executor: Executor,
+        options: QueryOptions,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._catalog = catalog
+        self._peers = peers
+        self._executor = executor
+        self._options = options
+
+    async def read(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+        """The rows of all partitions, a bounded piece at a time, in no particular order.
+
+        Raises:
+            InputError: it is no table, or the cursors are not of this cluster.
+            Unavailable: a node that keeps some of them cannot be reached.
+            CorruptData: stored bytes fail their checksum.
+        """
+        table = self._catalog.table_shard(task.table).schema
+        timeout_s = retry_timeout_s(self._options, self._topology)
+        patience = RetryWhileMoving(timeout_s)
+        shares = self._shares(task, _asked(table, task))
+        while shares:
+            node, partitions = shares.pop(0)
+            share, is_begun = dataclasses.replace(task, partitions=partitions), False
+            is_here = node == self._name
+            stream = (
+                self.read_local(share) if is_here else self._peers.read_table(node, share, table)
+            )
+            try:
+                async with aclosing(stream) as parts:
+                    while True:
+                        following = anext(parts, None)
+                        part = await (
+                            following
+                            if is_here or is_begun
+                            else while_owned(following, self._topology, node, partitions)
+                        )
+                        if part is None:
+                            break
+                        is_begun = True
+                        yield part
+            except GalileoError as error:
+                moved = None if is_begun else as_moved(error, self._topology)
+                if moved is None:
+                    raise
+                await patience.after(moved)
+                shares = [*self._shares(task, partitions), *shares]
+            else:
+                patience = RetryWhileMoving(timeout_s)
+
+    async def read_local(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
+        """The rows of partitions that this node keeps; the first part says how far they go.
+
+        Raises:
+            PartitionMoved: before the first part: another node keeps some of them.
+            InputError: a cursor is past the last commit.
+            DataExpired: or it is too old.
+        """
+        shard, loop = self._catalog.table_shard(task.table), asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._executor, self._find, shard, task)
+        yield TablePart(shard.schema.observation_schema.empty_table(), found.reached)
+        for piece in found.pieces:
+            rows = await loop.run_in_executor(self._executor, _read, shard, piece)
+            yield TablePart(rows, EMPTY_CURSOR)
+
+    def _find(self, shard: TableShard, task: TableTask) -> _Found:
+        """Finds the rows in the index, in a thread."""
+        after = EMPTY_CURSOR if task.after is None else task.after
+        journals = shard.journals
+        shard.check_readable(task.partitions, after=after, until=task.until)
+        published = shard.published(task.partitions)
+        until = published if task.until is None else _at(task.partitions, task.until)
+        if not published.covers(until):
+            shard.check_own(task.partitions)
+            past = {p: s for p, s in until.items() if s > published[p]}
+            raise InputError(
+                f"expected a cursor of table {shard.schema.name!r}, got one past its last commits: "
+                f"{past} where those are {dict(shard.published(past).items())}",
+                parameter="at",
+            )
+        hashes = None if task.keys is None else hashes_of(shard.schema, task.keys)
+        places = None if hashes is None else partitions_of(shard.schema, hashes)
+        pieces = list[_Piece]()
+        for partition in sorted(task.partitions):
+            commits = {"after": after[partition], "until": until[partition]}
+            if hashes is None or places is None:
+                versions = shard.index.newest(partition, **commits)
+            else:
+                of_partition = hashes[places == partition]
+                versions = shard.index.find(partition, of_partition, **commits)
+            if task.after is None:
+                versions = versions.take(~versions.deleted)
+            for some in versions.pieces(self._options.rows_per_piece):
+                pieces.append(_Piece(partition, some, **commits))
+        shard.check_unchanged(journals, task.partitions)
+        _check_not_dropped(shard, task, until)
+        return _Found(pieces, until)
+
+    def _shares(
+        self, task: TableTask, partitions: frozenset[int]
+    ) -> list[tuple[str, frozenset[int]]]:
+        """Which partitions to ask of which node: this one for all that it can answer."""
+        nodes = {**placement.owners(self._topology.current)}
+        after = EMPTY_CURSOR if task.after is None else task.after
+        shard = self._catalog.table_shard(task.table)
+        here = shard.readable(partitions, after=after, until=task.until)
+        nodes |= dict.fromkeys(here, self._name)
+        by_node = sorted(partitions, key=lambda partition: nodes[partition])
+        groups = itertools.groupby(by_node, key=nodes.__getitem__)
+        return [(node, frozenset(group)) for node, group in groups]
+
+
+def _asked(table: Table, task: TableTask) -> frozenset[int]:
+    """The partitions that can have rows of the answer."""
+    asked = frozenset(range(table.partitions))
+    if task.keys is not None:
+        asked &= frozenset(partitions_of(table, hashes_of(table, task.keys)).tolist())
+    if task.until is not None:
+        asked &= frozenset(partition for partition, last in task.until.items() if last)
+    return asked
+
+
+def _at(partitions: frozenset[int], cursor: Cursor) -> Cursor:
+    return Cursor({partition: cursor[partition] for partition in partitions})
+
+
+def _check_not_dropped(shard: TableShard, task: TableTask, until: Cursor) -> None:
+    """Raises DataExpired where versions that an answer needs may be removed.
+
+    Called after they were sought, since journals record first what is removed from the index.
+    """
+    if task.after is None and task.until is None:
+        return
+    dropped, first = shard.dropped(), until if task.after is None else task.after
+    expired = {p: dropped[p] for p in task.partitions if first[p] < dropped[p]}
+    if expired:
+        raise DataExpired(
+            f"expected a recent cursor of table {shard.schema.name!r}, got one before commit "
+            f"{max(expired.values())}, up to which replaced and deleted rows are removed; read the "
+            "table as it is, and continue from its cursor",
+            partitions=sorted(expired),
+            until=[expired[p] for p in sorted(expired)],
+        )
+
+
+def _read(shard: TableShard, piece: _Piece) -> pa.Table:
+    """The rows of a piece, wherever the cleaner has put them meanwhile; in a thread."""
+    versions, index = piece.versions, shard.index
+    for _ in range(CLEANED_MAX):
+        try:
+            return read_parts(shard, parts_of(piece.partition, versions), shard.schema)
+        except DataExpired:
+            hashes = np.column_stack([versions.high, versions.low])
+            versions = index.find(piece.partition, hashes, after=piece.after, until=piece.until)
+            if len(versions) < len(piece.versions):
+                raise
+    raise Unavailable("the rows of a table were moved while they were read; try again")

@@ -1,0 +1,183 @@
+"""Tables of real nodes with one copy: cleaning in the background, restarts, nodes that are away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from expected_errors import raises
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import DataExpired, DatasetExists, InputError, Unavailable
+from galileo.model.schema import Feature, Schema
+from galileo.model.table import Table
+from galileo.node.peers import TableTask
+from galileo.node.retention_runner import RetentionRunnerOptions
+from galileo.node.storage_node import StorageNode
+
+TABLE = Table("ships", {"id": "int", "port": "text"}, key="id")
+KEYS = 40
+WAITED_S = 60.0
+
+
+class Ships:
+    """The table at the nodes, and a dict of what it has to have."""
+
+    def __init__(self, cluster: Any, seed: int = 0) -> None:
+        self.cluster, self.chance = cluster, random.Random(seed)
+        self.expected: dict[int, str] = {}
+        self.batches = 0
+
+    def any_node(self) -> StorageNode:
+        return self.chance.choice(self.cluster.nodes)
+
+    async def write(self, count: int) -> None:
+        """Batches of upserts and deletions, at any node."""
+        for _ in range(count):
+            keys = [self.chance.randrange(KEYS) for _ in range(10)]
+            deleted = [self.chance.random() < 0.2 for _ in keys]
+            ports = [None if gone else f"port-{self.chance.random()}" for gone in deleted]
+            rows = pa.table({"id": keys, "port": ports, "deleted": deleted})
+            node, self.batches = self.any_node(), self.batches + 1
+            await node.ingest.ingest("ships", rows, producer="p", batch=self.batches)
+            for key, port in zip(keys, ports, strict=True):
+                self.expected.pop(key, None)
+                if port is not None:
+                    self.expected[key] = port
+
+    async def read(self, **task: Any) -> tuple[list[dict[str, Any]], Cursor]:
+        rows, reached = [], EMPTY_CURSOR
+        async for part in self.any_node().tables.read(TableTask("ships", **task)):
+            rows += part.rows.to_pylist()
+            reached = reached.join(part.reached)
+        return rows, reached
+
+    async def check(self) -> Cursor:
+        rows, reached = await self.read()
+        assert {row["id"]: row["port"] for row in rows} == self.expected
+        assert len(rows) == len(self.expected)
+        return reached
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return sum(
+            journal.bytes_on_disk
+            for node in self.cluster.nodes
+            for journal in node.catalog.table_shard("ships").journals.values()
+        )
+
+    @property
+    def dropped(self) -> Cursor:
+        return Cursor(
+            {
+                partition: sequence
+                for node in self.cluster.nodes
+                for partition, sequence in node.catalog.table_shard("ships").dropped().items()
+                if sequence
+            }
+        )
+
+
+@pytest.fixture
+async def ships(cluster: Any) -> Ships:
+    cluster.journals = replace(cluster.journals, segment_bytes_max=8_000)
+    for name in ("a", "b", "c"):
+        await cluster.restart(name)
+    await cluster["b"].create_dataset(TABLE)
+    return Ships(cluster)
+
+
+def clean_always(node: StorageNode) -> None:
+    node.retain(lambda _: (), RetentionRunnerOptions(check_s=0.02, table_age_s=0.02))
+
+
+async def test_a_table_that_changes_for_long_stays_small_and_right(ships: Ships) -> None:
+    for node in ships.cluster.nodes:
+        clean_always(node)
+    sizes, first = [], await ships.check()
+    async with asyncio.timeout(WAITED_S):
+        while len(ships.dropped) < 6 or len(sizes) < 20:
+            await ships.write(20)
+            await ships.check()
+            sizes.append(ships.bytes_on_disk)
+    assert max(sizes[len(sizes) // 2 :]) < 2 * max(sizes[: len(sizes) // 2])
+    with pytest.raises(DataExpired):
+        await ships.read(after=first)
+    await ships.cluster.restart("a")
+    await ships.cluster.restart("b")
+    await ships.check()
+
+
+async def test_what_was_cleaned_is_the_same_after_restarts_and_at_cursors(ships: Ships) -> None:
+    states = []
+    for _ in range(12):
+        await ships.write(15)
+        states.append((await ships.check(), dict(ships.expected)))
+    for node in ships.cluster.nodes:
+        clean_always(node)
+    async with asyncio.timeout(WAITED_S):
+        while len(ships.dropped) < 4:
+            await asyncio.to_thread(time.sleep, 0.02)
+    for name in ("a", "b", "c"):
+        await ships.cluster.restart(name)
+    await ships.check()
+    seen = 0
+    for cursor, expected in states:
+        if cursor.covers(ships.dropped):
+            rows, _ = await ships.read(until=cursor)
+            assert {row["id"]: row["port"] for row in rows} == expected
+            seen += 1
+        else:
+            with pytest.raises(DataExpired):
+                await ships.read(until=cursor)
+    assert 0 < seen < len(states)
+
+
+async def test_rows_of_a_node_that_is_away_are_an_error_and_keys_elsewhere_are_not(
+    ships: Ships,
+) -> None:
+    await ships.write(10)
+    ships.cluster.network.away = {"c"}
+    node, answered = ships.cluster["a"], 0
+    with pytest.raises(Unavailable):
+        [part async for part in node.tables.read(TableTask("ships"))]
+    for key in range(KEYS):
+        keys = pa.table([pa.array([key])], schema=TABLE.key_schema)
+        try:
+            parts = [part async for part in node.tables.read(TableTask("ships", keys=keys))]
+        except Unavailable:
+            continue
+        found = [row["port"] for part in parts for row in part.rows.to_pylist()]
+        assert found == [ships.expected[key]] if key in ships.expected else found == []
+        answered += 1
+    assert 0 < answered < KEYS
+
+
+async def test_tables_and_datasets_share_names_and_refuse_each_others_calls(ships: Ships) -> None:
+    node = ships.cluster["a"]
+    with raises(DatasetExists, same=False):
+        await node.create_dataset(Table("nam", {"id": "int"}, key="id"))
+    with raises(DatasetExists, same=False):
+        await node.create_dataset(Schema("ships", [Feature("t")]))
+    with raises(InputError, expected="dataset"):
+        await node.schema("ships")
+    with raises(InputError, expected="table"):
+        node.catalog.table_shard("nam")
+    with raises(InputError, expected="dataset"):
+        await node.add_features("ships", [Feature("t")])
+
+
+async def test_a_table_is_dropped_with_its_files_and_its_name_is_free(ships: Ships) -> None:
+    await ships.write(10)
+    removed = await ships.cluster["a"].drop_dataset("ships")
+    assert sum(one.rows for one in removed.values()) == 100
+    created = await ships.cluster["c"].create_dataset(Table("ships", {"id": "text"}, key="id"))
+    assert created.key == "ships@1"
+    for name in ("a", "b", "c"):
+        await ships.cluster.restart(name)
+        assert ships.cluster[name].catalog.stored_schema("ships@1") == created
