@@ -19,6 +19,7 @@ class Sizes:
         ingest: (observations in a batch, batches) of each way to ingest.
         blocks: (blocks in a batch, batches) that are ingested.
         copied: (observations in a batch, batches) that are ingested as COPY does.
+        keyed: rows of a table.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.
@@ -60,6 +61,7 @@ class Sizes:
     ingest: tuple[tuple[int, int], ...] = ((65_536, 4), (1_000, 100))
     blocks: tuple[int, int] = (500, 16)
     copied: tuple[int, int] = (65_536, 4)
+    keyed: int = 1_000_000
     labels: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
@@ -115,6 +117,7 @@ QUICK = Sizes(
     ingest=((4_096, 2), (500, 4)),
     blocks=(10, 3),
     copied=(1_000, 2),
+    keyed=5_000,
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),

@@ -36,6 +36,7 @@ from benchmarks import (
     startup,
     storage,
     streaming,
+    tables,
     tick,
     tiles,
 )
@@ -87,6 +88,7 @@ COMPARISONS = (
     Area("groups", "Groups of the metadata graph compared with DuckDB", groups_duckdb.measure),
     Area("scale", "What grows with the metadata graph", graph.measure_growth),
     Area("copy", "Ingesting compared with PostGIS COPY", ingest_postgis.measure),
+    Area("tables", "Tables compared with PostgreSQL", tables.measure),
     Area("replicated", "Ingesting with three copies", replicas.measure_ingest),
     Area("leaders", "When the leader of a partition is killed", replicas.measure_leader),
     Area("replicated-ticks", "Updates with three copies", replicas.measure_ticks),
