@@ -190,7 +190,7 @@ class TableTask:
         after: None for the rows that are there; else the keys with a version past it, deleted ones
             included.
         until: the commits that count; None for all that are committed.
-        partitions: of the node that is asked; none where it is to ask the owners.
+        partitions: that are asked; none for all.
     """
 
     table: str

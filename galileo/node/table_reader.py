@@ -185,6 +185,8 @@ class TableReader:
 def _asked(table: Table, task: TableTask) -> frozenset[int]:
     """The partitions that can have rows of the answer."""
     asked = frozenset(range(table.partitions))
+    if task.partitions:
+        asked &= task.partitions
     if task.keys is not None:
         asked &= frozenset(partitions_of(table, hashes_of(table, task.keys)).tolist())
     if task.until is not None:

@@ -436,7 +436,9 @@ class GrpcPeers:
 
 def table_task_to_pb(task: TableTask) -> storage_pb2.ReadTableRequest:
     """The inverse of `table_task_from_pb`."""
-    request = storage_pb2.ReadTableRequest(dataset=task.table, partitions=sorted(task.partitions))
+    request = storage_pb2.ReadTableRequest(
+        dataset=task.table, partitions=sorted(task.partitions), local=True
+    )
     if task.keys is not None:
         request.keys = to_ipc(task.keys.combine_chunks())
     if task.after is not None:

@@ -165,7 +165,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         catalog, tables = self._node.catalog, self._node.tables
         shard = catalog.table_shard(catalog.key_of(request.dataset) or request.dataset)
         task = table_task_from_pb(request, shard.schema)
-        read = tables.read_local if task.partitions else tables.read
+        read = tables.read_local if request.local else tables.read
         async with aclosing(read(task)) as parts:
             async for part in parts:
                 if len(part.reached):

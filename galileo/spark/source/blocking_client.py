@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from galileo.dht.topology import Topology
 from galileo.errors import InputError, PartitionMoved, Unavailable
-from galileo.model.schema import Schema, unknown_dataset
+from galileo.model.schema import Schema, unknown_dataset, unknown_table
+from galileo.model.table import Table
 from galileo.wire.blocking_caller import BlockingCaller
 from galileo.wire.caller import CallOptions
 from galileo.wire.status import error_from_pb
@@ -76,6 +77,18 @@ class BlockingClient(BlockingCaller):
             raise unknown_dataset(dataset, sorted(schemas))
         return schemas[dataset]
 
+    def table(self, name: str) -> Table:
+        """A table.
+
+        Raises:
+            UnknownDataset: it does not exist.
+        """
+        reply = self.unary(ClusterStub, "ListDatasets", cluster_pb2.ListDatasetsRequest())
+        tables = {table.name: table for table in map(Table.from_json, reply.tables_json)}
+        if name not in tables:
+            raise unknown_table(name, sorted(tables))
+        return tables[name]
+
     def status(self) -> list[cluster_pb2.NodeStatus]:
         """The status of all nodes, including unreachable ones."""
         return list(self.unary(ClusterStub, "Status", cluster_pb2.StatusRequest()).nodes)
@@ -90,6 +103,12 @@ class BlockingClient(BlockingCaller):
     def select(self, request: storage_pb2.SelectRequest) -> Iterator[Bulk[storage_pb2.SelectPart]]:
         """The parts of an answer; tries other nodes until the first part has arrived."""
         return self.stream(BulkStub, "Select", request)
+
+    def read_table(
+        self, request: storage_pb2.ReadTableRequest
+    ) -> Iterator[storage_pb2.ReadTablePart]:
+        """As `select`, for rows of tables."""
+        return self.stream(StorageStub, "ReadTable", request)
 
     def scan(self, request: storage_pb2.ScanRequest) -> Iterator[storage_pb2.ScanReply]:
         """As `select`, for labels; skips nodes that do not own the partitions."""

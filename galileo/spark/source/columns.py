@@ -34,17 +34,25 @@ def spark_columns(schema: Schema, what: str, columns: Sequence[str]) -> StructTy
     Raises:
         InputError: there is no such column, or it is named twice.
     """
-    available = arrow_columns(schema, what)
-    for name in columns:
-        if name not in available.names or list(columns).count(name) > 1:
+    of = f"the {what} of dataset {schema.name!r}"
+    return selected_columns(arrow_columns(schema, what), columns, of=of)
+
+
+def selected_columns(available: pa.Schema, names: Sequence[str], *, of: str) -> StructType:
+    """Some columns of what `of` names as a schema of Spark; all if none is named.
+
+    Raises:
+        InputError: there is no such column, or it is named twice.
+    """
+    for name in names:
+        if name not in available.names or list(names).count(name) > 1:
             close = nearest_name(name, available.names)
             hint = f"; did you mean {close!r}?" if close and close != name else ""
             raise InputError(
-                f"expected columns of the {what} of dataset {schema.name!r}, each once, of "
-                f"{', '.join(available.names)}; got {name!r}{hint}"
+                f"expected columns of {of}, each once, of {', '.join(available.names)}; got "
+                f"{name!r}{hint}"
             )
-    selected = pa.schema([available.field(name) for name in columns]) if columns else available
-    return from_arrow_schema(selected)
+    return from_arrow_schema(pa.schema([available.field(n) for n in names or available.names]))
 
 
 def requested_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schema:
@@ -59,12 +67,21 @@ def requested_columns(schema: Schema, what: str, wanted: StructType) -> pa.Schem
         InputError: a column is unknown, or has another type than the stored one.
     """
     stored = spark_columns(schema, what, wanted.fieldNames())
+    return checked_columns(stored, wanted, of=f"dataset {schema.name!r}")
+
+
+def checked_columns(stored: StructType, wanted: StructType, *, of: str) -> pa.Schema:
+    """The Arrow schema of columns that Spark expects with the types in which they are stored.
+
+    Raises:
+        InputError: a column has another type.
+    """
     for field in wanted.fields:
         kind = stored[field.name].dataType
         if field.dataType != kind:
             raise InputError(
-                f"expected column {field.name!r} of dataset {schema.name!r} as "
-                f"{kind.simpleString()}, got {field.dataType.simpleString()}; cast it in a select"
+                f"expected column {field.name!r} of {of} as {kind.simpleString()}, got "
+                f"{field.dataType.simpleString()}; cast it in a select"
             )
     arrow: pa.Schema = to_arrow_schema(wanted, timezone="UTC")
     return arrow

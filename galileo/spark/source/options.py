@@ -24,7 +24,7 @@ BATCH_ROWS = 65_536
 
 # Options that Spark adds.
 _SPARKS = frozenset({"path", "checkpointlocation", "querynameoption", "queryname"})
-_READ = ("address", "dataset", "query", "columns", "what", "pushdown", "rows_per_task")
+_READ = ("address", "dataset", "table", "query", "columns", "what", "pushdown", "rows_per_task")
 _CREDENTIALS = ("tls", "token_file")
 _STREAM = ("starting", "commits_per_batch", "commits_per_task", "on_gap")
 _WRITE = ("job", "order", "batch_rows")
@@ -40,7 +40,8 @@ class SourceOptions:
 
     Attributes:
         addresses: "host:port" of nodes.
-        dataset: its name.
+        dataset: its name; "" if a table is read.
+        table: its name; "" if it is a dataset.
         query: CQL2.
         columns: of the result; empty for all.
         what: "observations" or "labels".
@@ -59,6 +60,7 @@ class SourceOptions:
 
     addresses: tuple[str, ...]
     dataset: str
+    table: str = ""
     query: str = ""
     columns: tuple[str, ...] = ()
     what: str = OBSERVATIONS
@@ -82,9 +84,11 @@ class SourceOptions:
         """
         options = {name.lower(): value for name, value in raw.items()}
         _check_names(options)
+        table = _table(options)
         return SourceOptions(
             addresses=parse_addresses(_required(options, "address")),
-            dataset=_required(options, "dataset"),
+            dataset="" if table else _required(options, "dataset"),
+            table=table,
             query=options.get("query", ""),
             columns=tuple(
                 filter(None, (part.strip() for part in options.get("columns", "").split(",")))
@@ -149,6 +153,19 @@ def _check_names(options: Mapping[str, str]) -> None:
                 option=name,
                 nearest=close,
             )
+
+
+def _table(options: Mapping[str, str]) -> str:
+    """The name of a table, whose read has no options of datasets."""
+    table = options.get("table", "")
+    others = ("dataset", "query", "what", "pushdown", *_STREAM, *_WRITE)
+    wrong = next((name for name in others if table and options.get(name)), None)
+    if wrong is not None:
+        raise InputError(
+            f"expected no option {wrong!r} with the option 'table'; it is of datasets",
+            option=wrong,
+        )
+    return table
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

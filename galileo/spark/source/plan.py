@@ -140,6 +140,20 @@ def splits(
     return result
 
 
+def table_splits(
+    topology: Topology, *, until: Cursor, weights: Mapping[int, float], weight_max: float
+) -> list[Split]:
+    """The partitions of a table, several of one node in a task; arguments as of `splits`."""
+    result = []
+    for node, partitions in placement.partitions_by_node(topology).items():
+        pieces = [_Piece(p, 0, until[p]) for p in sorted(partitions) if until[p]]
+        addresses = _addresses(topology, first=topology.by_name[node].address)
+        result += [
+            _split(addresses, group) for group in _groups(pieces, weights, weight_max=weight_max)
+        ]
+    return result
+
+
 def stream_tasks(
     topology: Topology, *, after: Cursor, until: Cursor, commits_max: int
 ) -> list[StreamTask]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from galileo.cursor import Cursor
 from galileo.dht.topology import Topology
 from galileo.errors import InputError, InternalError
 from galileo.model.schema import Schema, dropped_dataset
-from galileo.spark.source import columns, spark_to_cql
+from galileo.spark.source import columns, spark_to_cql, tables
 from galileo.spark.source.blocking_client import BlockingClient
 from galileo.spark.source.options import (
     EARLIEST,
@@ -110,6 +110,7 @@ class GalileoSource(DataSource):
     """`spark.read.format("galileo")`; docs/spark-data-source.md has the options."""
 
     _state: DatasetState | None = None
+    _table_state: tables.TableState | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -118,28 +119,39 @@ class GalileoSource(DataSource):
     def schema(self) -> StructType:
         """The columns. A batch read returns the commits that are stored at this call."""
         options = SourceOptions.from_spark(self.options)
+        if options.table:
+            self._table_state = tables.discover(options)
+            return tables.spark_columns(self._table_state.table, options.columns)
         self._state = discover(options.addresses, options.dataset, keys=options.keys)
         return columns.spark_columns(self._state.schema, options.what, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
+        if options.table:
+            return self._table_reader(options, schema)
         kind = BatchReader if options.pushdown == PUSH_NONE else PushdownReader
         return kind(options, self._dataset_state(options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = SourceOptions.from_spark(self.options)
+        options = _options_of_dataset(self.options)
         return StreamReader(options, self._dataset_state(options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        options = SourceOptions.from_spark(self.options)
+        options = _options_of_dataset(self.options)
         return BatchWriter(options, _write_spec(options, schema, overwrite=overwrite))
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        options = SourceOptions.from_spark(self.options)
+        options = _options_of_dataset(self.options)
         # Spark sets `overwrite` for its output mode "complete", which writes all rows each time.
         return StreamWriter(_write_spec(options, schema, overwrite=overwrite))
+
+    def _table_reader(self, options: SourceOptions, schema: StructType) -> DataSourceReader:
+        state = self._table_state
+        if state is None or state.stored.missing:
+            state = self._table_state = tables.discover(options)
+        return tables.TableReader(options, state, schema)
 
     def _dataset_state(self, options: SourceOptions) -> DatasetState:
         """The state that `schema` requested; a new one if a node did not answer."""
@@ -153,6 +165,8 @@ class NoPushdownSource(GalileoSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_spark(self.options)
+        if options.table:
+            return self._table_reader(options, schema)
         return BatchReader(options, self._dataset_state(options), schema)
 
 
@@ -327,6 +341,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
             "when the query continues from its checkpoint",
             batchId,
         )
+
+
+def _options_of_dataset(raw: Mapping[str, str]) -> SourceOptions:
+    """The options of a write or a stream.
+
+    Raises:
+        InputError: they name a table.
+    """
+    options = SourceOptions.from_spark(raw)
+    if options.table:
+        raise InputError(
+            "expected a dataset: tables can be read as a whole, and neither written nor followed; "
+            "client.upsert and client.changes do that",
+            option="table",
+        )
+    return options
 
 
 def _write_spec(options: SourceOptions, schema: StructType, *, overwrite: bool) -> WriteSpec:

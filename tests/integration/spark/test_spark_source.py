@@ -300,6 +300,63 @@ def test_load_of_an_unknown_dataset_is_refused(load: Any) -> None:
         load("nowhere")
 
 
+# --- tables --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ships(client: galileo.Client, fresh_name: Make) -> str:
+    """A table of rows that were replaced and deleted."""
+    name = fresh_name("ships")
+    columns = {"number": "int", "name": "text", "seen": "time", "draught": "float"}
+    client.create_table(galileo.Table(name, columns, key="number"))
+    numbers = np.arange(ROWS)
+    rows = {"number": numbers, "name": [f"vessel {n}" for n in numbers], "draught": numbers / 2}
+    client.upsert(name, rows | {"seen": times_from_micros(START_US + numbers)}, batch_rows=3_000)
+    client.upsert(name, {"number": [7], "name": ["Aurora"]})
+    client.delete(name, list(range(0, ROWS, 10)))
+    return name
+
+
+def test_a_table_is_read_as_it_was_when_it_was_loaded(
+    spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, ships: str
+) -> None:
+    reader = spark.read.format("galileo").options(address=cluster.addresses[0], table=ships)
+    frame, expected = reader.load(), client.table(ships).rows
+    client.upsert(ships, {"number": [1, ROWS], "name": ["Later", "New"]})
+    assert [f.simpleString() for f in frame.schema] == [
+        *("number:bigint", "name:string", "seen:timestamp", "draught:double"),
+    ]
+    assert same(frame.toArrow(), expected)
+    few = reader.options(columns="name,number", rows_per_task=2_000).load()
+    assert tasks(few) > 1
+    found = few.where("number in (1, 7)").sort("number").collect()
+    assert [row.name for row in found] == ["Later", "Aurora"]
+    assert few.count() == ROWS * 9 // 10 + 1
+    joined = spark.createDataFrame([(7, 3.5)], "number long, speed double").join(few, "number")
+    assert joined.collect()[0].name == "Aurora"
+
+
+def test_a_table_without_rows_has_columns_and_wrong_options_are_refused(
+    spark: SparkSession, cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Make
+) -> None:
+    name = fresh_name("empty")
+    client.create_table(galileo.Table(name, {"id": "text"}, key="id"))
+    reader = spark.read.format("galileo").options(address=cluster.addresses[0])
+    assert reader.options(table=name).load().count() == 0
+    for options, words in (
+        ({"table": name, "dataset": name}, "no option 'dataset' with the option 'table'"),
+        ({"table": name, "query": "id = 'a'"}, "no option 'query' with the option 'table'"),
+        ({"table": name, "columns": "ids"}, "did you mean 'id'"),
+        ({"table": f"{name}s"}, "does not exist"),
+    ):
+        fresh = spark.read.format("galileo").options(address=cluster.addresses[0], **options)
+        with pytest.raises(PySparkException, match=words):
+            fresh.load().count()
+    stream = spark.readStream.format("galileo").options(address=cluster.addresses[0], table=name)
+    with pytest.raises(PySparkException, match="tables can be read as a whole"):
+        stream.load().writeStream.format("memory").queryName("t").start().processAllAvailable()
+
+
 # --- bytes ---------------------------------------------------------------------------------------
 
 
