@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -346,3 +347,74 @@ class RetryWhileMoving:
         if now > self._deadline:
             raise error
         await asyncio.sleep(MOVED_PAUSE_S)
+
+
+Task = TypeVar("Task")
+
+
+class Share(NamedTuple, Generic[Task]):
+    """What one node is asked.
+
+    Attributes:
+        partitions: of the task.
+    """
+
+    node: str
+    partitions: frozenset[int]
+    task: Task
+
+
+async def read_from_owners(
+    task: Task,
+    *,
+    split: Callable[[Task], Awaitable[list[Share[Task]]]],
+    read_local: Callable[[Task], AsyncGenerator[T, None]],
+    read: Callable[[str, Task], AsyncGenerator[T, None]],
+    name: str,
+    live: TopologyState,
+    timeout_s: float,
+) -> AsyncGenerator[T, None]:
+    """The answers of the owners of a task's partitions, one after the other.
+
+    An owner that has not begun to answer, and is none any more, is asked no longer; its share is
+    split again.
+
+    Args:
+        task: of all partitions.
+        split: makes the shares of a task, or of a share.
+        read_local: answers a share of this node.
+        read: has another node answer one.
+        name: of this node.
+        live: its topology.
+        timeout_s: for how long owners are looked for.
+
+    Raises:
+        GalileoError: of an owner.
+    """
+    patience = RetryWhileMoving(timeout_s)
+    shares = await split(task)
+    while shares:
+        node, partitions, share = shares.pop(0)
+        is_here, is_begun = node == name, False
+        stream = read_local(share) if is_here else read(node, share)
+        try:
+            async with aclosing(stream) as parts:
+                while True:
+                    following = anext(parts, None)
+                    part = await (
+                        following
+                        if is_here or is_begun
+                        else while_owned(following, live, node, partitions)
+                    )
+                    if part is None:
+                        break
+                    is_begun = True
+                    yield part
+        except GalileoError as error:
+            moved = None if is_begun else as_moved(error, live)
+            if moved is None:
+                raise
+            await patience.after(moved)
+            shares = [*await split(share), *shares]
+        else:
+            patience = RetryWhileMoving(timeout_s)

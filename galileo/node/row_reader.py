@@ -18,7 +18,7 @@ import pyarrow as pa
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
+from galileo.errors import DataExpired, InputError, Unavailable
 from galileo.labels import LabelSet
 from galileo.model.rows import FirstRows, RowOptions
 from galileo.model.schema import Schema, StoredSchema
@@ -28,10 +28,9 @@ from galileo.node.peers import (
     PARTS_SCHEMA,
     Peers,
     ReadTask,
-    RetryWhileMoving,
-    as_moved,
+    Share,
+    read_from_owners,
     retry_timeout_s,
-    while_owned,
 )
 from galileo.node.query_options import DEFAULTS, QueryOptions
 from galileo.node.shard import Shard
@@ -89,36 +88,18 @@ class RowReader:
                 yield table if task.is_numbered else table.select(options.names(schema))
 
     async def _read_all(self, task: ReadTask, schema: Schema) -> AsyncGenerator[pa.Table, None]:
-        timeout_s = retry_timeout_s(self._options, self._topology)
-        patience = RetryWhileMoving(timeout_s)
-        shares = await self._run(task.parts, self._shares, task)
-        while shares:
-            node, share = shares.pop(0)
-            named = set(share.parts.column("partition").unique().to_pylist())
-            here, is_begun = node == self._name, False
-            stream = self.read_local(share) if here else self._peers.read(node, share, schema)
-            try:
-                async with aclosing(stream) as tables:
-                    while True:
-                        following = anext(tables, None)
-                        table = await (
-                            following
-                            if here or is_begun
-                            else while_owned(following, self._topology, node, named)
-                        )
-                        if table is None:
-                            break
-                        is_begun = True
-                        yield table
-            except GalileoError as error:
-                moved = None if is_begun else as_moved(error, self._topology)
-                if moved is None:
-                    raise
-                await patience.after(moved)
-                again = await self._run(share.parts, self._shares, share)
-                shares = [*again, *shares]
-            else:
-                patience = RetryWhileMoving(timeout_s)
+        tables = read_from_owners(
+            task,
+            split=lambda part: self._run(part.parts, self._shares, part),
+            read_local=self.read_local,
+            read=lambda node, part: self._peers.read(node, part, schema),
+            name=self._name,
+            live=self._topology,
+            timeout_s=retry_timeout_s(self._options, self._topology),
+        )
+        async with aclosing(tables):
+            async for table in tables:
+                yield table
 
     async def read_local(self, task: ReadTask) -> AsyncGenerator[pa.Table, None]:
         """The observations of parts that this node keeps, a bounded piece at a time.
@@ -173,7 +154,7 @@ class RowReader:
                 f"expected partitions of this cluster, got {partitions}", partitions=partitions
             )
 
-    def _shares(self, task: ReadTask) -> list[tuple[str, ReadTask]]:
+    def _shares(self, task: ReadTask) -> list[Share[ReadTask]]:
         """What to ask of which node, in the order of partitions: this one for all that it has."""
         parts = _in_order(task.parts)
         partitions = parts.column("partition").to_numpy()
@@ -184,12 +165,12 @@ class RowReader:
         if shard is not None:
             after, until = _range_of(parts)
             nodes |= dict.fromkeys(shard.readable(known, after=after, until=until), self._name)
-        shares: list[tuple[str, ReadTask]] = []
+        shares: list[Share[ReadTask]] = []
         for node, group in itertools.groupby(known, key=nodes.__getitem__):
             alike = list(group)
             start, stop = np.searchsorted(partitions, [alike[0], alike[-1] + 1])
             share = parts.slice(start, stop - start)
-            shares.append((node, dataclasses.replace(task, parts=share)))
+            shares.append(Share(node, frozenset(alike), dataclasses.replace(task, parts=share)))
         return shares
 
 

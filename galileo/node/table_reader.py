@@ -20,17 +20,16 @@ import pyarrow as pa
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired, GalileoError, InputError, Unavailable
+from galileo.errors import DataExpired, InputError, Unavailable
 from galileo.model.table import Table, hashes_of, partitions_of
 from galileo.node.catalog import Catalog
 from galileo.node.peers import (
     Peers,
-    RetryWhileMoving,
+    Share,
     TablePart,
     TableTask,
-    as_moved,
+    read_from_owners,
     retry_timeout_s,
-    while_owned,
 )
 from galileo.node.query_options import QueryOptions
 from galileo.node.row_reader import read_parts
@@ -88,37 +87,18 @@ class TableReader:
             CorruptData: stored bytes fail their checksum.
         """
         table = self._catalog.table_shard(task.table).schema
-        timeout_s = retry_timeout_s(self._options, self._topology)
-        patience = RetryWhileMoving(timeout_s)
-        shares = self._shares(task, _asked(table, task))
-        while shares:
-            node, partitions = shares.pop(0)
-            share, is_begun = dataclasses.replace(task, partitions=partitions), False
-            is_here = node == self._name
-            stream = (
-                self.read_local(share) if is_here else self._peers.read_table(node, share, table)
-            )
-            try:
-                async with aclosing(stream) as parts:
-                    while True:
-                        following = anext(parts, None)
-                        part = await (
-                            following
-                            if is_here or is_begun
-                            else while_owned(following, self._topology, node, partitions)
-                        )
-                        if part is None:
-                            break
-                        is_begun = True
-                        yield part
-            except GalileoError as error:
-                moved = None if is_begun else as_moved(error, self._topology)
-                if moved is None:
-                    raise
-                await patience.after(moved)
-                shares = [*self._shares(task, partitions), *shares]
-            else:
-                patience = RetryWhileMoving(timeout_s)
+        parts = read_from_owners(
+            dataclasses.replace(task, partitions=_asked(table, task)),
+            split=self._shares,
+            read_local=self.read_local,
+            read=lambda node, share: self._peers.read_table(node, share, table),
+            name=self._name,
+            live=self._topology,
+            timeout_s=retry_timeout_s(self._options, self._topology),
+        )
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
 
     async def read_local(self, task: TableTask) -> AsyncGenerator[TablePart, None]:
         """The rows of partitions that this node keeps; the first part says how far they go.
@@ -168,10 +148,9 @@ class TableReader:
         _check_not_dropped(shard, task, until)
         return _Found(pieces, until)
 
-    def _shares(
-        self, task: TableTask, partitions: frozenset[int]
-    ) -> list[tuple[str, frozenset[int]]]:
-        """Which partitions to ask of which node: this one for all that it can answer."""
+    async def _shares(self, task: TableTask) -> list[Share[TableTask]]:
+        """What to ask of which node: this one for all that it can answer."""
+        partitions = task.partitions
         nodes = {**placement.owners(self._topology.current)}
         after = EMPTY_CURSOR if task.after is None else task.after
         shard = self._catalog.table_shard(task.table)
@@ -179,7 +158,11 @@ class TableReader:
         nodes |= dict.fromkeys(here, self._name)
         by_node = sorted(partitions, key=lambda partition: nodes[partition])
         groups = itertools.groupby(by_node, key=nodes.__getitem__)
-        return [(node, frozenset(group)) for node, group in groups]
+        return [
+            Share(node, frozenset(group), dataclasses.replace(task, partitions=frozenset(group)))
+            for node, of_node in groups
+            if (group := list(of_node))
+        ]
 
 
 def _asked(table: Table, task: TableTask) -> frozenset[int]:
