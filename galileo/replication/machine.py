@@ -29,6 +29,8 @@ Invariants:
 - A leader acknowledges what is committed in its term, and takes frames only when it is open.
 - Neighbouring sets differ by one voter. A set is changed after a majority of it has installed it
   and has what was committed before it. A member never returns to an earlier set.
+- Voters are changed after a majority of the next set has installed the current one: a learner
+  that was lost as it became a voter replaces none.
 - A voter that supports a leader votes for no other, nor campaigns, within `dead_after_s`, unless
   that leader resigned. Therefore a leader that a majority has supported within `lease_s` has no
   successor, and its answers contain all acknowledged frames. Only this depends on clocks.
@@ -745,9 +747,15 @@ class Replica:
         recent = {m for m, peer in lead.peers.items() if now < peer.heard_at + within_s}
         return recent | {self.me}
 
-    def _joined(self, lead: _Leadership) -> set[Member]:
-        """The members that were heard in this term, and follow its leader."""
-        return {m for m, peer in lead.peers.items() if peer.has_joined} | {self.me}
+    def _present(self, lead: _Leadership) -> set[Member]:
+        """The members that joined this term, and have answered since the set was changed last."""
+        joined = {m for m, peer in lead.peers.items() if peer.has_joined}
+        return joined & self._installed(lead) | {self.me}
+
+    def _installed(self, lead: _Leadership) -> set[Member]:
+        """The members that have the set of this leader, or a later one."""
+        version = self._set().version
+        return {m for m, peer in lead.peers.items() if peer.installed >= version} | {self.me}
 
     def _resign(self, lead: _Leadership, successor: Member | None, now: float) -> None:
         self._leave_term()
@@ -780,8 +788,8 @@ class Replica:
             self._leave(lead, self.wanted, now)
             return
         new = replace(new, term=lead.term)
-        if new.voters != current.voters and not new.is_majority(self._joined(lead) & alive):
-            return  # A member that this leader has not heard yet may be lost for good.
+        if new.voters != current.voters and not new.is_majority(self._present(lead) & alive):
+            return  # A member that has not answered since the last change may be lost for good.
         lead.floor = {name: log.committed for name, log in self.logs.items()}
         for peer in lead.peers.values():
             peer.started_at = -inf
@@ -815,8 +823,7 @@ class Replica:
             for member in self._counted(lead)
             if all(self._match(lead, member, log) >= end for log, end in lead.floor.items())
         }
-        installed = {m for m, peer in lead.peers.items() if peer.installed >= current.version}
-        return current.is_majority(ready) and current.is_majority(installed | {self.me})
+        return current.is_majority(ready) and current.is_majority(self._installed(lead))
 
     def _leave(self, lead: _Leadership, wanted: frozenset[Member], now: float) -> None:
         """Hand over when nothing but the leader itself is to go."""

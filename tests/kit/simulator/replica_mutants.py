@@ -209,6 +209,9 @@ class _ChangesUninstalled(Replica):
         lead.peers = peers
         return is_settled
 
+    def _installed(self, lead: _Leadership) -> set[Member]:
+        return {*lead.peers, self.me}
+
 
 class _ChangesUncopied(Replica):
     """Changes the set before a majority has what was committed before the last one."""
@@ -216,6 +219,13 @@ class _ChangesUncopied(Replica):
     def _is_settled(self, lead: _Leadership) -> bool:
         lead.floor = {}
         return super()._is_settled(lead)
+
+
+class _ReplacesByUnheard(Replica):
+    """Removes a voter for one that has not answered since it became a voter."""
+
+    def _present(self, lead: _Leadership) -> set[Member]:
+        return {member for member, peer in lead.peers.items() if peer.has_joined} | {self.me}
 
 
 class _SwapsVoters(Replica):
@@ -306,6 +316,7 @@ REPLICA_MUTANTS: dict[str, tuple[type[Replica], ReplicaConduct]] = {
     "takes_older_sets": (_TakesOlderSets, ReplicaConduct()),
     "changes_uninstalled": (_ChangesUninstalled, ReplicaConduct()),
     "changes_uncopied": (_ChangesUncopied, ReplicaConduct()),
+    "replaces_by_unheard": (_ReplacesByUnheard, ReplicaConduct()),
     "swaps_voters": (_SwapsVoters, ReplicaConduct()),
     "promotes_at_once": (_PromotesAtOnce, ReplicaConduct()),
     "leases_from_reply": (_LeasesFromReply, ReplicaConduct()),

@@ -7,6 +7,7 @@ from simulator.instant_replicas import LOG, InstantReplicas
 from galileo.node.replication.replicas import ReplicasOptions, _Hosted
 from galileo.replication.machine import Replica
 from galileo.replication.messages import (
+    Acknowledged,
     Beat,
     DropFrames,
     FrameAppended,
@@ -14,6 +15,7 @@ from galileo.replication.messages import (
     LogForgotten,
     LogSynced,
     MembersWanted,
+    ReplicaEvent,
     ReplicaTicked,
     ResetLog,
     SendMessage,
@@ -52,6 +54,22 @@ class Cluster(InstantReplicas):
         current = self.machines[A].state.set
         assert current is not None
         return current.voters
+
+
+class LosesLearner(Cluster):
+    """C is lost as soon as it has said that it has joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[Member] = set()
+
+    def step(self, member: Member, event: ReplicaEvent) -> None:
+        if member in self.lost:
+            return
+        super().step(member, event)
+        sent = [one.message for one in self.effects[C] if isinstance(one, SendMessage)]
+        if any(isinstance(one, Acknowledged) and one.has_joined for one in sent):
+            self.lost.add(C)
 
 
 def test_founder_takes_frames_alone_and_grows() -> None:
@@ -103,6 +121,25 @@ def test_idle_replica_is_ticked_when_due_and_now_and_then() -> None:
     assert follower.wants_tick(due - 0.1, options), "the last tick is long ago"
     follower.ticked_at, follower.idle_at = due - 0.2, due
     assert follower.wants_tick(due - 0.1, options), "it is not idle yet"
+
+
+def test_learner_that_is_lost_as_it_becomes_a_voter_replaces_none() -> None:
+    """C says that it has joined, and its disk is lost before it can know that it votes."""
+    cluster = LosesLearner()
+    cluster.found()
+    cluster.want(A, B)
+    cluster.append(3)
+    cluster.want(A, C)
+    assert cluster.lost == {C}
+    assert cluster.voters() == {A, B, C}
+    cluster.append(1)
+    cluster.run()
+    assert cluster.machines[A].logs[LOG].committed == 4
+    new = Member("c", "c-1")
+    cluster.start(new, 2, ReplicaState())
+    cluster.want(A, new)
+    assert cluster.voters() == {A, new}
+    assert [cluster.end(member) for member in (A, new)] == [4, 4]
 
 
 def test_member_that_comes_back_without_files_gets_all_again() -> None:
