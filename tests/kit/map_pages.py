@@ -34,6 +34,15 @@ _IS_PAINTED = """(selector) => {
     const { data } = copy.getImageData(0, 0, width, height);
     return data.some((value, index) => index % 4 === 3 && value);
 }"""
+_FIT = """() => {
+    const [card] = document.querySelectorAll(".card"), [pre] = card.querySelectorAll("pre");
+    const { left, right } = card.getBoundingClientRect();
+    const style = getComputedStyle(pre), lines = pre.textContent.trim().split("\\n").length;
+    const padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
+    const height = pre.clientHeight - padding;
+    const line = parseFloat(style.lineHeight) || 1.5 * parseFloat(style.fontSize);
+    return { card: left >= 0 && right <= innerWidth, pre: height < (lines + 0.5) * line };
+}"""
 CELLS = ".ol-layers > canvas"
 """The canvas of the cells."""
 
@@ -106,6 +115,13 @@ class MapPage:
             found = axe.run(self.page).response["violations"]
             serious = [one for one in found if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"]) for one in serious] == []
+
+    def check_cards_fit(self) -> None:
+        """Notices over the map lie within the window of a phone, and none of their lines wraps."""
+        size = self.page.viewport_size
+        self.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+        assert self.page.evaluate(_FIT) == {"card": True, "pre": True}
+        self.page.set_viewport_size(size)
 
     # --- what a user sees --------------------------------------------------------------------
 

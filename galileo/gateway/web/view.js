@@ -154,7 +154,7 @@ function UnknownDataset({ dataset, who, others, openToken }) {
 /** The command with which an administrator makes a token that may use a dataset. */
 function grantCommand({ name, roles = [] }, dataset) {
   const wanted = roles.map((role) => `--role ${role}`).join(" ");
-  return `galileo token create ${name} ${wanted} \\\n  --dataset ${dataset} --principals principals.toml`;
+  return `galileo token create ${name} \\\n  ${wanted} --dataset ${dataset} \\\n  --principals principals.toml`;
 }
 
 function open(dataset) {

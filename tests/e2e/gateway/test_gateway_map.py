@@ -386,6 +386,7 @@ def test_a_token_is_asked_for_and_its_rights_hold(
         page.get_by_text("ann has no grant on a dataset wind, or there is none").wait_for()
         assert page.locator(".legend").count() == 0
         shown.check_accessible()
+        shown.check_cards_fit()
         page.get_by_role("button", name="Open rain").click()
         shown.await_cells(5)
         page.reload()
@@ -404,6 +405,7 @@ def test_a_token_without_rights_says_what_it_lacks(
         page.get_by_role("heading", name="No dataset for you").wait_for()
         page.get_by_text("eve has no grant on a dataset.").wait_for()
         shown.check_accessible()
+        shown.check_cards_fit()
         page.get_by_role("main").get_by_role("button", name="Use another token").click()
         page.get_by_role("textbox", name="Token").fill(tokens["node"])
         page.get_by_role("button", name="Use this token").click()
