@@ -100,7 +100,7 @@ NODE_FLOODS = (
         row=SLOW_READERS,
         is_stopped=True,
     ),
-    Flood("uploads", 48, "requests of 60 MB, 48 at a time", 2_000),
+    Flood("uploads", 48, "requests of 60 MB, 48 at a time", 3_000),
     Flood("halves", 100, "2,000 requests that are begun and never end", 200),
     Flood("pages", 200, "metrics over HTTP, asked for and half asked for", 100, over_http=True),
 )
