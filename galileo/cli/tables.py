@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...]) -> None:
             with session.output.progress(unit="rows") as bar:
                 task = bar.add_task(path.name, total=None)
                 receipt = client.upsert(name, path, progress=partial(bar.advance, task))
-            _report(session.output, receipt, f"{path.name}: {receipt.rows:,} rows stored")
+            _report(session.output, receipt, f"{path.name}: {_counted(receipt.rows, 'row')} stored")
 
 
 @table.command()
@@ -157,8 +157,8 @@ def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | N
     if bool(keys) == (path is not None):
         raise InputError("expected KEYS or --file, one of the two", parameter="keys")
     with session.client() as client:
-        receipt = client.delete(name, path if path is not None else _typed(client, name, keys))
-    _report(session.output, receipt, f"{receipt.rows:,} keys deleted")
+        receipt = client.delete(name, path if path is not None else _keys(client, name, keys))
+    _report(session.output, receipt, f"deleted: {_counted(receipt.rows, 'key')}")
 
 
 @table.command()
@@ -185,6 +185,8 @@ def show(
 ) -> None:
     """Show the rows of the table NAME, and the cursor up to which they go.
 
+    With --key there is no cursor, since other rows were not looked at.
+
     \b
     Example:
       galileo table show shelters
@@ -198,9 +200,10 @@ def show(
         found = client.table(
             name,
             at=None if at is None else _cursor(known, at),
-            keys=_typed(client, name, keys) if keys else None,
+            keys=_keys(client, name, keys) if keys else None,
         )
-    _show(session.output, known, found, limit, everything, output, file_format)
+    cursor = "" if keys else token.encode(known.key, found.cursor)
+    _show(session.output, found, cursor, _Shown(limit, everything, output, file_format))
 
 
 @table.command()
@@ -237,7 +240,8 @@ def changes(
         known = _known(client, name)
         last = None if until is None else _cursor(known, until)
         found = client.changes(name, _cursor(known, after), until=last)
-    _show(session.output, known, found, limit, everything, output, file_format)
+    cursor = token.encode(known.key, found.cursor)
+    _show(session.output, found, cursor, _Shown(limit, everything, output, file_format))
 
 
 @table.command()
@@ -272,8 +276,8 @@ def _known(client: Client, name: str) -> Table:
     return found[name]
 
 
-def _typed(client: Client, name: str, keys: tuple[str, ...]) -> list[Any]:
-    """Keys as the type of the key's column has them."""
+def _keys(client: Client, name: str, keys: tuple[str, ...]) -> pa.Table:
+    """Keys as rows of the key's column."""
     fields = list(_known(client, name).key_schema)
     if len(fields) > 1:
         raise InputError(
@@ -281,12 +285,13 @@ def _typed(client: Client, name: str, keys: tuple[str, ...]) -> list[Any]:
             f"{', '.join(field.name for field in fields)}",
             parameter="keys",
         )
-    if not pa.types.is_integer(fields[0].type):
-        return list(keys)
+    values: list[Any] = list(keys)
     try:
-        return [int(key) for key in keys]
+        if pa.types.is_integer(fields[0].type):
+            values = [int(key) for key in keys]
     except ValueError as error:
         raise InputError(f"expected whole numbers as keys: {error}", parameter="keys") from error
+    return pa.table({fields[0].name: values})
 
 
 def _cursor(table: Table, text: str) -> Cursor:
@@ -305,37 +310,39 @@ def _report(output: Output, receipt: Receipt, words: str) -> None:
     output.value(facts, words=words)
 
 
-def _show(
-    output: Output,
-    table: Table,
-    found: TableRows,
-    limit: int | None,
-    everything: bool,
-    path: str | None,
-    file_format: str | None,
-) -> None:
-    cursor = token.encode(table.key, found.cursor)
-    if path is not None:
-        rows = found.rows.slice(0, limit)
-        write_tables(
-            output,
-            [rows],
-            rows.schema,
-            target=Target(path, file_format),
-            unit="table rows",
-            missing=tuple,
-        )
-        output.note(f"cursor: {cursor}")
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """How many rows are shown, or written to which file."""
+
+    limit: int | None
+    everything: bool
+    path: str | None
+    format: str | None
+
+
+def _show(output: Output, found: TableRows, cursor: str, shown: _Shown) -> None:
+    """Shows rows, and the cursor up to which they go; "" for an answer about some keys."""
+    if shown.path is not None:
+        rows, target = found.rows.slice(0, shown.limit), Target(shown.path, shown.format)
+        write_tables(output, [rows], rows.schema, target=target, unit="table rows", missing=tuple)
+        if cursor:
+            output.note(f"cursor: {cursor}")
         return
-    if limit is None and not everything and not output.as_json:
+    limit = shown.limit
+    if limit is None and not shown.everything and not output.as_json:
         limit = ROWS_SHOWN
     rows = found.rows.slice(0, limit)
     has_more = rows.num_rows < len(found)
     if output.as_json:
-        output.value({"rows": rows.to_pylist(), "more": has_more, "cursor": cursor})
+        facts = {"rows": rows.to_pylist(), "more": has_more}
+        output.value(facts | ({"cursor": cursor} if cursor else {}))
         return
     output.rows(rows.to_pylist())
-    words = f"{rows.num_rows:,} rows"
+    words = _counted(rows.num_rows, "row")
     if has_more:
         words = f"the first {words} of {len(found):,}; --all shows all"
-    output.value(None, words=f"{words}\ncursor: {cursor}")
+    output.value(None, words=f"{words}\ncursor: {cursor}" if cursor else words)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -257,15 +257,15 @@ def test_a_table_is_made_filled_shown_and_dropped_by_commands(
     assert "2 rows" in shown.output
     answer = json.loads(run(cluster, "table", "show", name, "--json").output)
     assert sorted(row["beds"] for row in answer["rows"]) == [2, 5]
-    assert "1 keys deleted" in run(cluster, "table", "delete", name, "b").output
+    assert run(cluster, "table", "delete", name, "b").output == "deleted: 1 key\n"
     after = json.loads(
         run(cluster, "table", "changes", name, "--after", answer["cursor"], "--json").output
     )
     assert after["rows"] == [{"id": "b", "beds": None, "deleted": True}]
     earlier = run(cluster, "table", "show", name, "--at", answer["cursor"], "--key", "b", "--json")
-    assert json.loads(earlier.output)["rows"] == [{"id": "b", "beds": 2}]
+    assert json.loads(earlier.output) == {"rows": [{"id": "b", "beds": 2}], "more": False}
     limited = run(cluster, "table", "show", name, "--at", answer["cursor"], "--limit", "1")
-    assert "the first 1 rows of 2; --all shows all" in limited.output
+    assert "the first 1 row of 2; --all shows all" in limited.output
 
     written = run(cluster, "table", "show", name, "-o", str(tmp_path / "out.parquet"))
     assert written.exit_code == 0, written.output
@@ -291,6 +291,20 @@ def test_wrong_commands_say_what_they_expect(
     done = run(cluster, "table", *(word.format(name=name) for word in words))
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
+
+
+def test_keys_of_commands_have_the_type_of_their_column(
+    cluster: galileo.LocalCluster, client: galileo.Client, fresh_name: Callable[[str], str]
+) -> None:
+    for kind, keys in (("int", (3, 4)), ("time", ("2014-03-01T06:00Z", "2014-03-02T06:00Z"))):
+        name = fresh_name("keyed")
+        client.create_table(galileo.Table(name, {"key": kind, "n": "int"}, key="key"))
+        client.upsert(name, {"key": keys, "n": [1, 2]})
+        shown = run(cluster, "table", "show", name, "--key", str(keys[1]), "--json")
+        assert [row["n"] for row in json.loads(shown.output)["rows"]] == [2], shown.output
+        assert run(cluster, "table", "delete", name, str(keys[1])).exit_code == 0
+        assert client.table(name).rows["n"].to_pylist() == [1]
+    assert run(cluster, "table", "show", name, "--key", "soon").exit_code == 2
 
 
 def test_rows_are_refused_that_are_of_another_type(client: galileo.Client, name: str) -> None:
