@@ -243,6 +243,8 @@ SCENES = [
 ]
 
 
+# Slow, for on a busy machine leases end before a leader has appended, and a scene begins anew.
+@pytest.mark.slow
 @pytest.mark.parametrize("play", SCENES)
 async def test_ingest_repeated_after_a_cut_with_copies(scene: Scene, play: Any) -> None:
     await play(scene)
@@ -313,6 +315,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_ingest_after_a_cut_with_copies_convicts_a_mutant(
     scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch
