@@ -7,8 +7,8 @@ from typing import Any
 
 from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
+from galileo.client.async_channels import AsyncChannels
 from galileo.client.async_datasets import CachedSchema
-from galileo.client.async_tables import AsyncTables
 from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
@@ -21,6 +21,7 @@ from galileo.client.scrubs import ScrubProgress
 from galileo.dht import placement
 from galileo.dht.topology import Topology
 from galileo.errors import Unavailable
+from galileo.model.channel import Channel
 from galileo.model.table import Table
 from galileo.model.times import Duration, seconds
 from galileo.wire.caller import Caller, CallOptions, Stream
@@ -31,7 +32,7 @@ from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
-class AsyncClient(AsyncTables):
+class AsyncClient(AsyncChannels):
     """A client of a cluster.
 
     Args:
@@ -71,6 +72,7 @@ class AsyncClient(AsyncTables):
         self._bulk_fetcher = BulkFetcher(caller)
         self._schemas: dict[str, CachedSchema] = {}
         self._tables: dict[str, Table] = {}
+        self._channels: dict[str, Channel] = {}
         self._sent_digests: set[str] = set()
         self._caller.on_error = self._forget_dropped_schema
 

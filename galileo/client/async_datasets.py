@@ -18,10 +18,11 @@ from galileo.model.schema import (
     Schema,
     features_to_json,
     has_columns,
-    no_dataset,
+    other_kind,
     unknown_dataset,
 )
-from galileo.model.table import Table, stored_schema_from_json
+from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
 from galileo.wire.caller import Connection
 from galileo.wire.v1 import cluster_pb2
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
@@ -149,7 +150,7 @@ class AsyncDatasets(AsyncAnalytics):
         """
         listing = cluster_pb2.ListDatasetsRequest()
         listed = await self._caller.unary(ClusterStub, "ListDatasets", listing)
-        texts = [*listed.schemas_json, *listed.tables_json]
+        texts = [*listed.schemas_json, *listed.tables_json, *listed.channels_json]
         schemas = {schema.name: schema for schema in map(stored_schema_from_json, texts)}
         # If it is not listed, the node answers why: the caller may have no access to it.
         known = schemas.get(dataset_name(dataset))
@@ -271,8 +272,8 @@ class AsyncDatasets(AsyncAnalytics):
         request = cluster_pb2.ListDatasetsRequest(name=dataset_name(dataset))
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
-        if reply.tables_json:
-            raise no_dataset(dataset)
+        for text in (*reply.tables_json, *reply.channels_json):
+            raise other_kind(stored_schema_from_json(text), "dataset")
         if dataset not in schemas:
             names = [schema.name for schema in await self.datasets()]
             raise unknown_dataset(dataset, sorted(names))
@@ -296,6 +297,7 @@ class AsyncDatasets(AsyncAnalytics):
     def _forget(self, name: str) -> None:
         self._schemas.pop(name, None)
         self._tables.pop(name, None)
+        self._channels.pop(name, None)
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

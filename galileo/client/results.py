@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo import rdf
 from galileo.client import geo_files, notebook_repr, plots
@@ -221,6 +223,117 @@ class TableRows:
             ['a', 'b']
         """
         return to_pandas(self.rows)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Notifications:
+    """What one execution of a channel has found for the subscriptions of a broker.
+
+    Attributes:
+        partition: of the subscriptions.
+        execution: the number of the execution in this partition; 0: there is only something gone.
+        observations: those that matched, of the columns that the channel delivers.
+        matches: columns `rows` and `subscriptions`, both lists: each row stands for the pairs of
+            all its rows, numbers of observations, with all its subscriptions, which have the same
+            parameters.
+        token: names all that the broker has got with these.
+        gone: executions that were asked for and are not kept any more, as ranges of commits.
+    """
+
+    partition: int
+    execution: int
+    observations: pa.Table
+    matches: pa.Table
+    token: str
+    gone: tuple[CommitRange, ...] = ()
+
+    def __len__(self) -> int:
+        """The number of pairs of an observation and a subscription."""
+        rows, subscriptions = self._lengths
+        return int((rows * subscriptions).sum())
+
+    def __repr__(self) -> str:
+        return f"<Notifications: {len(self):,} of execution {self.execution}>"
+
+    @property
+    def _lengths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of each match the numbers of its rows and of its subscriptions."""
+        rows, subscriptions = (
+            pc.list_value_length(self.matches.column(name)).to_numpy().astype(np.int64)
+            for name in ("rows", "subscriptions")
+        )
+        return rows, subscriptions
+
+    def groups(self) -> pa.Table:
+        """The matches in their compact form; see `matches`.
+
+        Example:
+            >>> batch = next(client.follow("hot", "me"))
+            >>> batch.groups().to_pylist()
+            [{'rows': [0], 'subscriptions': ['anna']}]
+        """
+        return self.matches
+
+    def to_arrow(self) -> pa.Table:
+        """One row for each notification: the id of the subscription, and the observation.
+
+        Example:
+            >>> batch = next(client.follow("hot", "me"))
+            >>> batch.to_arrow().select(["subscription", "temperature"]).to_pylist()
+            [{'subscription': 'anna', 'temperature': 291.0}]
+        """
+        rows, subscriptions = self._lengths
+        of_row = np.repeat(subscriptions, rows)  # Of each row of each match its subscriptions.
+        first = np.repeat(np.cumsum(subscriptions) - subscriptions, rows)
+        within = np.arange(of_row.sum()) - np.repeat(np.cumsum(of_row) - of_row, of_row)
+        numbers = np.repeat(_flattened(self.matches, "rows").to_numpy(), of_row)
+        ids = _flattened(self.matches, "subscriptions").take(
+            pa.array(np.repeat(first, of_row) + within)
+        )
+        table = self.observations.take(pa.array(numbers))
+        return table.add_column(0, "subscription", ids)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a pandas DataFrame.
+
+        Example:
+            >>> batch = next(client.follow("hot", "me"))
+            >>> batch.to_pandas()["subscription"].tolist()
+            ['anna']
+        """
+        return to_pandas(self.to_arrow())
+
+
+def _flattened(table: pa.Table, name: str) -> pa.Array:
+    """The values of a column of lists without nulls, one list behind the other."""
+    return pc.list_flatten(table.column(name).combine_chunks())
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPartition:
+    """How far the executions of a channel are in one partition of its subscriptions.
+
+    Attributes:
+        partition: its number.
+        node: that executes it.
+        execution: the number of the last one.
+        subscriptions: how many it has.
+        index_bytes: memory of their index.
+        behind: commits of the dataset that are not matched yet.
+        executed_at: seconds since 1970; 0: not since this node leads the partition.
+        took_s: how long the last execution took.
+        failure: why the last attempt failed; "" if it did not.
+    """
+
+    partition: int
+    node: str
+    execution: int
+    subscriptions: int
+    index_bytes: int
+    behind: int
+    executed_at: float
+    took_s: float
+    failure: str
 
 
 @dataclass(frozen=True, slots=True)

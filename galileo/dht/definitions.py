@@ -41,7 +41,7 @@ from galileo.model.schema import (
     split_key,
     unknown_dataset,
 )
-from galileo.model.table import stored_schema_from_json
+from galileo.model.stored_schema import stored_schema_from_json
 
 SLOTS = 8
 """Registers; a part of what is stored, which cannot be changed."""
@@ -153,7 +153,7 @@ class CreateDataset:
             created = self.schema.of_generation(present.generations)
             return {**definitions, name: Definition(present.generations, created, self.creation)}
         if present.creation != self.creation:
-            same = present.schema == self.schema.of_generation(present.generations)
+            same = present.schema.is_wanted(self.schema)
             raise existing_dataset(present.schema, same=same)
         return definitions
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from galileo.errors import DatasetExists, InputError, InvalidSchema, UnknownDataset, reason_of
 from galileo.geo.geohash import PRECISION_MAX
-from galileo.model.times import MICROS, TIME_TYPE, Duration, seconds
+from galileo.model.times import MICROS, TIME_MIN_US, TIME_TYPE, Duration, latest_us, seconds
 
 FeatureType = Literal["float", "int", "text", "bool"]
 
@@ -189,6 +189,17 @@ class StoredSchema:
     def extends(self, other: StoredSchema) -> bool:
         """Whether this is the other schema, perhaps with features added."""
         raise NotImplementedError
+
+    def newest_us(self, paths: pa.RecordBatch) -> int:
+        """The age of commits for retention: the end of their newest time, microseconds since 1970.
+
+        `TIME_MIN_US` if they have no time.
+        """
+        return TIME_MIN_US
+
+    def is_wanted(self, wanted: StoredSchema) -> bool:
+        """Whether this is what a call wants to create, in whatever generation."""
+        return self.of_generation(wanted.generation) == wanted
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -391,6 +402,10 @@ class Schema(StoredSchema):
         """`path_schema`, then where the block part is: partition and commit sequence."""
         return _label_schema(self._levels)
 
+    def newest_us(self, paths: pa.RecordBatch) -> int:
+        """The end of the newest time bucket of commits, microseconds since 1970."""
+        return latest_us(paths.column("bucket")) + self.time_bucket_us
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, which `from_dict` reads.
 
@@ -578,11 +593,29 @@ def unknown_table(name: str, names: Sequence[str]) -> UnknownDataset:
     )
 
 
-def no_dataset(name: str) -> InputError:
-    """The error of a call for datasets that names a table."""
+def unknown_channel(name: str, names: Sequence[str]) -> UnknownDataset:
+    """The error about an unknown channel; it suggests the nearest of `names`."""
+    close = nearest_name(name, names)
+    hint = f"; did you mean {close!r}?" if close else "."
+    known = ", ".join(names[:DATASETS_NAMED_MAX]) or "none yet"
+    return UnknownDataset(
+        f"channel {name!r} does not exist{hint} Channels: {known}", dataset=name, nearest=close
+    )
+
+
+_READ_BY = {
+    "dataset": "query and select read datasets",
+    "table": "table and changes read tables",
+    "channel": "follow reads channels",
+}
+
+
+def other_kind(schema: StoredSchema, expected: str) -> InputError:
+    """The error of a call for a "dataset", "table" or "channel" that names another kind."""
+    kind = "dataset" if isinstance(schema, Schema) else type(schema).__name__.lower()
     return InputError(
-        f"expected a dataset, got the table {name!r}; table and changes read tables",
-        expected="dataset",
+        f"expected a {expected}, got the {kind} {schema.name!r}; {_READ_BY[kind]}",
+        expected=expected,
     )
 
 
@@ -600,8 +633,9 @@ def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
 def existing_dataset(schema: StoredSchema, *, same: bool) -> DatasetExists:
     """The error about a name that is taken; `same`: by the schema that was wanted."""
     if not isinstance(schema, Schema):
-        how = "with the same columns; go on with it" if same else "; choose another name"
-        return DatasetExists(f"a table {schema.name!r} exists already {how}", same=same)
+        how = " as it is wanted; go on with it" if same else "; choose another name"
+        kind = type(schema).__name__.lower()
+        return DatasetExists(f"a {kind} {schema.name!r} exists already{how}", same=same)
     names = [feature.name for feature in schema.features]
     more = (
         f" and {len(names) - FEATURES_NAMED_MAX:,} more" if len(names) > FEATURES_NAMED_MAX else ""

@@ -27,7 +27,6 @@ from galileo.model.schema import (
     ARROW_TYPES,
     FEATURE_NAME,
     FEATURES_MAX,
-    Schema,
     StoredSchema,
     dataset_name,
     nearest_name,
@@ -191,24 +190,11 @@ class Table(StoredSchema):
             >>> galileo.Table.from_json(shelters.to_json()) == shelters
             True
         """
-        table = stored_schema_from_json(text)
-        if not isinstance(table, Table):
-            raise InvalidSchema("expected a table in JSON, got a dataset", expected="table")
-        return table
-
-
-def stored_schema_from_json(text: str) -> StoredSchema:
-    """The dataset or table of a text that `StoredSchema.to_json` made.
-
-    Raises:
-        InvalidSchema: it is neither.
-    """
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
-    is_table = isinstance(raw, dict) and "key" in raw
-    return Table.from_dict(raw) if is_table else Schema.from_dict(raw)
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidSchema(f"expected a table in JSON: {error}", expected="json") from error
+        return Table.from_dict(raw)
 
 
 def _columns(columns: Mapping[str, ColumnType]) -> tuple[tuple[str, ColumnType], ...]:

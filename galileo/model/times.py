@@ -258,6 +258,11 @@ def column_micros(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     return np.asarray(numbers.to_numpy(), dtype=np.int64)
 
 
+def latest_us(values: pa.ChunkedArray | pa.Array) -> int:
+    """The latest of the times of a column that is not empty; `TIME_MIN_US` if it is."""
+    return int(column_micros(values).max()) if len(values) else TIME_MIN_US
+
+
 def times_from_micros(values: npt.NDArray[np.int64]) -> pa.Array:
     """A `TIME_TYPE` array of microseconds."""
     return pa.array(values, type=pa.int64()).view(TIME_TYPE)

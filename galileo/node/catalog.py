@@ -1,4 +1,4 @@
-"""The datasets and tables of a node, each with its shard; "datasets" are both in what follows.
+"""The datasets, tables and channels of a node, each with its shard; "datasets" in what follows.
 
 A dataset is created at its *home*, the first node of its name's rendezvous order, so that two
 creations of one name conflict; in a cluster with copies, the nodes agree on it
@@ -34,6 +34,7 @@ from galileo.errors import (
     PartitionReadOnly,
 )
 from galileo.hashing import text64
+from galileo.model.channel import Channel
 from galileo.model.retention import UNLIMITED, Removed, Retention, VersionedRetention
 from galileo.model.schema import (
     Schema,
@@ -41,10 +42,10 @@ from galileo.model.schema import (
     dropped_dataset,
     existing_dataset,
     name_of_key,
-    no_dataset,
     unknown_dataset,
 )
 from galileo.model.table import Table
+from galileo.node.channel_shard import ChannelShard
 from galileo.node.dataset_shard import DatasetShard
 from galileo.node.group_commit import GroupCommit, Results
 from galileo.node.replication.log_writer import LogOwner, LogWriter
@@ -60,6 +61,7 @@ RETENTION_KIND = "retention"
 FENCED_S = 0.1
 """Seconds after which a producer repeats a commit for a partition that is being moved."""
 
+AnyShard: TypeAlias = DatasetShard | TableShard | ChannelShard
 OnDropped: TypeAlias = Callable[[str, int, Sequence[str]], None]
 """Called with a name, its number of dropped generations, and the keys of the dropped datasets."""
 
@@ -107,7 +109,7 @@ class Catalog:
         self._executor = executor
         self._syncing = syncing
         self._options = options
-        self._shards: dict[str, DatasetShard | TableShard] = {}
+        self._shards: dict[str, AnyShard] = {}
         self._keys: dict[str, str] = {}
         self._writers: dict[str, GroupCommit | LogWriter] = {}
         self._drops: dict[str, tuple[int, asyncio.Task[Removed]]] = {}
@@ -134,7 +136,7 @@ class Catalog:
         for (dataset, partition), journal in store.journals().items():
             self._attach(dataset, partition, journal)
 
-    def _new_shard(self, schema: StoredSchema) -> DatasetShard | TableShard:
+    def _new_shard(self, schema: StoredSchema) -> AnyShard:
         options: dict[str, Any] = {
             "epoch": self._store.epoch,
             "owned": self._owned,
@@ -148,7 +150,9 @@ class Catalog:
             }
         if isinstance(schema, Table):
             return TableShard(schema, **options)
-        assert isinstance(schema, Schema), "neither a dataset nor a table"
+        if isinstance(schema, Channel):
+            return ChannelShard(schema, **options)
+        assert isinstance(schema, Schema), "neither a dataset, a table nor a channel"
         waiting_max = self._options.unsummarised_paths_max
         return DatasetShard(schema, unsummarised_paths_max=waiting_max, **options)
 
@@ -165,14 +169,20 @@ class Catalog:
         return sorted(self._keys.copy())
 
     @property
-    def shards(self) -> dict[str, DatasetShard | TableShard]:
+    def shards(self) -> dict[str, AnyShard]:
         return dict(self._shards)
 
     @property
     def dataset_shards(self) -> dict[str, DatasetShard]:
-        """The shards without those of tables."""
+        """The shards of datasets alone."""
         shards = self._shards.items()
         return {key: shard for key, shard in shards if isinstance(shard, DatasetShard)}
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The channels by key."""
+        shards = self._shards.items()
+        return {key: shard.schema for key, shard in shards if isinstance(shard, ChannelShard)}
 
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards
@@ -191,7 +201,7 @@ class Catalog:
         return self._keys.get(name)
 
     def stored_schema(self, dataset: str) -> StoredSchema:
-        """The schema of a dataset or table; errors as `stored_shard`."""
+        """The schema of a dataset, table or channel; errors as `stored_shard`."""
         return self.stored_shard(dataset).schema
 
     def schema(self, dataset: str) -> Schema:
@@ -212,11 +222,11 @@ class Catalog:
 
         Raises:
             UnknownDataset: as of `stored_shard`.
-            InputError: it is a table.
+            InputError: it is none.
         """
         shard = self.stored_shard(dataset)
-        if isinstance(shard, TableShard):
-            raise no_dataset(shard.schema.name)
+        if not isinstance(shard, DatasetShard):
+            raise other_kind(shard.schema, "dataset")
         return shard
 
     def table_shard(self, table: str) -> TableShard:
@@ -224,19 +234,27 @@ class Catalog:
 
         Raises:
             UnknownDataset: as of `stored_shard`.
-            InputError: it is a dataset.
+            InputError: it is none.
         """
         shard = self.stored_shard(table)
-        if isinstance(shard, DatasetShard):
-            raise InputError(
-                f"expected a table, got the dataset {shard.schema.name!r}; query and select read "
-                "datasets",
-                expected="table",
-            )
+        if not isinstance(shard, TableShard):
+            raise other_kind(shard.schema, "table")
         return shard
 
-    def stored_shard(self, dataset: str) -> DatasetShard | TableShard:
-        """The shard of the dataset or table with this key.
+    def channel_shard(self, channel: str) -> ChannelShard:
+        """The shard of the channel with this key.
+
+        Raises:
+            UnknownDataset: as of `stored_shard`.
+            InputError: it is none.
+        """
+        shard = self.stored_shard(channel)
+        if not isinstance(shard, ChannelShard):
+            raise other_kind(shard.schema, "channel")
+        return shard
+
+    def stored_shard(self, dataset: str) -> AnyShard:
+        """The shard of the dataset, table or channel with this key.
 
         Raises:
             UnknownDataset: it was dropped, or there is none; the error names the nearest one.
@@ -259,8 +277,7 @@ class Catalog:
         key, generations = self.key_of(schema.name), self.generations
         if key is not None:
             existing = self._shards[key].schema
-            same = existing.of_generation(schema.generation) == schema
-            raise existing_dataset(existing, same=same)
+            raise existing_dataset(existing, same=existing.is_wanted(schema))
         self.check_room(schema.name)
         created = schema.of_generation(generations.get(schema.name, 0))
         self.adopt(created)
@@ -623,7 +640,7 @@ class _AddedFeatures(NamedTuple):
 
 
 def _added_features(
-    schema: StoredSchema, shard: DatasetShard | TableShard
+    schema: StoredSchema, shard: AnyShard
 ) -> _AddedFeatures | None:
     """What a shard of the same name lacks; None where it knows the schema.
 

@@ -31,7 +31,7 @@ from galileo.dht.topology_state import TopologyState
 from galileo.errors import GalileoError, InputError, InvalidObservations, RangesChanged, Unavailable
 from galileo.model import paths
 from galileo.model.observations import normalise
-from galileo.model.schema import Schema, StoredSchema
+from galileo.model.schema import Schema, StoredSchema, other_kind
 from galileo.model.table import Table, index_versions, versions_of
 from galileo.node.catalog import Catalog
 from galileo.node.earlier_batches import (
@@ -100,6 +100,8 @@ class Ingest:
         schema = self._catalog.stored_schema(dataset)
         if isinstance(schema, Schema):
             schema = schema.narrowed_to(table.column_names)
+        elif not isinstance(schema, Table):
+            raise other_kind(schema, "dataset")
         _check_identity(producer, batch)
         if table.num_rows > self._rows_max:
             raise InvalidObservations(

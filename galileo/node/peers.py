@@ -214,6 +214,54 @@ class TablePart:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutionsTask:
+    """The executions of a channel after a cursor in which a broker has matches.
+
+    Attributes:
+        channel: its key.
+        after: commits of the channel's log.
+        partitions: that are asked; none for all.
+    """
+
+    channel: str
+    broker: str
+    after: Cursor
+    partitions: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The share of a broker in an execution.
+
+    Attributes:
+        partition: of the subscriptions.
+        number: of the execution in this partition.
+        observations: an Arrow IPC stream of `Channel.delivered_schema`.
+        matches: another one, of `MATCHES_SCHEMA`.
+    """
+
+    partition: int
+    number: int
+    observations: bytes
+    matches: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionsPart:
+    """A part of an answer.
+
+    Attributes:
+        reached: the partition up to which commit the answer goes with this part.
+        execution: None where the broker has no matches.
+        gone: up to which commit retention has dropped executions that were asked for.
+    """
+
+    reached: Cursor
+    execution: Execution | None = None
+    gone: Cursor = EMPTY_CURSOR
+
+
+@dataclass(frozen=True, slots=True)
 class UploadedSampler:
     """Metadata of a sampler that a user has sent.
 
@@ -255,6 +303,10 @@ class Peers(Protocol):
     def read_table(
         self, node: str, task: TableTask, table: Table
     ) -> AsyncGenerator[TablePart, None]: ...
+
+    def read_executions(
+        self, node: str, task: ExecutionsTask
+    ) -> AsyncGenerator[ExecutionsPart, None]: ...
 
     async def create_dataset(
         self, node: str, schema: StoredSchema, *, replicate: bool

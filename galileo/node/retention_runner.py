@@ -1,4 +1,4 @@
-"""Applies the retention policies of datasets, and cleans tables, in the background, at intervals.
+"""Applies the retention of datasets and channels, and cleans tables, in the background.
 
 It has a thread of its own, because reading headers and deleting files can take long.
 """
@@ -16,7 +16,8 @@ from galileo.errors import GalileoError
 from galileo.model.retention import HeldBack, Retention, RetentionReport
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
-from galileo.node.retention_plan import PIECES, Bounds, Plan, Readers, plan
+from galileo.node.channel_shard import ChannelShard
+from galileo.node.retention_plan import PIECES, Bounds, Plan, ReaderProgress, Readers, plan
 from galileo.node.shard import Shard
 from galileo.node.table_cleaner import TableCleaner
 from galileo.node.table_shard import TableShard
@@ -105,7 +106,7 @@ class RetentionRunner:
             if policy is None:
                 self._held.pop(dataset, None)
                 return RetentionReport()
-            report = self._carry_out(shard, self._plan(shard, policy))
+            report = self._carry_out(shard, self._plan(shard, policy, self._readers))
             self._held[dataset] = report.held
             return report
 
@@ -120,6 +121,8 @@ class RetentionRunner:
             shard = self._catalog.shards.get(dataset)
             if isinstance(shard, TableShard):
                 self.clean(shard)
+            elif isinstance(shard, ChannelShard):
+                self.drop_executions(shard)
             else:
                 self.apply(dataset)
         except Exception:
@@ -132,12 +135,23 @@ class RetentionRunner:
             settled = self._settling[shard.schema.key].settled
             self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
 
-    def _plan(self, shard: Shard, policy: Retention) -> Plan:
+    def drop_executions(self, shard: ChannelShard) -> RetentionReport:
+        """Drops old executions of a channel; the last one of a partition stays, for its cut."""
+        channel = shard.schema
+        with self._working:
+            self._observe()
+            last = Cursor({partition: shard.index.last(partition) for partition in shard.own})
+            cuts = Cursor({partition: max(0, sequence - 1) for partition, sequence in last.items()})
+            reader = ReaderProgress(channel.name, cuts)
+            policy = Retention(channel.keep_us / MICROS)
+            return self._carry_out(shard, self._plan(shard, policy, lambda _: [reader]))
+
+    def _plan(self, shard: Shard, policy: Retention, readers: Readers) -> Plan:
         dataset = shard.schema.key
         pieces = {p: journal.log_files() for p, journal in shard.own.items()}
         settled = self._settling[dataset].settled if dataset in self._settling else EMPTY_CURSOR
         # Readers are listed after the files were listed, so that none of these is newer.
-        bounds = Bounds(settled, self._readers(dataset))
+        bounds = Bounds(settled, readers(dataset))
         planned = plan(pieces, policy, bounds=bounds, now_us=self._now_us())
         seal = planned.seal | self._long_written(shard, policy)
         return Plan(seal, planned.drop, planned.held)

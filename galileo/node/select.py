@@ -186,7 +186,7 @@ class Selection:
             async for part in parts:
                 if isinstance(part, ScanEnd):
                     _check_missing(part.missing, work)
-                    _check_reached(part, partitions, commits)
+                    _check_reached(part, partitions - part.missing, commits)
                     continue
                 named = work.wanted_labels(part).select(PARTS_SCHEMA.names).cast(PARTS_SCHEMA)
                 if not named.num_rows:

@@ -9,9 +9,11 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+from galileo.clock import Clock, SystemClock
 from galileo.cursor import Cursor
 from galileo.dht import definitions
 from galileo.dht.definitions import (
@@ -23,7 +25,15 @@ from galileo.dht.definitions import (
 )
 from galileo.dht.topology import Topology
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import GalileoError, Unavailable, UnknownProperty
+from galileo.errors import (
+    DatasetExists,
+    GalileoError,
+    InputError,
+    Unavailable,
+    UnknownDataset,
+    UnknownProperty,
+)
+from galileo.model.channel import Channel
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -31,10 +41,19 @@ from galileo.model.retention import (
     RetentionReport,
     VersionedRetention,
 )
-from galileo.model.schema import Feature, Schema, StoredSchema, has_columns, split_key
+from galileo.model.schema import (
+    Feature,
+    Schema,
+    StoredSchema,
+    existing_dataset,
+    has_columns,
+    split_key,
+)
 from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
+from galileo.node.channel_executor import ChannelExecutor
+from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_scan import ClusterScans
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
@@ -45,7 +64,7 @@ from galileo.node.migration.protocol import MigrationOptions, MigrationPeer
 from galileo.node.migration.source import PartitionSource
 from galileo.node.migration.target import PartitionTarget
 from galileo.node.pages import Paging
-from galileo.node.peers import Peers
+from galileo.node.peers import Peers, TableTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.replication.protocol import ReplicaLink
 from galileo.node.replication.replicas import Replicas, ReplicasOptions
@@ -58,6 +77,7 @@ from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
 from galileo.node.table_reader import TableReader
 from galileo.query import Query, parse_async
+from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.journal import UNKNOWN_FEATURES_AFTER_S
 from galileo.storage.store import Store
 
@@ -130,6 +150,7 @@ class StorageNode:
         store: Store,
         peers: Peers,
         options: NodeOptions,
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.options = options
@@ -217,6 +238,23 @@ class StorageNode:
             executor=self._scanning,
             options=queries,
         )
+        self.channels = ChannelExecutor(
+            self.catalog,
+            tables=self.tables,
+            selection=self.selection,
+            view=self.view,
+            executor=self._scanning,
+            clock=clock or SystemClock(),
+        )
+        self.channel_reader = ChannelReader(
+            name,
+            topology,
+            catalog=self.catalog,
+            peers=peers,
+            view=self.view,
+            executor=self._executor,
+            options=queries,
+        )
         self.paging = Paging(scans=self.scans, reading=self.reading, executor=self._scanning)
         self._merging = (
             None if options.merging is None else CompactionRunner(self.catalog, options.merging)
@@ -299,9 +337,10 @@ class StorageNode:
         return self.agreed if self.topology.is_replicated else None
 
     async def create_dataset(self, schema: StoredSchema) -> StoredSchema:
-        """Creates a dataset or table, and hands it to every other node.
+        """Creates a dataset, table or channel, and hands it to every other node.
 
-        Its home creates it, or a majority of the voters in a cluster with copies.
+        Its home creates it, or a majority of the voters in a cluster with copies. With a channel
+        comes the table of its subscriptions.
 
         Returns:
             Its schema with the generation that it got.
@@ -312,6 +351,8 @@ class StorageNode:
         """
         if isinstance(schema, Table):
             schema = schema.spread(len(self.topology.partitions))
+        if isinstance(schema, Channel) and schema.schema is None:
+            schema = await self._bind_channel(schema)
         if self._registers is not None:
             self.catalog.check_room(schema.name)
             change = CreateDataset(schema, secrets.token_hex(8))
@@ -327,6 +368,39 @@ class StorageNode:
             created = self.catalog.create(schema)
         await asyncio.gather(*(self._hand_over(node, created) for node in self._others))
         return created
+
+    async def _bind_channel(self, channel: Channel) -> Channel:
+        """The channel with the schema of its dataset; creates the table of its subscriptions.
+
+        Raises:
+            UnknownDataset, InputError: there is no such dataset, or the template is none of it.
+            DatasetExists: the channel exists, or its table belongs to something else.
+        """
+        with contextlib.suppress(UnknownDataset):
+            known = await self.stored_named(channel.name)
+            raise existing_dataset(known, same=known.is_wanted(channel))
+        schema = await self.named(channel.dataset)
+        query = ParameterQuery(channel.template, schema)
+        bound = channel.bound(
+            schema,
+            query.parameters,
+            start=self.view.sequences(schema.key),
+            partitions=len(self.topology.partitions),
+        )
+        try:
+            await self.create_dataset(bound.subscriptions)
+        except DatasetExists as error:  # Perhaps from a creation that has failed halfway.
+            if not error.details.get("same") or await self._has_rows(channel.subscription_table):
+                raise
+        return bound
+
+    async def _has_rows(self, table: str) -> bool:
+        task = TableTask((await self.stored_named(table)).key)
+        async with aclosing(self.tables.read(task)) as parts:
+            async for part in parts:
+                if part.rows.num_rows:
+                    return True
+        return False
 
     def _check_home(self) -> None:
         if not self.is_home:
@@ -401,8 +475,9 @@ class StorageNode:
             PartitionReadOnly: the disk refuses; nothing was dropped.
         """
         name, generation = split_key(dataset)
+        dropped = await self.stored_schema(dataset)
+        self._check_unused(dropped)
         if self._registers is not None:
-            await self.stored_schema(dataset)
             await self._registers.change(name, DropDataset(dataset))
         elif (home := dataset_home(self.topology, dataset)) != self.name:
             return await self._peers.drop_dataset(home, dataset)
@@ -414,7 +489,24 @@ class StorageNode:
             *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
             return_exceptions=True,
         )
+        if isinstance(dropped, Channel) and (table := self._subscriptions_of(dropped)):
+            await self.drop_dataset(table)
         return removed | dict(zip(self._others, map(_outcome, others), strict=True))
+
+    def _subscriptions_of(self, channel: Channel) -> str | None:
+        """The key of the table of a channel's subscriptions, if it is here."""
+        return self.catalog.key_of(channel.subscription_table)
+
+    def _check_unused(self, schema: StoredSchema) -> None:
+        """Raises InputError if a channel needs what is to be dropped."""
+        for channel in self.catalog.channels.values():
+            is_dataset = channel.schema is not None and channel.schema.key == schema.key
+            if is_dataset or channel.subscription_table == schema.name:
+                raise InputError(
+                    f"expected a dataset or table without channels, got {schema.name!r}, which the "
+                    f"channel {channel.name!r} reads; drop the channel first",
+                    channel=channel.name,
+                )
 
     async def drop(self, name: str, generations: int) -> Removed:
         """Drops the first generations of a name at this node alone; see `Catalog.drop`."""

@@ -19,7 +19,8 @@ from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
 from galileo.model.schema import name_of_key
-from galileo.model.table import stored_schema_from_json
+from galileo.model.channel import Channel
+from galileo.model.stored_schema import stored_schema_from_json
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name
 from galileo.wire.v1 import policy_pb2
@@ -172,7 +173,10 @@ def datasets_of(message: Message) -> Iterator[str]:
     """The names of all datasets in a request, however deep."""
     descriptor = message.DESCRIPTOR
     if descriptor.name == "CreateDatasetRequest":
-        yield stored_schema_from_json(message.schema_json).name  # type: ignore[attr-defined]
+        schema = stored_schema_from_json(message.schema_json)  # type: ignore[attr-defined]
+        yield schema.name
+        if isinstance(schema, Channel):
+            yield schema.dataset
         return
     for field in _fields_with_datasets(descriptor):
         value = getattr(message, field.name)

@@ -13,7 +13,9 @@ from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, features_from_json
-from galileo.model.table import Table, stored_schema_from_json
+from galileo.model.channel import Channel
+from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context, streaming, unary
@@ -130,6 +132,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         return cluster_pb2.ListDatasetsReply(
             schemas_json=[one.to_json() for one in schemas if isinstance(one, Schema)],
             tables_json=[one.to_json() for one in schemas if isinstance(one, Table)],
+            channels_json=[one.to_json() for one in schemas if isinstance(one, Channel)],
         )
 
     @unary

@@ -21,11 +21,15 @@ from galileo.grouped_calls import GroupedCalls
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.retention import Removed, Retention, RetentionReport, VersionedRetention
 from galileo.model.schema import Feature, Schema, StoredSchema, features_to_json
-from galileo.model.table import Table, stored_schema_from_json
+from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
 from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
     CommitTask,
+    Execution,
+    ExecutionsPart,
+    ExecutionsTask,
     FoundBatch,
     ReadTask,
     ScanAnswer,
@@ -43,6 +47,7 @@ from galileo.rpc.samplers import sampler_from_pb, sampler_to_pb
 from galileo.samplers import observed_schema
 from galileo.wire.caller import Caller, Connection, Stream, Stub
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb, removed_from_pb, report_from_pb
+from galileo.wire.follow_parts import FollowParts
 from galileo.wire.internal.v1 import peers_pb2
 from galileo.wire.internal.v1.migration_pb2_grpc import MigrationStub
 from galileo.wire.internal.v1.peers_pb2_grpc import (
@@ -56,6 +61,7 @@ from galileo.wire.status import error_from_pb
 from galileo.wire.tls_credentials import NO_TLS_FILES, TlsFiles
 from galileo.wire.v1 import (
     analytics_pb2,
+    channels_pb2,
     cluster_pb2,
     continuous_pb2,
     partitions_pb2,
@@ -63,6 +69,7 @@ from galileo.wire.v1 import (
     storage_pb2,
 )
 from galileo.wire.v1.analytics_pb2_grpc import AnalyticsStub
+from galileo.wire.v1.channels_pb2_grpc import ChannelsStub
 from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
@@ -226,6 +233,30 @@ class GrpcPeers:
                 rows = from_ipc(part.rows, columns) if part.rows else columns.empty_table()
                 yield TablePart(rows, cursor_from_pb(part.reached))
 
+    async def read_executions(
+        self, node: str, task: ExecutionsTask
+    ) -> AsyncGenerator[ExecutionsPart, None]:
+        request = channels_pb2.FollowRequest(
+            dataset=task.channel,
+            broker=task.broker,
+            after=cursor_to_pb(task.after),
+            partitions=sorted(task.partitions),
+            local=True,
+        )
+        pieces = FollowParts()
+        async with aclosing(self._stream(node, ChannelsStub, "Follow", request)) as messages:
+            async for message in messages:
+                if (part := pieces.take(message)) is not None:
+                    yield _executions_part(part)
+
+    async def describe_channel(self, node: str, channel: str) -> channels_pb2.DescribeChannelReply:
+        """How far a node's own partitions of a channel are."""
+        request = channels_pb2.DescribeChannelRequest(dataset=channel, local=True)
+        reply: channels_pb2.DescribeChannelReply = await self._call(
+            node, ChannelsStub, "DescribeChannel", request
+        )
+        return reply
+
     async def register_queries(self, node: str, dataset: str, texts: Sequence[str]) -> None:
         """Registers continuous queries at a node."""
         request = peers_pb2.RegisterQueriesRequest(dataset=dataset, queries_json=texts)
@@ -263,7 +294,7 @@ class GrpcPeers:
     async def datasets(self, node: str) -> list[StoredSchema]:
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._call(node, ClusterStub, "ListDatasets", request)
-        texts = [*reply.schemas_json, *reply.tables_json]
+        texts = [*reply.schemas_json, *reply.tables_json, *reply.channels_json]
         return [stored_schema_from_json(text) for text in texts]
 
     async def definitions(self, node: str, slot: int) -> Definitions:
@@ -446,6 +477,15 @@ def table_task_to_pb(task: TableTask) -> storage_pb2.ReadTableRequest:
     if task.until is not None:
         request.until.CopyFrom(cursor_to_pb(task.until))
     return request
+
+
+def _executions_part(part: channels_pb2.FollowPart) -> ExecutionsPart:
+    execution = Execution(part.partition, part.execution, part.observations, part.matches)
+    return ExecutionsPart(
+        cursor_from_pb(part.reached),
+        execution if part.execution else None,
+        cursor_from_pb(part.gone),
+    )
 
 
 def table_task_from_pb(request: storage_pb2.ReadTableRequest, table: Table) -> TableTask:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from galileo.wire.internal.v1 import migration_pb2, peers_pb2, replication_pb2
 from galileo.wire.v1 import (
     analytics_pb2,
+    channels_pb2,
     cluster_pb2,
     continuous_pb2,
     partitions_pb2,
@@ -29,7 +30,7 @@ from galileo.wire.zero_copy import Bulk
 
 FILES = (
     *(storage_pb2, query_pb2, analytics_pb2, continuous_pb2, cluster_pb2, partitions_pb2),
-    *(samplers_pb2, peers_pb2, migration_pb2, replication_pb2),
+    *(channels_pb2, samplers_pb2, peers_pb2, migration_pb2, replication_pb2),
 )
 """The modules whose services a node serves."""
 

@@ -20,7 +20,7 @@ from galileo import request_id
 from galileo.clock import Clock
 from galileo.errors import GalileoError
 from galileo.model.schema import name_of_key
-from galileo.model.table import stored_schema_from_json
+from galileo.model.stored_schema import stored_schema_from_json
 from galileo.redaction import redacted
 from galileo.rpc.access import Principal
 from galileo.rpc.call_log import REFUSALS, CallRecord

@@ -48,6 +48,7 @@ from galileo.rpc.access import Principal
 from galileo.rpc.admission import BULK_BYTES_MAX, AdmissionController, AdmissionOptions
 from galileo.rpc.analytics import AnalyticsServicer
 from galileo.rpc.analytics_client import GrpcAnalyticsPeer
+from galileo.rpc.channels import ChannelsServicer
 from galileo.rpc.cluster import ClusterServicer
 from galileo.rpc.continuous import ContinuousServicer
 from galileo.rpc.moves import GrpcMigrationPeer, MovesServicer
@@ -86,6 +87,7 @@ from galileo.wire.channel import server_options
 from galileo.wire.internal.v1 import migration_pb2_grpc, peers_pb2_grpc, replication_pb2_grpc
 from galileo.wire.v1 import (
     analytics_pb2_grpc,
+    channels_pb2_grpc,
     cluster_pb2,
     cluster_pb2_grpc,
     continuous_pb2_grpc,
@@ -142,6 +144,7 @@ class NodeProcess:
             store=self._store,
             peers=self._peers,
             options=_node_options(config, clock),
+            clock=clock,
         )
         self._exploration = ClusterAnalytics(self.node, peers=GrpcAnalyticsPeer(self._peers))
         self.machine = self._make_machine()
@@ -234,6 +237,7 @@ class NodeProcess:
             asyncio.create_task(self._evaluation.keep(lambda: bool(self.machine.coordinated))),
             asyncio.create_task(self._register.run()),
             asyncio.create_task(self._definitions.run()),
+            asyncio.create_task(self.node.channels.run()),
         ]
         introducing = asyncio.create_task(self._introduce())
         drives = self._expect_one_copy if self._replicas is None else self._replicas.run
@@ -299,6 +303,9 @@ class NodeProcess:
         migration_pb2_grpc.add_MigrationServicer_to_server(moves, server)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(self.node), server
+        )
+        channels_pb2_grpc.add_ChannelsServicer_to_server(
+            ChannelsServicer(self.node, self._peers), server
         )
         samplers = SamplersServicer(
             self.node.samplers, in_use=self._samplers_in_use, identify=identify

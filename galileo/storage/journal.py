@@ -393,7 +393,7 @@ class PartitionJournal:
                 group.headers.append(header)
                 group.buffers += [encode_header(header), frame.bodies]
                 group.size += header.frame_bytes
-                newest = retention.newest_us(self._schema, frame.paths)
+                newest = self._schema.newest_us(frame.paths)
                 group.newest_us = max(group.newest_us, newest)
             appending = Appending(self, group, [], self._writer)
             yield appending
@@ -688,7 +688,7 @@ class PartitionJournal:
             reason = f"expected partition {self._partition}, got {index.partition}"
             raise corrupt_error(path, 0, reason=reason)
         for commits in merged.replayed():
-            newest = retention.newest_us(self._schema, commits.paths)
+            newest = self._schema.newest_us(commits.paths)
             merged.newest_us = max(merged.newest_us, newest)
             replay(replace(commits, paths=widen(commits.paths, self._path_schema)))
         self._segments.append(merged)
@@ -717,7 +717,7 @@ class PartitionJournal:
             for frame in frames:
                 self._index_frame(frame.header, path, verified=last)
             commits = Replayed.of(frames)
-            self._update_newest(retention.newest_us(self._schema, commits.paths))
+            self._update_newest(self._schema.newest_us(commits.paths))
             if is_replicated:
                 self._pending += frames
                 published = self.publish(max(frame.header.committed for frame in frames))
@@ -879,7 +879,7 @@ class PartitionJournal:
             committed=group.next_sequence if committed is None else committed,
             added=schema.added,
         )
-        group.newest_us = max(group.newest_us, retention.newest_us(self._schema, paths))
+        group.newest_us = max(group.newest_us, self._schema.newest_us(paths))
         bodies = [*paths_body.buffers, *observations_body.buffers]
         group.add(header, bodies, observations)
         if committed is not None:

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
-from galileo.model.schema import Schema, StoredSchema
-from galileo.model.times import TIME_MIN_US, column_micros
+from galileo.model.schema import StoredSchema
+from galileo.model.times import TIME_MIN_US
 from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
@@ -78,16 +78,6 @@ class Truncation:
     paths: int = 0
     files: int = 0
     bytes: int = 0
-
-
-def newest_us(schema: StoredSchema, paths: pa.RecordBatch) -> int:
-    """The end of the newest time bucket of commits, microseconds since 1970.
-
-    `TIME_MIN_US` if these are seals alone, or of a table, which has no buckets.
-    """
-    if paths.num_rows == 0 or not isinstance(schema, Schema):
-        return TIME_MIN_US
-    return int(column_micros(paths.column("bucket")).max()) + schema.time_bucket_us
 
 
 class TruncatedProducers:

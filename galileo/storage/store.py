@@ -37,7 +37,7 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.model.schema import StoredSchema, dropped_dataset, is_dropped, name_of_key
-from galileo.model.table import stored_schema_from_json
+from galileo.model.stored_schema import stored_schema_from_json
 from galileo.storage.commit_log import CommitLog
 from galileo.storage.disk import make_directory
 from galileo.storage.journal import PartitionJournal

@@ -512,19 +512,23 @@ class ListDatasetsReply(_message.Message):
 
     SCHEMAS_JSON_FIELD_NUMBER: _builtins.int
     TABLES_JSON_FIELD_NUMBER: _builtins.int
+    CHANNELS_JSON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schemas_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def tables_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def channels_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         schemas_json: _abc.Iterable[_builtins.str] | None = ...,
         tables_json: _abc.Iterable[_builtins.str] | None = ...,
+        channels_json: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schemas_json", b"schemas_json", "tables_json", b"tables_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels_json", b"channels_json", "schemas_json", b"schemas_json", "tables_json", b"tables_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

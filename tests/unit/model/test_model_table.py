@@ -11,6 +11,7 @@ from expected_errors import raises
 
 from galileo.errors import InvalidObservations, InvalidSchema
 from galileo.model.schema import Feature, Schema
+from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import (
     KEY_BYTES_MAX,
     Table,
@@ -18,7 +19,6 @@ from galileo.model.table import (
     hashes_of,
     index_versions,
     partitions_of,
-    stored_schema_from_json,
     versions_of,
 )
 

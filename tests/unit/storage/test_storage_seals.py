@@ -161,4 +161,4 @@ def test_verify_directory_with_seals_is_ok(
 
 
 def test_newest_us_of_seals_alone_is_before_all_times(schema: Schema) -> None:
-    assert retention.newest_us(schema, seal_of(schema, 2).paths) == TIME_MIN_US
+    assert schema.newest_us(seal_of(schema, 2).paths) == TIME_MIN_US

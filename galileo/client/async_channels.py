@@ -1,0 +1,295 @@
+"""The calls of `AsyncClient` about channels: create, subscribe, follow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+
+from galileo.client.arguments import dataset_name, instance_of
+from galileo.client.async_tables import AsyncTables, Keys
+from galileo.client.ingestion import Progress
+from galileo.client.results import ChannelPartition, Notifications, Receipt
+from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
+from galileo.errors import InputError, InvalidObservations
+from galileo.formats.source import BATCH_ROWS
+from galileo.labels import from_ipc
+from galileo.model.channel import BROKER, MATCHES_SCHEMA, Channel
+from galileo.model.schema import unknown_channel
+from galileo.model.table import Table, versions_of
+from galileo.model.times import Duration, seconds
+from galileo.query.subscriptions import ParameterQuery
+from galileo.wire import token as tokens
+from galileo.wire.caller import Connection
+from galileo.wire.codec import cursor_from_pb, cursor_to_pb
+from galileo.wire.follow_parts import FollowParts
+from galileo.wire.v1 import channels_pb2, cluster_pb2
+from galileo.wire.v1.channels_pb2_grpc import ChannelsStub
+from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+
+ANSWER_BYTES = 16 << 20
+"""A call for notifications ends after so many bytes; the next one goes on there."""
+WAIT_S = 5.0
+"""Seconds that a node waits for something new before it answers that there is nothing."""
+
+
+class AsyncChannels(AsyncTables):
+    """Continuous queries with parameters, and their subscriptions."""
+
+    async def create_channel(self, channel: Channel) -> None:
+        """Creates a channel, with the table of its subscriptions; `drop_dataset` drops both.
+
+        It never changes. Observations that were committed before are not matched.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this channel.
+            UnknownDataset: there is no such dataset.
+            InputError: the template is none of the dataset.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least", period="1s")
+            >>> await client.create_channel(hot)
+        """
+        instance_of(
+            Channel,
+            channel,
+            "a channel, such as galileo.Channel('hot', 'weather', 'temperature > :least')",
+        )
+        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.to_json())
+        await self._caller.unary(ClusterStub, "CreateDataset", request)
+
+    async def channels(self) -> list[Channel]:
+        """All channels.
+
+        Example:
+            >>> [channel.name for channel in await client.channels()]
+            ['hot']
+        """
+        request = cluster_pb2.ListDatasetsRequest()
+        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        found = [Channel.from_json(text) for text in reply.channels_json]
+        self._channels = {channel.name: channel for channel in found}
+        return found
+
+    async def subscribe(
+        self,
+        channel: str,
+        subscriptions: Any,
+        *,
+        broker: str | None = None,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores subscriptions, by the million if need be; durable when it returns.
+
+        What is committed to the dataset after the call has returned is matched. A subscription
+        with an id that is there is replaced.
+
+        Args:
+            channel: its name.
+            subscriptions: rows as of `upsert`, with the columns `id`, `broker`, and one for each
+                parameter.
+            broker: of all of them, in place of the column.
+            producer: as of `upsert`, and so are the rest.
+            first_batch: likewise.
+            batch_rows: likewise.
+            progress: likewise.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidObservations: a column is missing or of a wrong type, or a value is none of its
+                parameter.
+            TransientError: as of `upsert`.
+
+        Example:
+            >>> subscriptions = {"id": ["anna", "bert"], "least": [285.0, 300.0]}
+            >>> receipt = await client.subscribe("hot", subscriptions, broker="me")
+            >>> receipt.rows
+            2
+        """
+        known = await self._channel(channel)
+        assert known.schema is not None, "a channel of a cluster has a dataset"
+        query = ParameterQuery(known.template, known.schema)
+
+        def checked(table: Table, rows: pa.Table) -> pa.Table:
+            versions = versions_of(table, _with_broker(rows, broker))
+            _check_brokers(versions)
+            query.check(versions)
+            return versions
+
+        return await self._store(
+            known.subscription_table,
+            subscriptions,
+            checked,
+            producer=producer,
+            first_batch=first_batch,
+            batch_rows=batch_rows,
+            progress=progress,
+        )
+
+    async def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
+        """Removes subscriptions; ids that are not there do no harm.
+
+        What is committed to the dataset after the call has returned is not matched any more.
+
+        Args:
+            channel: its name.
+            ids: a list, or rows with a column `id`.
+
+        Example:
+            >>> receipt = await client.unsubscribe("hot", ["bert"])
+            >>> (await client.table("hot.subscriptions")).rows["id"].to_pylist()
+            ['anna']
+        """
+        known = await self._channel(channel)
+        return await self.delete(known.subscription_table, ids)
+
+    async def follow(
+        self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
+    ) -> AsyncIterator[Notifications]:
+        """The matches of a broker's subscriptions as they come, each once and in order.
+
+        Each item has those of one execution of one partition of the subscriptions. Who stores the
+        token of each together with what it does with them can stop at any time and go on with the
+        token: nothing is missed, and nothing comes twice. Resumes at another node after a failure.
+
+        Args:
+            channel: its name.
+            broker: whose subscriptions.
+            token: of the last notifications that were handled; "" for all that are kept.
+            wait: ends when nothing new has come for so long; None: never.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> rows = {"latitude": 40.0, "longitude": -105.0, "time": "2026-05-02T12:00Z"}
+            >>> receipt = await client.ingest("weather", [rows | {"temperature": 291.0}])
+            >>> async for batch in client.follow("hot", "me"):
+            ...     print(batch.to_arrow()["subscription"].to_pylist())
+            ...     break
+            ['anna']
+        """
+        known = await self._channel(channel)
+        instance_of(str, broker, "the name of a broker")
+        reader = f"{known.key}/{broker}"
+        cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
+        limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
+        while (left_s := news_at + limit_s - time.monotonic()) > 0:
+            wait_s = min(WAIT_S, left_s)
+            parts = await self._follow(known, broker, cursor, wait_s=wait_s)
+            for part in parts:
+                gone = tuple(
+                    CommitRange(partition, cursor[partition] + 1, last)
+                    for partition, last in cursor_from_pb(part.gone).items()
+                )
+                cursor = cursor.join(cursor_from_pb(part.reached))
+                if part.execution or gone:
+                    yield _notifications(known, part, tokens.encode(reader, cursor), gone)
+                    news_at = time.monotonic()
+
+    async def describe_channel(self, channel: str) -> list[ChannelPartition]:
+        """How far the executions are, for each partition of the subscriptions.
+
+        Partitions of nodes that cannot be reached are missing.
+
+        Example:
+            >>> partitions = await client.describe_channel("hot")
+            >>> sum(partition.subscriptions for partition in partitions)
+            1
+        """
+        known = await self._channel(channel)
+        request = channels_pb2.DescribeChannelRequest(dataset=known.key)
+        reply = await self._caller.unary(ChannelsStub, "DescribeChannel", request)
+        return [
+            ChannelPartition(
+                partition=one.partition,
+                node=one.node,
+                execution=one.execution,
+                subscriptions=one.subscriptions,
+                index_bytes=one.index_bytes,
+                behind=one.behind,
+                executed_at=one.executed_at,
+                took_s=one.took_s,
+                failure=one.failure,
+            )
+            for one in reply.partitions
+        ]
+
+    async def _follow(
+        self, channel: Channel, broker: str, after: Cursor, *, wait_s: float
+    ) -> list[channels_pb2.FollowPart]:
+        """What is new after a cursor, or a beginning of it."""
+        request = channels_pb2.FollowRequest(
+            dataset=channel.key, broker=broker, after=cursor_to_pb(after), wait_s=wait_s
+        )
+
+        async def attempt(node: Connection) -> list[channels_pb2.FollowPart]:
+            whole, size, pieces = list[channels_pb2.FollowPart](), 0, FollowParts()
+            timeout_s = wait_s + node.options.answer_s
+            with node.stream(ChannelsStub, "Follow", request, timeout_s=timeout_s) as stream:
+                async for message in stream:
+                    part = pieces.take(message)
+                    if part is not None:
+                        whole.append(part)
+                        size += len(part.observations) + len(part.matches)
+                    if size > ANSWER_BYTES:
+                        break
+            return whole
+
+        return await self._caller.call(attempt)
+
+    async def _channel(self, name: str) -> Channel:
+        known = self._channels.get(dataset_name(name))
+        if known is not None:
+            return known
+        found = {channel.name: channel for channel in await self.channels()}
+        if name not in found:
+            raise unknown_channel(name, sorted(found))
+        return found[name]
+
+
+def _with_broker(rows: pa.Table, broker: str | None) -> pa.Table:
+    if broker is None:
+        return rows
+    if BROKER in rows.column_names:
+        raise InputError(
+            "expected the broker as a column of the subscriptions or as an argument, got both",
+            parameter="broker",
+        )
+    instance_of(str, broker, "the name of a broker")
+    return rows.append_column(BROKER, pa.repeat(pa.scalar(broker), rows.num_rows))
+
+
+def _check_brokers(rows: pa.Table) -> None:
+    brokers = rows.column(BROKER)
+    wrong = brokers.null_count or "" in brokers.unique().to_pylist()
+    if wrong:
+        raise InvalidObservations(
+            "expected a broker for each subscription, as the column 'broker' or the argument, got "
+            "none for some",
+            column=BROKER,
+        )
+
+
+def _notifications(
+    channel: Channel, part: channels_pb2.FollowPart, token: str, gone: tuple[CommitRange, ...]
+) -> Notifications:
+    observations, matches = channel.delivered_schema.empty_table(), MATCHES_SCHEMA.empty_table()
+    if part.execution:
+        observations = from_ipc(part.observations, channel.delivered_schema)
+        matches = from_ipc(part.matches, MATCHES_SCHEMA)
+    return Notifications(
+        partition=part.partition,
+        execution=part.execution,
+        observations=observations,
+        matches=matches,
+        token=token,
+        gone=gone,
+    )

@@ -1,0 +1,338 @@
+"""Channels: continuous queries with parameters, each for all of its subscriptions at once.
+
+A channel has a template, such as `temperature > :threshold`, over one dataset. Its subscriptions
+are the rows of a table: an id, a broker, and a value for each parameter. At each multiple of its
+period an *execution* finds the new observations that match, and for which subscriptions. (Carey et
+al., "BAD to the bone: Big Active Data at its core", 2020, section 4.1.4.)
+
+What nodes store of a channel is the log of its executions. It has the partitions of the table, and
+partition p has the executions for the subscriptions of partition p. A commit is one execution: first
+a row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
+has matches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from galileo.errors import InputError, InvalidSchema, reason_of
+from galileo.model.schema import Schema, StoredSchema, dataset_name
+from galileo.model.table import ColumnType, Table
+from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
+
+SUBSCRIPTIONS = ".subscriptions"
+"""What the name of a channel's table has behind the channel's name."""
+NAME_MAX = 64 - len(SUBSCRIPTIONS)
+ID, BROKER = "id", "broker"
+"""The columns of a subscription before its parameters."""
+NO_BROKER = ""
+"""In place of a broker: the row with the cut."""
+PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
+
+_EXECUTION_SCHEMA = pa.schema(
+    [
+        pa.field("execution", pa.int64(), nullable=False),
+        pa.field("broker", pa.string(), nullable=False),
+        pa.field("partitions", pa.list_(pa.int32())),
+        pa.field("after", pa.list_(pa.int64())),
+        pa.field("until", pa.list_(pa.int64())),
+        pa.field("subscriptions", pa.int64()),
+        pa.field("observations", pa.binary()),
+        pa.field("matches", pa.binary()),
+    ]
+)
+_EXECUTED_AT_SCHEMA = pa.schema(
+    [
+        pa.field("at", TIME_TYPE, nullable=False),
+        pa.field("brokers", pa.int32(), nullable=False),
+    ]
+)
+MATCHES_SCHEMA = pa.schema(
+    [
+        pa.field("rows", pa.list_(pa.int32()), nullable=False),
+        pa.field("subscriptions", pa.list_(pa.string()), nullable=False),
+    ]
+)
+"""The matches of a broker: each row stands for the pairs of all its rows, numbers of observations,
+with all its subscriptions."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Channel(StoredSchema):
+    """A continuous query with parameters; once the channel exists, it never changes.
+
+    Args:
+        name: as of a dataset, at most 50 characters.
+        dataset: whose new observations are matched.
+        template: CQL2 text with parameters, such as `temperature > :threshold`; see `Template`.
+        period: time between two executions, which begin at its multiples.
+        columns: of the observations that are delivered; none: all.
+        keep: for how long the results of an execution are kept.
+
+    Attributes:
+        period_us: microseconds.
+        keep_us: microseconds.
+        schema: of the dataset when the channel was created; the cluster sets it, and all below.
+        parameters: names and types of the template's parameters.
+        start: the commits of the dataset before the first execution: partition and sequence.
+        partitions: over how many partitions subscriptions are spread.
+
+    Example:
+        >>> alerts = galileo.Channel("alerts", "weather", "temperature > :threshold", period="5s")
+        >>> alerts.subscription_table
+        'alerts.subscriptions'
+    """
+
+    dataset: str
+    template: str
+    period_us: int
+    columns: tuple[str, ...]
+    keep_us: int
+    schema: Schema | None
+    parameters: tuple[tuple[str, ColumnType], ...]
+    start: tuple[tuple[int, int], ...]
+    partitions: int
+
+    def __init__(
+        self,
+        name: str,
+        dataset: str,
+        template: str,
+        *,
+        period: Duration = "10s",
+        columns: Sequence[str] = (),
+        keep: Duration = "7d",
+    ) -> None:
+        object.__setattr__(self, "name", _channel_name(name))
+        object.__setattr__(self, "generation", 0)
+        object.__setattr__(self, "added", 0)
+        object.__setattr__(self, "dataset", dataset_name(dataset))
+        object.__setattr__(self, "template", _text(template))
+        object.__setattr__(self, "period_us", _period_us(period))
+        object.__setattr__(self, "columns", _names(columns))
+        object.__setattr__(self, "keep_us", round(seconds(keep) * MICROS))
+        object.__setattr__(self, "schema", None)
+        object.__setattr__(self, "parameters", ())
+        object.__setattr__(self, "start", ())
+        object.__setattr__(self, "partitions", 0)
+
+    def bound(
+        self,
+        schema: Schema,
+        parameters: Sequence[tuple[str, ColumnType]],
+        *,
+        start: Mapping[int, int],
+        partitions: int,
+    ) -> Channel:
+        """The channel as a cluster creates it.
+
+        Args:
+            schema: of the dataset.
+            parameters: names and types.
+            start: the commits of the dataset that are not matched.
+            partitions: of the cluster.
+
+        Raises:
+            InputError: the dataset lacks one of the columns.
+        """
+        known = schema.observation_schema.names
+        unknown = [name for name in self.columns if name not in known]
+        if unknown:
+            raise InputError(
+                f"expected columns of dataset {schema.name!r} ({', '.join(known)}), got "
+                f"{', '.join(unknown)}",
+                parameter="columns",
+            )
+        return self._with(
+            schema=schema,
+            parameters=tuple((name, kind) for name, kind in parameters),
+            start=tuple(sorted(start.items())),
+            partitions=partitions,
+        )
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between two executions.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t", period="250ms").period_s
+            0.25
+        """
+        return self.period_us / MICROS
+
+    @property
+    def subscription_table(self) -> str:
+        """The name of the table of its subscriptions."""
+        return self.name + SUBSCRIPTIONS
+
+    @property
+    def subscriptions(self) -> Table:
+        """The table of its subscriptions, as it is created."""
+        columns: dict[str, ColumnType] = {ID: "text", BROKER: "text", **dict(self.parameters)}
+        return Table(self.subscription_table, columns, key=ID).spread(self.partitions)
+
+    @property
+    def delivered_schema(self) -> pa.Schema:
+        """The columns of the observations that are delivered."""
+        assert self.schema is not None, "a channel of no cluster has no columns"
+        whole = self.schema.observation_schema
+        return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
+
+    @property
+    def observation_schema(self) -> pa.Schema:
+        """The rows of an execution.
+
+        The first one has no broker, and the cut: of each partition of the dataset the commits
+        (after, until], and the commit of the subscription table, as `subscriptions`. The others
+        have the observations and the matches of a broker as Arrow IPC streams.
+        """
+        return _EXECUTION_SCHEMA
+
+    @property
+    def path_schema(self) -> pa.Schema:
+        """One row: when the execution was, and for how many brokers."""
+        return _EXECUTED_AT_SCHEMA
+
+    def newest_us(self, paths: pa.RecordBatch) -> int:
+        """When the last of some executions was, microseconds since 1970."""
+        return latest_us(paths.column("at"))
+
+    def narrowed(self, added: int) -> Channel:
+        """The channel itself; it has no added columns."""
+        if added:
+            raise InvalidSchema(f"expected no added columns of channel {self.name!r}, got {added}")
+        return self
+
+    def extends(self, other: StoredSchema) -> bool:
+        """Whether it is the same channel."""
+        return self == other
+
+    def is_wanted(self, wanted: StoredSchema) -> bool:
+        """Whether this is what a call wants to create, in whatever cluster and generation."""
+        return isinstance(wanted, Channel) and self._plain == wanted._plain
+
+    @property
+    def _plain(self) -> Channel:
+        return self._with(generation=0, schema=None, parameters=(), start=(), partitions=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, which `from_dict` reads.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t").to_dict()["template"]
+            'temperature > :t'
+        """
+        raw: dict[str, Any] = {
+            "name": self.name,
+            "dataset": self.dataset,
+            "template": self.template,
+            "period_us": self.period_us,
+            "columns": list(self.columns),
+            "keep_us": self.keep_us,
+        }
+        if self.generation:
+            raw["generation"] = self.generation
+        if self.schema is not None:
+            raw["schema"] = self.schema.to_dict()
+            raw["parameters"] = [list(parameter) for parameter in self.parameters]
+            raw["start"] = [list(position) for position in self.start]
+            raw["partitions"] = self.partitions
+        return raw
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any]) -> Channel:
+        """The inverse of `to_dict`.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :t")
+            >>> galileo.Channel.from_dict(hot.to_dict()) == hot
+            True
+        """
+        try:
+            channel = Channel(
+                raw["name"],
+                raw["dataset"],
+                raw["template"],
+                period=int(raw["period_us"]) / MICROS,
+                columns=raw["columns"],
+                keep=int(raw["keep_us"]) / MICROS,
+            )._with(generation=int(raw.get("generation", 0)))
+            if "schema" not in raw:
+                return channel
+            return channel.bound(
+                Schema.from_dict(raw["schema"]),
+                [(str(name), kind) for name, kind in raw["parameters"]],
+                start={int(partition): int(sequence) for partition, sequence in raw["start"]},
+                partitions=int(raw["partitions"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidSchema(
+                f"expected a channel as `Channel.to_dict` gives it: {reason_of(error)}",
+                expected="channel",
+            ) from error
+
+
+    @staticmethod
+    def from_json(text: str) -> Channel:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidSchema: the text is no channel.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :t")
+            >>> galileo.Channel.from_json(hot.to_json()) == hot
+            True
+        """
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidSchema(f"expected a channel in JSON: {error}", expected="json") from error
+        return Channel.from_dict(raw)
+
+
+def _channel_name(name: str) -> str:
+    if len(dataset_name(name)) > NAME_MAX or name.endswith(SUBSCRIPTIONS):
+        raise InvalidSchema(
+            f"expected a name of at most {NAME_MAX} characters that does not end with "
+            f"{SUBSCRIPTIONS!r}, since the table of subscriptions adds this, got {name!r}",
+            expected="channel_name",
+            bound=NAME_MAX,
+        )
+    return name
+
+
+def _text(template: Any) -> str:
+    if not isinstance(template, str) or not template.strip():
+        raise InvalidSchema(
+            "expected a template as CQL2 text with parameters, such as 'temperature > :threshold', "
+            f"got {template!r}",
+            expected="template",
+        )
+    return template
+
+
+def _period_us(period: Duration) -> int:
+    period_s = seconds(period)
+    if not PERIOD_MIN_S <= period_s <= PERIOD_MAX_S:
+        raise InvalidSchema(
+            f"expected a period from {PERIOD_MIN_S:g} seconds to a year, got {period!r}",
+            expected="period",
+        )
+    return round(period_s * MICROS)
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    is_list = not isinstance(columns, str) and all(isinstance(name, str) for name in columns)
+    if not is_list or len(set(columns)) < len(columns):
+        raise InvalidSchema(
+            f"expected a list of different columns, such as ['time', 'temperature'], got "
+            f"{columns!r}",
+            expected="columns",
+        )
+    return tuple(columns)

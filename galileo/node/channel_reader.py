@@ -1,0 +1,151 @@
+"""Reads the executions of a channel for one of its brokers, from the nodes that have them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import Executor
+from contextlib import aclosing
+
+from galileo.cursor import Cursor
+from galileo.dht import placement
+from galileo.dht.topology_state import TopologyState
+from galileo.node.catalog import Catalog
+from galileo.node.channel_shard import ChannelShard
+from galileo.node.cluster_view import ClusterView
+from galileo.node.peers import (
+    Execution,
+    ExecutionsPart,
+    ExecutionsTask,
+    Peers,
+    Share,
+    read_from_owners,
+    retry_timeout_s,
+)
+from galileo.node.query_options import QueryOptions
+
+STEP_COMMITS = 256
+"""Executions that a thread looks at before it gives the interpreter to others."""
+LOOK_S = 0.02
+"""Seconds between two looks for new executions while a reader waits."""
+
+
+class ChannelReader:
+    """Reads executions of this node's partitions, and through peers those of others."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: TopologyState,
+        *,
+        catalog: Catalog,
+        peers: Peers,
+        view: ClusterView,
+        executor: Executor,
+        options: QueryOptions,
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._catalog = catalog
+        self._peers = peers
+        self._view = view
+        self._executor = executor
+        self._options = options
+
+    async def follow(
+        self, task: ExecutionsTask, *, wait_s: float
+    ) -> AsyncGenerator[ExecutionsPart, None]:
+        """As `read`; waits for so long if the broker has no matches."""
+        loop, has_matches = asyncio.get_running_loop(), False
+        deadline = loop.time() + wait_s
+        while True:
+            async with aclosing(self.read(task)) as parts:
+                async for part in parts:
+                    has_matches |= part.execution is not None
+                    task = dataclasses.replace(task, after=task.after.join(part.reached))
+                    yield part
+            while not has_matches and loop.time() < deadline:
+                if task.after.news(self._view.sequences(task.channel)):
+                    break
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
+
+    async def read(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
+        """The executions after a cursor in which a broker has matches, those of a partition in
+        order.
+
+        Raises:
+            InputError: it is no channel, or the cursor is not of this cluster.
+            Unavailable: a node that has some of them cannot be reached.
+            CorruptData: stored bytes fail their checksum.
+        """
+        channel = self._catalog.channel_shard(task.channel).schema
+        asked = task.partitions or frozenset(range(channel.partitions))
+        parts = read_from_owners(
+            dataclasses.replace(task, partitions=asked),
+            split=self._shares,
+            read_local=self.read_local,
+            read=self._peers.read_executions,
+            name=self._name,
+            live=self._topology,
+            timeout_s=retry_timeout_s(self._options, self._topology),
+        )
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
+
+    async def read_local(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
+        """The executions of partitions that this node has; a part says how far it goes.
+
+        Raises:
+            PartitionMoved: before the first part: another node has some of them.
+        """
+        shard, loop = self._catalog.channel_shard(task.channel), asyncio.get_running_loop()
+        shard.check_own(task.partitions)
+        pieces = _pieces(shard, task)
+        while (part := await loop.run_in_executor(self._executor, next, pieces, None)) is not None:
+            yield part
+
+    async def _shares(self, task: ExecutionsTask) -> list[Share[ExecutionsTask]]:
+        nodes = placement.owners(self._topology.current)
+        by_node = sorted(task.partitions, key=lambda partition: nodes[partition])
+        groups = itertools.groupby(by_node, key=nodes.__getitem__)
+        return [
+            Share(node, frozenset(group), dataclasses.replace(task, partitions=frozenset(group)))
+            for node, of_node in groups
+            if (group := list(of_node))
+        ]
+
+
+def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
+    """The parts of an answer; each step blocks on the disk."""
+    published, dropped = shard.published(task.partitions), shard.dropped()
+    for partition in sorted(task.partitions):
+        after, last = task.after[partition], published[partition]
+        if after < dropped[partition]:
+            after = dropped[partition]
+            gone, reached = Cursor({partition: after}), Cursor({partition: after})
+            yield ExecutionsPart(reached=reached, gone=gone)
+        for sequence in range(after + 1, last + 1):
+            execution = _read(shard, partition, sequence, task.broker)
+            is_step = sequence == last or sequence % STEP_COMMITS == 0
+            if execution is not None or is_step:
+                yield ExecutionsPart(Cursor({partition: sequence}), execution)
+
+
+def _read(shard: ChannelShard, partition: int, sequence: int, broker: str) -> Execution | None:
+    """The share of a broker in one execution; None if it has none."""
+    rows = shard.journal(partition).read(sequence)
+    brokers = rows.column("broker").to_pylist()
+    if broker not in brokers[1:]:  # The first row has the cut.
+        return None
+    place = brokers.index(broker)
+    return Execution(
+        partition,
+        rows.column("execution")[place].as_py(),
+        rows.column("observations")[place].as_py(),
+        rows.column("matches")[place].as_py(),
+    )

@@ -1,0 +1,231 @@
+"""Channels of a cluster of processes, by the client."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+from expected_errors import raises
+
+import galileo
+from galileo.errors import (
+    DatasetExists,
+    InputError,
+    InvalidObservations,
+    InvalidToken,
+    UnknownDataset,
+    UnknownProperty,
+)
+
+QUIET_S = 3.0
+"""An execution comes within this time."""
+Pair = tuple[str, int]
+
+
+@pytest.fixture
+def client(cluster: galileo.LocalCluster) -> Iterator[galileo.Client]:
+    """One of its own, for it keeps the definitions of channels."""
+    with cluster.client() as made:
+        yield made
+
+
+@pytest.fixture
+def air(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
+    """A dataset with numbered observations."""
+    name = fresh_name("air")
+    features = [
+        galileo.Feature("number", type="int"),
+        galileo.Feature("temperature", unit="K"),
+        galileo.Feature("kind", type="text"),
+    ]
+    client.create_dataset(galileo.Schema(name, features, geohash_precision=3))
+    return name
+
+
+class World:
+    """Observations, subscriptions, and all that is due to their brokers."""
+
+    def __init__(self, client: galileo.Client, air: str, channel: str, seed: int) -> None:
+        self.client, self.air, self.channel = client, air, channel
+        self.chance = random.Random(seed)
+        self.subscriptions: dict[str, tuple[str, float, str]] = {}
+        self.due: dict[str, set[Pair]] = {"east": set(), "west": set()}
+        self.possible: dict[str, set[Pair]] = {"east": set(), "west": set()}
+        self.number = 0
+
+    def subscribe(self) -> None:
+        rows = {
+            f"s{self.chance.randrange(40)}": (
+                self.chance.choice(["east", "west"]),
+                float(self.chance.choice([10, 20, 30])),
+                self.chance.choice(["a", "b"]),
+            )
+            for _ in range(6)
+        }
+        brokers, least, kinds = zip(*rows.values(), strict=True)
+        table = pd.DataFrame({"id": [*rows], "broker": brokers, "least": least, "kind": kinds})
+        self.client.subscribe(self.channel, table)
+        self.subscriptions |= rows
+
+    def unsubscribe(self) -> None:
+        gone = self.chance.sample(sorted(self.subscriptions), k=min(3, len(self.subscriptions)))
+        self.client.unsubscribe(self.channel, gone)
+        for name in gone:
+            del self.subscriptions[name]
+
+    def observe(self) -> None:
+        rows = []
+        for _ in range(5):
+            self.number += 1
+            rows.append(
+                {
+                    "latitude": self.chance.uniform(-60, 60),
+                    "longitude": self.chance.uniform(-170, 170),
+                    "time": "2026-05-02T12:00Z",
+                    "number": self.number,
+                    "temperature": self.chance.uniform(0, 40),
+                    "kind": self.chance.choice(["a", "b"]),
+                }
+            )
+        self.client.ingest(self.air, rows)
+        for name, (broker, least, kind) in self.subscriptions.items():
+            for row in rows:
+                if row["temperature"] > least and row["kind"] == kind:
+                    self.due[broker].add((name, row["number"]))
+
+
+def followed(client: galileo.Client, channel: str, broker: str, token: str = "") -> Any:
+    """The pairs of a broker in their order, until there are none, and the last token."""
+    pairs: list[Pair] = []
+    for batch in client.follow(channel, broker, token=token, wait=QUIET_S):
+        table = batch.to_arrow()
+        assert len(batch) == table.num_rows
+        pairs += zip(table["subscription"].to_pylist(), table["number"].to_pylist(), strict=True)
+        token = batch.token
+    return pairs, token
+
+
+def test_each_subscription_gets_what_it_matches_once(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    """Each step waits for its executions, so that what is due is known exactly."""
+    channel = fresh_name("alerts")
+    template = "temperature > :least AND kind = :kind"
+    client.create_channel(galileo.Channel(channel, air, template, period="200ms"))
+    world = World(client, air, channel, seed=7)
+    tokens, got = {"east": "", "west": ""}, {"east": [], "west": []}
+    for _ in range(4):
+        world.subscribe()
+        world.observe()
+        world.observe()
+        for broker in tokens:
+            pairs, tokens[broker] = followed(client, channel, broker, tokens[broker])
+            got[broker] += pairs
+        world.unsubscribe()
+        world.observe()
+    for broker, token in tokens.items():
+        got[broker] += followed(client, channel, broker, token)[0]
+        assert len(got[broker]) == len(set(got[broker])), "a pair came twice"
+        assert set(got[broker]) == world.due[broker]
+        assert sorted(followed(client, channel, broker)[0]) == sorted(got[broker])
+    assert got["east"]
+    assert got["west"]
+
+
+def test_areas_and_circles_of_subscriptions(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("fences")
+    template = "S_INTERSECTS(geometry, :area) AND temperature > 0"
+    client.create_channel(
+        galileo.Channel(channel, air, template, period="100ms", columns=["number", "time"])
+    )
+    areas = {"id": ["a", "b"], "area": ["POLYGON((0 0,10 0,10 10,0 10,0 0))", "POINT(20 20)"]}
+    client.subscribe(channel, areas, broker="me")
+    near = fresh_name("near")
+    around = "S_DWITHIN(geometry, :place, :metres)"
+    client.create_channel(galileo.Channel(near, air, around, period="100ms"))
+    circle = {"id": ["c"], "place": ["POINT(5 5)"], "metres": [200_000.0]}
+    client.subscribe(near, circle, broker="me")
+    rows = [
+        {"latitude": y, "longitude": x, "time": "2026-05-02T12:00Z", "number": n, "temperature": 1.0}
+        for n, (x, y) in enumerate([(5, 5), (10, 10), (20, 20), (6, 6), (30, 30)])
+    ]
+    client.ingest(air, rows)
+    assert sorted(followed(client, channel, "me")[0]) == [("a", 0), ("a", 1), ("a", 3), ("b", 2)]
+    assert sorted(followed(client, near, "me")[0]) == [("c", 0), ("c", 3)]
+    batch = next(client.follow(channel, "me"))
+    assert batch.to_arrow().column_names == ["subscription", "number", "time"]
+
+
+def test_what_is_there_before_the_channel_is_not_matched(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    row = {"latitude": 1.0, "longitude": 1.0, "time": "2026-05-02T12:00Z", "temperature": 9.0}
+    client.ingest(air, [row | {"number": 1}])
+    deadline = time.monotonic() + 10
+    while client.count(air) < 1 and time.monotonic() < deadline:
+        pass
+    time.sleep(1.0)  # Nodes hear of commits of others a moment later.
+    channel = fresh_name("later")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least", period="100ms"))
+    client.subscribe(channel, {"id": ["s"], "least": [0.0]}, broker="me")
+    client.ingest(air, [row | {"number": 2}])
+    assert followed(client, channel, "me")[0] == [("s", 2)]
+
+
+def test_wrong_input_says_what_is_expected(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("wrong")
+    with pytest.raises(UnknownProperty):
+        client.create_channel(galileo.Channel(name, air, "heat > :least"))
+    with pytest.raises(UnknownDataset):
+        client.create_channel(galileo.Channel(name, "nowhere-at-all", "heat > :least"))
+    channel = galileo.Channel(name, air, "temperature > :least")
+    client.create_channel(channel)
+    with pytest.raises(DatasetExists) as same:
+        client.create_channel(channel)
+    assert same.value.details["same"]
+    with pytest.raises(DatasetExists) as other:
+        client.create_channel(galileo.Channel(name, air, "temperature < :least"))
+    assert not other.value.details["same"]
+    with raises(InvalidObservations, "broker"):
+        client.subscribe(name, {"id": ["a"], "least": [1.0]})
+    with raises(InvalidObservations, "least"):
+        client.subscribe(name, {"id": ["a"], "least": [None]}, broker="me")
+    with raises(InvalidObservations, "least"):
+        client.subscribe(name, {"id": ["a"]}, broker="me")
+    with raises(UnknownDataset, "channel"):
+        client.subscribe("nothing", {"id": ["a"]}, broker="me")
+    with raises(InputError, "drop the channel first"):
+        client.drop_dataset(air)
+    with raises(InputError, "drop the channel first"):
+        client.drop_dataset(f"{name}.subscriptions")
+    with raises(InputError, "got the channel"):
+        client.ingest(name, [{"latitude": 1.0}])
+    with raises(InvalidToken, "resume token"):
+        next(client.follow(name, "me", token="nonsense"))
+    client.drop_dataset(name)
+    assert name not in {one.name for one in client.channels()}
+    assert f"{name}.subscriptions" not in {one.name for one in client.tables()}
+    client.create_channel(galileo.Channel(name, air, "temperature < :least"))
+
+
+def test_partitions_say_how_far_they_are(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("status")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least", period="100ms"))
+    client.subscribe(channel, {"id": [f"s{n}" for n in range(50)], "least": [0.0] * 50}, broker="me")
+    row = {"latitude": 1.0, "longitude": 1.0, "time": "2026-05-02T12:00Z", "temperature": 9.0}
+    client.ingest(air, [row])
+    pairs, _ = followed(client, channel, "me")
+    assert len(pairs) == 50
+    partitions = client.describe_channel(channel)
+    assert sum(one.subscriptions for one in partitions) == 50
+    assert all(one.execution >= 1 and not one.failure and not one.behind for one in partitions)
