@@ -56,14 +56,14 @@ def hash128(columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
     such as a number. No secret takes part, so rows that collide can be made on purpose.
 
     Args:
-        columns: of one length; texts, whole numbers or times.
+        columns: of one length; texts, bytes, or what has 64 bits: numbers and times.
 
     Returns:
         A row of two halves for each row.
     """
     hashes = np.tile(_SEEDS, (len(columns[0]), 1))
     for column in columns:
-        if pa.types.is_string(column.type):
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             _mix_texts(hashes, column)
         else:
             words = column.view(pa.int64()).to_numpy().view(np.uint64)

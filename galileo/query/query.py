@@ -194,7 +194,7 @@ def _parse(source: str, schema: Schema) -> Query:
     try:
         query = Query(schema, bind(raw, schema))
     except UnknownProperty as error:
-        raise _pointing(error, source) from None
+        raise pointing(error, source) from None
     except QuerySyntaxError as error:
         if source.lstrip().startswith("{"):
             raise
@@ -218,7 +218,7 @@ def _levels(node: Node) -> int:
     return 3
 
 
-def _pointing(error: UnknownProperty, source: str) -> UnknownProperty:
+def pointing(error: UnknownProperty, source: str) -> UnknownProperty:
     """The same error with the place of the name in the text; not for JSON."""
     if source.lstrip().startswith("{"):
         return error

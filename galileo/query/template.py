@@ -14,9 +14,9 @@ from galileo.query.time_predicates import OPEN_END
 _MARK = "\u2c60"
 """Stands for the colon of a parameter while the text is parsed; names of features are ASCII."""
 _PARAMETERS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|(?<![\w.:]):(?P<name>[A-Za-z_][A-Za-z0-9_]*)""")
-_CONDITIONS = ("and", "or", "not")
-_REGIONS = ("s_intersects", "s_within", "s_disjoint")
-_DISTANCES = ("dwithin", "s_dwithin")
+CONDITIONS = ("and", "or", "not")
+REGIONS = ("s_intersects", "s_within", "s_disjoint")
+DISTANCES = ("dwithin", "s_dwithin")
 
 
 @final
@@ -98,17 +98,22 @@ class Template:
         return f"Template({self.text!r})"
 
 
+def tree_of(template: Template) -> Any:
+    """The CQL2 JSON values of a template, in which `parameter_of` finds its parameters."""
+    return template._tree
+
+
 def _condition(tree: Any, values: Mapping[str, Any]) -> Any:
-    if (name := _parameter(tree)) is not None:
+    if (name := parameter_of(tree)) is not None:
         return _given_condition(name, values[name])
     if not isinstance(tree, dict) or "op" not in tree:
         return tree
     op, args = str(tree["op"]).lower(), tree["args"]
-    if op in _CONDITIONS:
+    if op in CONDITIONS:
         return {**tree, "args": [_condition(arg, values) for arg in args]}
-    if op in _REGIONS:
+    if op in REGIONS:
         return {**tree, "args": [_region(arg, values) for arg in args]}
-    if op in _DISTANCES:
+    if op in DISTANCES:
         regions, rest = args[:2], args[2:]
         bound = [_region(arg, values) for arg in regions] + [_distance(arg, values) for arg in rest]
         return {**tree, "args": bound}
@@ -116,7 +121,7 @@ def _condition(tree: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _operand(raw: Any, values: Mapping[str, Any]) -> Any:
-    if (name := _parameter(raw)) is not None:
+    if (name := parameter_of(raw)) is not None:
         return _literal(name, values[name])
     if isinstance(raw, list):
         return [value for operand in raw for value in _listed(operand, values)]
@@ -133,25 +138,25 @@ def _operand(raw: Any, values: Mapping[str, Any]) -> Any:
 
 def _listed(raw: Any, values: Mapping[str, Any]) -> list[Any]:
     """The values of an operand in the parentheses of IN."""
-    name = _parameter(raw)
+    name = parameter_of(raw)
     if name is None or isinstance(values[name], str) or not hasattr(values[name], "__iter__"):
         return [_operand(raw, values)]
     return [_literal(name, value) for value in values[name]]
 
 
 def _end(raw: Any, values: Mapping[str, Any]) -> Any:
-    name = _parameter(raw)
+    name = parameter_of(raw)
     is_open = name is not None and values[name] is None
     return OPEN_END if is_open else _operand(raw, values)
 
 
 def _region(raw: Any, values: Mapping[str, Any]) -> Any:
-    name = _parameter(raw)
+    name = parameter_of(raw)
     return _operand(raw, values) if name is None else geometry_json(values[name])
 
 
 def _distance(raw: Any, values: Mapping[str, Any]) -> Any:
-    name = _parameter(raw)
+    name = parameter_of(raw)
     return raw if name is None else metres(values[name])
 
 
@@ -180,7 +185,7 @@ def _given_condition(name: str, value: Any) -> Any:
     )
 
 
-def _parameter(raw: Any) -> str | None:
-    """The parameter that an operand or a condition is."""
+def parameter_of(raw: Any) -> str | None:
+    """The parameter that an operand or a condition of `tree_of` is."""
     name = raw.get("property") if isinstance(raw, dict) else None
     return name[1:] if isinstance(name, str) and name.startswith(_MARK) else None
