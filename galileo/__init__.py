@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
+    from galileo.model.channel import Channel as Channel
     from galileo.model.grouping import cell as cell
     from galileo.model.grouping import window as window
     from galileo.model.retention import Retention as Retention
@@ -73,6 +74,7 @@ _HOMES = {
     "TreeView": "galileo.client.tree_view",
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
+    "Channel": "galileo.model.channel",
     **dict.fromkeys(("cell", "window"), "galileo.model.grouping"),
     "Retention": "galileo.model.retention",
     "Feature": "galileo.model.schema",

@@ -14,7 +14,7 @@ from galileo.client.async_tables import AsyncTables, Keys
 from galileo.client.ingestion import Progress
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
-from galileo.errors import InputError, InvalidObservations
+from galileo.errors import InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
 from galileo.model.channel import BROKER, MATCHES_SCHEMA, Channel
@@ -118,7 +118,6 @@ class AsyncChannels(AsyncTables):
 
         def checked(table: Table, rows: pa.Table) -> pa.Table:
             versions = versions_of(table, _with_broker(rows, broker))
-            _check_brokers(versions)
             query.check(versions)
             return versions
 
@@ -169,8 +168,7 @@ class AsyncChannels(AsyncTables):
             InvalidToken: the token is damaged, or of another channel or broker.
 
         Example:
-            >>> rows = {"latitude": 40.0, "longitude": -105.0, "time": "2026-05-02T12:00Z"}
-            >>> receipt = await client.ingest("weather", [rows | {"temperature": 291.0}])
+            >>> receipt = await client.ingest("weather", warm_day)
             >>> async for batch in client.follow("hot", "me"):
             ...     print(batch.to_arrow()["subscription"].to_pylist())
             ...     break
@@ -265,17 +263,6 @@ def _with_broker(rows: pa.Table, broker: str | None) -> pa.Table:
         )
     instance_of(str, broker, "the name of a broker")
     return rows.append_column(BROKER, pa.repeat(pa.scalar(broker), rows.num_rows))
-
-
-def _check_brokers(rows: pa.Table) -> None:
-    brokers = rows.column(BROKER)
-    wrong = brokers.null_count or "" in brokers.unique().to_pylist()
-    if wrong:
-        raise InvalidObservations(
-            "expected a broker for each subscription, as the column 'broker' or the argument, got "
-            "none for some",
-            column=BROKER,
-        )
 
 
 def _notifications(

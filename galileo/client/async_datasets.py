@@ -12,6 +12,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
+from galileo.model.channel import Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
     Feature,
@@ -46,6 +47,7 @@ class AsyncDatasets(AsyncAnalytics):
 
     _schemas: dict[str, CachedSchema]
     _tables: dict[str, Table]
+    _channels: dict[str, Channel]
 
     async def create_dataset(self, schema: Schema, *, retention: Retention | None = None) -> None:
         """Creates a dataset.

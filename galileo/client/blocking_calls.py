@@ -38,10 +38,12 @@ from galileo.client.results import (
     Ccq,
     CcqInfo,
     CcqLike,
+    ChannelPartition,
     ClusterStatus,
     DroppedDataset,
     Labels,
     MoveProgress,
+    Notifications,
     PlannedMove,
     Receipt,
     RetentionReport,
@@ -58,6 +60,7 @@ from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
+from galileo.model.channel import Channel
 from galileo.model.grouping import Key
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
@@ -313,6 +316,137 @@ class BlockingCalls(BlockingBase):
             2
         """
         return self._run(self._client.topology_json())
+
+    def create_channel(self, channel: Channel) -> None:
+        """Creates a channel, with the table of its subscriptions; `drop_dataset` drops both.
+
+        It never changes. Observations that were committed before are not matched.
+
+        Raises:
+            DatasetExists: the name is taken; `details["same"]` says whether by this channel.
+            UnknownDataset: there is no such dataset.
+            InputError: the template is none of the dataset.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least", period="1s")
+            >>> client.create_channel(hot)
+        """
+        self._run(self._client.create_channel(channel))
+
+    def channels(self) -> list[Channel]:
+        """All channels.
+
+        Example:
+            >>> [channel.name for channel in client.channels()]
+            ['hot']
+        """
+        return self._run(self._client.channels())
+
+    def subscribe(
+        self,
+        channel: str,
+        subscriptions: Any,
+        *,
+        broker: str | None = None,
+        producer: str | None = None,
+        first_batch: int = 0,
+        batch_rows: int = BATCH_ROWS,
+        progress: Progress | None = None,
+    ) -> Receipt:
+        """Stores subscriptions, by the million if need be; durable when it returns.
+
+        What is committed to the dataset after the call has returned is matched. A subscription
+        with an id that is there is replaced.
+
+        Args:
+            channel: its name.
+            subscriptions: rows as of `upsert`, with the columns `id`, `broker`, and one for each
+                parameter.
+            broker: of all of them, in place of the column.
+            producer: as of `upsert`, and so are the rest.
+            first_batch: likewise.
+            batch_rows: likewise.
+            progress: likewise.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidObservations: a column is missing or of a wrong type, or a value is none of its
+                parameter.
+            TransientError: as of `upsert`.
+
+        Example:
+            >>> subscriptions = {"id": ["anna", "bert"], "least": [285.0, 300.0]}
+            >>> receipt = client.subscribe("hot", subscriptions, broker="me")
+            >>> receipt.rows
+            2
+        """
+        return self._run(
+            self._client.subscribe(
+                channel,
+                subscriptions,
+                broker=broker,
+                producer=producer,
+                first_batch=first_batch,
+                batch_rows=batch_rows,
+                progress=progress,
+            )
+        )
+
+    def unsubscribe(self, channel: str, ids: Keys) -> Receipt:
+        """Removes subscriptions; ids that are not there do no harm.
+
+        What is committed to the dataset after the call has returned is not matched any more.
+
+        Args:
+            channel: its name.
+            ids: a list, or rows with a column `id`.
+
+        Example:
+            >>> receipt = client.unsubscribe("hot", ["bert"])
+            >>> (client.table("hot.subscriptions")).rows["id"].to_pylist()
+            ['anna']
+        """
+        return self._run(self._client.unsubscribe(channel, ids))
+
+    def follow(
+        self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
+    ) -> Iterator[Notifications]:
+        """The matches of a broker's subscriptions as they come, each once and in order.
+
+        Each item has those of one execution of one partition of the subscriptions. Who stores the
+        token of each together with what it does with them can stop at any time and go on with the
+        token: nothing is missed, and nothing comes twice. Resumes at another node after a failure.
+
+        Args:
+            channel: its name.
+            broker: whose subscriptions.
+            token: of the last notifications that were handled; "" for all that are kept.
+            wait: ends when nothing new has come for so long; None: never.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> receipt = client.ingest("weather", warm_day)
+            >>> for batch in client.follow("hot", "me"):
+            ...     print(batch.to_arrow()["subscription"].to_pylist())
+            ...     break
+            ['anna']
+        """
+        return self._iterate(self._client.follow(channel, broker, token=token, wait=wait))
+
+    def describe_channel(self, channel: str) -> list[ChannelPartition]:
+        """How far the executions are, for each partition of the subscriptions.
+
+        Partitions of nodes that cannot be reached are missing.
+
+        Example:
+            >>> partitions = client.describe_channel("hot")
+            >>> sum(partition.subscriptions for partition in partitions)
+            1
+        """
+        return self._run(self._client.describe_channel(channel))
 
     def create_table(self, table: Table) -> None:
         """Creates a table; it never changes, and `drop_dataset` drops it.

@@ -6,8 +6,8 @@ period an *execution* finds the new observations that match, and for which subsc
 al., "BAD to the bone: Big Active Data at its core", 2020, section 4.1.4.)
 
 What nodes store of a channel is the log of its executions. It has the partitions of the table, and
-partition p has the executions for the subscriptions of partition p. A commit is one execution: first
-a row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
+partition p has the executions for the subscriptions of partition p. A commit is one execution: a
+row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
 has matches.
 """
 
@@ -275,7 +275,6 @@ class Channel(StoredSchema):
                 f"expected a channel as `Channel.to_dict` gives it: {reason_of(error)}",
                 expected="channel",
             ) from error
-
 
     @staticmethod
     def from_json(text: str) -> Channel:

@@ -42,6 +42,7 @@ from galileo.model.schema import (
     dropped_dataset,
     existing_dataset,
     name_of_key,
+    other_kind,
     unknown_dataset,
 )
 from galileo.model.table import Table
@@ -639,9 +640,7 @@ class _AddedFeatures(NamedTuple):
     schema: Schema
 
 
-def _added_features(
-    schema: StoredSchema, shard: AnyShard
-) -> _AddedFeatures | None:
+def _added_features(schema: StoredSchema, shard: AnyShard) -> _AddedFeatures | None:
     """What a shard of the same name lacks; None where it knows the schema.
 
     Raises:

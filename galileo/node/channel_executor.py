@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -136,7 +136,11 @@ class _TooLargeError(Exception):
 
 
 class ChannelExecutor:
-    """Executes the channels of a node in its own partitions."""
+    """Executes the channels of a node in its own partitions.
+
+    Attributes:
+        on_committed: called in the event loop when logs of this node have new executions.
+    """
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ class ChannelExecutor:
         self._executor = executor
         self._clock = clock
         self._options = options or ExecutorOptions()
+        self.on_committed: Callable[[], None] = lambda: None
         self._progress: dict[str, dict[int, Progress]] = {}
         self._queries: dict[str, ParameterQuery] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -283,7 +288,9 @@ class ChannelExecutor:
             else:
                 results[partition] = one
         if commits:
-            results |= await asyncio.wrap_future(self._catalog.commit(work.channel.key, commits))
+            committing = self._catalog.commit(work.channel.key, commits)
+            results.update(await asyncio.wrap_future(committing))
+            self.on_committed()
         for partition, result in results.items():
             self._note(work, partition, result, took_s=self._clock.monotonic() - begun)
         large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]

@@ -18,8 +18,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from galileo.errors import Forbidden
-from galileo.model.schema import name_of_key
 from galileo.model.channel import Channel
+from galileo.model.schema import name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.rpc.policy import INTERNAL, POLICIES, used_nodes_only_fields
 from galileo.wire.channel import short_name

@@ -89,11 +89,10 @@ def _messages(part: ExecutionsPart) -> Iterator[channels_pb2.FollowPart]:
     """A part of an answer in bounded messages."""
     execution = part.execution
     if execution is not None:
-        place = {"partition": execution.partition, "execution": execution.number}
         for chunk in _chunks(execution.observations):
-            yield channels_pb2.FollowPart(**place, observations=chunk)
+            yield channels_pb2.FollowPart(observations=chunk)
         for chunk in _chunks(execution.matches):
-            yield channels_pb2.FollowPart(**place, matches=chunk)
+            yield channels_pb2.FollowPart(matches=chunk)
     yield channels_pb2.FollowPart(
         partition=0 if execution is None else execution.partition,
         execution=0 if execution is None else execution.number,

@@ -11,9 +11,9 @@ from galileo.dht import definitions
 from galileo.dht.topology import NodeInfo
 from galileo.dht.topology_changes import known_node
 from galileo.errors import Forbidden, GalileoError
+from galileo.model.channel import Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import Schema, features_from_json
-from galileo.model.channel import Channel
 from galileo.model.stored_schema import stored_schema_from_json
 from galileo.model.table import Table
 from galileo.node.storage_node import StorageNode

@@ -70,9 +70,9 @@ class DriverOptions:
         idle_after_s: after the last event but ticks and what nodes exchange regularly, a node is
             idle.
         idle_tick_s: pause between two ticks of an idle node, which an event ends.
-        announce_interval_s: new commits are announced to coordinators at once, but at most at this
-            interval; longer in proportion if there are more of them than `announced_max`.
-        announced_max: coordinators to which commits are announced in each interval.
+        announce_interval_s: new commits are announced to nodes that wait for them at once, but at
+            most at this interval; longer in proportion if these are more than `announced_max`.
+        announced_max: nodes to which commits are announced in each interval.
         events_together_max: events whose records are written together.
         events_waiting_max: events that wait; beyond it requests are refused.
         records_retry_s: interval at which a durable record is retried while the disk is full.
@@ -90,6 +90,9 @@ class DriverOptions:
 
 class Driver:
     """Feeds events to the machines of one node and executes their effects.
+
+    Attributes:
+        has_readers: whether all nodes wait for commits; else coordinators alone do.
 
     Args:
         machine: the node's continuous queries.
@@ -122,6 +125,7 @@ class Driver:
         self._store = store
         self._clock = clock
         self._work = work
+        self.has_readers: Callable[[], bool] = lambda: False
         self._new_commits = new_commits
         self._drop_spills = drop_spills
         self._events: asyncio.Queue[ccq.ContinuousEvent] = asyncio.Queue()
@@ -298,18 +302,22 @@ class Driver:
     def announce_commits(self, news: Sequence[ccq.ContinuousEvent], now: float) -> None:
         """Feeds events of this node's own commits, and announces them by extra heartbeats.
 
-        These go to coordinators alone: others can wait for the next regular one.
+        These go to nodes that wait for commits: others can wait for the next regular one.
         """
         for event in news:
             self._has_news = True
             self.feed(event)
         if not self._has_news or now < self._announce_at or self.mail is None:
             return
-        coordinators = list(filter(self.machine.is_coordinator, self.members.alive))
-        intervals = max(1.0, len(coordinators) / self._options.announced_max)
+        waiting = [
+            peer
+            for peer in self.members.alive
+            if self.has_readers() or self.machine.is_coordinator(peer)
+        ]
+        intervals = max(1.0, len(waiting) / self._options.announced_max)
         self._has_news = False
         self._announce_at = now + intervals * self._options.announce_interval_s
-        for peer in coordinators:
+        for peer in waiting:
             self.mail.send_heartbeat(peer)
 
     def _on_membership(self, effects: list[membership.MembershipEffect]) -> None:

@@ -193,6 +193,8 @@ class NodeProcess:
             on_removed=self._stop_removed,
         )
         self.node.ingest.on_committed = self.driver.wake
+        self.node.channels.on_committed = self.driver.wake
+        self.driver.has_readers = lambda: bool(self.node.catalog.channels)
         self.node.moves.on_moved = self.mail.broadcast_heartbeat
         self._register.adopt_moves = self.node.moves.adopt
         self._replicas = self.node.connect_replicas(

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from galileo.errors import ConfigError, CorruptData, DataExpired, GalileoError
 from galileo.model.schema import StoredSchema
-from galileo.model.times import TIME_MIN_US
 from galileo.storage.commits import SEAL, Commit, Committed, conflict, to_record_batch
 from galileo.storage.compacted_segment import CompactedSegment, compacted_segment_paths, load_index
 from galileo.storage.disk import Disk
