@@ -7,4 +7,3 @@ Carey et al., "BAD to the bone: Big Active Data at its core", The VLDB Journal, 
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 
 __all__ = ["ParameterQuery"]
-from galileo.query.subscriptions._tmp import SubscriptionIndex
