@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -99,12 +99,10 @@ class Query:
 
     def match_observations(self, table: pa.Table) -> Mask:
         """Mask of the rows of a table of `schema.observation_schema` that match exactly."""
-        points = ObservationColumns(
-            latitude=np.asarray(table.column("latitude").to_numpy(), dtype=np.float64),
-            longitude=np.asarray(table.column("longitude").to_numpy(), dtype=np.float64),
-            time=column_micros(table.column("time")),
-            features={name: from_arrow(table.column(name)) for name in self.features},
-        )
+        return self.match_points(observation_columns(table, self.features))
+
+    def match_points(self, points: ObservationColumns) -> Mask:
+        """As `match_observations`, of columns with at least the features that the query reads."""
         return visitors.verdicts(self.tree, points, _test_rows)
 
     def may_match_zones(self, zones: Zones) -> Mask:
@@ -132,6 +130,16 @@ class Query:
             return Columns(columns.cell, columns.bucket, named)
         features = {name: _feature_column(columns[name]) for name in self.features}
         return Columns(columns["cell"], columns["bucket"], features)
+
+
+def observation_columns(table: pa.Table, features: Iterable[str]) -> ObservationColumns:
+    """The columns of a table of `Schema.observation_schema` that queries read."""
+    return ObservationColumns(
+        latitude=np.asarray(table.column("latitude").to_numpy(), dtype=np.float64),
+        longitude=np.asarray(table.column("longitude").to_numpy(), dtype=np.float64),
+        time=column_micros(table.column("time")),
+        features={name: from_arrow(table.column(name)) for name in features},
+    )
 
 
 def parse(source: str | dict[str, Any], schema: Schema) -> Query:

@@ -5,5 +5,6 @@ Carey et al., "BAD to the bone: Big Active Data at its core", The VLDB Journal, 
 """
 
 from galileo.query.subscriptions.parameter_query import ParameterQuery
+from galileo.query.subscriptions.subscription_index import MATCH_SCHEMA, SubscriptionIndex
 
-__all__ = ["ParameterQuery"]
+__all__ = ["MATCH_SCHEMA", "ParameterQuery", "SubscriptionIndex"]

@@ -15,7 +15,7 @@ from galileo.model.table import DELETED
 from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
-from galileo.query.subscriptions.distinct import distinct_rows
+from galileo.query.subscriptions.distinct import distinct_rows, one_array
 from galileo.query.subscriptions.parameters import (
     BROKER,
     CENTRE,
@@ -169,9 +169,3 @@ def _simple_parts(
 ) -> tuple[SimplePart, ...] | None:
     is_both = any({REGION, CENTRE} <= several for several in places.values())
     return None if is_both else simple_parts(tree, schema)
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array."""
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

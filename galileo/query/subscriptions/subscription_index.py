@@ -1,0 +1,196 @@
+"""The index of the subscriptions of one partition: which of them new observations match.
+
+Subscriptions with equal parameters are a *group*. Matching finds pairs of a group and a row; the
+work does not depend on how many subscriptions a group has. What each is for:
+
+- `Groups` has the values of the parameters, once for each group, and matches them;
+- `SubscriptionBlocks` has the subscriptions of each group, in columns;
+- here are the names of the brokers, and how many subscriptions each group has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from galileo.errors import InputError
+from galileo.hashing import hash128
+from galileo.model.sort_keys import differs
+from galileo.model.table import DELETED
+from galileo.query.index.bound_columns import grow
+from galileo.query.index.candidates import CandidatePairs
+from galileo.query.index.prefixes import within
+from galileo.query.predicates import ObservationColumns
+from galileo.query.query import observation_columns
+from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions
+from galileo.query.subscriptions.distinct import distinct_rows, one_array
+from galileo.query.subscriptions.groups import Groups
+from galileo.query.subscriptions.parameter_query import ParameterQuery
+from galileo.query.subscriptions.parameters import BROKER, ID
+from galileo.query.subscriptions.query_groups import QueryGroups
+
+MATCHES_MAX = 1 << 27
+"""Pairs of a group and a row of one call."""
+EMPTY_GROUPS_MAX = 0.5
+"""Share of groups without subscriptions above which they are removed."""
+EMPTY_GROUPS_MIN = 64
+"""Number of groups without subscriptions up to which they stay."""
+
+MATCH_SCHEMA = pa.schema(
+    [
+        pa.field("broker", pa.string(), nullable=False),
+        pa.field("rows", pa.list_(pa.int32()), nullable=False),
+        pa.field("subscriptions", pa.list_(pa.string()), nullable=False),
+    ]
+)
+
+
+class SubscriptionIndex:
+    """Subscriptions of one template; not thread-safe.
+
+    Args:
+        query: the template of all of them.
+    """
+
+    def __init__(self, query: ParameterQuery) -> None:
+        self.query = query
+        self._groups: Groups = QueryGroups(query)
+        self._blocks = SubscriptionBlocks()
+        self._counts: Numbers = np.zeros(0, dtype=np.int32)
+        self._brokers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, about."""
+        return self._blocks.nbytes + self._groups.nbytes + int(self._counts.nbytes)
+
+    def apply(self, changes: pa.Table) -> None:
+        """Add, replace and delete subscriptions.
+
+        Args:
+            changes: the last state of each changed one: `id`, of which each is there once,
+                `broker`, the parameters, and `deleted`; of a deleted one only the id is read. The
+                values are those that `ParameterQuery.check` permits.
+        """
+        ids = one_array(changes.column(ID))
+        if len(ids) == 0:
+            return
+        hashes = hash128([ids])[:, 0]
+        kept = np.flatnonzero(~np.asarray(one_array(changes.column(DELETED)), dtype=np.bool_))
+        present = changes.take(pa.array(kept)) if len(kept) < len(ids) else changes
+        groups, brokers = self._groups_of(present), self._brokers_of(present)
+        np.subtract.at(self._counts, self._blocks.remove(ids, hashes), 1)
+        np.add.at(self._counts, groups, 1)
+        self._blocks.add(
+            Subscriptions(one_array(present.column(ID)), hashes[kept], groups, brokers)
+        )
+        self._remove_empty_groups()
+
+    def match(self, observations: pa.Table) -> pa.RecordBatch:
+        """All pairs of a row and a subscription that it matches.
+
+        A record stands for each of its rows with each of its subscriptions, which belong to one
+        broker and have equal parameters. Each matching pair is in exactly one record. Groups come
+        in the order in which they were new, and brokers likewise.
+
+        Args:
+            observations: of `Schema.observation_schema`; of the features at least those that the
+                query reads.
+
+        Returns:
+            Records of `MATCH_SCHEMA`: `rows` are numbers of rows, ascending.
+
+        Raises:
+            InputError: there are more pairs of a group and a row than `MATCHES_MAX`.
+        """
+        rows = np.flatnonzero(self.query.constant.match_observations(observations))
+        if len(rows) == 0 or len(self) == 0:
+            return pa.RecordBatch.from_pylist([], schema=MATCH_SCHEMA)
+        points = observation_columns(observations, self.query.features).take(rows)
+        matches = self._matches(points)
+        starts = np.flatnonzero(differs(matches.slots))
+        counts = np.diff(np.append(starts, len(matches)))
+        runs = self._blocks.runs_of(matches.slots[starts])
+        return self._records(runs, rows[matches.rows].astype(np.int32), starts, counts)
+
+    def _matches(self, points: ObservationColumns) -> CandidatePairs:
+        """The pairs of a group and a row that match, sorted and each once."""
+        keys, total = [np.empty(0, dtype=np.int64)], 0
+        for pairs in self._groups.match(points, self._counts[: len(self._groups)] > 0):
+            keys.append(pairs.slots.astype(np.int64) * len(points) + pairs.rows)
+            total += len(pairs)
+            if total > MATCHES_MAX:
+                raise InputError(
+                    f"expected at most {MATCHES_MAX:,} matches of {len(points):,} observations at "
+                    "once; match fewer observations in one call",
+                    expected="fewer_matches",
+                    bound=MATCHES_MAX,
+                )
+        key = np.sort(np.concatenate(keys))
+        groups, rows = np.divmod(key[differs(key)], len(points))
+        return CandidatePairs(groups.astype(np.int32), rows)
+
+    def _records(
+        self,
+        runs: Runs,
+        rows: Numbers,
+        starts: npt.NDArray[np.intp],
+        counts: npt.NDArray[np.intp],
+    ) -> pa.RecordBatch:
+        """A record for each run.
+
+        Args:
+            runs: of subscriptions.
+            rows: those of one group after those of another.
+            starts: where each group's rows begin.
+            counts: how many each group has.
+        """
+        taken = counts[runs.groups]
+        chosen = np.repeat(starts[runs.groups], taken) + within(taken)
+        names = pa.array([*self._brokers], type=pa.string())
+        return pa.RecordBatch.from_arrays(
+            [
+                names.take(pa.array(runs.brokers)),
+                _lists(taken, pa.array(rows[chosen])),
+                _lists(runs.counts, runs.ids),
+            ],
+            schema=MATCH_SCHEMA,
+        )
+
+    def _groups_of(self, rows: pa.Table) -> Numbers:
+        columns = {name: one_array(rows.column(name)) for name, _ in self.query.parameters}
+        if rows.num_rows == 0:
+            return np.empty(0, dtype=np.int32)
+        first, codes = distinct_rows(list(columns.values()))
+        distinct = {name: values.take(pa.array(first)) for name, values in columns.items()}
+        numbers = self._groups.numbers_of(distinct)
+        if len(self._groups) > len(self._counts):
+            self._counts = grow(self._counts, len(self._groups) * 5 // 4, 0)
+        return numbers[codes]
+
+    def _brokers_of(self, rows: pa.Table) -> Numbers:
+        encoded = one_array(rows.column(BROKER)).dictionary_encode()
+        names: Sequence[str] = encoded.dictionary.to_pylist()
+        codes = [self._brokers.setdefault(name, len(self._brokers)) for name in names]
+        numbers: Numbers = np.array(codes, dtype=np.int32)[encoded.indices.to_numpy()]
+        return numbers
+
+    def _remove_empty_groups(self) -> None:
+        kept = self._counts[: len(self._groups)] > 0
+        empty = len(kept) - np.count_nonzero(kept)
+        if empty <= max(EMPTY_GROUPS_MIN, EMPTY_GROUPS_MAX * len(kept)):
+            return
+        self._groups.keep(kept)
+        self._counts = self._counts[: len(kept)][kept]
+        self._blocks.renumber((np.cumsum(kept) - 1).astype(np.int32))
+
+
+def _lists(counts: npt.NDArray[np.intp], values: pa.Array) -> pa.ListArray:
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

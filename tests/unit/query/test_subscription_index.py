@@ -1,0 +1,284 @@
+"""The index of subscriptions finds what a query for each subscription finds."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import shapely
+import shapes
+from generated import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.model.schema import Feature, Schema
+from galileo.model.times import TIME_TYPE, micros
+from galileo.query import parse
+from galileo.query.builder import query_text
+from galileo.query.subscriptions import (
+    MATCH_SCHEMA,
+    ParameterQuery,
+    SubscriptionIndex,
+    blocks,
+    subscription_index,
+)
+from galileo.query.template import Template
+
+SCHEMA = Schema(
+    "air",
+    [
+        Feature("t"),
+        Feature("n", type="int"),
+        Feature("s", type="text"),
+        Feature("b", type="bool"),
+    ],
+    geohash_precision=3,
+    time_bucket="1h",
+)
+ARROW = {
+    "float": pa.float64(),
+    "text": pa.string(),
+    "bool": pa.bool_(),
+    "time": TIME_TYPE,
+    "geometry": pa.binary(),
+}
+SIGNS = ("=", "<>", "<", "<=", ">", ">=")
+NUMBERS = [-1.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 2.0**53, 2.0**53 + 2, 1e300]
+WHOLE = [-1, 0, 1, 2, 3, 2**53, 2**53 + 1, 2**62]
+TEXTS = ["alpha", "Alpha", "beta", "", "ä/ö", "ALPHA"]
+START = micros("2012-03-01T00:00:00Z")
+TIMES_US = [START + number for number in (-1, 0, 1, 3_600_000_000, 7_200_000_000)]
+CONDITIONS = [
+    "t > 1",
+    "n = 1 OR b",
+    "",
+    "false",
+    "s LIKE 'a%'",
+    "S_INTERSECTS(geometry, BBOX(0,0,9,9))",
+]
+AREAS = [
+    shapely.box(0, 0, 10, 10),
+    shapely.box(10, 0, 20, 10),
+    shapely.box(0, 0, 10, 10, ccw=False),
+    shapely.box(-180, -90, 180, 90),
+    shapely.box(170, -10, 190, 10),
+    shapely.box(-200, -10, -170, 10),
+    shapely.box(-180, 0, -170, 10),
+    shapely.box(170, 0, 180, 10),
+    shapely.box(-360, 60, 360, 90),
+    shapely.box(-90, -90, 90, -80),
+    shapely.Polygon([(0, 0), (10, 0), (0, 10)]),
+    shapely.Polygon([(175, 0), (190, 0), (175, 10)]),
+    shapely.box(0, 0, 10, 10) - shapely.box(2, 2, 8, 8),
+    shapely.MultiPolygon([shapely.box(0, 0, 1, 1), shapely.box(5, 5, 10, 10)]),
+    shapely.LineString([(0, 0), (10, 10)]),
+    shapely.Point(10, 10),
+    shapely.MultiPoint([(0, 0), (180, 0)]),
+]
+CENTRES = [
+    shapely.Point(*place)
+    for place in [(0, 0), (10, 10), (180, 0), (-180, 5), (190, 5), (0, 90), (33, -90), (0, 89.9)]
+]
+RADII_M = [0.0, 1.0, 111_195.08, 1_000_000.0, 5e6, 1.5e7, 20_015_000.0, 1e9]
+PLACES = [(0, 0), (10, 10), (5, 5), (10, 0), (180, 0), (-180, 0), (175, 5), (-175, 5), (0, 90)]
+PLACES += [(50, 90), (0, -90), (100, 89.95), (0, 9.999999), (-5, 70), (1, 1), (8, 2)]
+
+SIMPLE = [
+    "t {sign} :x",
+    ":x {sign} t",
+    "n {sign} :x",
+    "n BETWEEN :x AND :y",
+    "t BETWEEN 0 AND :y",
+    "s {sign} :s",
+    "CASEI(s) {sign} CASEI(:s)",
+    "b = :b",
+    "b <> :b",
+    "datetime {sign} :time",
+    "S_INTERSECTS(geometry, :area)",
+    "S_INTERSECTS(geometry, :area)",
+    "S_WITHIN(geometry, :area)",
+    "S_DWITHIN(geometry, :place, :radius)",
+    "S_DWITHIN(:place, geometry, 1000000)",
+    "DWITHIN(geometry, POINT(190 5), :radius)",
+]
+GENERAL = [
+    "S_DISJOINT(geometry, :area)",
+    "NOT S_WITHIN(geometry, :area)",
+    "(t > :x OR S_INTERSECTS(geometry, :area))",
+    "NOT (n > :x)",
+    "n IN (:x, :y, 1)",
+    "s IN (:s, 'beta')",
+    "s LIKE :s",
+    "CASEI(s) = :s",
+    ":query",
+    "(NOT :query OR b)",
+    "T_AFTER(datetime, :time)",
+    "geohash LIKE 's0%' AND t > :x",
+    "(DWITHIN(geometry, :place, :radius) OR datetime < :time)",
+]
+CONSTANT = ["t > 0", "b", "S_INTERSECTS(geometry, BBOX(-10, -10, 90, 90))", "n IS NOT NULL"]
+
+
+class History:
+    """A template, and subscriptions in a dictionary."""
+
+    def __init__(self, seed: int, *, simple: bool) -> None:
+        self.random = np.random.default_rng(seed)
+        kinds = SIMPLE if simple else [*SIMPLE, *GENERAL, *GENERAL]
+        parts = [self._one(kinds) for _ in range(self.random.integers(1, 4))]
+        if not simple:
+            parts.append(self._one(GENERAL))
+        parts += [self._one(CONSTANT)] * int(self.random.integers(0, 2))
+        signs = [self._one(SIGNS) for _ in parts]
+        self.text = " AND ".join(
+            part.format(sign=sign) for part, sign in zip(parts, signs, strict=True)
+        )
+        self.query = ParameterQuery(self.text, SCHEMA)
+        self.index = SubscriptionIndex(self.query)
+        self.subscriptions: dict[str, tuple[str, tuple[Any, ...]]] = {}
+        self.pool = [self._values() for _ in range(6)]
+
+    def _one(self, items: Any) -> Any:
+        return items[self.random.integers(len(items))]
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(self._value(name) for name, _ in self.query.parameters)
+
+    def _value(self, name: str) -> Any:
+        if name == "area" and self.random.random() < 0.3:
+            shape = shapes.drawn(self.random)
+            return self._value(name) if shape is None else shape
+        values: dict[str, Any] = {"x": NUMBERS, "y": NUMBERS, "s": TEXTS, "b": [True, False]}
+        values |= {"area": AREAS, "place": CENTRES, "radius": RADII_M, "query": CONDITIONS}
+        if name == "time":
+            return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(
+                microseconds=int(self._one(TIMES_US))
+            )
+        return self._one(values[name])
+
+    def apply(self, count: int) -> None:
+        """Change so many of 60 subscriptions, some of which are there."""
+        ids = [f"sub-{number}" for number in self.random.permutation(60)[:count]]
+        deleted = self.random.random(count) < self._one([0.1, 0.5, 0.9])
+        brokers = [self._one(["north", "south", "east"]) for _ in ids]
+        values = [
+            self._one(self.pool) if self.random.random() < 0.6 else self._values() for _ in ids
+        ]
+        self.index.apply(self._changes(ids, deleted.tolist(), brokers, values))
+        for id_, gone, broker, row in zip(ids, deleted, brokers, values, strict=True):
+            self.subscriptions.pop(id_, None)
+            if not gone:
+                self.subscriptions[id_] = (broker, row)
+
+    def _changes(self, ids: Any, deleted: Any, brokers: Any, values: Any) -> pa.Table:
+        """Deleted ones have no values."""
+        columns = {"id": ids, "deleted": pa.array(deleted, pa.bool_())}
+        columns["broker"] = pa.array(brokers, pa.string(), mask=np.array(deleted, dtype=bool))
+        for number, (name, kind) in enumerate(self.query.parameters):
+            items = [
+                None if gone else row[number] for gone, row in zip(deleted, values, strict=True)
+            ]
+            if kind == "geometry":
+                items = [None if item is None else shapely.to_wkb(item) for item in items]
+            columns[name] = pa.array(items, ARROW[kind])
+        return pa.table(columns)
+
+    def observations(self, count: int) -> pa.Table:
+        place = self.random.integers(0, len(PLACES), count)
+        longitude, latitude = np.array(PLACES, dtype=float)[place].reshape(-1, 2).T
+        apart = self.random.random(count) < 0.5
+        longitude = np.where(apart, self.random.uniform(-180, 180, count), longitude)
+        latitude = np.where(apart, self.random.uniform(-90, 90, count), latitude)
+        areas = [values[number] for values in self.pool for number in self._numbers("area")]
+        if areas:
+            x, y = shapes.points_about(self._one(areas), self.random)
+            taken = self.random.integers(0, len(x), count)
+            at = self.random.random(count) < 0.5
+            longitude, latitude = (
+                np.where(at, x[taken], longitude),
+                np.where(at, y[taken], latitude),
+            )
+        null = self.random.random((4, count)) < 0.2
+        return pa.table(
+            {
+                "latitude": latitude,
+                "longitude": longitude,
+                "time": pa.array(self.random.choice(TIMES_US, count), TIME_TYPE),
+                "t": pa.array(self.random.choice(NUMBERS, count), mask=null[0]),
+                "n": pa.array(self.random.choice(WHOLE, count), pa.int64(), mask=null[1]),
+                "s": pa.array([self._one(TEXTS) for _ in range(count)], pa.string(), mask=null[2]),
+                "b": pa.array(self.random.random(count) < 0.5, mask=null[3]),
+            }
+        ).cast(SCHEMA.observation_schema)
+
+    def _numbers(self, name: str) -> list[int]:
+        return [number for number, (known, _) in enumerate(self.query.parameters) if known == name]
+
+    def expected(self, observations: pa.Table) -> set[tuple[str, str, int]]:
+        template, names = Template(self.text), [name for name, _ in self.query.parameters]
+        return {
+            (id_, broker, row)
+            for id_, (broker, values) in self.subscriptions.items()
+            for row in np.flatnonzero(
+                parse(
+                    query_text(template(**dict(zip(names, values, strict=True)))), SCHEMA
+                ).match_observations(observations)
+            ).tolist()
+        }
+
+    def check(self, observations: pa.Table) -> int:
+        """Compare the matches; returns how many there are."""
+        batch = self.index.match(observations)
+        batch.validate(full=True)
+        assert batch.schema == MATCH_SCHEMA
+        records = batch.to_pylist()
+        found = [
+            (id_, record["broker"], row)
+            for record in records
+            for id_ in record["subscriptions"]
+            for row in record["rows"]
+        ]
+        assert all(record["rows"] == sorted(set(record["rows"])) for record in records)
+        assert len(set(found)) == len(found), self.text
+        assert set(found) == self.expected(observations), self.text
+        groups = [
+            {
+                (record["broker"], plain(self.subscriptions[id_][1]))
+                for id_ in record["subscriptions"]
+            }
+            for record in records
+        ]
+        assert all(len(group) == 1 for group in groups)
+        assert len(self.index) == len(self.subscriptions)
+        return len(found)
+
+
+def plain(values: tuple[Any, ...]) -> str:
+    """A text that is the same for values that mean the same."""
+    zeros = (value + 0.0 if isinstance(value, float) else value for value in values)
+    return str([shapely.normalize(v) if isinstance(v, shapely.Geometry) else v for v in zeros])
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch):
+    """Blocks are merged and groups are removed as if there were many."""
+    monkeypatch.setattr(blocks, "FAN", 3)
+    monkeypatch.setattr(blocks, "SMALL", 4)
+    monkeypatch.setattr(subscription_index, "EMPTY_GROUPS_MIN", 2)
+
+
+@pytest.mark.parametrize("simple", [True, False])
+def test_random_histories_find_what_queries_of_all_subscriptions_find(simple: bool) -> None:
+    @examples(150)
+    @given(seed=st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
+        history = History(seed, simple=simple)
+        for count in history.random.integers(0, 40, 5).tolist():
+            history.apply(count)
+            history.apply(count // 8)
+            history.check(history.observations(int(history.random.integers(0, 60))))
+
+    check()
