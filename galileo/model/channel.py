@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -49,17 +49,20 @@ _EXECUTION_SCHEMA = pa.schema(
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
-        pa.field("brokers", pa.int32(), nullable=False),
+        pa.field("subscriptions", pa.int64(), nullable=False),
     ]
 )
 MATCHES_SCHEMA = pa.schema(
     [
         pa.field("rows", pa.list_(pa.int32()), nullable=False),
         pa.field("subscriptions", pa.list_(pa.string()), nullable=False),
+        pa.field("left", pa.bool_(), nullable=False),
     ]
 )
 """The matches of a broker: each row stands for the pairs of all its rows, numbers of observations,
-with all its subscriptions."""
+with all its subscriptions; `left`: they match no longer."""
+
+New = Literal["observations", "both", "either"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -73,6 +76,12 @@ class Channel(StoredSchema):
         period: time between two executions, which begin at its multiples.
         columns: of the observations that are delivered; none: all.
         keep: for how long the results of an execution are kept.
+        new: what has to be new in a pair of an observation and a subscription since the last
+            execution: "observations", with any subscription; "both", of the subscription its row
+            in the table; "either": subscriptions that are new or were changed also get the
+            observations that are there, and of these each once while it matches.
+        leave: with "either", whether a change of a subscription also tells which of the
+            observations that matched before match no longer.
 
     Attributes:
         period_us: microseconds.
@@ -93,6 +102,8 @@ class Channel(StoredSchema):
     period_us: int
     columns: tuple[str, ...]
     keep_us: int
+    new: New
+    leave: bool
     schema: Schema | None
     parameters: tuple[tuple[str, ColumnType], ...]
     start: tuple[tuple[int, int], ...]
@@ -107,6 +118,8 @@ class Channel(StoredSchema):
         period: Duration = "10s",
         columns: Sequence[str] = (),
         keep: Duration = "7d",
+        new: New = "observations",
+        leave: bool = False,
     ) -> None:
         object.__setattr__(self, "name", _channel_name(name))
         object.__setattr__(self, "generation", 0)
@@ -116,6 +129,8 @@ class Channel(StoredSchema):
         object.__setattr__(self, "period_us", _period_us(period))
         object.__setattr__(self, "columns", _names(columns))
         object.__setattr__(self, "keep_us", round(seconds(keep) * MICROS))
+        object.__setattr__(self, "new", _new(new, leave=leave))
+        object.__setattr__(self, "leave", leave)
         object.__setattr__(self, "schema", None)
         object.__setattr__(self, "parameters", ())
         object.__setattr__(self, "start", ())
@@ -195,7 +210,7 @@ class Channel(StoredSchema):
 
     @property
     def path_schema(self) -> pa.Schema:
-        """One row: when the execution was, and for how many brokers."""
+        """One row: when the execution was, and up to which commit of the subscriptions."""
         return _EXECUTED_AT_SCHEMA
 
     def newest_us(self, paths: pa.RecordBatch) -> int:
@@ -234,6 +249,8 @@ class Channel(StoredSchema):
             "period_us": self.period_us,
             "columns": list(self.columns),
             "keep_us": self.keep_us,
+            "new": self.new,
+            "leave": self.leave,
         }
         if self.generation:
             raw["generation"] = self.generation
@@ -261,6 +278,8 @@ class Channel(StoredSchema):
                 period=int(raw["period_us"]) / MICROS,
                 columns=raw["columns"],
                 keep=int(raw["keep_us"]) / MICROS,
+                new=raw["new"],
+                leave=raw["leave"],
             )._with(generation=int(raw.get("generation", 0)))
             if "schema" not in raw:
                 return channel
@@ -324,6 +343,19 @@ def _period_us(period: Duration) -> int:
             expected="period",
         )
     return round(period_s * MICROS)
+
+
+def _new(new: Any, *, leave: Any) -> Any:
+    if new not in get_args(New):
+        raise InvalidSchema(
+            f"expected {', '.join(get_args(New))} to be new, got {new!r}", expected="new"
+        )
+    if not isinstance(leave, bool) or (leave and new != "either"):
+        raise InvalidSchema(
+            f"expected leave=True with new='either' alone, got {leave!r} with {new!r}",
+            expected="leave",
+        )
+    return new
 
 
 def _names(columns: Any) -> tuple[str, ...]:

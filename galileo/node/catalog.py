@@ -180,10 +180,15 @@ class Catalog:
         return {key: shard for key, shard in shards if isinstance(shard, DatasetShard)}
 
     @property
+    def channel_shards(self) -> dict[str, ChannelShard]:
+        """The shards of channels alone."""
+        shards = self._shards.items()
+        return {key: shard for key, shard in shards if isinstance(shard, ChannelShard)}
+
+    @property
     def channels(self) -> dict[str, Channel]:
         """The channels by key."""
-        shards = self._shards.items()
-        return {key: shard.schema for key, shard in shards if isinstance(shard, ChannelShard)}
+        return {key: shard.schema for key, shard in self.channel_shards.items()}
 
     def knows(self, dataset: str) -> bool:
         return dataset in self._shards

@@ -7,10 +7,11 @@ replica, or the node itself, goes on. An execution
 
 1. takes the last commits of the dataset that this node has heard of as its frontier, which may be
    late and is never early, and only then
-2. reads the changes of the subscriptions. So an observation that is committed after `subscribe`
+2. selects the observations between the cut of the last execution and the frontier;
+3. reads the changes of the subscriptions. So an observation that is committed after `subscribe`
    returned meets the subscription;
-3. selects the observations between the cut of the last execution and the frontier, matches them,
-4. and commits the matches together with the new cut, as the next batch of one producer.
+4. matches (`galileo.node.channel_matching`), and commits the matches together with the new cut, as
+   the next batch of one producer.
 
 The log alone says what was executed. A node that begins to lead reads the last cut there. Of two
 commits with one number the first one counts, and the second is a conflict: whoever sent it reads
@@ -18,6 +19,11 @@ the log again. Each observation is therefore in exactly one execution of each pa
 
 A partition of the dataset that cannot be read stays where it is in the cut, and its commits are
 matched later.
+
+Where changes of subscriptions count as news, an execution compares them with the subscriptions as
+the last one saw them: an index is never ahead of the log but while an execution is under way. The
+table is not cleaned past there (`RetentionRunner`). Where changed subscriptions also match what is
+there already, the node keeps the observations up to the cut that may match, its *history*.
 """
 
 from __future__ import annotations
@@ -25,22 +31,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.clock import Clock
-from galileo.cursor import Cursor
-from galileo.errors import BatchConflict, DataExpired, GalileoError, InternalError
-from galileo.labels import to_ipc
-from galileo.model.channel import MATCHES_SCHEMA, NO_BROKER, Channel
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import (
+    BatchConflict,
+    DataExpired,
+    GalileoError,
+    InternalError,
+    MessageTooLarge,
+    Unavailable,
+)
+from galileo.model.channel import NO_BROKER, Channel
 from galileo.model.rows import RowOptions
 from galileo.model.times import MICROS, times_from_micros
+from galileo.node import channel_matching
 from galileo.node.catalog import Catalog
+from galileo.node.channel_matching import Observed
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
 from galileo.node.peers import TableTask
@@ -53,7 +68,10 @@ PRODUCER = "~execute"
 """The producer of executions; no user has one with this character."""
 LOOK_S = 0.25
 """Seconds between two looks at which channels there are."""
-COMPRESSION = "lz4"
+CHUNKS_MAX = 256
+"""Pieces of a history before they are joined."""
+HISTORY_AGE_S = 600.0
+"""Seconds after which a history is read again, without what retention has dropped."""
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +83,12 @@ class ExecutorOptions:
     Attributes:
         rows_max: observations that are matched together, unless one commit alone has more.
         bytes_max: bytes of a result that is committed, unless one commit of observations has more.
+        history_rows_max: observations of a history.
     """
 
     rows_max: int = 131_072
     bytes_max: int = 64 << 20
+    history_rows_max: int = 10_000_000
 
 
 @dataclass(slots=True)
@@ -77,8 +97,9 @@ class Progress:
 
     Attributes:
         index: of its subscriptions.
-        subscriptions: the commit of the table up to which the index goes.
-        sequence: the commit of the last execution; -1: not read yet.
+        indexed: the commit of the table up to which the index goes; -1: nothing is indexed.
+        subscriptions: the commit of the table that the last execution has seen.
+        sequence: the commit of the last execution; -1: to be read.
         execution: its number.
         cut: the commits of the dataset that were matched.
         at: seconds since 1970 of the last execution of this node; 0: none yet.
@@ -87,6 +108,7 @@ class Progress:
     """
 
     index: SubscriptionIndex
+    indexed: int = -1
     subscriptions: int = 0
     sequence: int = -1
     execution: int = 0
@@ -116,6 +138,11 @@ class _Work:
         names: Sequence[str] = self.channel.delivered_schema.names
         return names
 
+    @property
+    def compares(self) -> bool:
+        """Whether changes of subscriptions count as news."""
+        return self.channel.new != "observations"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fetched:
@@ -129,6 +156,18 @@ class _Fetched:
     after: Cursor
     until: Cursor
     is_part: bool
+
+
+@dataclass(slots=True, eq=False)
+class _History:
+    """The observations up to a cut that may match.
+
+    Attributes:
+        read_at: when they were read, monotonic.
+    """
+
+    observations: pa.Table
+    read_at: float
 
 
 class _TooLargeError(Exception):
@@ -163,6 +202,7 @@ class ChannelExecutor:
         self.on_committed: Callable[[], None] = lambda: None
         self._progress: dict[str, dict[int, Progress]] = {}
         self._queries: dict[str, ParameterQuery] = {}
+        self._histories: dict[str, dict[Cursor, _History]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def progress(self, channel: str) -> dict[int, Progress]:
@@ -182,6 +222,7 @@ class ChannelExecutor:
                     self._running.pop(key).cancel()
                     self._progress.pop(key, None)
                     self._queries.pop(key, None)
+                    self._histories.pop(key, None)
                 await asyncio.sleep(LOOK_S)
         finally:
             running = list(self._running.values())
@@ -221,8 +262,9 @@ class ChannelExecutor:
         by_cut = defaultdict[Cursor, list[int]](list)
         for partition in sorted(own):
             progress = await self._read_progress(work, partition)
-            if progress.cut.news(frontier):
+            if progress.cut.news(frontier) or self._has_changes(work, partition):
                 by_cut[progress.cut].append(partition)
+        self._forget_histories(channel)
         is_behind = False
         for cut, partitions in by_cut.items():
             is_behind |= await self._execute(work, partitions, after=cut, until=cut.join(frontier))
@@ -232,6 +274,21 @@ class ChannelExecutor:
         """Frees the indices of partitions that other nodes execute."""
         known = self._progress.get(channel, {})
         self._progress[channel] = {p: progress for p, progress in known.items() if p in own}
+
+    def _has_changes(self, work: _Work, partition: int) -> bool:
+        """Whether changes of subscriptions are news, and there are some."""
+        published = self._catalog.table_shard(work.table).published_sequence(partition)
+        return work.compares and published > self._of(work, partition).subscriptions
+
+    def _forget_histories(self, channel: str) -> None:
+        """Frees the histories up to cuts that no partition has, and old ones."""
+        cuts = {progress.cut for progress in self._progress[channel].values()}
+        oldest = self._clock.monotonic() - HISTORY_AGE_S
+        self._histories[channel] = {
+            cut: history
+            for cut, history in self._histories.get(channel, {}).items()
+            if cut in cuts and history.read_at > oldest
+        }
 
     def _work(self, channel: str) -> _Work | None:
         """What an execution needs; None if the channel or its table is not here, or is dropped."""
@@ -264,8 +321,11 @@ class ChannelExecutor:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._executor, journal.read, last)
             progress.execution = rows.column("execution")[0].as_py()
+            progress.subscriptions = rows.column("subscriptions")[0].as_py()
             progress.cut = cut_of(rows)
         progress.sequence = last
+        if work.compares and progress.indexed != progress.subscriptions:
+            progress.index, progress.indexed = SubscriptionIndex(work.query), -1
         return progress
 
     async def _execute(
@@ -275,9 +335,13 @@ class ChannelExecutor:
         begun = self._clock.monotonic()
         fetched = await self._fetch(work, after=after, until=until)
         if not after.news(fetched.until):
-            return False
+            partitions = [p for p in partitions if self._has_changes(work, p)]
+            if not partitions:
+                return False
+        history = await self._history(work, after) if work.channel.new == "either" else None
+        observed = Observed(fetched.observations, history, fetched.after, fetched.until)
         prepared = await asyncio.gather(
-            *(self._prepare(work, partition, fetched) for partition in partitions),
+            *(self._prepare(work, partition, observed) for partition in partitions),
             return_exceptions=True,
         )
         results: dict[int, BaseException | Committed] = {}
@@ -289,17 +353,20 @@ class ChannelExecutor:
                 results[partition] = one
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
-            results.update(await asyncio.wrap_future(committing))
+            committed = await asyncio.wrap_future(committing)
+            results.update(committed)
             self.on_committed()
         for partition, result in results.items():
-            self._note(work, partition, result, took_s=self._clock.monotonic() - begun)
+            self._of(work, partition).took_s = self._clock.monotonic() - begun
+            self._note(work, partition, result, until=observed.until)
+        self._extend_history(work, observed)
         large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]
         for partition in large:
             await self._execute(work, [partition], after=after, until=halfway(after, fetched.until))
         return bool(large) or fetched.is_part
 
     def _note(
-        self, work: _Work, partition: int, result: BaseException | Committed, *, took_s: float
+        self, work: _Work, partition: int, result: BaseException | Committed, *, until: Cursor
     ) -> None:
         """Records the outcome of an execution.
 
@@ -307,8 +374,13 @@ class ChannelExecutor:
             BaseException: an outcome that is no error of the world.
         """
         progress = self._of(work, partition)
-        progress.at, progress.took_s, progress.failure = self._clock.wall(), took_s, ""
-        if isinstance(result, Committed | BatchConflict | _TooLargeError):
+        progress.at, progress.failure = self._clock.wall(), ""
+        if isinstance(result, Committed):
+            progress.sequence, progress.execution = result.sequence, progress.execution + 1
+            progress.cut, progress.subscriptions = until, progress.indexed
+            return
+        progress.sequence = -1  # What the index has of changes may not have counted.
+        if isinstance(result, BatchConflict | _TooLargeError):
             return
         if not isinstance(result, GalileoError):
             raise result
@@ -318,8 +390,49 @@ class ChannelExecutor:
     def _of(self, work: _Work, partition: int) -> Progress:
         return self._progress[work.channel.key][partition]
 
-    async def _fetch(self, work: _Work, *, after: Cursor, until: Cursor) -> _Fetched:
-        """The new observations that may match, of as many commits as an execution takes."""
+    async def _history(self, work: _Work, until: Cursor) -> pa.Table:
+        """The observations up to a cut that may match.
+
+        Raises:
+            Unavailable: a partition of the dataset cannot be read.
+            MessageTooLarge: there are too many.
+        """
+        histories = self._histories.setdefault(work.channel.key, {})
+        known = histories.get(until)
+        if known is None:
+            rows_max = self._options.history_rows_max
+            fetched = await self._fetch(work, after=EMPTY_CURSOR, until=until, rows_max=rows_max)
+            if fetched.is_part:
+                raise MessageTooLarge(
+                    f"expected a template of channel {work.channel.name!r} whose conditions "
+                    f"without parameters select at most {rows_max:,} observations, got more; add "
+                    "some, or let retention drop what is old",
+                    bound=rows_max,
+                )
+            if fetched.until != until:
+                raise Unavailable(
+                    f"the observations before an execution of channel {work.channel.name!r} cannot "
+                    "all be read; try again",
+                    after_s=1.0,
+                )
+            known = histories[until] = _History(fetched.observations, self._clock.monotonic())
+        return known.observations
+
+    def _extend_history(self, work: _Work, observed: Observed) -> None:
+        """Keeps the history up to the next cut."""
+        histories = self._histories.get(work.channel.key, {})
+        known = histories.get(observed.after)
+        if known is not None and observed.history is not None:
+            whole = pa.concat_tables([known.observations, observed.new])
+            if whole.column(0).num_chunks > CHUNKS_MAX:
+                whole = whole.combine_chunks()
+            histories[observed.until] = _History(whole, known.read_at)
+
+    async def _fetch(
+        self, work: _Work, *, after: Cursor, until: Cursor, rows_max: int = 0
+    ) -> _Fetched:
+        """The observations of a range that may match, of as many commits as an execution takes."""
+        rows_max = rows_max or self._options.rows_max
         options = RowOptions(columns=work.columns)
         schema = options.arrow_schema(work.query.constant.schema)
         is_part = False
@@ -335,7 +448,7 @@ class ChannelExecutor:
                     async for part in parts:
                         tables.append(part)
                         rows += part.num_rows
-                        is_large = rows > self._options.rows_max and _can_halve(after, until)
+                        is_large = rows > rows_max and _can_halve(after, until)
                         if is_large:
                             break
             except DataExpired as error:
@@ -348,7 +461,7 @@ class ChannelExecutor:
             else:
                 return _Fetched(pa.concat_tables(tables), after, until, is_part)
 
-    async def _prepare(self, work: _Work, partition: int, fetched: _Fetched) -> Commit:
+    async def _prepare(self, work: _Work, partition: int, observed: Observed) -> Commit:
         """The commit of an execution.
 
         Raises:
@@ -356,89 +469,97 @@ class ChannelExecutor:
             GalileoError: its subscriptions cannot be read.
         """
         progress, loop = self._of(work, partition), asyncio.get_running_loop()
-        await self._update_index(work, partition)
-        rows = await loop.run_in_executor(self._executor, _match, work, progress, fetched)
-        if rows.nbytes > self._options.bytes_max and _can_halve(fetched.after, fetched.until):
+        changes = await self._update_index(work, partition)
+        match = partial(
+            channel_matching.execution,
+            work.channel,
+            progress.index,
+            observed,
+            changes=changes,
+            number=progress.execution + 1,
+            subscriptions=progress.indexed,
+        )
+        is_divisible = _can_halve(observed.after, observed.until)
+        try:
+            rows = await loop.run_in_executor(self._executor, match)
+        except MessageTooLarge:
+            if not is_divisible:
+                raise
+            raise _TooLargeError from None
+        if rows.nbytes > self._options.bytes_max and is_divisible:
             raise _TooLargeError
         at = times_from_micros(np.array([round(self._clock.wall() * MICROS)]))
-        brokers = pa.array([rows.num_rows - 1], pa.int32())
-        paths = pa.RecordBatch.from_arrays([at, brokers], schema=work.channel.path_schema)
+        position = pa.array([progress.indexed], pa.int64())
+        paths = pa.RecordBatch.from_arrays([at, position], schema=work.channel.path_schema)
         return Commit(PRODUCER, progress.execution + 1, rows, paths)
 
-    async def _update_index(self, work: _Work, partition: int) -> None:
+    async def _update_index(self, work: _Work, partition: int) -> pa.Table | None:
         """Brings the index of a partition up to date with the table of subscriptions.
+
+        Returns:
+            The changes, not yet applied, where they count as news; `indexed` is past them.
 
         Raises:
             PartitionMoved: another node has it.
         """
-        progress = self._of(work, partition)
-        try:
-            await self._apply_changes(work, partition)
-        except DataExpired:  # Cleaned past what the index knows.
-            progress.index, progress.subscriptions = SubscriptionIndex(work.query), 0
-            await self._apply_changes(work, partition)
-
-    async def _apply_changes(self, work: _Work, partition: int) -> None:
         progress, loop = self._of(work, partition), asyncio.get_running_loop()
+
+        async def apply(rows: pa.Table) -> None:
+            await loop.run_in_executor(self._executor, progress.index.apply, rows)
+
+        if not work.compares:
+            try:
+                progress.indexed = await self._read_changes(
+                    work, partition, after=progress.indexed, take=apply
+                )
+            except DataExpired:  # Cleaned past what the index knows.
+                progress.index, progress.indexed = SubscriptionIndex(work.query), -1
+                progress.indexed = await self._read_changes(work, partition, after=-1, take=apply)
+            return None
+        if progress.indexed < 0:
+            await self._read_changes(
+                work, partition, after=-1, take=apply, until=progress.subscriptions
+            )
+            progress.indexed = progress.subscriptions
+        parts = [work.channel.subscriptions.observation_schema.empty_table()]
+
+        async def collect(rows: pa.Table) -> None:
+            parts.append(rows)
+
+        progress.indexed = await self._read_changes(
+            work, partition, after=progress.indexed, take=collect
+        )
+        return pa.concat_tables(parts)
+
+    async def _read_changes(
+        self,
+        work: _Work,
+        partition: int,
+        *,
+        after: int,
+        take: Callable[[pa.Table], Awaitable[None]],
+        until: int | None = None,
+    ) -> int:
+        """Reads the subscriptions of a partition that changed past a commit; all for -1.
+
+        Returns:
+            The commit up to which it has read.
+        """
         task = TableTask(
             work.table,
-            after=Cursor({partition: progress.subscriptions}) if progress.subscriptions else None,
+            after=None if after < 0 else Cursor({partition: after}),
+            until=None if until is None else Cursor({partition: until}),
             partitions=frozenset([partition]),
         )
-        reached = progress.subscriptions
+        reached = max(after, 0)
+        if until == 0:  # An absent position of a cursor means that nothing is wanted.
+            return 0
         async with aclosing(self._tables.read_local(task)) as parts:
             async for part in parts:
                 reached = max(reached, part.reached[partition])
                 if part.rows.num_rows:
-                    await loop.run_in_executor(self._executor, progress.index.apply, part.rows)
-        progress.subscriptions = reached
-
-
-def _match(work: _Work, progress: Progress, fetched: _Fetched) -> pa.Table:
-    """The rows of an execution: its cut, and the share of each broker; in a thread."""
-    matches = progress.index.match(fetched.observations)
-    number, until = progress.execution + 1, fetched.until
-    cut = {
-        "execution": number,
-        "broker": NO_BROKER,
-        "partitions": list(until),
-        "after": [fetched.after[partition] for partition in until],
-        "until": list(until.values()),
-        "subscriptions": progress.subscriptions,
-    }
-    shares = [
-        {"execution": number, "broker": broker, "observations": rows, "matches": pairs}
-        for broker, rows, pairs in _shares(work, fetched.observations, matches)
-    ]
-    return pa.Table.from_pylist([cut, *shares], schema=work.channel.observation_schema)
-
-
-def _shares(
-    work: _Work, observations: pa.Table, matches: pa.RecordBatch
-) -> Iterator[tuple[str, bytes, bytes]]:
-    """Of each broker the observations that it gets, and its matches with their rows."""
-    encoded = matches.column("broker").dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    for code, broker in enumerate(encoded.dictionary.to_pylist()):
-        share = matches.filter(pa.array(codes == code))
-        rows = share.column("rows")
-        numbers, inverse = np.unique(rows.flatten().to_numpy(), return_inverse=True)
-        renumbered = pa.ListArray.from_arrays(
-            _offsets_of(rows), pa.array(inverse.astype(np.int32)), type=MATCHES_SCHEMA.field(0).type
-        )
-        delivered = observations.select(work.delivered).take(pa.array(numbers)).combine_chunks()
-        pairs = pa.table([renumbered, share.column("subscriptions")], schema=MATCHES_SCHEMA)
-        yield (
-            broker,
-            to_ipc(delivered, compression=COMPRESSION),
-            to_ipc(pairs, compression=COMPRESSION),
-        )
-
-
-def _offsets_of(lists: pa.ListArray) -> pa.Array:
-    """The offsets of lists without nulls into their flattened values."""
-    lengths = np.append(0, lists.value_lengths().to_numpy())
-    return pa.array(np.cumsum(lengths).astype(np.int32))
+                    await take(part.rows)
+        return reached
 
 
 def cut_of(rows: pa.Table) -> Cursor:

@@ -15,12 +15,12 @@ from galileo.node.shard import Shard
 
 
 class LastExecutions:
-    """The index of a log of executions: the commit of the last one in each partition."""
+    """The index of a log of executions: the last one of each partition."""
 
     runs = 0
 
     def __init__(self) -> None:
-        self._last: dict[int, int] = {}
+        self._last: dict[int, tuple[int, int]] = {}
         self._dropped = EMPTY_CURSOR
 
     def insert_many(
@@ -29,11 +29,16 @@ class LastExecutions:
         """Takes commits of ascending sequences in each partition; those without paths are seals."""
         is_execution = np.asarray(counts) > 0
         partitions, sequences = commits.partition[is_execution], commits.sequence[is_execution]
-        self._last.update(zip(partitions.tolist(), sequences.tolist(), strict=True))
+        positions = zip(sequences.tolist(), batch.column("subscriptions").to_pylist(), strict=True)
+        self._last.update(zip(partitions.tolist(), positions, strict=True))
 
     def last(self, partition: int) -> int:
         """The commit of the last execution; 0 if there is none."""
-        return self._last.get(partition, 0)
+        return self._last.get(partition, (0, 0))[0]
+
+    def subscriptions(self, partition: int) -> int:
+        """The commit of the subscriptions that the last execution has seen."""
+        return self._last.get(partition, (0, 0))[1]
 
     def remove(self, partition: int) -> None:
         """Removes a partition, which may be inserted again."""

@@ -132,8 +132,17 @@ class RetentionRunner:
         """Removes versions of a table that no longer count; blocks."""
         with self._working:
             self._observe()
-            settled = self._settling[shard.schema.key].settled
+            settled = self._settling[shard.schema.key].settled.meet(self._compared(shard))
             self._cleaner.clean(shard, settled, is_over=self._stopping.is_set)
+
+    def _compared(self, shard: TableShard) -> Cursor:
+        """The commits of a table that no channel compares with later ones any more."""
+        published = shard.published()
+        for channel in self._catalog.channel_shards.values():
+            schema = channel.schema
+            if schema.subscription_table == shard.schema.name and schema.new != "observations":
+                return Cursor({p: channel.index.subscriptions(p) for p in published})
+        return published
 
     def drop_executions(self, shard: ChannelShard) -> RetentionReport:
         """Drops old executions of a channel; the last one of a partition stays, for its cut."""

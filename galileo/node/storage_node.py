@@ -54,7 +54,7 @@ from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_executor import ChannelExecutor
 from galileo.node.channel_reader import ChannelReader
-from galileo.node.cluster_scan import ClusterScans
+from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
 from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.ingest import Ingest
@@ -76,7 +76,7 @@ from galileo.node.scrub_runner import ScrubOptions, ScrubRunner
 from galileo.node.select import Selection
 from galileo.node.standing_queries import Matching
 from galileo.node.table_reader import TableReader
-from galileo.query import Query, parse_async
+from galileo.query import Query, parse, parse_async
 from galileo.query.subscriptions import ParameterQuery
 from galileo.storage.journal import UNKNOWN_FEATURES_AFTER_S
 from galileo.storage.store import Store
@@ -384,7 +384,7 @@ class StorageNode:
         bound = channel.bound(
             schema,
             query.parameters,
-            start=self.view.sequences(schema.key),
+            start=await self._frontier(schema),
             partitions=len(self.topology.partitions),
         )
         try:
@@ -393,6 +393,17 @@ class StorageNode:
             if not error.details.get("same") or await self._has_rows(channel.subscription_table):
                 raise
         return bound
+
+    async def _frontier(self, schema: Schema) -> Cursor:
+        """The last commits of a dataset; as far as known those of nodes that do not answer."""
+        nothing, frontier = parse("false", schema), self.view.sequences(schema.key)
+        everywhere = frozenset(self.topology.partitions)
+        scan = self.scans.between(nothing, partitions=everywhere, after=frontier, until=None)
+        async with aclosing(scan) as parts:
+            async for part in parts:
+                if isinstance(part, ScanEnd):
+                    frontier = frontier.join(part.frontier)
+        return frontier
 
     async def _has_rows(self, table: str) -> bool:
         task = TableTask((await self.stored_named(table)).key)

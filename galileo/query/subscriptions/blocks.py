@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from galileo.geo.geohash import Cells
 from galileo.geo.regions import Mask
+from galileo.hashing import hash128
 from galileo.model.sort_keys import differs, merge_order, sort_order
 from galileo.query.index.prefixes import within
 
@@ -97,7 +98,24 @@ class _Block:
         return sum(array.nbytes for array in arrays) + int(self.ids.nbytes)
 
     def remove(self, ids: pa.Array, hashes: Cells) -> Numbers:
-        """Remove those that are there and alive; returns their groups.
+        """Remove those that are there and alive; returns their groups; as of `rows_of`."""
+        rows = self.rows_of(ids, hashes)
+        self.alive[rows] = False
+        return self._groups[self._runs_of(rows)]
+
+    def find(self, ids: pa.Array, hashes: Cells) -> Subscriptions:
+        """Those that are there and alive; as of `rows_of`."""
+        rows = self.rows_of(ids, hashes)
+        found = self.ids.take(pa.array(rows))
+        runs = self._runs_of(rows)
+        return Subscriptions(found, hash128([found])[:, 0], self._groups[runs], self._brokers[runs])
+
+    def _runs_of(self, rows: Places) -> Places:
+        runs: Places = np.searchsorted(self._starts, rows, side="right") - 1
+        return runs
+
+    def rows_of(self, ids: pa.Array, hashes: Cells) -> Places:
+        """The rows of those that are there and alive.
 
         Args:
             ids: of the subscriptions.
@@ -110,10 +128,8 @@ class _Block:
         rows = self._rows[np.repeat(first[near], counts) + within(counts)]
         is_alive = self.alive[rows]
         asked, rows = asked[is_alive], rows[is_alive]
-        rows = rows[_equal(ids.take(pa.array(asked)), self.ids.take(pa.array(rows)))]
-        self.alive[rows] = False
-        groups: Numbers = self._groups[np.searchsorted(self._starts, rows, side="right") - 1]
-        return groups
+        found: Places = rows[_equal(ids.take(pa.array(asked)), self.ids.take(pa.array(rows)))]
+        return found
 
     def renumber(self, numbers: Numbers) -> None:
         """As of `SubscriptionBlocks`; dead subscriptions may come to another group."""
@@ -174,6 +190,13 @@ class SubscriptionBlocks:
         ids, hashes = ids.take(pa.array(order)), hashes[order]
         groups = [block.remove(ids, hashes) for block in self._blocks]
         return np.concatenate([np.empty(0, dtype=np.int32), *groups])
+
+    def find(self, ids: pa.Array, hashes: Cells) -> Subscriptions:
+        """The subscriptions with some ids, as far as they are there; as of `remove`."""
+        order = np.argsort(hashes)
+        ids, hashes = ids.take(pa.array(order)), hashes[order]
+        none = Subscriptions(ids[:0], hashes[:0], *np.empty((2, 0), dtype=np.int32))
+        return _concatenated([none, *(block.find(ids, hashes) for block in self._blocks)])
 
     def add(self, subscriptions: Subscriptions) -> None:
         """Add subscriptions, of which none is there."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from galileo.errors import InputError
+from galileo.errors import MessageTooLarge
 from galileo.hashing import hash128
 from galileo.model.sort_keys import differs
 from galileo.model.table import DELETED
@@ -92,6 +92,20 @@ class SubscriptionIndex:
         )
         self._remove_empty_groups()
 
+    def selected(self, ids: pa.ChunkedArray | pa.Array) -> SubscriptionIndex:
+        """An index of some of these subscriptions, which can be used until the next `apply`.
+
+        Args:
+            ids: of the subscriptions, each once; those that are not there are left out.
+        """
+        some = SubscriptionIndex(self.query)
+        keys = one_array(ids) if isinstance(ids, pa.ChunkedArray) else ids
+        found = self._blocks.find(keys, hash128([keys])[:, 0])
+        some._blocks.add(found)
+        some._groups, some._brokers = self._groups, self._brokers
+        some._counts = np.bincount(found.groups, minlength=len(self._groups)).astype(np.int32)
+        return some
+
     def match(self, observations: pa.Table) -> pa.RecordBatch:
         """All pairs of a row and a subscription that it matches.
 
@@ -107,7 +121,7 @@ class SubscriptionIndex:
             Records of `MATCH_SCHEMA`: `rows` are numbers of rows, ascending.
 
         Raises:
-            InputError: there are more pairs of a group and a row than `MATCHES_MAX`.
+            MessageTooLarge: there are more pairs of a group and a row than `MATCHES_MAX`.
         """
         rows = np.flatnonzero(self.query.constant.match_observations(observations))
         if len(rows) == 0 or len(self) == 0:
@@ -126,7 +140,7 @@ class SubscriptionIndex:
             keys.append(pairs.slots.astype(np.int64) * len(points) + pairs.rows)
             total += len(pairs)
             if total > MATCHES_MAX:
-                raise InputError(
+                raise MessageTooLarge(
                     f"expected at most {MATCHES_MAX:,} matches of {len(points):,} observations at "
                     "once; match fewer observations in one call",
                     expected="fewer_matches",

@@ -1,0 +1,199 @@
+"""What an execution of a channel finds, in arrays: pure functions, which run in threads.
+
+Which pairs of an observation and a subscription count, depends on what has to be new. With D_k and
+S_k for the observations and subscriptions that execution k sees:
+
+- observations: (D_k - D_{k-1}) x S_k;
+- both: (D_k - D_{k-1}) x (what was changed from S_{k-1} to S_k);
+- either: the first, and D_{k-1} x (what was changed), without the pairs that matched at k-1. With
+  `leave` also those that matched at k-1 and do not any more.
+
+(Carey et al., "BAD to the bone: Big Active Data at its core", 2020, section 5.4.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.cursor import Cursor
+from galileo.labels import to_ipc
+from galileo.model.channel import BROKER, ID, MATCHES_SCHEMA, NO_BROKER, Channel
+from galileo.model.sort_keys import differs
+from galileo.query.subscriptions import SubscriptionIndex
+
+COMPRESSION = "lz4"
+_RECORD_SCHEMA = MATCHES_SCHEMA.insert(0, pa.field(BROKER, pa.string(), nullable=False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """The observations of an execution that may match.
+
+    Attributes:
+        new: those between two cuts.
+        history: those before; None if these do not count.
+        after, until: the two cuts.
+    """
+
+    new: pa.Table
+    history: pa.Table | None
+    after: Cursor
+    until: Cursor
+
+
+def execution(
+    channel: Channel,
+    index: SubscriptionIndex,
+    observed: Observed,
+    *,
+    changes: pa.Table | None,
+    number: int,
+    subscriptions: int,
+) -> pa.Table:
+    """The rows of an execution, of `Channel.observation_schema`.
+
+    Args:
+        channel: of it.
+        index: of the subscriptions; as they were at the last execution, if `changes` are given,
+            which are then applied.
+        observed: the observations.
+        changes: of the subscriptions; None if the index has them, and they do not count.
+        number: of the execution.
+        subscriptions: the commit of the subscriptions with the changes.
+    """
+    records = _matches(channel, index, observed, changes)
+    rows = observed.new
+    if observed.history is not None:
+        rows = pa.concat_tables([observed.history, observed.new])
+    cut = {
+        "execution": number,
+        "broker": NO_BROKER,
+        "partitions": list(observed.until),
+        "after": [observed.after[partition] for partition in observed.until],
+        "until": list(observed.until.values()),
+        "subscriptions": subscriptions,
+    }
+    names = channel.delivered_schema.names
+    shares = [
+        {"execution": number, "broker": broker, "observations": some, "matches": matches}
+        for broker, some, matches in _shares(rows, records, names)
+    ]
+    return pa.Table.from_pylist([cut, *shares], schema=channel.observation_schema)
+
+
+def _matches(
+    channel: Channel, index: SubscriptionIndex, observed: Observed, changes: pa.Table | None
+) -> pa.Table:
+    """The matches as records of `_RECORD_SCHEMA`; rows of the history are counted first."""
+    if changes is None:
+        return _records(index.match(observed.new))
+    if observed.history is None:
+        index.apply(changes)
+        return _records(index.selected(changes.column(ID)).match(observed.new))
+    ids, history = changes.column(ID), observed.history
+    before = index.selected(ids).match(history)
+    index.apply(changes)
+    after = index.selected(ids).match(history)
+    parts = [
+        _records(index.match(observed.new), shift=history.num_rows),
+        _difference(after, before, left=False),
+    ]
+    if channel.leave:
+        parts.append(_difference(before, after, left=True))
+    return pa.concat_tables(parts)
+
+
+def _records(matches: pa.RecordBatch, *, shift: int = 0) -> pa.Table:
+    """Matches of new observations, whose rows are counted from a number on."""
+    rows = matches.column("rows")
+    numbers = pa.array(rows.flatten().to_numpy() + np.int32(shift), pa.int32())
+    left = pa.array(np.zeros(matches.num_rows, dtype=np.bool_))
+    columns = [
+        matches.column(BROKER),
+        pa.ListArray.from_arrays(_offsets_of(rows), numbers),
+        matches.column("subscriptions"),
+        left,
+    ]
+    return pa.table(columns, schema=_RECORD_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Pairs of a subscription and a row, one by one."""
+
+    brokers: pa.Array
+    ids: pa.Array
+    rows: npt.NDArray[np.int32]
+
+    @staticmethod
+    def of(matches: pa.RecordBatch) -> _Pairs:
+        rows, ids = matches.column("rows"), matches.column("subscriptions")
+        of_rows = rows.value_lengths().to_numpy().astype(np.int64)
+        of_ids = ids.value_lengths().to_numpy().astype(np.int64)
+        counts = of_rows * of_ids
+        record = np.repeat(np.arange(len(counts)), counts)
+        within = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
+        row = (np.cumsum(of_rows) - of_rows)[record] + within // of_ids[record]
+        place = (np.cumsum(of_ids) - of_ids)[record] + within % of_ids[record]
+        return _Pairs(
+            matches.column(BROKER).take(pa.array(record)),
+            ids.flatten().take(pa.array(place)),
+            rows.flatten().to_numpy()[row],
+        )
+
+
+def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool) -> pa.Table:
+    """The pairs of some matches that are not among others, a record for each subscription."""
+    pairs, others = _Pairs.of(matches), _Pairs.of(without)
+    codes = pa.chunked_array([pairs.ids, others.ids]).dictionary_encode().combine_chunks()
+    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
+    code = codes.indices.to_numpy().astype(np.int64)
+    width = 1 + int(max(pairs.rows.max(initial=0), others.rows.max(initial=0)))
+    keys, known = np.split(
+        code * width + np.concatenate([pairs.rows, others.rows]), [len(pairs.ids)]
+    )
+    chosen = np.flatnonzero(~np.isin(keys, known))
+    chosen = chosen[np.argsort(keys[chosen], kind="stable")]
+    starts = np.flatnonzero(differs(code[chosen]))
+    first = pa.array(chosen[starts])
+    offsets = pa.array(np.append(starts, len(chosen)).astype(np.int32))
+    single = pa.array(np.arange(len(starts) + 1, dtype=np.int32))
+    columns = [
+        pairs.brokers.take(first),
+        pa.ListArray.from_arrays(offsets, pa.array(pairs.rows[chosen])),
+        pa.ListArray.from_arrays(single, pairs.ids.take(first)),
+        pa.array(np.full(len(starts), left)),
+    ]
+    return pa.table(columns, schema=_RECORD_SCHEMA)
+
+
+def _shares(
+    observations: pa.Table, records: pa.Table, names: Sequence[str]
+) -> Iterator[tuple[str, bytes, bytes]]:
+    """Of each broker the observations that it gets, and its matches with their rows."""
+    brokers = records.column(BROKER)
+    for broker in pc.unique(brokers).to_pylist():
+        share = records.filter(pc.equal(brokers, broker)).combine_chunks()
+        rows = share.column("rows").combine_chunks()
+        numbers, inverse = np.unique(rows.flatten().to_numpy(), return_inverse=True)
+        renumbered = pa.ListArray.from_arrays(_offsets_of(rows), pa.array(inverse.astype(np.int32)))
+        columns = [renumbered, *(share.column(name) for name in MATCHES_SCHEMA.names[1:])]
+        matches = pa.table(columns, schema=MATCHES_SCHEMA)
+        delivered = observations.select(names).take(pa.array(numbers)).combine_chunks()
+        yield (
+            broker,
+            to_ipc(delivered, compression=COMPRESSION),
+            to_ipc(matches, compression=COMPRESSION),
+        )
+
+
+def _offsets_of(lists: pa.ListArray) -> pa.Array:
+    """The offsets of lists without nulls into their flattened values."""
+    lengths = np.append(0, lists.value_lengths().to_numpy())
+    return pa.array(np.cumsum(lengths).astype(np.int32))
