@@ -17,7 +17,7 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
-from galileo.model.channel import BROKER, MATCHES_SCHEMA, Channel
+from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table, versions_of
 from galileo.model.times import Duration, seconds
@@ -40,7 +40,9 @@ class AsyncChannels(AsyncTables):
     """Continuous queries with parameters, and their subscriptions."""
 
     async def create_channel(self, channel: Channel) -> None:
-        """Creates a channel, with the table of its subscriptions; `drop_dataset` drops both.
+        """Creates a channel, with the tables of its subscriptions and of positions of brokers.
+
+        `drop_dataset` drops all of them.
 
         It never changes. Observations that were committed before are not matched.
 
@@ -148,6 +150,38 @@ class AsyncChannels(AsyncTables):
         known = await self._channel(channel)
         return await self.delete(known.subscription_table, ids)
 
+    async def position(self, channel: str, broker: str) -> str:
+        """The token that a broker has stored with `acknowledge`; "" if there is none.
+
+        Example:
+            >>> await client.position("hot", "me")
+            ''
+        """
+        known = await self._channel(channel)
+        stored = await self.table(known.position_table, keys=[broker])
+        return str(stored.rows.column(TOKEN)[0]) if len(stored) else ""
+
+    async def acknowledge(self, channel: str, broker: str, token: str) -> None:
+        """Stores how far a broker has come, in the cluster; durable when it returns.
+
+        Args:
+            channel: its name.
+            broker: whose position.
+            token: of the last notifications that were handled.
+
+        Raises:
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> batch = await anext(client.follow("hot", "me"))
+            >>> await client.acknowledge("hot", "me", batch.token)
+            >>> await client.position("hot", "me") == batch.token
+            True
+        """
+        known = await self._channel(channel)
+        tokens.decode(token, ccq_id=_reader(known, broker))
+        await self.upsert(known.position_table, {BROKER: [broker], TOKEN: [token]})
+
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> AsyncIterator[Notifications]:
@@ -160,7 +194,8 @@ class AsyncChannels(AsyncTables):
         Args:
             channel: its name.
             broker: whose subscriptions.
-            token: of the last notifications that were handled; "" for all that are kept.
+            token: of the last notifications that were handled, such as `position` returns it; ""
+                for all that are kept.
             wait: ends when nothing new has come for so long; None: never.
 
         Raises:
@@ -175,8 +210,7 @@ class AsyncChannels(AsyncTables):
             ['anna']
         """
         known = await self._channel(channel)
-        instance_of(str, broker, "the name of a broker")
-        reader = f"{known.key}/{broker}"
+        reader = _reader(known, broker)
         cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
         limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
         while (left_s := news_at + limit_s - time.monotonic()) > 0:
@@ -253,6 +287,11 @@ class AsyncChannels(AsyncTables):
         return found[name]
 
 
+def _reader(channel: Channel, broker: str) -> str:
+    """What the tokens of a broker name."""
+    return f"{channel.key}/{instance_of(str, broker, 'the name of a broker')}"
+
+
 def _with_broker(rows: pa.Table, broker: str | None) -> pa.Table:
     if broker is None:
         return rows
@@ -276,7 +315,7 @@ def _notifications(
         partition=part.partition,
         execution=part.execution,
         observations=observations,
-        matches=matches,
+        matches=matches if channel.leave else matches.drop_columns([LEFT]),
         token=token,
         gone=gone,
     )

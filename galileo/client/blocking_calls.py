@@ -318,7 +318,9 @@ class BlockingCalls(BlockingBase):
         return self._run(self._client.topology_json())
 
     def create_channel(self, channel: Channel) -> None:
-        """Creates a channel, with the table of its subscriptions; `drop_dataset` drops both.
+        """Creates a channel, with the tables of its subscriptions and of positions of brokers.
+
+        `drop_dataset` drops all of them.
 
         It never changes. Observations that were committed before are not matched.
 
@@ -408,6 +410,34 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(self._client.unsubscribe(channel, ids))
 
+    def position(self, channel: str, broker: str) -> str:
+        """The token that a broker has stored with `acknowledge`; "" if there is none.
+
+        Example:
+            >>> client.position("hot", "me")
+            ''
+        """
+        return self._run(self._client.position(channel, broker))
+
+    def acknowledge(self, channel: str, broker: str, token: str) -> None:
+        """Stores how far a broker has come, in the cluster; durable when it returns.
+
+        Args:
+            channel: its name.
+            broker: whose position.
+            token: of the last notifications that were handled.
+
+        Raises:
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> batch = anext(client.follow("hot", "me"))
+            >>> client.acknowledge("hot", "me", batch.token)
+            >>> client.position("hot", "me") == batch.token
+            True
+        """
+        self._run(self._client.acknowledge(channel, broker, token))
+
     def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> Iterator[Notifications]:
@@ -420,7 +450,8 @@ class BlockingCalls(BlockingBase):
         Args:
             channel: its name.
             broker: whose subscriptions.
-            token: of the last notifications that were handled; "" for all that are kept.
+            token: of the last notifications that were handled, such as `position` returns it; ""
+                for all that are kept.
             wait: ends when nothing new has come for so long; None: never.
 
         Raises:

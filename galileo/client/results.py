@@ -16,6 +16,7 @@ from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
+from galileo.model.channel import LEFT
 from galileo.model.windows import Window, WindowChange, instant
 from galileo.optional_imports import to_pandas
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
@@ -235,7 +236,7 @@ class Notifications:
         observations: those that matched, of the columns that the channel delivers.
         matches: columns `rows` and `subscriptions`, both lists: each row stands for the pairs of
             all its rows, numbers of observations, with all its subscriptions, which have the same
-            parameters.
+            parameters. Of a channel with `leave` also `left`: they do not match any more.
         token: names all that the broker has got with these.
         gone: executions that were asked for and are not kept any more, as ranges of commits.
     """
@@ -277,6 +278,8 @@ class Notifications:
     def to_arrow(self) -> pa.Table:
         """One row for each notification: the id of the subscription, and the observation.
 
+        Of a channel with `leave` there is also the column `left`.
+
         Example:
             >>> batch = next(client.follow("hot", "me"))
             >>> batch.to_arrow().select(["subscription", "temperature"]).to_pylist()
@@ -290,8 +293,13 @@ class Notifications:
         ids = _flattened(self.matches, "subscriptions").take(
             pa.array(np.repeat(first, of_row) + within)
         )
-        table = self.observations.take(pa.array(numbers))
-        return table.add_column(0, "subscription", ids)
+        table = self.observations.take(pa.array(numbers)).add_column(0, "subscription", ids)
+        if LEFT not in self.matches.column_names:
+            return table
+        left = self.matches.column(LEFT).take(pa.array(np.repeat(np.arange(len(rows)), rows)))
+        return table.append_column(
+            LEFT, left.take(pa.array(np.repeat(np.arange(len(left)), of_row)))
+        )
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame.

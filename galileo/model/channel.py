@@ -8,7 +8,7 @@ al., "BAD to the bone: Big Active Data at its core", 2020, section 4.1.4.)
 What nodes store of a channel is the log of its executions. It has the partitions of the table, and
 partition p has the executions for the subscriptions of partition p. A commit is one execution: a
 row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
-has matches.
+has matches. A second table has the position of each broker that stores one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from galileo.model.schema import Schema, StoredSchema, dataset_name
 from galileo.model.table import ColumnType, Table
 from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
 
-SUBSCRIPTIONS = ".subscriptions"
-"""What the name of a channel's table has behind the channel's name."""
+SUBSCRIPTIONS, POSITIONS = ".subscriptions", ".positions"
+"""What the names of a channel's tables have behind the channel's name."""
 NAME_MAX = 64 - len(SUBSCRIPTIONS)
 ID, BROKER = "id", "broker"
 """The columns of a subscription before its parameters."""
+LEFT = "left"
+"""The column of matches that says that they match no longer."""
+TOKEN = "token"
+"""The column of a broker's position."""
 NO_BROKER = ""
 """In place of a broker: the row with the cut."""
 PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
@@ -56,7 +60,7 @@ MATCHES_SCHEMA = pa.schema(
     [
         pa.field("rows", pa.list_(pa.int32()), nullable=False),
         pa.field("subscriptions", pa.list_(pa.string()), nullable=False),
-        pa.field("left", pa.bool_(), nullable=False),
+        pa.field(LEFT, pa.bool_(), nullable=False),
     ]
 )
 """The matches of a broker: each row stands for the pairs of all its rows, numbers of observations,
@@ -192,6 +196,22 @@ class Channel(StoredSchema):
         return Table(self.subscription_table, columns, key=ID).spread(self.partitions)
 
     @property
+    def position_table(self) -> str:
+        """The name of the table of the brokers' positions.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t").position_table
+            'hot.positions'
+        """
+        return self.name + POSITIONS
+
+    @property
+    def tables(self) -> tuple[Table, Table]:
+        """The tables of its subscriptions and of the brokers' positions, as they are created."""
+        positions = Table(self.position_table, {BROKER: "text", TOKEN: "text"}, key=BROKER)
+        return self.subscriptions, positions.spread(self.partitions)
+
+    @property
     def delivered_schema(self) -> pa.Schema:
         """The columns of the observations that are delivered."""
         assert self.schema is not None, "a channel of no cluster has no columns"
@@ -315,10 +335,10 @@ class Channel(StoredSchema):
 
 
 def _channel_name(name: str) -> str:
-    if len(dataset_name(name)) > NAME_MAX or name.endswith(SUBSCRIPTIONS):
+    if len(dataset_name(name)) > NAME_MAX or name.endswith((SUBSCRIPTIONS, POSITIONS)):
         raise InvalidSchema(
             f"expected a name of at most {NAME_MAX} characters that does not end with "
-            f"{SUBSCRIPTIONS!r}, since the table of subscriptions adds this, got {name!r}",
+            f"{SUBSCRIPTIONS!r} or {POSITIONS!r}, which its tables add, got {name!r}",
             expected="channel_name",
             bound=NAME_MAX,
         )

@@ -267,7 +267,12 @@ class ChannelExecutor:
         self._forget_histories(channel)
         is_behind = False
         for cut, partitions in by_cut.items():
-            is_behind |= await self._execute(work, partitions, after=cut, until=cut.join(frontier))
+            until = cut.join(frontier)
+            try:
+                is_behind |= await self._execute(work, partitions, after=cut, until=until)
+            except GalileoError as error:
+                for partition in partitions:
+                    self._fail(work, partition, error)
         return is_behind
 
     def _forget_others(self, channel: str, own: frozenset[int]) -> None:
@@ -374,8 +379,9 @@ class ChannelExecutor:
             BaseException: an outcome that is no error of the world.
         """
         progress = self._of(work, partition)
-        progress.at, progress.failure = self._clock.wall(), ""
+        progress.at = self._clock.wall()
         if isinstance(result, Committed):
+            progress.failure = ""
             progress.sequence, progress.execution = result.sequence, progress.execution + 1
             progress.cut, progress.subscriptions = until, progress.indexed
             return
@@ -384,8 +390,14 @@ class ChannelExecutor:
             return
         if not isinstance(result, GalileoError):
             raise result
-        progress.failure = result.message
-        log.info("%s/p%d cannot be executed: %s", work.channel.name, partition, result)
+        self._fail(work, partition, result)
+
+    def _fail(self, work: _Work, partition: int, error: GalileoError) -> None:
+        """Notes why a partition cannot be executed now; the log has each reason once."""
+        progress = self._of(work, partition)
+        if progress.failure != error.message:
+            log.warning("%s/p%d is not executed: %s", work.channel.name, partition, error)
+        progress.failure = error.message
 
     def _of(self, work: _Work, partition: int) -> Progress:
         return self._progress[work.channel.key][partition]

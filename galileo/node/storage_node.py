@@ -340,7 +340,7 @@ class StorageNode:
         """Creates a dataset, table or channel, and hands it to every other node.
 
         Its home creates it, or a majority of the voters in a cluster with copies. With a channel
-        comes the table of its subscriptions.
+        come its tables.
 
         Returns:
             Its schema with the generation that it got.
@@ -370,11 +370,11 @@ class StorageNode:
         return created
 
     async def _bind_channel(self, channel: Channel) -> Channel:
-        """The channel with the schema of its dataset; creates the table of its subscriptions.
+        """The channel with the schema of its dataset; creates its tables.
 
         Raises:
             UnknownDataset, InputError: there is no such dataset, or the template is none of it.
-            DatasetExists: the channel exists, or its table belongs to something else.
+            DatasetExists: the channel exists, or one of its tables, with rows.
         """
         with contextlib.suppress(UnknownDataset):
             known = await self.stored_named(channel.name)
@@ -387,11 +387,12 @@ class StorageNode:
             start=await self._frontier(schema),
             partitions=len(self.topology.partitions),
         )
-        try:
-            await self.create_dataset(bound.subscriptions)
-        except DatasetExists as error:  # Perhaps from a creation that has failed halfway.
-            if not error.details.get("same") or await self._has_rows(channel.subscription_table):
-                raise
+        for table in bound.tables:
+            try:
+                await self.create_dataset(table)
+            except DatasetExists as error:  # Perhaps from a creation that has failed halfway.
+                if not error.details.get("same") or await self._has_rows(table.name):
+                    raise
         return bound
 
     async def _frontier(self, schema: Schema) -> Cursor:
@@ -500,19 +501,17 @@ class StorageNode:
             *(self._peers.drop_generations(node, name, generation + 1) for node in self._others),
             return_exceptions=True,
         )
-        if isinstance(dropped, Channel) and (table := self._subscriptions_of(dropped)):
-            await self.drop_dataset(table)
+        if isinstance(dropped, Channel):
+            for table in dropped.tables:
+                if (key := self.catalog.key_of(table.name)) is not None:
+                    await self.drop_dataset(key)
         return removed | dict(zip(self._others, map(_outcome, others), strict=True))
-
-    def _subscriptions_of(self, channel: Channel) -> str | None:
-        """The key of the table of a channel's subscriptions, if it is here."""
-        return self.catalog.key_of(channel.subscription_table)
 
     def _check_unused(self, schema: StoredSchema) -> None:
         """Raises InputError if a channel needs what is to be dropped."""
         for channel in self.catalog.channels.values():
             is_dataset = channel.schema is not None and channel.schema.key == schema.key
-            if is_dataset or channel.subscription_table == schema.name:
+            if is_dataset or schema.name in (table.name for table in channel.tables):
                 raise InputError(
                     f"expected a dataset or table without channels, got {schema.name!r}, which the "
                     f"channel {channel.name!r} reads; drop the channel first",

@@ -28,7 +28,9 @@ SHOWN_CHARS = 40
 NO_PROGRESS = WindowProgress()
 _CHECKSUM_BYTES = 4
 _NUMBER_BITS_MAX = 63
-_ADVICE = "fetch with the token of the last answer, or with none to begin from the first label"
+_ADVICE = (
+    "fetch with the token of the last answer, or with none to begin with the first one that is kept"
+)
 
 
 def encode(ccq_id: str, cursor: Cursor, progress: WindowProgress = NO_PROGRESS) -> str:
@@ -89,7 +91,7 @@ def _decoded(text: str, *, ccq_id: str) -> tuple[Cursor, WindowProgress]:
     name, at = _text(body, 1)
     if name != ccq_id:
         raise InvalidToken(
-            f"expected a resume token of the continuous query {ccq_id!r}, got one of {name!r}",
+            f"expected a resume token of {ccq_id!r}, got one of {name!r}",
             expected="token_of_ccq",
         )
     count, at = _read(body, at)

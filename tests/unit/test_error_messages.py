@@ -173,7 +173,7 @@ MESSAGES: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda _: token.decode("bogus", ccq_id="q"),
         "'bogus' is no resume token; fetch with the token of the last answer, or with none to "
-        "begin from the first label",
+        "begin with the first one that is kept",
     ),
     (
         lambda _: rdf.sparql([], "ASK {}"),  # type: ignore[arg-type]

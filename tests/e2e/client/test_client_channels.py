@@ -242,3 +242,47 @@ def test_partitions_say_how_far_they_are(
     partitions = client.describe_channel(channel)
     assert sum(one.subscriptions for one in partitions) == 50
     assert all(one.execution >= 1 and not one.failure and not one.behind for one in partitions)
+
+
+def test_fences_that_move_tell_who_enters_and_who_leaves(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("moving")
+    template = "number >= :least AND number <= :most"
+    client.create_channel(
+        galileo.Channel(channel, air, template, period="100ms", new="either", leave=True)
+    )
+    client.ingest(air, observations([{"number": number} for number in range(5)]))
+    token = ""
+    for least, most, entered, left in [
+        (0, 1, {0, 1}, set()),
+        (1, 3, {2, 3}, {0}),
+        (9, 9, (), {1, 2, 3}),
+    ]:
+        fence = {"id": ["f"], "least": [float(least)], "most": [float(most)]}
+        client.subscribe(channel, fence, broker="me")
+        told: dict[bool, list[int]] = {False: [], True: []}
+        for batch in client.follow(channel, "me", token=token, wait=QUIET_S):
+            for row in batch.to_arrow().select(["number", "left"]).to_pylist():
+                told[row["left"]].append(row["number"])
+            token = batch.token
+        assert sorted(told[False]) == sorted(entered)
+        assert sorted(told[True]) == sorted(left)
+
+
+def test_a_broker_goes_on_at_the_position_that_it_has_stored(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("positions")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least", period="100ms"))
+    client.subscribe(channel, {"id": ["s"], "least": [0.0]}, broker="me")
+    assert client.position(channel, "me") == ""
+    client.ingest(air, observations([{"number": 1}]))
+    pairs, token = followed(client, channel, "me")
+    client.acknowledge(channel, "me", token)
+    assert pairs == [("s", 1)]
+    client.ingest(air, observations([{"number": 2}]))
+    position = client.position(channel, "me")
+    assert followed(client, channel, "me", position)[0] == [("s", 2)]
+    with raises(InvalidToken, expected="token_of_ccq"):
+        client.acknowledge(channel, "other", token)
