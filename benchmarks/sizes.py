@@ -20,6 +20,7 @@ class Sizes:
         blocks: (blocks in a batch, batches) that are ingested.
         copied: (observations in a batch, batches) that are ingested as COPY does.
         keyed: rows of a table.
+        local, nearby: subscriptions with shared parameters, and each with its own place.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.
@@ -62,6 +63,8 @@ class Sizes:
     blocks: tuple[int, int] = (500, 16)
     copied: tuple[int, int] = (65_536, 4)
     keyed: int = 1_000_000
+    local: int = 4_000_000
+    nearby: int = 1_000_000
     labels: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
@@ -118,6 +121,8 @@ QUICK = Sizes(
     blocks=(10, 3),
     copied=(1_000, 2),
     keyed=5_000,
+    local=20_000,
+    nearby=5_000,
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),

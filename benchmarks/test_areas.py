@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import (
     ccq_memory,
+    channels,
     clients,
     cluster_queries,
     contained,
@@ -89,6 +90,7 @@ COMPARISONS = (
     Area("scale", "What grows with the metadata graph", graph.measure_growth),
     Area("copy", "Ingesting compared with PostGIS COPY", ingest_postgis.measure),
     Area("tables", "Tables compared with PostgreSQL", tables.measure),
+    Area("channels", "Channels compared with PostgreSQL", channels.measure),
     Area("replicated", "Ingesting with three copies", replicas.measure_ingest),
     Area("leaders", "When the leader of a partition is killed", replicas.measure_leader),
     Area("replicated-ticks", "Updates with three copies", replicas.measure_ticks),

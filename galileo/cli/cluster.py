@@ -224,6 +224,7 @@ def remarks(status: ClusterStatus) -> str:
             lines.append(f"{node.name}: too few copies of partitions {partitions}")
         lines += [f"{node.name}: damaged: {damage}" for damage in node.damaged]
         lines += [f"{node.name}: copies differ: {difference}" for difference in node.diverged]
+        lines += [f"{node.name}: not executed: {reason}" for reason in node.channels_failing]
         if held := _held_back(node):
             lines.append(f"{node.name}: held back by readers: {held}")
     # Each node reports what it knows, which is most often the same.

@@ -218,6 +218,7 @@ def _of_node(report: NodeReport, silent: Sequence[str]) -> Iterator[Finding]:
     yield from _stopped(report.name, report.status)
     yield from _copies(report.name, report.status)
     yield from _contents(report.name, report.status)
+    yield from _channels(report.name, report.status)
     yield from _disk(
         report.name,
         free=report.disk_free_bytes,
@@ -312,6 +313,17 @@ def _contents(node: str, status: NodeStatus) -> Iterator[Finding]:
             "answers depend on which node leads the partition; none is changed by itself",
             "keep both directories and find out which copy is right, then have the other node get "
             "its copies anew (docs/maintenance.md, Copies that differ)",
+        )
+
+
+def _channels(node: str, status: NodeStatus) -> Iterator[Finding]:
+    for reason in status.channels_failing:
+        yield Finding(
+            "problem",
+            node,
+            f"a channel is not executed: {reason}",
+            "its subscriptions learn nothing new; nothing is lost, they get it later",
+            "do what the reason says; it is tried again all the time (docs/channels.md)",
         )
 
 

@@ -229,6 +229,7 @@ def node_status(value: cluster_pb2.NodeStatus) -> NodeStatus:
         replica_lag=value.replica_lag,
         damaged=tuple(value.damaged),
         diverged=tuple(value.diverged),
+        channels_failing=tuple(value.channels_failing),
         evaluator_problem=value.evaluator_problem,
         calls=dict(value.calls),
         datasets=tuple(

@@ -582,6 +582,7 @@ class NodeStatus:
     commits the copy that is furthest behind lacks of one of these.
     `damaged` are files that fail their checksums and that no other copy has replaced.
     `diverged` are copies whose commits differ from those of this node, which leads their partition.
+    `channels_failing` are its partitions of channels that are not executed at present, and why.
     `evaluator_problem` is why the queries that it coordinates are not evaluated at present; empty
     if they are.
     """
@@ -608,6 +609,7 @@ class NodeStatus:
     replica_lag: int = 0
     damaged: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
+    channels_failing: tuple[str, ...] = ()
     evaluator_problem: str = ""
     datasets: tuple[dict[str, Any], ...] = ()
     calls: dict[str, int] = field(default_factory=dict)

@@ -50,6 +50,7 @@ from galileo.errors import (
     MessageTooLarge,
     Unavailable,
 )
+from galileo.histogram import LAG_BOUNDS_S, DurationHistogram
 from galileo.model.channel import NO_BROKER, Channel
 from galileo.model.rows import RowOptions
 from galileo.model.times import MICROS, times_from_micros
@@ -179,6 +180,7 @@ class ChannelExecutor:
 
     Attributes:
         on_committed: called in the event loop when logs of this node have new executions.
+        durations: of the executions of a partition.
     """
 
     def __init__(
@@ -200,16 +202,32 @@ class ChannelExecutor:
         self._clock = clock
         self._options = options or ExecutorOptions()
         self.on_committed: Callable[[], None] = lambda: None
+        self.durations = DurationHistogram(LAG_BOUNDS_S)
         self._progress: dict[str, dict[int, Progress]] = {}
         self._queries: dict[str, ParameterQuery] = {}
         self._histories: dict[str, dict[Cursor, _History]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+
+    def behind(self, channel: str, progress: Progress) -> int:
+        """How many commits of the dataset that this node has heard of are not matched yet."""
+        schema = self._catalog.channel_shard(channel).schema.schema
+        heard = EMPTY_CURSOR if schema is None else self._view.sequences(schema.key)
+        return sum(heard[p] - progress.cut[p] for p in progress.cut.news(heard))
 
     def progress(self, channel: str) -> dict[int, Progress]:
         """How far each partition is that this node has executed; by partition."""
         own = self._catalog.channel_shard(channel).own
         known = self._progress.get(channel, {})
         return {partition: one for partition, one in sorted(known.items()) if partition in own}
+
+    def failures(self) -> list[str]:
+        """The partitions that are not executed at present, each with the reason."""
+        return [
+            f"{channel.name}/p{partition}: {progress.failure}"
+            for key, channel in sorted(self._catalog.channels.items())
+            for partition, progress in self.progress(key).items()
+            if progress.failure
+        ]
 
     async def run(self) -> None:
         """Executes every channel at the multiples of its period, until it is cancelled."""
@@ -362,7 +380,8 @@ class ChannelExecutor:
             results.update(committed)
             self.on_committed()
         for partition, result in results.items():
-            self._of(work, partition).took_s = self._clock.monotonic() - begun
+            took_s = self._of(work, partition).took_s = self._clock.monotonic() - begun
+            self.durations.observe(took_s)
             self._note(work, partition, result, until=observed.until)
         self._extend_history(work, observed)
         large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]

@@ -66,9 +66,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
             return channels_pb2.DescribeChannelReply()
 
     def _describe(self, channel: str) -> list[channels_pb2.ChannelPartition]:
-        executor, schema = self._node.channels, self._node.catalog.channel_shard(channel).schema
-        assert schema.schema is not None, "a channel without a dataset"
-        heard = self._node.view.sequences(schema.schema.key)
+        executor = self._node.channels
         return [
             channels_pb2.ChannelPartition(
                 partition=partition,
@@ -76,7 +74,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
                 execution=one.execution,
                 subscriptions=len(one.index),
                 index_bytes=one.index.nbytes,
-                behind=sum(heard[p] - one.cut[p] for p in one.cut.news(heard)),
+                behind=executor.behind(channel, one),
                 executed_at=one.at,
                 took_s=one.took_s,
                 failure=one.failure,

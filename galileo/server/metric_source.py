@@ -73,6 +73,7 @@ def measurements(parts: NodeView, *, now: float, is_ready: bool) -> list[Measure
         *_scrub(parts.node),
         *_elections_and_labels(parts.machine),
         *_ccqs(parts, now),
+        *_channels(parts.node),
         *_datasets(parts.node),
         *_partitions(parts.node, partitions_max=parts.config.metrics.partitions_max),
     ]
@@ -190,6 +191,24 @@ def _ccq(led: Coordinator, now: float) -> Iterator[Measured]:
     yield from _labels("galileo_ccq_labels", labels, led.counts)
     yield "galileo_ccq_cache_bytes", labels, led.cache.bytes
     yield "galileo_ccq_spilled_bytes", labels, led.cache.spilled_bytes
+
+
+# --- channels --------------------------------------------------------------------------------
+
+
+def _channels(node: StorageNode) -> Iterator[Measured]:
+    executor = node.channels
+    yield "galileo_channel_execution_seconds", (), executor.durations
+    for key, channel in sorted(node.catalog.channels.items()):
+        labels, progress = (channel.name,), list(executor.progress(key).values())
+        subscriptions = sum(len(one.index) for one in progress)
+        yield "galileo_channel_subscriptions", labels, subscriptions
+        index_bytes = sum(one.index.nbytes for one in progress)
+        yield "galileo_channel_index_bytes", labels, index_bytes
+        behind = max((executor.behind(key, one) for one in progress), default=0)
+        yield "galileo_channel_behind_commits", labels, behind
+        failing = sum(bool(one.failure) for one in progress)
+        yield "galileo_channel_failing", labels, failing
 
 
 # --- stored data -----------------------------------------------------------------------------

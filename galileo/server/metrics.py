@@ -48,6 +48,7 @@ class Definition:
 
 
 _CCQ = ("ccq", "dataset")
+_CHANNEL = ("channel",)
 _DATASET = ("dataset",)
 _PARTITION = ("dataset", "partition")
 DEFINITIONS = (
@@ -196,6 +197,25 @@ DEFINITIONS = (
     ),
     Definition("galileo_ccq_cache_bytes", "gauge", "Memory of the cache", _CCQ),
     Definition("galileo_ccq_spilled_bytes", "gauge", "Cached labels in files", _CCQ),
+    # --- of channels
+    Definition(
+        "galileo_channel_execution_seconds",
+        "histogram",
+        "How long executions took, each of one partition of a channel",
+    ),
+    Definition(
+        "galileo_channel_subscriptions", "gauge", "Subscriptions that this node matches", _CHANNEL
+    ),
+    Definition("galileo_channel_index_bytes", "gauge", "Memory of their index", _CHANNEL),
+    Definition(
+        "galileo_channel_behind_commits",
+        "gauge",
+        "Commits of the dataset that are not matched yet, of the partition that is furthest behind",
+        _CHANNEL,
+    ),
+    Definition(
+        "galileo_channel_failing", "gauge", "Partitions that are not executed now", _CHANNEL
+    ),
     # --- of stored data
     Definition("galileo_dataset_rows", "gauge", "Observations that this node stores", _DATASET),
     Definition("galileo_dataset_paths", "gauge", "Paths in them", _DATASET),

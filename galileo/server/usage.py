@@ -85,6 +85,7 @@ class Usage:
             topology_version=node.topology.agreed_version,
             damaged=node.damaged()[:DAMAGES_MAX],
             diverged=node.diverged()[:DAMAGES_MAX],
+            channels_failing=node.channels.failures()[:DAMAGES_MAX],
             under_replicated=[] if node.replicas is None else node.replicas.under_replicated,
             replica_lag=0 if node.replicas is None else node.replicas.gauges().lag,
         )

@@ -72,6 +72,11 @@ def test_diagnosis_of_a_healthy_cluster_is_empty() -> None:
             "problem",
             "no checksum fails: partition 3 of nam: the copy of b differs",
         ),
+        (
+            {"status": replace(STATUS, channels_failing=("alerts/p3: too many",))},
+            "problem",
+            "a channel is not executed: alerts/p3: too many",
+        ),
         ({"disk_free_bytes": 40 << 30}, "warning", "are free on its disk"),
         ({"disk_free_bytes": 1 << 20}, "problem", "are free on its disk"),
         ({"sync_s": 0.2}, "warning", "took 200 ms"),

@@ -1,0 +1,257 @@
+"""Channels: subscriptions by the million, and one execution for all, compared with PostgreSQL.
+
+The experiments are NewLocal and NewNearby of Carey et al., "BAD to the bone: Big Active Data at its
+core" (2020, section 7.2): of 160 tweets a second one in ten is hateful, and subscribers learn of
+those in their area, or near the place where they are. Their own numbers are of six nodes.
+
+The peer is the strongest that does without a stream processor: once a period one statement joins
+what is past a sequence with the subscriptions, by an index, and inserts the matches into a table.
+Both have stored their matches durably when the clock stops. Both must find as many.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import shapely
+
+import galileo
+from benchmarks import clusters, postgis
+from benchmarks.figures import Figure, Goal, Peer, Spread
+from benchmarks.sizes import Bench
+from galileo.client import Client
+from galileo.model.times import times_from_micros
+
+NODES = 3
+ROWS = 1_600
+"""Tweets of a period of ten seconds."""
+HATEFUL = 0.1
+AREAS = 400
+RADIUS_M = 30_000.0
+PERIOD = "1s"
+SETTLED_S = 120.0
+LOOK_S = 0.05
+NOON_US = 1_772_000_000_000_000
+BROKER = "ops"
+FEATURES = [
+    galileo.Feature("number", type="int", indexed=False),
+    galileo.Feature("area", type="int"),
+    galileo.Feature("hateful", type="bool"),
+    galileo.Feature("text", type="text", indexed=False),
+]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An experiment.
+
+    Attributes:
+        template: of the channel.
+        columns: of the table of subscriptions in PostgreSQL, without `id`.
+        index: of that table.
+        join: the condition of PostgreSQL.
+        execution_s: the goal.
+    """
+
+    name: str
+    template: str
+    columns: str
+    index: str
+    join: str
+    execution_s: float
+
+
+LOCAL = Scene(
+    "local",
+    "hateful = TRUE AND area = :area",
+    "area bigint",
+    "(area)",
+    "s.area = t.area",
+    2.5,
+)
+NEARBY = Scene(
+    "nearby",
+    f"hateful = TRUE AND S_DWITHIN(geometry, :place, {RADIUS_M:.0f})",
+    "place geography",
+    "USING gist (place)",
+    f"ST_DWithin(s.place, ST_Point(t.longitude, t.latitude)::geography, {RADIUS_M}, false)",
+    2.5,
+)
+
+
+def measure(bench: Bench) -> Iterator[Figure]:
+    """Subscriptions a second, seconds of an execution, and bytes of a subscription.
+
+    Raises:
+        postgis.NoServer: PostgreSQL is not installed.
+    """
+    for scene, count in ((LOCAL, bench.sizes.local), (NEARBY, bench.sizes.nearby)):
+        yield from _measure(bench, scene, count)
+
+
+def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
+    subscriptions = subscriptions_of(scene, count)
+    with (
+        clusters.cluster(bench.directory, nodes=NODES, groups=1) as running,
+        running.client(timeout=clusters.PATIENCE) as client,
+        postgis.running() as session,
+    ):
+        polling = Polling(session, scene, subscriptions)
+        client.create_dataset(galileo.Schema("tweets", FEATURES, geohash_precision=4))
+        client.create_channel(galileo.Channel(scene.name, "tweets", scene.template, period=PERIOD))
+        begun = time.perf_counter()
+        client.subscribe(scene.name, subscriptions, broker=BROKER)
+        took_s = time.perf_counter() - begun
+        yield Figure(
+            f"{scene.name}: {count:,} subscriptions in one call, durable, {NODES} nodes, one copy",
+            "subscriptions/s",
+            Spread.of([count / took_s]),
+            goals=(Goal("at least", 150_000),),
+        )
+        ours, theirs, token = list[float](), list[float](), ""
+        for number in range(bench.sizes.runs + 1):
+            tweets = tweets_of(number)
+            client.ingest("tweets", tweets)
+            execution_s = settled(client, scene.name, number)
+            found = 0
+            for batch in client.follow(scene.name, BROKER, token=token, wait="1s"):
+                found, token = found + len(batch), batch.token
+            polled_s, joined = polling.poll(tweets)
+            if found != joined:
+                raise AssertionError(f"expected {joined:,} notifications, got {found:,}")
+            if number:  # The first one builds the index.
+                ours.append(execution_s)
+                theirs.append(polled_s)
+            bench.say(f"{scene.name}: {found:,} in {execution_s:.2f} s, polled {polled_s:.2f} s")
+        peer = Peer(f"INSERT ... SELECT, {polling.version}", Spread.of(theirs))
+        yield Figure(
+            f"{scene.name}: an execution of {ROWS:,} tweets, {found:,} notifications, durable",
+            "s",
+            Spread.of(ours),
+            (peer,),
+            (Goal("at most", scene.execution_s), Goal("at most", 1 / 3, of_peer=True)),
+        )
+        yield _memory(client, scene, count)
+
+
+def _memory(client: Client, scene: Scene, count: int) -> Figure:
+    index = sum(one.index_bytes for one in client.describe_channel(scene.name))
+    table = sum(
+        one["graph_bytes"]
+        for node in client.status().nodes
+        for one in node.datasets
+        if one["dataset"] == f"{scene.name}.subscriptions"
+    )
+    most = 64 if scene is LOCAL else 192
+    return Figure(
+        f"{scene.name}: memory of a subscription",
+        "B",
+        Spread.of([(index + table) / count]),
+        goals=(Goal("at most", most),),
+    )
+
+
+def settled(client: Client, channel: str, number: int) -> float:
+    """Waits until all is executed; the seconds of the partition that took longest."""
+    took: dict[int, dict[int, float]] = defaultdict(dict)
+    deadline = time.monotonic() + SETTLED_S
+    while time.monotonic() < deadline:
+        partitions = client.describe_channel(channel)
+        for one in partitions:
+            if one.failure:
+                raise AssertionError(one.failure)
+            if one.execution > number:
+                took[one.partition][one.execution] = one.took_s
+        if partitions and len(took) == len(partitions) and not any(p.behind for p in partitions):
+            return max(sum(of_one.values()) for of_one in took.values())
+        time.sleep(LOOK_S)
+    raise AssertionError("the executions do not come to an end")
+
+
+def subscriptions_of(scene: Scene, count: int) -> pa.Table:
+    """Each with an id of eight characters, and an area or a place of its own."""
+    chance = np.random.default_rng(3)
+    ids = pa.array(np.char.mod("s%07d", np.arange(count)))
+    if scene is LOCAL:
+        return pa.table({"id": ids, "area": chance.integers(0, AREAS, count).astype(np.float64)})
+    places = shapely.points(chance.uniform(-125, -65, count), chance.uniform(25, 49, count))
+    return pa.table({"id": ids, "place": pa.array(shapely.to_wkb(places), pa.binary())})
+
+
+def tweets_of(number: int) -> pa.Table:
+    """About 140 bytes each, in North America."""
+    chance = np.random.default_rng(100 + number)
+    return pa.table(
+        {
+            "latitude": chance.uniform(25, 49, ROWS),
+            "longitude": chance.uniform(-125, -65, ROWS),
+            "time": times_from_micros(np.full(ROWS, NOON_US + number)),
+            "number": np.arange(ROWS) + number * ROWS,
+            "area": chance.integers(0, AREAS, ROWS),
+            "hateful": chance.random(ROWS) < HATEFUL,
+            "text": ["x" * 100] * ROWS,
+        }
+    )
+
+
+class Polling:
+    """The same in PostgreSQL."""
+
+    def __init__(self, session: postgis.Session, scene: Scene, subscriptions: pa.Table) -> None:
+        self._session, self._scene = session, scene
+        self._rows = 0
+        self.version = f"PostgreSQL {postgis.versions()['PostgreSQL']}"
+        session.ask(f"CREATE TABLE subscriptions (id text, {scene.columns})")
+        session.ask(
+            "CREATE TABLE tweets (latitude double precision, longitude double precision, "
+            "time timestamptz, number bigint, area bigint, hateful bool, text text)"
+        )
+        session.ask("CREATE INDEX ON tweets (number)")
+        session.ask("CREATE TABLE notifications (id text, number bigint)")
+        value = "area::bigint" if scene is LOCAL else "ST_GeomFromWKB(decode(place, 'hex'))"
+        session.ask("CREATE UNLOGGED TABLE incoming (id text, place text, area float)")
+        self._copy("incoming", _for_copy(subscriptions))
+        name = scene.columns.split()[0]
+        session.ask(f"INSERT INTO subscriptions SELECT id, {value} AS {name} FROM incoming")
+        session.ask("DROP TABLE incoming")
+        session.ask(f"CREATE INDEX ON subscriptions {scene.index}")
+        session.ask("VACUUM ANALYZE subscriptions")
+
+    def poll(self, tweets: pa.Table) -> tuple[float, int]:
+        """Seconds of the statement for new tweets, and how many notifications it has inserted."""
+        first = tweets.column("number")[0].as_py()
+        self._copy("tweets", tweets)
+        took_s, _ = self._session.ask(
+            "INSERT INTO notifications SELECT s.id, t.number FROM tweets t JOIN subscriptions s "
+            f"ON {self._scene.join} WHERE t.hateful AND t.number >= {first}"
+        )
+        rows = int(self._session.ask("SELECT count(*) FROM notifications")[1][0])
+        new, self._rows = rows - self._rows, rows
+        return took_s, new
+
+    def _copy(self, table: str, rows: pa.Table) -> None:
+        with tempfile.TemporaryDirectory(prefix="channels-bench-") as name:
+            directory = Path(name)
+            directory.chmod(0o755)
+            file = directory / "rows.csv"
+            pcsv.write_csv(rows, file)
+            columns = ", ".join(rows.column_names)
+            self._session.ask(f"\\copy {table} ({columns}) FROM '{file}' CSV HEADER \nSELECT 1")
+
+
+def _for_copy(subscriptions: pa.Table) -> pa.Table:
+    """Subscriptions with places as hexadecimal text."""
+    if "place" not in subscriptions.column_names:
+        return subscriptions
+    texts = shapely.to_wkb(
+        shapely.from_wkb(subscriptions.column("place").to_numpy(zero_copy_only=False)), hex=True
+    )
+    return pa.table({"id": subscriptions.column("id"), "place": pa.array(texts, pa.string())})
