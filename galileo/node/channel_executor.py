@@ -82,8 +82,9 @@ class ExecutorOptions:
     """Limits of an execution.
 
     Attributes:
-        rows_max: observations that are matched together, unless one commit alone has more.
-        bytes_max: bytes of a result that is committed, unless one commit of observations has more.
+        rows_max: observations that are matched together, unless one commit alone has more or both
+            sides have to be new.
+        bytes_max: bytes of a result that is committed; likewise.
         history_rows_max: observations of a history.
     """
 
@@ -143,6 +144,13 @@ class _Work:
     def compares(self) -> bool:
         """Whether changes of subscriptions count as news."""
         return self.channel.new != "observations"
+
+    def is_divisible(self, after: Cursor, until: Cursor) -> bool:
+        """Whether several executions can do the work of one.
+
+        Where both sides have to be new, all that is new has to meet in one.
+        """
+        return self.channel.new != "both" and _commits_between(after, until) > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -386,8 +394,10 @@ class ChannelExecutor:
         self._extend_history(work, observed)
         large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]
         for partition in large:
+            await self._read_progress(work, partition)
             await self._execute(work, [partition], after=after, until=halfway(after, fetched.until))
-        return bool(large) or fetched.is_part
+        has_failed = any(self._of(work, partition).failure for partition in partitions)
+        return (bool(large) or fetched.is_part) and not has_failed
 
     def _note(
         self, work: _Work, partition: int, result: BaseException | Committed, *, until: Cursor
@@ -479,7 +489,7 @@ class ChannelExecutor:
                     async for part in parts:
                         tables.append(part)
                         rows += part.num_rows
-                        is_large = rows > rows_max and _can_halve(after, until)
+                        is_large = rows > rows_max and work.is_divisible(after, until)
                         if is_large:
                             break
             except DataExpired as error:
@@ -510,7 +520,7 @@ class ChannelExecutor:
             number=progress.execution + 1,
             subscriptions=progress.indexed,
         )
-        is_divisible = _can_halve(observed.after, observed.until)
+        is_divisible = work.is_divisible(observed.after, observed.until)
         try:
             rows = await loop.run_in_executor(self._executor, match)
         except MessageTooLarge:
@@ -610,10 +620,6 @@ def halfway(after: Cursor, until: Cursor) -> Cursor:
         positions[partition] -= removed
         left -= removed
     return Cursor(positions)
-
-
-def _can_halve(after: Cursor, until: Cursor) -> bool:
-    return _commits_between(after, until) > 1
 
 
 def _commits_between(after: Cursor, until: Cursor) -> int:

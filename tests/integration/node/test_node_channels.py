@@ -156,18 +156,20 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
+LIMITS = [ExecutorOptions(), ExecutorOptions(rows_max=3), ExecutorOptions(bytes_max=1)]
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
-@pytest.mark.parametrize("rows_max", [3, 100_000])
+@pytest.mark.parametrize("options", LIMITS, ids=["large", "rows", "bytes"])
 async def test_rounds_tell_what_loops_over_all_pairs_find(
-    cluster: Any, mode: dict[str, Any], rows_max: int
+    cluster: Any, mode: dict[str, Any], options: ExecutorOptions
 ) -> None:
-    world = World(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=rows_max)
+    world = World(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=LIMITS.index(options))
     await world.begin()
     total = 0
-    for number in range(12):
+    for number in range(8):
         for node in cluster.nodes:
-            if mode["new"] == "observations":  # Parts of what is new have the same result.
-                node.channels._options = ExecutorOptions(rows_max=rows_max)
+            node.channels._options = options
         for _ in range(world.chance.randrange(3)):
             await world.subscribe(world.chance.randint(1, 8))
         for _ in range(world.chance.randrange(3)):
