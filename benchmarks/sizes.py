@@ -38,6 +38,7 @@ class Sizes:
         verify: (observations in a commit, commits) of each store that is verified.
         recovery: (paths in a commit, commits, whether merged) of each store that is recovered.
         stream_labels: of the answer that is streamed.
+        subscriptions, own_subscriptions: that share areas, and with circles or boxes of their own.
         many_polygons, many_boxes: continuous queries, each against `many_rows` new rows.
         clients, clients_s: that work at the same time, and for how many seconds.
         kills: of coordinators.
@@ -89,6 +90,8 @@ class Sizes:
         (100, 100_000, True),
     )
     stream_labels: int = 5_000_000
+    subscriptions: int = 4_000_000
+    own_subscriptions: int = 1_000_000
     many_polygons: int = 20_000
     many_boxes: int = 100_000
     many_rows: int = 100_000
@@ -143,6 +146,8 @@ QUICK = Sizes(
     verify=((500, 20),),
     recovery=((200, 50, True),),
     stream_labels=40_000,
+    subscriptions=10_000,
+    own_subscriptions=2_000,
     many_polygons=40,
     many_boxes=400,
     many_rows=2_000,

@@ -37,6 +37,7 @@ from benchmarks import (
     startup,
     storage,
     streaming,
+    subscriptions,
     tables,
     tick,
     tiles,
@@ -74,6 +75,7 @@ AREAS = (
     Area("clients", "Many clients at once", clients.measure),
     Area("verify", "Checking every stored byte", storage.measure_verify),
     Area("recovery", "Starting again with what is stored", storage.measure_recovery),
+    Area("subscriptions", "Subscriptions of a query with parameters", subscriptions.measure),
     Area("contained", "Samplers that were sent", contained.measure),
     Area("startup", "From typing to an answer", startup.measure),
 )

@@ -135,13 +135,59 @@ class Circle:
         return np.degrees(np.arctan2(up, along))
 
 
+def in_circles(
+    latitude: Floats,
+    longitude: Floats,
+    *,
+    centre_latitude: Floats,
+    centre_longitude: Floats,
+    radius_m: Floats,
+) -> Mask:
+    """Mask of points in circles, one for each point, exactly as `Circle.intersects_points`.
+
+    Args:
+        latitude: of the points, degrees.
+        longitude: of the points, degrees.
+        centre_latitude: of the circles, degrees in [-90, 90].
+        centre_longitude: of the circles, degrees in [-180, 180].
+        radius_m: of the circles, metres.
+    """
+    north = np.sin(np.radians(latitude - centre_latitude) / 2)
+    east = np.sin(np.radians(_apart(longitude, centre_longitude)) / 2)
+    chords = np.sqrt(north**2 + _cosine(latitude) * _cosine(centre_latitude) * east**2)
+    reach = np.where(radius_m >= HALFWAY_M, 2.0, np.sin(radius_m / (2 * EARTH_RADIUS_M)))
+    mask: Mask = chords <= reach
+    # Sines of arrays and of single numbers may differ in the last bit, which decides here.
+    for number in np.flatnonzero(np.abs(chords - reach) <= _ROUNDING).tolist():
+        centre = float(centre_latitude[number]), float(centre_longitude[number])
+        circle = Circle(*centre, float(radius_m[number]))
+        point = slice(number, number + 1)
+        mask[number] = circle.intersects_points(latitude[point], longitude[point])[0]
+    return mask
+
+
+def longitude_reach(latitude: Floats, radius_m: Floats) -> Floats:
+    """How far circles extend to the east and west, degrees; 180 of one with a pole in it.
+
+    Args:
+        latitude: of the centres, degrees.
+        radius_m: metres.
+    """
+    angle = radius_m / EARTH_RADIUS_M + _ROUNDING
+    is_polar = np.abs(latitude) + np.degrees(angle) >= 90.0
+    narrow = np.where(is_polar, 0.0, angle)
+    sine = np.sin(narrow) / np.cos(np.radians(np.where(is_polar, 0.0, latitude)))
+    reach: Floats = np.where(is_polar, 180.0, np.degrees(np.arcsin(np.minimum(sine, 1.0))))
+    return reach
+
+
 def metres(half_chords: Floats) -> Floats:
     """Distances of half chords, metres."""
     distances_m: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.minimum(half_chords, 1.0))
     return distances_m
 
 
-def _apart(longitudes: Floats, centre: float) -> Floats:
+def _apart(longitudes: Floats, centre: float | Floats) -> Floats:
     """Differences of longitude the short way round, degrees in [0, 180]."""
     apart = np.abs(longitudes - centre)
     return np.minimum(apart, 360.0 - apart)

@@ -23,10 +23,10 @@ from galileo.geo.geohash import Cells
 from galileo.geo.regions import Mask
 from galileo.hashing import hash128
 from galileo.model.sort_keys import differs, merge_order, sort_order
-from galileo.query.index.prefixes import within
+from galileo.query.index.prefixes import Places, within
+from galileo.query.subscriptions.hash_index import HashIndex
 
 Numbers: TypeAlias = npt.NDArray[np.int32]
-Places: TypeAlias = npt.NDArray[np.intp]
 
 FAN = 8
 """Blocks of about one size that are merged."""
@@ -77,16 +77,14 @@ class _Block:
         subscriptions: in any order; several sorted pieces are merged faster.
     """
 
-    __slots__ = ("_brokers", "_groups", "_hashes", "_rows", "_starts", "alive", "ids")
+    __slots__ = ("_brokers", "_groups", "_index", "_starts", "alive", "ids")
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         groups, brokers = subscriptions.groups, subscriptions.brokers
         order = merge_order([groups, brokers])
         groups, brokers = groups[order], brokers[order]
         self.ids = subscriptions.ids.take(pa.array(order))
-        hashes = subscriptions.hashes[order]
-        self._rows = sort_order([hashes]).astype(np.int32)
-        self._hashes = hashes[self._rows]
+        self._index = HashIndex(subscriptions.hashes[order])
         starts = np.flatnonzero(differs(groups) | differs(brokers))
         self._groups, self._brokers = groups[starts], brokers[starts]
         self._starts = np.append(starts, len(order)).astype(np.int32)
@@ -94,8 +92,8 @@ class _Block:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.alive, self._hashes, self._rows, self._groups, self._brokers, self._starts)
-        return sum(array.nbytes for array in arrays) + int(self.ids.nbytes)
+        arrays = (self.alive, self._groups, self._brokers, self._starts)
+        return sum(array.nbytes for array in arrays) + self._index.nbytes + int(self.ids.nbytes)
 
     def remove(self, ids: pa.Array, hashes: Cells) -> Numbers:
         """Remove those that are there and alive; returns their groups; as of `rows_of`."""
@@ -121,11 +119,7 @@ class _Block:
             ids: of the subscriptions.
             hashes: of the ids, sorted.
         """
-        first = np.searchsorted(self._hashes, hashes, side="left")
-        near = np.flatnonzero(self._hashes.take(first, mode="clip") == hashes)
-        counts = np.searchsorted(self._hashes, hashes[near], side="right") - first[near]
-        asked = np.repeat(near, counts)
-        rows = self._rows[np.repeat(first[near], counts) + within(counts)]
+        asked, rows = self._index.find(hashes)
         is_alive = self.alive[rows]
         asked, rows = asked[is_alive], rows[is_alive]
         found: Places = rows[_equal(ids.take(pa.array(asked)), self.ids.take(pa.array(rows)))]
@@ -156,11 +150,9 @@ class _Block:
     def living(self) -> Subscriptions:
         """Those that are alive."""
         sizes = np.diff(self._starts)
-        hashes = np.empty_like(self._hashes)
-        hashes[self._rows] = self._hashes
         return Subscriptions(
             self.ids.filter(pa.array(self.alive)),
-            hashes[self.alive],
+            self._index.hashes[self.alive],
             np.repeat(self._groups, sizes)[self.alive],
             np.repeat(self._brokers, sizes)[self.alive],
         )

@@ -73,10 +73,10 @@ def constant_part(tree: Any, *, negated: bool = False) -> Any:
 
 
 def simple_parts(tree: Any, schema: Schema) -> tuple[SimplePart, ...] | None:
-    """The parts with parameters of a conjunction; None if one of them is not simple."""
+    """The parts with parameters of a conjunction, each once; None if one of them is not simple."""
     parts = [_simple_part(part, schema) for part in _conjuncts(tree) if has_parameter(part)]
-    known = tuple(part for part in parts if part is not None)
-    return known if len(known) == len(parts) else None
+    known = dict.fromkeys(part for part in parts if part is not None)
+    return None if None in parts else tuple(known)
 
 
 def has_parameter(tree: Any) -> bool:

@@ -26,6 +26,7 @@ from galileo.query.index.prefixes import within
 from galileo.query.predicates import ObservationColumns
 from galileo.query.query import observation_columns
 from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions
+from galileo.query.subscriptions.column_groups import ColumnGroups
 from galileo.query.subscriptions.distinct import distinct_rows, one_array
 from galileo.query.subscriptions.groups import Groups
 from galileo.query.subscriptions.parameter_query import ParameterQuery
@@ -57,7 +58,7 @@ class SubscriptionIndex:
 
     def __init__(self, query: ParameterQuery) -> None:
         self.query = query
-        self._groups: Groups = QueryGroups(query)
+        self._groups: Groups = QueryGroups(query) if query.simple is None else ColumnGroups(query)
         self._blocks = SubscriptionBlocks()
         self._counts: Numbers = np.zeros(0, dtype=np.int32)
         self._brokers: dict[str, int] = {}
