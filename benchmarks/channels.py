@@ -28,6 +28,7 @@ from benchmarks import clusters, postgis
 from benchmarks.figures import Figure, Goal, Peer, Spread
 from benchmarks.sizes import Bench
 from galileo.client import Client
+from galileo.cursor import Cursor
 from galileo.model.times import times_from_micros
 
 NODES = 3
@@ -119,10 +120,10 @@ def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
         ours, theirs, token = list[float](), list[float](), ""
         for number in range(bench.sizes.runs + 1):
             tweets = tweets_of(number)
-            client.ingest("tweets", tweets)
-            execution_s = settled(client, scene.name, number)
+            reached = client.ingest("tweets", tweets).reached
+            execution_s = settled(client, scene.name, reached)
             found = 0
-            for batch in client.follow(scene.name, BROKER, token=token, wait="1s"):
+            for batch in client.follow(scene.name, BROKER, token=token, wait="100ms"):
                 found, token = found + len(batch), batch.token
             polled_s, joined = polling.poll(tweets)
             if found != joined:
@@ -159,18 +160,21 @@ def _memory(client: Client, scene: Scene, count: int) -> Figure:
     )
 
 
-def settled(client: Client, channel: str, number: int) -> float:
-    """Waits until all is executed; the seconds of the partition that took longest."""
+def settled(client: Client, channel: str, reached: Cursor) -> float:
+    """Waits until commits are matched; the seconds of the partition that took longest."""
     took: dict[int, dict[int, float]] = defaultdict(dict)
+    before = {one.partition: one.execution for one in client.describe_channel(channel)}
+    [of_all] = [one.partitions for one in client.channels() if one.name == channel]
     deadline = time.monotonic() + SETTLED_S
     while time.monotonic() < deadline:
         partitions = client.describe_channel(channel)
         for one in partitions:
             if one.failure:
                 raise AssertionError(one.failure)
-            if one.execution > number:
+            if one.execution > before.get(one.partition, 0):
                 took[one.partition][one.execution] = one.took_s
-        if partitions and len(took) == len(partitions) and not any(p.behind for p in partitions):
+        is_complete = len(partitions) == of_all
+        if is_complete and all(one.cut.covers(reached) for one in partitions):
             return max(sum(of_one.values()) for of_one in took.values())
         time.sleep(LOOK_S)
     raise AssertionError("the executions do not come to an end")

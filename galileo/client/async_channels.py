@@ -250,6 +250,7 @@ class AsyncChannels(AsyncTables):
                 executed_at=one.executed_at,
                 took_s=one.took_s,
                 failure=one.failure,
+                cut=cursor_from_pb(one.cut),
             )
             for one in reply.partitions
         ]

@@ -327,7 +327,9 @@ class ChannelPartition:
         execution: the number of the last one.
         subscriptions: how many it has.
         index_bytes: memory of their index.
-        behind: commits of the dataset that are not matched yet.
+        behind: commits of the dataset that are not matched yet, as far as the node has heard.
+        cut: the commits of the dataset that are matched; those of an ingest are, if it covers
+            `Receipt.reached`.
         executed_at: seconds since 1970; 0: not since this node leads the partition.
         took_s: how long the last execution took.
         failure: why the last attempt failed; "" if it did not.
@@ -339,6 +341,7 @@ class ChannelPartition:
     subscriptions: int
     index_bytes: int
     behind: int
+    cut: Cursor
     executed_at: float
     took_s: float
     failure: str

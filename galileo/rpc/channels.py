@@ -78,6 +78,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
                 executed_at=one.at,
                 took_s=one.took_s,
                 failure=one.failure,
+                cut=cursor_to_pb(one.cut),
             )
             for partition, one in executor.progress(channel).items()
         ]

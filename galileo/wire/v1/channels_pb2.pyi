@@ -163,6 +163,7 @@ class ChannelPartition(_message.Message):
     EXECUTED_AT_FIELD_NUMBER: _builtins.int
     TOOK_S_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     node: _builtins.str
     execution: _builtins.int
@@ -175,6 +176,10 @@ class ChannelPartition(_message.Message):
     """seconds since 1970-01-01 UTC; 0: not since this node leads it"""
     took_s: _builtins.float
     failure: _builtins.str
+    @_builtins.property
+    def cut(self) -> _common_pb2.Cursor:
+        """the commits of the dataset that are matched"""
+
     def __init__(
         self,
         *,
@@ -187,10 +192,11 @@ class ChannelPartition(_message.Message):
         executed_at: _builtins.float = ...,
         took_s: _builtins.float = ...,
         failure: _builtins.str = ...,
+        cut: _common_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "executed_at", b"executed_at", "execution", b"execution", "failure", b"failure", "index_bytes", b"index_bytes", "node", b"node", "partition", b"partition", "subscriptions", b"subscriptions", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "cut", b"cut", "executed_at", b"executed_at", "execution", b"execution", "failure", b"failure", "index_bytes", b"index_bytes", "node", b"node", "partition", b"partition", "subscriptions", b"subscriptions", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
