@@ -2,7 +2,8 @@
 
 The experiments are NewLocal and NewNearby of Carey et al., "BAD to the bone: Big Active Data at its
 core" (2020, section 7.2): of 160 tweets a second one in ten is hateful, and subscribers learn of
-those in their area, or near the place where they are. Their own numbers are of six nodes.
+those in their area, or near the place where they are, and a third of them move in each period of ten
+seconds. Their own numbers are of six nodes.
 
 The peer is the strongest that does without a stream processor: once a period one statement joins
 what is past a sequence with the subscriptions, by an index, and inserts the matches into a table.
@@ -118,7 +119,14 @@ def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
             goals=(Goal("at least", 150_000),),
         )
         ours, theirs, token = list[float](), list[float](), ""
+        moves, moves_theirs = list[float](), list[float]()
         for number in range(bench.sizes.runs + 1):
+            if scene is NEARBY:
+                moved = moved_of(count, number)
+                begun = time.perf_counter()
+                client.subscribe(scene.name, moved, broker=BROKER)
+                moves.append(time.perf_counter() - begun)
+                moves_theirs.append(polling.move(moved))
             tweets = tweets_of(number)
             reached = client.ingest("tweets", tweets).reached
             execution_s = settled(client, scene.name, reached)
@@ -140,6 +148,16 @@ def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
             (peer,),
             (Goal("at most", scene.execution_s), Goal("at most", 1 / 3, of_peer=True)),
         )
+        if moves:
+            rows = moved.num_rows
+            peer = Peer(f"UPDATE, {polling.version}", Spread.of(moves_theirs).per_second(rows))
+            yield Figure(
+                f"{scene.name}: {rows:,} subscribers that move, durable",
+                "rows/s",
+                Spread.of(moves).per_second(rows),
+                (peer,),
+                (Goal("at least", 33_000),),
+            )
         yield _memory(client, scene, count)
 
 
@@ -186,8 +204,20 @@ def subscriptions_of(scene: Scene, count: int) -> pa.Table:
     ids = pa.array(np.char.mod("s%07d", np.arange(count)))
     if scene is LOCAL:
         return pa.table({"id": ids, "area": chance.integers(0, AREAS, count).astype(np.float64)})
+    return pa.table({"id": ids, "place": _places(chance, count)})
+
+
+def moved_of(count: int, number: int) -> pa.Table:
+    """A third of the subscribers, in new places."""
+    chance = np.random.default_rng(50 + number)
+    ids = pa.array(np.char.mod("s%07d", np.arange(number % 3, count, 3)))
+    return pa.table({"id": ids, "place": _places(chance, len(ids))})
+
+
+def _places(chance: np.random.Generator, count: int) -> pa.Array:
+    """Points in North America as WKB."""
     places = shapely.points(chance.uniform(-125, -65, count), chance.uniform(25, 49, count))
-    return pa.table({"id": ids, "place": pa.array(shapely.to_wkb(places), pa.binary())})
+    return pa.array(shapely.to_wkb(places), pa.binary())
 
 
 def tweets_of(number: int) -> pa.Table:
@@ -225,9 +255,19 @@ class Polling:
         self._copy("incoming", _for_copy(subscriptions))
         name = scene.columns.split()[0]
         session.ask(f"INSERT INTO subscriptions SELECT id, {value} AS {name} FROM incoming")
-        session.ask("DROP TABLE incoming")
         session.ask(f"CREATE INDEX ON subscriptions {scene.index}")
+        session.ask("CREATE UNIQUE INDEX ON subscriptions (id)")
         session.ask("VACUUM ANALYZE subscriptions")
+
+    def move(self, moved: pa.Table) -> float:
+        """Seconds of the statements that give subscribers new places."""
+        self._session.ask("TRUNCATE incoming")
+        copied_s = self._copy("incoming", _for_copy(moved))
+        updated_s, _ = self._session.ask(
+            "UPDATE subscriptions s SET place = ST_GeomFromWKB(decode(i.place, 'hex')) "
+            "FROM incoming i WHERE i.id = s.id"
+        )
+        return copied_s + updated_s
 
     def poll(self, tweets: pa.Table) -> tuple[float, int]:
         """Seconds of the statement for new tweets, and how many notifications it has inserted."""
@@ -241,14 +281,18 @@ class Polling:
         new, self._rows = rows - self._rows, rows
         return took_s, new
 
-    def _copy(self, table: str, rows: pa.Table) -> None:
+    def _copy(self, table: str, rows: pa.Table) -> float:
+        """Seconds of a COPY."""
         with tempfile.TemporaryDirectory(prefix="channels-bench-") as name:
             directory = Path(name)
             directory.chmod(0o755)
             file = directory / "rows.csv"
             pcsv.write_csv(rows, file)
             columns = ", ".join(rows.column_names)
-            self._session.ask(f"\\copy {table} ({columns}) FROM '{file}' CSV HEADER \nSELECT 1")
+            copied = f"\\copy {table} ({columns}) FROM '{file}' CSV HEADER \nSELECT 1"
+            began = time.perf_counter()
+            self._session.ask(copied)
+            return time.perf_counter() - began
 
 
 def _for_copy(subscriptions: pa.Table) -> pa.Table:
