@@ -17,7 +17,7 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
-from galileo.model.channel import BROKER, MATCHES_SCHEMA, Channel
+from galileo.model.channel import BROKER, MATCHES_SCHEMA, Channel, reader_of
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table, versions_of
 from galileo.model.times import Duration, seconds
@@ -176,7 +176,7 @@ class AsyncChannels(AsyncTables):
         """
         known = await self._channel(channel)
         instance_of(str, broker, "the name of a broker")
-        reader = f"{known.key}/{broker}"
+        reader = reader_of(known, broker)
         cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
         limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
         while (left_s := news_at + limit_s - time.monotonic()) > 0:

@@ -295,6 +295,11 @@ class Channel(StoredSchema):
         return Channel.from_dict(raw)
 
 
+def reader_of(channel: Channel, broker: str) -> str:
+    """The reader to whom the tokens of a broker belong."""
+    return f"{channel.key}/{broker}"
+
+
 def _channel_name(name: str) -> str:
     if len(dataset_name(name)) > NAME_MAX or name.endswith(SUBSCRIPTIONS):
         raise InvalidSchema(
