@@ -65,8 +65,8 @@ class AsyncChannels(AsyncTables):
         """All channels.
 
         Example:
-            >>> [channel.name for channel in await client.channels()]
-            ['hot']
+            >>> "hot" in [channel.name for channel in await client.channels()]
+            True
         """
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
@@ -151,11 +151,12 @@ class AsyncChannels(AsyncTables):
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> AsyncIterator[Notifications]:
-        """The matches of a broker's subscriptions as they come, each once and in order.
+        """The matches of a broker's subscriptions as they come, each once.
 
-        Each item has those of one execution of one partition of the subscriptions. Who stores the
-        token of each together with what it does with them can stop at any time and go on with the
-        token: nothing is missed, and nothing comes twice. Resumes at another node after a failure.
+        Each item has those of one execution of one partition of the subscriptions; within a
+        partition they come in order. A broker that stores the token of each together with what it
+        does with them can stop at any time and continue with the token: nothing is missed, and
+        nothing comes twice. Resumes at another node after a failure.
 
         Args:
             channel: its name.
@@ -199,8 +200,8 @@ class AsyncChannels(AsyncTables):
 
         Example:
             >>> partitions = await client.describe_channel("hot")
-            >>> sum(partition.subscriptions for partition in partitions)
-            1
+            >>> [partition.failure for partition in partitions if partition.failure]
+            []
         """
         known = await self._channel(channel)
         request = channels_pb2.DescribeChannelRequest(dataset=known.key)

@@ -226,6 +226,8 @@ def test_wrong_input_says_what_is_expected(
     assert name not in {one.name for one in client.channels()}
     assert f"{name}.subscriptions" not in {one.name for one in client.tables()}
     client.create_channel(galileo.Channel(name, air, "temperature < :least"))
+    again = client.subscribe(name, {"id": ["a"], "least": [1.0]}, broker="me")
+    assert again.rows == 1, "the client has forgotten the table of the dropped channel"
 
 
 def test_partitions_say_how_far_they_are(
