@@ -58,7 +58,7 @@ class AsyncChannels(AsyncTables):
             channel,
             "a channel, such as galileo.Channel('hot', 'weather', 'temperature > :least')",
         )
-        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.to_json())
+        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.unbound.to_json())
         await self._caller.unary(ClusterStub, "CreateDataset", request)
 
     async def channels(self) -> list[Channel]:

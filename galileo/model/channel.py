@@ -246,10 +246,11 @@ class Channel(StoredSchema):
             >>> hot.is_wanted(galileo.Channel("hot", "weather", "temperature < :most"))
             False
         """
-        return isinstance(wanted, Channel) and self._plain == wanted._plain
+        return isinstance(wanted, Channel) and self.unbound == wanted.unbound
 
     @property
-    def _plain(self) -> Channel:
+    def unbound(self) -> Channel:
+        """The channel without what a cluster has set."""
         return self._with(generation=0, schema=None, parameters=(), start=(), partitions=0)
 
     def to_dict(self) -> dict[str, Any]:

@@ -292,6 +292,19 @@ def test_check_request_to_create_a_channel_needs_grants_on_its_name_and_its_data
         check_request(GRANTED, creating("hot", "nam"))
 
 
+def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> None:
+    """It would read the dataset of the schema, whatever dataset it names."""
+    secret = Schema("secret", [Feature("t", "K")])
+    bound = Channel("quakes-hot", "nam", "t > :least").bound(
+        secret, [("least", "float")], start={}, partitions=1
+    )
+    request = cluster_pb2.CreateDatasetRequest(schema_json=bound.to_json())
+    for principal in (GRANTED, ANY_CLIENT):
+        with raises(Forbidden, parameter="schema_json"):
+            check_request(principal, request)
+    check_request(ANONYMOUS, request)
+
+
 def test_principal_owns_own_ccqs_and_an_admin_all() -> None:
     ann, bob = (Principal(name, frozenset({Role.READER}), ("*",)) for name in ("ann", "bob"))
     admin = Principal("root", frozenset({Role.ADMIN}), ("*",))
