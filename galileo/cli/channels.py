@@ -274,7 +274,7 @@ def follow(
         token, count = file.token() if file else token, 0
         try:
             for batch in client.follow(name, broker, token=token, wait=wait):
-                _print_batch(session.output, batch)
+                print_batch(session.output, batch)
                 token, count = batch.token, count + len(batch)
                 if file is not None:
                     file.save(token)
@@ -393,7 +393,8 @@ def _subscription(known: Channel, subscription: str, settings: tuple[str, ...]) 
     return pa.table(columns)
 
 
-def _print_batch(output: Output, batch: Notifications) -> None:
+def print_batch(output: Output, batch: Notifications) -> None:
+    """Prints a line for each notification; as JSON also one with the token of all."""
     rows = batch.to_arrow()
     ids, observations = rows.column(0), rows.remove_column(0)
     if output.as_json:
@@ -411,14 +412,14 @@ def _print_batch(output: Output, batch: Notifications) -> None:
             "execution": batch.execution,
             "gone": batch.gone,
         }
-        output.json_text("\n".join([*lines.to_pylist(), to_json(end)]))
+        output.lines([*lines.to_pylist(), to_json(end)])
         return
     for gone in batch.gone:
         output.note(
             f"galileo: gone: partition {gone.partition}, commits {gone.first} to {gone.last}: not "
             "kept any more when they were asked for"
         )
-    output.value(None, words="\n".join(_words(ids, observations).to_pylist()))
+    output.lines(_words(ids, observations).to_pylist())
 
 
 def _words(ids: pa.ChunkedArray, observations: pa.Table) -> pa.Array:

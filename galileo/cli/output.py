@@ -104,9 +104,13 @@ class Output:
         elif words:
             self._console.print(self.fold(visible(words)), markup=False)
 
-    def json_text(self, text: str) -> None:
-        """Results that are lines of JSON already."""
-        click.echo(_safe_json(text))
+    def lines(self, lines: Sequence[str]) -> None:
+        """Many results at once, one on each line: JSON texts, or words for people."""
+        text = "\n".join(lines)
+        if self.as_json:
+            click.echo(_safe_json(text))
+        elif lines:
+            click.echo(self.fold(visible(text)) if self.is_live else visible(text))
 
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 import galileo
 from galileo.cli import datasets, session
+from galileo.cli.channels import print_batch
 from galileo.cli.main import main
 from galileo.cli.output import Output
+from galileo.client import Notifications
+from galileo.cursor import CommitRange
+from galileo.model.channel import MATCHES_SCHEMA
+from galileo.model.times import iso, micros
 
 Fresh = Callable[[str], str]
 Run = Callable[..., Result]
@@ -201,6 +208,47 @@ def test_follow_ends_by_an_interrupt_with_its_token(
     assert len(noted.splitlines()) == 1
     token = noted.removeprefix("token: ").strip()
     assert run("follow", hot, "me", "--token", token, "--wait", SETTLED_S).stdout == ""
+
+
+def test_print_batch_is_that_of_a_loop_over_random_pairs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An observation may have a column named as that of the ids."""
+    chance = random.Random(3)
+    texts = ["", 'a"b', "c\\d", "e\nf", None, "\u00e9\x9b"]
+    observations = pa.table(
+        {
+            "time": pa.array(range(20), pa.timestamp("us", "UTC")),
+            "heat": [chance.choice([None, 1.5, chance.random()]) for _ in range(20)],
+            "subscription": [chance.choice(texts) for _ in range(20)],
+        }
+    )
+    matches = [
+        {
+            "rows": chance.sample(range(20), chance.randrange(5)),
+            "subscriptions": [chance.choice(["anna", 'b"', "c\td"]) for _ in range(3)],
+        }
+        for _ in range(9)
+    ]
+    gone = (CommitRange(4, 1, 5),)
+    batch = Notifications(
+        4, 7, observations, pa.Table.from_pylist(matches, MATCHES_SCHEMA), "token", gone
+    )
+    rows = observations.to_pylist()
+    pairs = [(s, rows[n]) for one in matches for n in one["rows"] for s in one["subscriptions"]]
+    print_batch(Output(as_json=True), batch)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"subscription": name, "observation": row | {"time": iso(micros(row["time"]))}}
+        for name, row in pairs
+    ]
+    first_to_last = {"partition": 4, "first": 1, "last": 5}
+    end = {"token": "token", "partition": 4, "execution": 7, "gone": [first_to_last]}
+    assert json.loads(last) == end
+    print_batch(Output(as_json=False), batch)
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == len(pairs) == len(batch)
+    assert "gone: partition 4, commits 1 to 5" in printed.err
 
 
 def test_drop_asks_as_other_commands_do(
