@@ -33,7 +33,7 @@ PAGES = {
         "Commands for queries",
         "query read page count aggregate latest nearest stats graph estimate explain sparql",
     ),
-    "continuous": ("Commands for continuous queries", "ccq"),
+    "continuous": ("Commands for continuous queries", "ccq channel"),
     "samplers": ("Commands for samplers", "sampler"),
     "cluster": (
         "Commands for clusters",
@@ -55,7 +55,8 @@ then from the [profile](../client.md#profiles). Name one node or several: the cl
 addresses of the others from the first that answers.
 
 With `--json` the result is one JSON value on standard output; `ccq watch` prints one for each
-update, `ingest` one for each file. An error is `{{"error": {{"kind", "message", "details"}}}}` on
+update, `channel follow` one for each notification and one with the token for each batch, `ingest`
+one for each file. An error is `{{"error": {{"kind", "message", "details"}}}}` on
 standard error.
 
 On a terminal, a table shows as many columns as fit, the most important first; `--wide` shows all,

@@ -103,6 +103,13 @@ COMMANDS = {
     "table changes": "sites --after {cursor}",
     "table delete": "sites a",
     "table drop": "sites --yes",
+    "channel create": "hot reports 'temperature > :least' --period 1s",
+    "channel list": "",
+    "channel subscribe": "hot --id ann --set least=290 --broker me",
+    "channel show": "hot",
+    "channel follow": "hot me --wait 1s",
+    "channel unsubscribe": "hot ann",
+    "channel drop": "hot --yes",
     "drain": "node-1",
     "topology replicas": "2",
 }

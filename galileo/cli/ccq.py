@@ -13,6 +13,7 @@ import click
 
 from galileo.cli.bulk_submit_file import Defaults, read_submissions
 from galileo.cli.lazy import Group
+from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import exit_status, handle_errors, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
@@ -124,7 +125,7 @@ def submit(
 
 
 @ccq.command("submit-many")
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", type=EXISTING_FILE)
 @click.option("--dataset", help="Dataset of the lines that name none.")
 @click.option(
     "--interval", default="1s", show_default=True, help="Interval of the lines that name none."
@@ -292,7 +293,7 @@ def _position(ccq_id: str, begin: str | None, *, token: str, is_stored: bool) ->
 
 
 @ccq.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", type=EXISTING_FILE)
 @click.option(
     "--output",
     "-o",

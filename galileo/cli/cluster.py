@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from galileo.cli.lazy import Group
 from galileo.cli.live_display import Frame, Panel, refresh_loop
-from galileo.cli.output import Output, handle_errors, size_of_bytes
+from galileo.cli.output import Output, counted, handle_errors, size_of_bytes
 from galileo.cli.retention import in_units
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, ClusterStatus, NodeStatus
@@ -117,7 +117,7 @@ def up(
     with contextlib.ExitStack() as stack:
         stack.enter_context(cluster)
         value = {"addresses": cluster.addresses, "directory": str(cluster.directory)}
-        words = f"{_counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
+        words = f"{counted(count, 'node')} at {', '.join(cluster.addresses)}\n"
         if gateway:
             value["gateway"] = stack.enter_context(cluster.gateway(port=gateway_port)).url
             words += f"gateway at {value['gateway']}, its map at {value['gateway']}/map\n"
@@ -260,7 +260,7 @@ def drain(session: Session, *, node: str, undo: bool, timeout: str) -> None:
         left = 0 if undo else _drained(session, client, node, timeout_s=seconds(timeout))
     if left:
         raise TransientError(
-            f"{node} still coordinates {_counted(left, 'continuous query')} after {timeout}. It "
+            f"{node} still coordinates {counted(left, 'continuous query')} after {timeout}. It "
             "keeps handing them over; check with galileo status that other nodes are up, and run "
             "galileo drain again"
         )
@@ -534,10 +534,10 @@ def _even_groups(cluster: str, ranges: tuple[tuple[str, int], ...]) -> Topology:
 
 def _suggestion(facts: dict[str, Any]) -> str:
     without = facts["present_without_data"]
-    idle = f"; {_counted(without, 'node')} without data" if without else ""
-    cells = _counted(facts["cells"], "cell")
+    idle = f"; {counted(without, 'node')} without data" if without else ""
+    cells = counted(facts["cells"], "cell")
     return (
-        f"# {_counted(facts['observations'], 'observation')} in {cells}\n"
+        f"# {counted(facts['observations'], 'observation')} in {cells}\n"
         "# busiest node by mean node:\n"
         f"#   present topology: {facts['present']:.2f}{idle}\n"
         f"#   suggested ranges: {facts['suggested']:.2f} with groups of equal size\n"
@@ -585,8 +585,3 @@ def _bound(quota: str, bound: float) -> str:
         return "unlimited"
     is_time = quota.endswith("_s") and not quota.endswith("_per_s")
     return in_units(bound) if is_time else f"{bound:,.12g}"
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"

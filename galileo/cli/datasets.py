@@ -17,11 +17,13 @@ from galileo.cli.retention import in_units, in_words
 from galileo.cli.session import Session, json_option, require_complete_option
 from galileo.client import Client, DatasetDescription, DroppedDataset, FeatureDescription
 from galileo.errors import InputError, UnknownDataset
+from galileo.model.channel import SUBSCRIPTIONS
 from galileo.model.retention import Retention
 from galileo.model.schema import Feature, Schema
 
 MICROS = 1_000_000
 CONCURRENT_DESCRIBES = 8
+_ROWS = {"dataset": "observations", "table": "rows", "channel": "subscriptions"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -147,13 +149,13 @@ def check_drop(
     *,
     is_confirmed: bool,
 ) -> None:
-    """Asks whether to drop a dataset or table, unless that is confirmed; ends the command if not.
+    """Asks whether to drop something, unless that is confirmed; ends the command if not.
 
     Args:
         session: of the command.
         client: of the cluster.
         find: raises an error where there is none of a name.
-        kind: "dataset" or "table".
+        kind: "dataset", "table" or "channel".
         name: of it.
         is_confirmed: whether --yes is given.
 
@@ -173,9 +175,9 @@ def check_drop(
         error.details.pop("remedy", None)  # Its advice is to create the dataset first.
         raise
     stored = [each for node in client.status().nodes for each in node.datasets]
-    rows = sum(each["rows"] for each in stored if each["dataset"] == name)
-    unit = "observations" if kind == "dataset" else "rows"
-    question = f"Drop {kind} {name} with {rows:,} {unit}? This cannot be undone."
+    counted = f"{name}{SUBSCRIPTIONS}" if kind == "channel" else name
+    rows = sum(each["rows"] for each in stored if each["dataset"] == counted)
+    question = f"Drop {kind} {name} with {rows:,} {_ROWS[kind]}? This cannot be undone."
     if not click.confirm(question, err=True):
         session.output.note("Nothing was dropped.")
         click.get_current_context().exit(1)

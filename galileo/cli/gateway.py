@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.gateway.options import CONNECTIONS_MAX, PORT, GatewayOptions
@@ -20,7 +21,6 @@ from galileo.server.malloc_tuning import configure_malloc
 from galileo.wire.tls_credentials import TlsFiles
 
 PARENT_POLL_S = 0.5
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -34,8 +34,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="HOST:PORT",
     help="Address of /metrics, /ready and /live; none by default.",
 )
-@click.option("--certificate", type=_FILE, help="Certificate that clients see, PEM.")
-@click.option("--key", type=_FILE, help="Its private key.")
+@click.option("--certificate", type=EXISTING_FILE, help="Certificate that clients see, PEM.")
+@click.option("--key", type=EXISTING_FILE, help="Its private key.")
 @click.option(
     "--host-name",
     "hosts",
@@ -56,7 +56,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Let in callers without a token although the nodes know the gateway by its certificate.",
 )
 @click.option(
-    "--anonymous-token-file", type=_FILE, help="File of the token of callers without one."
+    "--anonymous-token-file", type=EXISTING_FILE, help="File of the token of callers without one."
 )
 @click.option(
     "--connections",

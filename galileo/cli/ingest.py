@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client
@@ -22,12 +23,10 @@ SAMPLED_MAX = 64
 INDEXED_NAMED = 6
 """Indexed features that the note about a created dataset names."""
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 @click.command()
 @click.argument("dataset")
-@click.argument("files", nargs=-1, type=_FILE)
+@click.argument("files", nargs=-1, type=EXISTING_FILE)
 @click.option(
     "--map",
     "maps",

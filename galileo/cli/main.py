@@ -25,6 +25,10 @@ COMMANDS = {
         "galileo.cli.ccq:ccq", "Continuous queries: submit, fetch, watch and cancel."
     ),
     "cert": LazyCommand("galileo.cli.certs:cert", "Certificates of nodes and clients."),
+    "channel": LazyCommand(
+        "galileo.cli.channels:channel",
+        "Channels: continuous queries with parameters, their subscriptions and results.",
+    ),
     "completion": LazyCommand(
         "galileo.cli.completion:completion",
         "Print a script that completes commands and options in a SHELL.",

@@ -104,6 +104,14 @@ class Output:
         elif words:
             self._console.print(self.fold(visible(words)), markup=False)
 
+    def lines(self, lines: Sequence[str]) -> None:
+        """Many results at once, one on each line: JSON texts, or words for people."""
+        text = "\n".join(lines)
+        if self.as_json:
+            click.echo(_safe_json(text))
+        elif lines:
+            click.echo(self.fold(visible(text)) if self.is_live else visible(text))
+
     def note(self, words: str) -> None:
         """Something about a result, for people and programs alike, on standard error."""
         _print_line(words)
@@ -198,6 +206,10 @@ def _escaped(control: re.Match[str]) -> str:
 def to_json(value: Any) -> str:
     """One line of JSON that is safe to print to a terminal."""
     text = json.dumps(value, default=_plain, ensure_ascii=False)
+    return _safe_json(text)
+
+
+def _safe_json(text: str) -> str:
     return _DELETE_AND_C1.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
@@ -350,6 +362,12 @@ def _fit(columns: Sequence[tuple[int, int]], width: int) -> list[int]:
 def _shown(text: str) -> str:
     """A name on one line of a table."""
     return _CONTROLS.sub(_escaped, text)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things for people, such as "1 row" or "2 queries"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def size_of_bytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Read positions of `galileo ccq watch` by name, in the user's state directory."""
+"""Read positions: in a file, or of `galileo ccq watch` by name in the user's state directory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,44 @@ from galileo.wire import token as resume
 
 START, NOW = "start", "now"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class PositionFile:
+    """A file with the token of a reader; it is replaced as a whole.
+
+    Args:
+        path: of the file, which need not exist.
+        reader: whose tokens it holds: the id of a continuous query, or the reader of a channel.
+    """
+
+    def __init__(self, path: Path, reader: str) -> None:
+        self._path, self._reader = path, reader
+
+    def token(self) -> str:
+        """The token that was saved last; "" if there is no file.
+
+        Raises:
+            InputError: the file holds something else, or the token of another reader.
+        """
+        try:
+            token = self._path.read_text(encoding="utf-8").strip()
+            resume.read(token, ccq_id=self._reader)
+        except FileNotFoundError:
+            return ""
+        except (UnicodeDecodeError, InvalidToken) as error:
+            raise InputError(
+                f"{self._path} holds no position of {self._reader}: {error}. Delete the file to "
+                "begin at the first result",
+                file=str(self._path),
+                reader=self._reader,
+            ) from error
+        return token
+
+    def save(self, token: str) -> None:
+        """Replaces the token."""
+        unfinished = self._path.with_name(f".{self._path.name}.part")
+        unfinished.write_text(f"{token}\n", encoding="utf-8")
+        unfinished.replace(self._path)
 
 
 class Position:
@@ -39,7 +77,8 @@ class Position:
         variables = os.environ if environment is None else environment
         home = variables.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         self._ccq_id, self._begin = ccq_id, begin
-        self._path = Path(home) / "galileo" / "positions" / ccq_id / begin
+        self._directory = Path(home) / "galileo" / "positions" / ccq_id
+        self._file = PositionFile(self._directory / begin, ccq_id)
 
     def token(self, client: Client) -> str:
         """The token to begin with; empty for the first label. A new name begins there, too.
@@ -52,25 +91,11 @@ class Position:
         if self._begin == NOW:
             newest = client.fetch(self._ccq_id, labels_max=1)
             return resume.encode(self._ccq_id, newest.frontier)
-        try:
-            token = self._path.read_text(encoding="utf-8").strip()
-            resume.read(token, ccq_id=self._ccq_id)
-        except FileNotFoundError:
-            return ""
-        except (UnicodeDecodeError, InvalidToken) as error:
-            raise InputError(
-                f"{self._path} holds no position of {self._ccq_id}: {error}. Delete the file to "
-                "begin at the first label",
-                file=str(self._path),
-                ccq_id=self._ccq_id,
-            ) from error
-        return token
+        return self._file.token()
 
     def save(self, token: str) -> None:
         """Keeps the token of an update that was printed, under the name if there is one."""
         if self._begin in (START, NOW):
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = self._path.with_name(f".{self._path.name}.part")
-        unfinished.write_text(f"{token}\n", encoding="utf-8")
-        unfinished.replace(self._path)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file.save(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from galileo.cli.data import (
 )
 from galileo.cli.datasets import check_drop, note_pending
 from galileo.cli.lazy import Group
-from galileo.cli.output import Output, handle_errors
+from galileo.cli.options import EXISTING_FILE
+from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, Receipt, TableRows
 from galileo.cursor import Cursor
@@ -30,8 +32,6 @@ from galileo.wire import token
 
 ROWS_SHOWN = 100
 """Rows on the screen without --limit."""
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group(cls=Group)
@@ -114,7 +114,7 @@ def list_tables(session: Session) -> None:
 
 @table.command()
 @click.argument("name")
-@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.argument("files", nargs=-1, required=True, type=EXISTING_FILE)
 @json_option
 @click.pass_obj
 @handle_errors
@@ -130,17 +130,13 @@ def upsert(session: Session, *, name: str, files: tuple[Path, ...]) -> None:
       galileo table upsert shelters shelters.csv
     """
     with session.client() as client:
-        for path in files:
-            with session.output.progress(unit="rows") as bar:
-                task = bar.add_task(path.name, total=None)
-                receipt = client.upsert(name, path, progress=partial(bar.advance, task))
-            _report(session.output, receipt, f"{path.name}: {_counted(receipt.rows, 'row')} stored")
+        store_files(session.output, files, partial(client.upsert, name), noun="row")
 
 
 @table.command()
 @click.argument("name")
 @click.argument("keys", nargs=-1)
-@click.option("--file", "path", type=_FILE, help="A file with the columns of the key.")
+@click.option("--file", "path", type=EXISTING_FILE, help="A file with the columns of the key.")
 @json_option
 @click.pass_obj
 @handle_errors
@@ -158,7 +154,7 @@ def delete(session: Session, *, name: str, keys: tuple[str, ...], path: Path | N
         raise InputError("expected KEYS or --file, one of the two", parameter="keys")
     with session.client() as client:
         receipt = client.delete(name, path if path is not None else _keys(client, name, keys))
-    _report(session.output, receipt, f"deleted: {_counted(receipt.rows, 'key')}")
+    report_receipt(session.output, receipt, f"deleted: {counted(receipt.rows, 'key')}")
 
 
 @table.command()
@@ -305,7 +301,19 @@ def _cursor(table: Table, text: str) -> Cursor:
         ) from error
 
 
-def _report(output: Output, receipt: Receipt, words: str) -> None:
+def store_files(
+    output: Output, files: Sequence[Path], store: Callable[..., Receipt], *, noun: str
+) -> None:
+    """Stores one file after the other, with a bar of its progress."""
+    for path in files:
+        with output.progress(unit=f"{noun}s") as bar:
+            task = bar.add_task(path.name, total=None)
+            receipt = store(path, progress=partial(bar.advance, task))
+        report_receipt(output, receipt, f"{path.name}: {counted(receipt.rows, noun)} stored")
+
+
+def report_receipt(output: Output, receipt: Receipt, words: str) -> None:
+    """Prints what a call stored, for people as `words`."""
     facts = {"rows": receipt.rows, "batches": receipt.batches, "producer": receipt.producer}
     output.value(facts, words=words)
 
@@ -338,11 +346,7 @@ def _show(output: Output, found: TableRows, cursor: str, shown: _Shown) -> None:
         output.value(facts | ({"cursor": cursor} if cursor else {}))
         return
     output.rows(rows.to_pylist())
-    words = _counted(rows.num_rows, "row")
+    words = counted(rows.num_rows, "row")
     if has_more:
         words = f"the first {words} of {len(found):,}; --all shows all"
     output.value(None, words=f"{words}\ncursor: {cursor}" if cursor else words)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -17,7 +17,7 @@ from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import from_ipc
-from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel
+from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel, reader_of
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table, versions_of
 from galileo.model.times import Duration, seconds
@@ -60,15 +60,15 @@ class AsyncChannels(AsyncTables):
             channel,
             "a channel, such as galileo.Channel('hot', 'weather', 'temperature > :least')",
         )
-        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.to_json())
+        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.unbound.to_json())
         await self._caller.unary(ClusterStub, "CreateDataset", request)
 
     async def channels(self) -> list[Channel]:
         """All channels.
 
         Example:
-            >>> [channel.name for channel in await client.channels()]
-            ['hot']
+            >>> "hot" in [channel.name for channel in await client.channels()]
+            True
         """
         request = cluster_pb2.ListDatasetsRequest()
         reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
@@ -185,11 +185,12 @@ class AsyncChannels(AsyncTables):
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> AsyncIterator[Notifications]:
-        """The matches of a broker's subscriptions as they come, each once and in order.
+        """The matches of a broker's subscriptions as they come, each once.
 
-        Each item has those of one execution of one partition of the subscriptions. Who stores the
-        token of each together with what it does with them can stop at any time and go on with the
-        token: nothing is missed, and nothing comes twice. Resumes at another node after a failure.
+        Each item has those of one execution of one partition of the subscriptions; within a
+        partition they come in order. A broker that stores the token of each together with what it
+        does with them can stop at any time and continue with the token: nothing is missed, and
+        nothing comes twice. Resumes at another node after a failure.
 
         Args:
             channel: its name.
@@ -233,8 +234,8 @@ class AsyncChannels(AsyncTables):
 
         Example:
             >>> partitions = await client.describe_channel("hot")
-            >>> sum(partition.subscriptions for partition in partitions)
-            1
+            >>> [partition.failure for partition in partitions if partition.failure]
+            []
         """
         known = await self._channel(channel)
         request = channels_pb2.DescribeChannelRequest(dataset=known.key)
@@ -290,7 +291,7 @@ class AsyncChannels(AsyncTables):
 
 def _reader(channel: Channel, broker: str) -> str:
     """What the tokens of a broker name."""
-    return f"{channel.key}/{instance_of(str, broker, 'the name of a broker')}"
+    return reader_of(channel, instance_of(str, broker, "the name of a broker"))
 
 
 def _with_broker(rows: pa.Table, broker: str | None) -> pa.Table:

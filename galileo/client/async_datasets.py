@@ -12,7 +12,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
-from galileo.model.channel import Channel
+from galileo.model.channel import SUBSCRIPTIONS, Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
     Feature,
@@ -299,6 +299,7 @@ class AsyncDatasets(AsyncAnalytics):
     def _forget(self, name: str) -> None:
         self._schemas.pop(name, None)
         self._tables.pop(name, None)
+        self._tables.pop(name + SUBSCRIPTIONS, None)
         self._channels.pop(name, None)
 
     async def whoami(self) -> CallerIdentity:

@@ -339,8 +339,8 @@ class BlockingCalls(BlockingBase):
         """All channels.
 
         Example:
-            >>> [channel.name for channel in client.channels()]
-            ['hot']
+            >>> "hot" in [channel.name for channel in client.channels()]
+            True
         """
         return self._run(self._client.channels())
 
@@ -441,11 +441,12 @@ class BlockingCalls(BlockingBase):
     def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None
     ) -> Iterator[Notifications]:
-        """The matches of a broker's subscriptions as they come, each once and in order.
+        """The matches of a broker's subscriptions as they come, each once.
 
-        Each item has those of one execution of one partition of the subscriptions. Who stores the
-        token of each together with what it does with them can stop at any time and go on with the
-        token: nothing is missed, and nothing comes twice. Resumes at another node after a failure.
+        Each item has those of one execution of one partition of the subscriptions; within a
+        partition they come in order. A broker that stores the token of each together with what it
+        does with them can stop at any time and continue with the token: nothing is missed, and
+        nothing comes twice. Resumes at another node after a failure.
 
         Args:
             channel: its name.
@@ -474,8 +475,8 @@ class BlockingCalls(BlockingBase):
 
         Example:
             >>> partitions = client.describe_channel("hot")
-            >>> sum(partition.subscriptions for partition in partitions)
-            1
+            >>> [partition.failure for partition in partitions if partition.failure]
+            []
         """
         return self._run(self._client.describe_channel(channel))
 

@@ -158,6 +158,12 @@ class Channel(StoredSchema):
 
         Raises:
             InputError: the dataset lacks one of the columns.
+
+        Example:
+            >>> weather = galileo.Schema("weather", [galileo.Feature("temperature")])
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
+            >>> hot.bound(weather, [("least", "float")], start={}, partitions=4).parameters
+            (('least', 'float'),)
         """
         known = schema.observation_schema.names
         unknown = [name for name in self.columns if name not in known]
@@ -234,25 +240,52 @@ class Channel(StoredSchema):
         return _EXECUTED_AT_SCHEMA
 
     def newest_us(self, paths: pa.RecordBatch) -> int:
-        """When the last of some executions was, microseconds since 1970."""
+        """When the last of some executions was, microseconds since 1970.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
+            >>> columns = {"at": [1_000_000, 3_000_000], "brokers": [2, 1]}
+            >>> hot.newest_us(pa.RecordBatch.from_pydict(columns, schema=hot.path_schema))
+            3000000
+        """
         return latest_us(paths.column("at"))
 
     def narrowed(self, added: int) -> Channel:
-        """The channel itself; it has no added columns."""
+        """The channel itself; it has no added columns.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
+            >>> hot.narrowed(0) == hot
+            True
+        """
         if added:
             raise InvalidSchema(f"expected no added columns of channel {self.name!r}, got {added}")
         return self
 
     def extends(self, other: StoredSchema) -> bool:
-        """Whether it is the same channel."""
+        """Whether it is the same channel.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
+            >>> hot.extends(hot)
+            True
+        """
         return self == other
 
     def is_wanted(self, wanted: StoredSchema) -> bool:
-        """Whether this is what a call wants to create, in whatever cluster and generation."""
-        return isinstance(wanted, Channel) and self._plain == wanted._plain
+        """Whether this is what a call wants to create, in whatever cluster and generation.
+
+        Example:
+            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
+            >>> hot.is_wanted(galileo.Channel("hot", "weather", "temperature < :most"))
+            False
+        """
+        return isinstance(wanted, Channel) and self.unbound == wanted.unbound
 
     @property
-    def _plain(self) -> Channel:
+    def unbound(self) -> Channel:
+        """The channel without what a cluster has set."""
         return self._with(generation=0, schema=None, parameters=(), start=(), partitions=0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -332,6 +365,11 @@ class Channel(StoredSchema):
         except (ValueError, RecursionError) as error:
             raise InvalidSchema(f"expected a channel in JSON: {error}", expected="json") from error
         return Channel.from_dict(raw)
+
+
+def reader_of(channel: Channel, broker: str) -> str:
+    """The reader to whom the tokens of a broker belong."""
+    return f"{channel.key}/{broker}"
 
 
 def _channel_name(name: str) -> str:

@@ -194,11 +194,24 @@ class StoredSchema:
         """The age of commits for retention: the end of their newest time, microseconds since 1970.
 
         `TIME_MIN_US` if they have no time.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> shelters = galileo.Table("shelters", {"id": "text"}, key="id")
+            >>> nothing = pa.RecordBatch.from_pylist([], schema=shelters.path_schema)
+            >>> shelters.newest_us(nothing) < 0
+            True
         """
         return TIME_MIN_US
 
     def is_wanted(self, wanted: StoredSchema) -> bool:
-        """Whether this is what a call wants to create, in whatever generation."""
+        """Whether this is what a call wants to create, in whatever generation.
+
+        Example:
+            >>> weather = client.schema("weather")
+            >>> weather.is_wanted(weather)
+            True
+        """
         return self.of_generation(wanted.generation) == wanted
 
     def to_dict(self) -> dict[str, Any]:
@@ -403,7 +416,15 @@ class Schema(StoredSchema):
         return _label_schema(self._levels)
 
     def newest_us(self, paths: pa.RecordBatch) -> int:
-        """The end of the newest time bucket of commits, microseconds since 1970."""
+        """The end of the newest time bucket of commits, microseconds since 1970.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> weather = galileo.Schema("weather", [galileo.Feature("temperature")])
+            >>> first_hour = pa.array([0], pa.timestamp("us", "UTC"))
+            >>> weather.newest_us(pa.record_batch({"bucket": first_hour}))
+            3600000000
+        """
         return latest_us(paths.column("bucket")) + self.time_bucket_us
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Runs the executions of channels, each where its subscriptions are.
 
 Theory of operation. The owner of partition p of a channel executes it for the subscriptions of
-partition p alone, and commits the result to partition p of the channel's log. So nobody has to be
+partition p alone, and commits the result to partition p of the channel's log. So no node has to be
 elected, subscriptions never move, and the loss of a node stops its own subscriptions until another
 replica, or the node itself, goes on. An execution
 
@@ -14,7 +14,7 @@ replica, or the node itself, goes on. An execution
    the next batch of one producer.
 
 The log alone says what was executed. A node that begins to lead reads the last cut there. Of two
-commits with one number the first one counts, and the second is a conflict: whoever sent it reads
+commits with one number the first one counts, and the second is a conflict: its sender reads
 the log again. Each observation is therefore in exactly one execution of each partition.
 
 A partition of the dataset that cannot be read stays where it is in the cut, and its commits are

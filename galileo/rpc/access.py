@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from galileo.errors import Forbidden
+from galileo.errors import Forbidden, InvalidSchema
 from galileo.model.channel import Channel
 from galileo.model.schema import name_of_key
 from galileo.model.stored_schema import stored_schema_from_json
@@ -159,9 +159,29 @@ def check_request(principal: Principal, request: Any) -> None:
             "between nodes",
             parameter=name,
         )
+    _check_created(principal, message)
     if not principal.may_use_all:
         for dataset in datasets_of(message):
             principal.check_use(dataset)
+
+
+def _check_created(principal: Principal, message: Message) -> None:
+    """Raises Forbidden if a client creates a channel with the schema and start that nodes set.
+
+    They could be those of a dataset that it may not use.
+    """
+    if message.DESCRIPTOR.name != "CreateDatasetRequest":
+        return
+    try:
+        created = stored_schema_from_json(message.schema_json)  # type: ignore[attr-defined]
+    except InvalidSchema:  # The method says what is wrong.
+        return
+    if isinstance(created, Channel) and created.schema is not None:
+        raise Forbidden(
+            f"expected a channel without the schema of its dataset in the request of "
+            f"{principal.name!r}; nodes set it",
+            parameter="schema_json",
+        )
 
 
 def is_between_nodes(method: str, request: Any) -> bool:

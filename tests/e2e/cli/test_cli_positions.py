@@ -73,7 +73,7 @@ def test_position_damaged_is_refused(
     assert position.token(client) == ""
     position.save("")
     file.write_bytes(content)
-    with raises(InputError, file=str(file), ccq_id="ccq-1"):
+    with raises(InputError, file=str(file), reader="ccq-1"):
         position.token(client)
 
 
@@ -84,7 +84,7 @@ def test_position_of_another_query_is_refused(
     client.cancel(made.id)
     position = Position("ccq-1", "alarms", environment={"XDG_STATE_HOME": str(tmp_path)})
     position.save(made.token)
-    with raises(InputError, ccq_id="ccq-1"):
+    with raises(InputError, reader="ccq-1"):
         position.token(client)
 
 

@@ -232,10 +232,13 @@ def test_wrong_input_says_what_is_expected(
         client.ingest(name, pd.DataFrame([{"latitude": 1.0}]))
     with raises(InvalidToken, expected="checksum"):
         next(client.follow(name, "me", token="nonsense"))
+    [stored] = [one for one in client.channels() if one.name == name]
     client.drop_dataset(name)
     assert name not in {one.name for one in client.channels()}
     assert f"{name}.subscriptions" not in {one.name for one in client.tables()}
-    client.create_channel(galileo.Channel(name, air, "temperature < :least"))
+    client.create_channel(stored)
+    again = client.subscribe(name, {"id": ["a"], "least": [1.0]}, broker="me")
+    assert again.rows == 1, "the client has forgotten the table of the dropped channel"
 
 
 def test_partitions_say_how_far_they_are(

@@ -48,6 +48,11 @@ class Thin:
     def sample(self, labels, *, seed):
         return np.arange(len(labels)) % 2 == 0
 """
+WARM_DAY = FRAME[1:2]
+"""One observation, of 291 K."""
+CHANNEL, DATASET_OF_CHANNEL = "hot", "weather-of-hot"
+"""A channel of examples, and its dataset in place of DATASET, where what they ingest would change
+the answers of others."""
 ADDRESS = "127.0.0.1:7701"
 SENDS = {"send_sampler", "sent_samplers", "revoke_sampler"}
 """Calls whose examples need a machine that can contain a sampler."""
@@ -134,6 +139,7 @@ def weather(
         geohash_precision=3,
     )
     client.create_dataset(schema)
+    client.create_dataset(galileo.Schema(DATASET_OF_CHANNEL, schema.features, geohash_precision=3))
     client.ingest(DATASET, FRAME, producer="march-2014")
     wait_for_synopses(cluster, DATASET)
     directory = tmp_path_factory.mktemp("examples")
@@ -152,6 +158,23 @@ def fill_shelters(client: galileo.Client) -> None:
         client.drop_dataset(table.name)
     client.create_table(table)
     client.upsert(table.name, {"id": ["a", "b"], "beds": [40, 25]})
+
+
+def uses_channel(source: str) -> bool:
+    return "client" in source and ("channels()" in source or f'"{CHANNEL}' in source)
+
+
+def prepare_channel(client: galileo.Client, source: str) -> None:
+    """Makes the channel of the examples and its subscriptions, unless the example makes it."""
+    if CHANNEL in {one.name for one in client.channels()}:
+        client.drop_dataset(CHANNEL)
+    if "create_channel" in source:
+        return
+    template = "temperature > :least"
+    client.create_channel(galileo.Channel(CHANNEL, DATASET_OF_CHANNEL, template, period="100ms"))
+    client.subscribe(CHANNEL, {"id": ["anna", "bert"], "least": [285.0, 300.0]}, broker="me")
+    if "client.follow" in source and "client.ingest" not in source:
+        client.ingest(DATASET_OF_CHANNEL, WARM_DAY)
 
 
 @pytest.fixture
@@ -180,8 +203,10 @@ def names(
         def prepared(source: str) -> dict[str, Any]:
             if "shelters" in source:
                 fill_shelters(client)
+            if uses_channel(source):
+                prepare_channel(client, source)
             found: dict[str, Any] = {"galileo": galileo, "client": client, "cluster": cluster}
-            found["frame"] = FRAME
+            found |= {"frame": FRAME, "warm_day": WARM_DAY}
             used = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
             found |= {name: make(name) for name in used & {"labels", "ccq", "view", "spool"}}
             for name in used & {"view", "spool"}:
@@ -219,10 +244,14 @@ def test_docstring_examples_run(
     examples = [e for e in one.examples if not e.options.get(doctest.SKIP)]
     if not examples:
         return
-    found = names("".join(example.source for example in examples))
+    source = "".join(example.source for example in examples)
+    found, replaced = names(source), {ADDRESS: cluster.addresses[0]}
+    if uses_channel(source):
+        replaced[f'"{DATASET}"'] = f'"{DATASET_OF_CHANNEL}"'
     with asyncio.Runner() as runner:
         for example in examples:
-            example.source = example.source.replace(ADDRESS, cluster.addresses[0])
+            for old, new in replaced.items():
+                example.source = example.source.replace(old, new)
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 result = eval(compiled(example), found)

@@ -15,6 +15,7 @@ from google.protobuf import message_factory
 from proving import Certified, Tokens, keys_in
 
 from galileo.errors import Forbidden
+from galileo.model.channel import Channel
 from galileo.model.schema import Feature, Schema
 from galileo.rpc.access import (
     ANONYMOUS,
@@ -194,6 +195,8 @@ NODES_ONLY = {
     "NearestRequest": ("share",),
     "DescribeRequest": ("share",),
     "LatestRequest": ("share",),
+    "FollowRequest": ("local",),
+    "DescribeChannelRequest": ("local",),
     "VersionRequest": ("share",),
     "ChildrenRequest": ("local",),
     "RemoveNodeRequest": ("is_drained",),
@@ -275,6 +278,31 @@ def test_check_request_to_create_a_dataset_needs_a_grant() -> None:
     check_request(GRANTED, creating("quakes-2015"))
     with raises(Forbidden, dataset="rain"):
         check_request(GRANTED, creating("rain"))
+
+
+def test_check_request_to_create_a_channel_needs_grants_on_its_name_and_its_dataset() -> None:
+    def creating(name: str, dataset: str) -> Any:
+        text = Channel(name, dataset, "t > :least").to_json()
+        return cluster_pb2.CreateDatasetRequest(schema_json=text)
+
+    check_request(GRANTED, creating("quakes-hot", "nam"))
+    with raises(Forbidden, dataset="rain"):
+        check_request(GRANTED, creating("quakes-hot", "rain"))
+    with raises(Forbidden, dataset="hot"):
+        check_request(GRANTED, creating("hot", "nam"))
+
+
+def test_check_request_of_a_client_with_a_channel_of_a_node_is_forbidden() -> None:
+    """It would read the dataset of the schema, whatever dataset it names."""
+    secret = Schema("secret", [Feature("t", "K")])
+    bound = Channel("quakes-hot", "nam", "t > :least").bound(
+        secret, [("least", "float")], start={}, partitions=1
+    )
+    request = cluster_pb2.CreateDatasetRequest(schema_json=bound.to_json())
+    for principal in (GRANTED, ANY_CLIENT):
+        with raises(Forbidden, parameter="schema_json"):
+            check_request(principal, request)
+    check_request(ANONYMOUS, request)
 
 
 def test_principal_owns_own_ccqs_and_an_admin_all() -> None:

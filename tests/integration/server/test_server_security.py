@@ -110,6 +110,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     tokens.add("bob", Role.READER, datasets=("rain",))
     tokens.add("eve", Role.READER, datasets=("wind",))
     tokens.add("sam", Role.SAMPLER_AUTHOR)
+    tokens.add("cam", Role.READER, Role.WRITER, datasets=("alerts*",))
+    tokens.add("dan", Role.READER, datasets=("alerts*",))
     settings = {
         "tls": tls_section(node),
         "auth": {"token_file": str(tokens.path)},
@@ -182,6 +184,39 @@ def test_dataset_without_a_grant_is_forbidden_and_not_listed(
             ask("rain")
     output = {one["dataset"] for node in eve.status().nodes for one in node.datasets}
     assert output == {"wind"}
+
+
+def test_channels_need_grants_on_both_names_and_the_role_of_a_writer(
+    client_of: Callable[[str], Client],
+) -> None:
+    """Ann has a grant on the dataset alone, Cam and Dan on the channel alone."""
+    root, ann, cam, dan, eve = map(client_of, ("root", "ann", "cam", "dan", "eve"))
+    channel = galileo.Channel("alerts-rain", "rain", "rain > :least", period="100ms")
+    with raises(Forbidden, dataset="rain"):
+        cam.create_channel(channel)
+    with raises(Forbidden, dataset="alerts-rain"):
+        ann.create_channel(channel)
+    with raises(Forbidden, method="Cluster/CreateDataset"):
+        dan.create_channel(channel)
+    root.create_channel(channel)
+    subscription = {"id": ["s"], "least": [2.5]}
+    assert cam.subscribe("alerts-rain", subscription, broker="me").rows == 1
+    for change in (
+        lambda: dan.subscribe("alerts-rain", subscription, broker="me"),
+        lambda: dan.unsubscribe("alerts-rain", ["s"]),
+    ):
+        with raises(Forbidden, method="Storage/Ingest", roles=["admin", "writer"]):
+            change()
+    root.ingest("rain", rows(21))
+    for reader in (cam, dan):
+        batch = next(reader.follow("alerts-rain", "me", wait="60s"))
+        assert batch.to_arrow()["rain"].to_pylist() == [3.0]
+        assert reader.describe_channel("alerts-rain")
+    for other in (ann, eve):
+        assert other.channels() == []
+        with raises(UnknownDataset, dataset="alerts-rain"):
+            next(other.follow("alerts-rain", "me"))
+    root.drop_dataset("alerts-rain")
 
 
 @pytest.mark.parametrize("token", ["", TOKEN_PREFIX + "of-no-principal"])

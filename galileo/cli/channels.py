@@ -1,0 +1,431 @@
+"""`galileo channel`: continuous queries with parameters, and their subscriptions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.cli.datasets import check_drop, note_pending
+from galileo.cli.lazy import Group
+from galileo.cli.options import EXISTING_FILE
+from galileo.cli.output import Output, counted, handle_errors, time_left, to_json
+from galileo.cli.positions import PositionFile
+from galileo.cli.retention import in_units
+from galileo.cli.session import Session, json_option
+from galileo.cli.tables import report_receipt, store_files
+from galileo.cli.watch_display import stop_when_reader_ends
+from galileo.client import ChannelPartition, Client, Notifications
+from galileo.client.json_lines import json_lines, json_values
+from galileo.errors import InputError, reason_of
+from galileo.model.channel import ID, Channel, reader_of
+from galileo.model.schema import unknown_channel
+from galileo.model.times import MICROS
+
+_READ_AS = {"float": pa.float64(), "bool": pa.bool_()}
+"""The Arrow types of the parameters whose values are read before they are sent."""
+
+
+@click.group(cls=Group)
+def channel() -> None:
+    """Channels: continuous queries with parameters, their subscriptions and results.
+
+    \b
+    Example:
+      galileo channel create hot weather "temperature > :least" --period 5s
+      galileo channel subscribe hot people.csv --broker mail
+      galileo channel follow hot mail --resume mail.token
+    """
+
+
+@channel.command()
+@click.argument("name")
+@click.argument("dataset")
+@click.argument("template")
+@click.option(
+    "--period", default="10s", show_default=True, help="Time between two executions, such as 5s."
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME",
+    help="A column of the observations that are delivered.  [default: all]",
+)
+@click.option(
+    "--keep", default="7d", show_default=True, help="For how long results are kept, such as 12h."
+)
+@json_option
+@click.pass_obj
+@handle_errors
+def create(
+    session: Session,
+    *,
+    name: str,
+    dataset: str,
+    template: str,
+    period: str,
+    columns: tuple[str, ...],
+    keep: str,
+) -> None:
+    """Create the channel NAME on DATASET; in TEMPLATE, a CQL2 query, parameters are :NAMES.
+
+    A channel never changes. Observations that were stored before are not matched.
+
+    \b
+    Example:
+      galileo channel create hot weather "temperature > :least" --period 5s
+      galileo channel create near ships "S_DWITHIN(geometry, :place, :metres)" \\
+          --column ship --column time --keep 12h
+    """
+    created = Channel(name, dataset, template, period=period, columns=columns, keep=keep)
+    with session.client() as client:
+        client.create_channel(created)
+    session.output.value(created.to_dict(), words=f"created channel {name}")
+
+
+@channel.command("list")
+@json_option
+@click.pass_obj
+@handle_errors
+def list_channels(session: Session) -> None:
+    """List the channels that you may use.
+
+    \b
+    Example:
+      galileo channel list
+    """
+    with session.client() as client:
+        channels = client.channels()
+    if session.output.as_json:
+        session.output.value([_facts(one) for one in channels])
+        return
+    rows = [
+        {
+            "channel": one.name,
+            "dataset": one.dataset,
+            "template": one.template,
+            "parameters": _parameters(one),
+            "period": in_units(one.period_s),
+            "keep": in_units(one.keep_us / MICROS),
+        }
+        for one in channels
+    ]
+    session.output.rows(rows, empty="There is no channel that you may use.")
+
+
+@channel.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+@handle_errors
+def show(session: Session, *, name: str) -> None:
+    """Show the channel NAME: its definition, and how far its executions are.
+
+    The subscriptions are those of the last executions. A partition is behind by the commits of the
+    dataset that it has not matched yet.
+
+    \b
+    Example:
+      galileo channel show hot
+      galileo channel show hot --json | jq .behind
+    """
+    with session.client() as client:
+        known = _known(client, name)
+        partitions = client.describe_channel(name)
+    missing = sorted({*range(known.partitions)} - {one.partition for one in partitions})
+    if session.output.as_json:
+        session.output.value(_facts(known) | _totals(partitions) | {"missing": missing})
+    else:
+        _show(session.output, known, partitions)
+    if missing:
+        session.output.note(
+            f"galileo: nothing is known of {counted(len(missing), 'partition')} "
+            f"({', '.join(map(str, missing))}), which have not been executed since their nodes "
+            "began, or whose nodes are unreachable"
+        )
+
+
+@channel.command()
+@click.argument("name")
+@click.argument("files", nargs=-1, type=EXISTING_FILE)
+@click.option("--broker", help="The broker of all of them, in place of a column.")
+@click.option("--id", "subscription", metavar="ID", help="Store one subscription with this id.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the subscription ID.",
+)
+@json_option
+@click.pass_obj
+@handle_errors
+def subscribe(
+    session: Session,
+    *,
+    name: str,
+    files: tuple[Path, ...],
+    broker: str | None,
+    subscription: str | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Store subscriptions to the channel NAME, in place of those with the same ids.
+
+    FILES are Parquet, Arrow, CSV or JSON lines, with the columns id and broker and one for each
+    parameter. With --id it is a single subscription. Running the same command again does no harm.
+
+    \b
+    Example:
+      galileo channel subscribe hot people.csv --broker mail
+      galileo channel subscribe hot --id anna --set least=300 --broker mail
+    """
+    if bool(files) == (subscription is not None):
+        raise InputError("expected FILES or --id, one of the two", parameter="id")
+    if settings and subscription is None:
+        raise InputError("--set needs --id; add it", parameter="set")
+    with session.client() as client:
+        store = partial(client.subscribe, name, broker=broker)
+        if subscription is None:
+            store_files(session.output, files, store, noun="subscription")
+            return
+        receipt = store(_subscription(_known(client, name), subscription, settings))
+    report_receipt(session.output, receipt, f"subscribed {subscription}")
+
+
+@channel.command()
+@click.argument("name")
+@click.argument("ids", nargs=-1)
+@click.option("--file", "path", type=EXISTING_FILE, help="A file with the column id.")
+@json_option
+@click.pass_obj
+@handle_errors
+def unsubscribe(session: Session, *, name: str, ids: tuple[str, ...], path: Path | None) -> None:
+    """Remove the subscriptions IDS from the channel NAME; ids that are not there do no harm.
+
+    \b
+    Example:
+      galileo channel unsubscribe hot anna bert
+      galileo channel unsubscribe hot --file left.csv
+    """
+    if bool(ids) == (path is not None):
+        raise InputError("expected IDS or --file, one of the two", parameter="ids")
+    with session.client() as client:
+        receipt = client.unsubscribe(name, list(ids) if path is None else path)
+    report_receipt(session.output, receipt, f"unsubscribed: {counted(receipt.rows, 'id')}")
+
+
+@channel.command()
+@click.argument("name")
+@click.argument("broker")
+@click.option(
+    "--token", default="", help="Token of the last notifications; else all that are kept."
+)
+@click.option(
+    "--resume",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Begin with the token in FILE, if it exists, and store the token of each printed batch.",
+)
+@click.option("--wait", help="End when nothing has come for so long, such as 5s.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="End with the batch that reaches so many notifications."
+)
+@json_option
+@click.pass_obj
+@handle_errors
+def follow(
+    session: Session,
+    *,
+    name: str,
+    broker: str,
+    token: str,
+    path: Path | None,
+    wait: str | None,
+    limit: int | None,
+) -> None:
+    """Print the notifications of a BROKER of the channel NAME as they come, one on each line.
+
+    Begins with all that are kept, or after a token. A batch has the notifications of one execution.
+    At the end, also by Ctrl-C, standard error gets the token of the last printed batch.
+
+    With --resume, the token of each batch is stored once the batch is printed. The same command
+    continues without a gap. If it was killed between the two, the last batch comes once more.
+
+    With --json, a line with the token follows the lines of each batch.
+
+    \b
+    Example:
+      galileo channel follow hot mail --resume mail.token
+      galileo channel follow hot mail --json --wait 5s | jq .subscription
+    """
+    if token and path is not None:
+        raise InputError("expected --token or --resume, got both", parameter="token")
+    with session.client() as client, stop_when_reader_ends():
+        reader = reader_of(_known(client, name), broker)
+        file = None if path is None else PositionFile(path, reader)
+        token, count = file.token() if file else token, 0
+        try:
+            for batch in client.follow(name, broker, token=token, wait=wait):
+                print_batch(session.output, batch)
+                token, count = batch.token, count + len(batch)
+                if file is not None:
+                    file.save(token)
+                if limit is not None and count >= limit:
+                    break
+        finally:
+            if token:
+                session.output.note(f"token: {token}")
+
+
+@channel.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_obj
+@handle_errors
+def drop(session: Session, *, name: str, yes: bool) -> None:
+    """Drop the channel NAME with its subscriptions and all results that are kept.
+
+    This cannot be undone. Without a terminal to confirm it on, --yes is required.
+
+    \b
+    Example:
+      galileo channel drop hot
+    """
+    with session.client() as client:
+        find = partial(_known, client)
+        check_drop(session, client, find, "channel", name, is_confirmed=yes)
+        find(name)
+        dropped = client.drop_dataset(name)
+    session.output.value(asdict(dropped), words=f"dropped channel {name}")
+    note_pending(session.output, dropped)
+
+
+def _known(client: Client, name: str) -> Channel:
+    """The definition of a channel.
+
+    Raises:
+        UnknownDataset: there is none of the name.
+    """
+    channels = {one.name: one for one in client.channels()}
+    if name not in channels:
+        raise unknown_channel(name, sorted(channels))
+    return channels[name]
+
+
+def _facts(known: Channel) -> dict[str, Any]:
+    return {
+        "name": known.name,
+        "dataset": known.dataset,
+        "template": known.template,
+        "parameters": dict(known.parameters),
+        "columns": known.columns,
+        "period_s": known.period_s,
+        "keep_s": known.keep_us / MICROS,
+    }
+
+
+def _parameters(known: Channel) -> str:
+    return ", ".join(f"{name}:{kind}" for name, kind in known.parameters)
+
+
+def _totals(partitions: list[ChannelPartition]) -> dict[str, Any]:
+    return {
+        "subscriptions": sum(one.subscriptions for one in partitions),
+        "behind": sum(one.behind for one in partitions),
+        "partitions": partitions,
+    }
+
+
+def _show(output: Output, known: Channel, partitions: list[ChannelPartition]) -> None:
+    totals, failed = _totals(partitions), [one for one in partitions if one.failure]
+    output.value(
+        None,
+        words=f"{known.name}: {known.template}\n"
+        f"dataset {known.dataset}; every {in_units(known.period_s)}; results are kept for "
+        f"{in_units(known.keep_us / MICROS)}\n"
+        f"parameters: {_parameters(known)}\n"
+        f"columns: {', '.join(known.columns) or 'all'}\n"
+        f"{counted(totals['subscriptions'], 'subscription')} in "
+        f"{counted(known.partitions, 'partition')}; {counted(totals['behind'], 'commit')} behind; "
+        f"{len(failed):,} failed",
+    )
+    output.rows([_row(one) for one in partitions])
+    for one in failed:
+        output.value(None, words=f"partition {one.partition} failed: {one.failure}")
+
+
+def _row(one: ChannelPartition) -> dict[str, Any]:
+    ago = f"{time_left(max(0.0, time.time() - one.executed_at))} ago" if one.executed_at else ""
+    return {
+        "partition": one.partition,
+        "node": one.node,
+        "execution": one.execution,
+        "subscriptions": one.subscriptions,
+        "behind": one.behind,
+        "executed": ago,
+        "took": f"{1000 * one.took_s:,.0f} ms" if one.executed_at else "",
+    }
+
+
+def _subscription(known: Channel, subscription: str, settings: tuple[str, ...]) -> pa.Table:
+    """A subscription as a row; what is wrong with its columns, the client says."""
+    kinds, columns = dict(known.parameters), {ID: pa.array([subscription])}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"expected a parameter as NAME=VALUE, got {text!r}", parameter="set")
+        kind, values = kinds.get(name, ""), pa.array([value])
+        try:
+            columns[name] = values.cast(_READ_AS[kind]) if kind in _READ_AS else values
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"expected a {kind} as {name!r}, got {value!r}: {reason_of(error)}", parameter="set"
+            ) from error
+    return pa.table(columns)
+
+
+def print_batch(output: Output, batch: Notifications) -> None:
+    """Prints a line for each notification; as JSON also one with the token of all."""
+    rows = batch.to_arrow()
+    ids, observations = rows.column(0), rows.remove_column(0)
+    if output.as_json:
+        lines = pc.binary_join_element_wise(
+            '{"subscription":',
+            json_values(ids),
+            ',"observation":',
+            json_lines(observations),
+            "}",
+            "",
+        )
+        end = {
+            "token": batch.token,
+            "partition": batch.partition,
+            "execution": batch.execution,
+            "gone": batch.gone,
+        }
+        output.lines([*lines.to_pylist(), to_json(end)])
+        return
+    for gone in batch.gone:
+        output.note(
+            f"galileo: gone: partition {gone.partition}, commits {gone.first} to {gone.last}: not "
+            "kept any more when they were asked for"
+        )
+    output.lines(_words(ids, observations).to_pylist())
+
+
+def _words(ids: pa.ChunkedArray, observations: pa.Table) -> pa.Array:
+    """Each notification as text: the subscription, then the columns of the observation."""
+    parts = [ids.combine_chunks()]
+    for number, name in enumerate(observations.column_names):
+        values = pc.utf8_trim(json_values(observations.column(number)), '"')
+        parts += [f"{', ' if number else ': '}{name}=", values]
+    return pc.binary_join_element_wise(*parts, "")
