@@ -59,7 +59,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         _Case(f"{many:,} in {AREAS} areas", AREA, many, _shared_areas, FEW_ROWS, (28, 1e6)),
         _Case(f"{own:,} with circles", CIRCLE, own, _circles, FEW_ROWS, (120, 3e5)),
         _Case(f"{own:,} with boxes", AREA, own, _boxes, MANY_ROWS, (120, 3e5)),
-        _Case(f"{polygons:,} with polygons", AREA, polygons, _polygons, MANY_ROWS, (600, 3e5)),
+        _Case(f"{polygons:,} with polygons", AREA, polygons, _polygons, MANY_ROWS, (1_500, 1e5)),
     )
     for case in cases:
         yield from _of(bench, case)

@@ -27,6 +27,8 @@ HALFWAY_M = math.pi * EARTH_RADIUS_M
 
 _ROUNDING = 1e-12
 """Far above the rounding error of a half chord; 13 micrometres of distance."""
+_POLAR = 89.999
+"""Degrees from the equator beyond which the arc sine of a circle's reach is not accurate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +169,14 @@ def in_circles(
 
 
 def longitude_reach(latitude: Floats, radius_m: Floats) -> Floats:
-    """How far circles extend to the east and west, degrees; 180 of one with a pole in it.
+    """How far circles extend to the east and west, degrees; 180 of one with a pole in it or near.
 
     Args:
         latitude: of the centres, degrees.
         radius_m: metres.
     """
     angle = radius_m / EARTH_RADIUS_M + _ROUNDING
-    is_polar = np.abs(latitude) + np.degrees(angle) >= 90.0
+    is_polar = np.abs(latitude) + np.degrees(angle) >= _POLAR
     narrow = np.where(is_polar, 0.0, angle)
     sine = np.sin(narrow) / np.cos(np.radians(np.where(is_polar, 0.0, latitude)))
     reach: Floats = np.where(is_polar, 180.0, np.degrees(np.arcsin(np.minimum(sine, 1.0))))

@@ -208,7 +208,7 @@ class _Scan:
         self._grid = PointGrid(points.latitude, points.longitude)
 
     def match(self, groups: Numbers) -> Iterator[CandidatePairs]:
-        """The pairs of these groups and rows that match."""
+        """The pairs of these groups, `GROUPS_AT_ONCE` numbers or fewer, and rows that match."""
         near: list[tuple[GroupBoxes, Places]] = []
         for test in self._tests:
             near.append(self._grid.near(test.boxes(groups)))
@@ -255,11 +255,12 @@ class _Scan:
         ways: list[tuple[int, _Spans | GroupBoxes]] = [
             (int((one.stop - one.start).sum()), one) for one in spans if not one.excluded
         ]
+        places = np.full(GROUPS_AT_ONCE, -1, dtype=np.int32)
+        places[groups % GROUPS_AT_ONCE] = np.arange(len(groups))
         for boxes, counts in near:
-            places = np.searchsorted(groups, boxes.groups)
-            taken = np.flatnonzero(groups.take(places, mode="clip") == boxes.groups)
-            there = replace(boxes, groups=places.astype(np.int32)).take(taken)
-            ways.append((int(counts[taken].sum()), there))
+            there = replace(boxes, groups=places[boxes.groups % GROUPS_AT_ONCE])
+            is_left = there.groups >= 0
+            ways.append((int(counts[is_left].sum()), there.where(is_left)))
         _, way = min(ways, key=itemgetter(0))
         if isinstance(way, GroupBoxes):
             for ranges in self._grid.ranges(way):

@@ -25,7 +25,7 @@ from galileo.query.subscriptions.blocks import Numbers
 
 BINS = 1 << 16
 COLUMNS_MAX = 1_024
-COLUMNS_PER_ROOT = 2.0
+COLUMNS_PER_ROOT = 6.0
 """Columns for each unit of the square root of the number of points."""
 
 

@@ -21,7 +21,7 @@ from galileo.query.subscriptions.parameters import CENTRE, Place
 from galileo.query.subscriptions.wkb import read_areas, read_points
 
 Field: TypeAlias = npt.NDArray[Any] | pa.Array
-SHAPE_BYTES, VERTEX_BYTES = 400, 40
+SHAPE_BYTES, VERTEX_BYTES = 700, 50
 """About so many bytes are taken by a shape and by each of its vertices, prepared for tests."""
 
 

@@ -155,3 +155,33 @@ def test_metres_known_places_gives_published_distance(here, there, distance_m):
 def test_cover_from_circle_half_circumference_is_whole_earth():
     everywhere = cover.from_circle(Circle(-12.0, 34.0, HALFWAY_M), 5)
     assert [end.tolist() for end in everywhere.inside] == [[0], [32**5]]
+
+
+@examples(100)
+@given(many=st.lists(made_circles, min_size=1, max_size=20), seed=st.integers(0, 1_000))
+def test_points_in_many_circles_equals_each_circle(many, seed):
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, len(many), 60)
+    longitude, latitude = rng.uniform(-180, 180, 60), rng.uniform(-90, 90, 60)
+    # Some at the centre, on the edge, and on the other side of the earth.
+    for row in range(40):
+        circle = many[chosen[row]]
+        angle = math.degrees(circle.radius_m / EARTH_RADIUS_M) * (row % 3 == 0)
+        latitude[row] = np.clip(circle.latitude + angle, -90, 90) * (1 if row % 4 else -1)
+        longitude[row] = circle.longitude if row % 4 else (circle.longitude + 360) % 360 - 180
+    values = np.array([(one.latitude, one.longitude, one.radius_m) for one in many])[chosen]
+    mask = circles.in_circles(
+        latitude,
+        longitude,
+        centre_latitude=values[:, 0],
+        centre_longitude=values[:, 1],
+        radius_m=values[:, 2],
+    )
+    expected = [
+        bool(many[number].intersects_points(latitude[row : row + 1], longitude[row : row + 1])[0])
+        for row, number in enumerate(chosen)
+    ]
+    assert mask.tolist() == expected
+    reach = circles.longitude_reach(values[:, 0], values[:, 2])
+    apart = np.abs(longitude - values[:, 1])
+    assert (np.minimum(apart, 360 - apart) <= reach + 1e-9)[mask].all()

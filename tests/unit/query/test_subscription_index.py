@@ -10,19 +10,26 @@ import pyarrow as pa
 import pytest
 import shapely
 import shapes
+from expected_errors import raises
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from galileo.errors import InputError
+from galileo.geo.circles import Circle
+from galileo.hashing import hash128, mix64
 from galileo.model.schema import Feature, Schema
 from galileo.model.times import TIME_TYPE, micros
 from galileo.query import parse
 from galileo.query.builder import query_text
+from galileo.query.index import candidates
 from galileo.query.subscriptions import (
     MATCH_SCHEMA,
     ParameterQuery,
     SubscriptionIndex,
     blocks,
+    column_groups,
+    point_grid,
     subscription_index,
 )
 from galileo.query.template import Template
@@ -262,14 +269,19 @@ def plain(values: tuple[Any, ...]) -> str:
     return str([shapely.normalize(v) if isinstance(v, shapely.Geometry) else v for v in zeros])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few_are_many(monkeypatch):
-    """Blocks are merged and groups are removed as if there were many."""
+    """Columns are merged, cut into pieces and cleaned as if there were many subscriptions."""
     monkeypatch.setattr(blocks, "FAN", 3)
     monkeypatch.setattr(blocks, "SMALL", 4)
     monkeypatch.setattr(subscription_index, "EMPTY_GROUPS_MIN", 2)
+    monkeypatch.setattr(column_groups, "GROUPS_AT_ONCE", 8)
+    monkeypatch.setattr(column_groups, "RUNS", 3)
+    monkeypatch.setattr(candidates, "PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr(point_grid, "PAIRS_AT_ONCE", 16)
 
 
+@pytest.mark.usefixtures("few_are_many")
 @pytest.mark.parametrize("simple", [True, False])
 def test_random_histories_find_what_queries_of_all_subscriptions_find(simple: bool) -> None:
     @examples(150)
@@ -282,3 +294,161 @@ def test_random_histories_find_what_queries_of_all_subscriptions_find(simple: bo
             history.check(history.observations(int(history.random.integers(0, 60))))
 
     check()
+
+
+# --- at their usual sizes --------------------------------------------------------------------
+
+
+def changes_of(count: int, **values: Any) -> pa.Table:
+    ids = [f"{number:08x}" for number in range(count)]
+    columns = {"id": ids, "broker": ["b"] * count, "deleted": pa.array([False] * count)}
+    return pa.table(columns | values)
+
+
+def rows_of(longitude: Any, latitude: Any) -> pa.Table:
+    count = len(longitude)
+    nulls = {name: pa.nulls(count, SCHEMA.observation_schema.field(name).type) for name in "tnsb"}
+    times = pa.array(np.full(count, START), TIME_TYPE)
+    return pa.table({"latitude": latitude, "longitude": longitude, "time": times} | nulls)
+
+
+def pairs_of(batch: pa.RecordBatch) -> set[tuple[int, int]]:
+    return {
+        (int(id_, 16), row)
+        for record in batch.to_pylist()
+        for id_ in record["subscriptions"]
+        for row in record["rows"]
+    }
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_thousands_of_boxes_find_their_points(together: bool) -> None:
+    """Also where all but one of the points are in one town."""
+    random, count = np.random.default_rng(1), 3_000
+    width = 0.2 if together else 150.0
+    west, south = random.uniform(-width / 2, width / 2, (2, count)).round(3)
+    east, north = np.array([west, south]) + random.uniform(
+        width / 100, width / 30, (2, count)
+    ).round(3)
+    x, y = random.uniform(-width / 2, width / 2, (2, 400)).round(3)
+    x[0], y[0] = 179.0, 89.0
+    boxes = pa.array(shapely.to_wkb(shapely.box(west, south, east, north)), pa.binary())
+    index = SubscriptionIndex(ParameterQuery("S_INTERSECTS(geometry, :area)", SCHEMA))
+
+    index.apply(changes_of(count, area=boxes))
+
+    inside = (west[:, None] <= x) & (x <= east[:, None])
+    inside &= (south[:, None] <= y) & (y <= north[:, None])
+    assert pairs_of(index.match(rows_of(x, y))) == set(map(tuple, np.argwhere(inside).tolist()))
+    assert index.nbytes <= count * (120 + 8)
+
+
+def test_thousands_of_circles_find_their_points() -> None:
+    random, count = np.random.default_rng(2), 2_000
+    places, x = random.uniform(-180, 180, (2, count)), random.uniform(-180, 180, 300)
+    places[1] /= 2
+    y = random.uniform(-90, 90, 300)
+    radii_m = 10 ** random.uniform(3, 6.5, count)
+    index = SubscriptionIndex(ParameterQuery("DWITHIN(geometry, :place, :radius)", SCHEMA))
+    points = pa.array(shapely.to_wkb(shapely.points(places.T)), pa.binary())
+
+    index.apply(changes_of(count, place=points, radius=radii_m))
+
+    expected = {
+        (number, row)
+        for number, (longitude, latitude) in enumerate(places.T.tolist())
+        for row in np.flatnonzero(
+            Circle(latitude, longitude, radii_m[number]).intersects_points(y, x)
+        ).tolist()
+    }
+    assert pairs_of(index.match(rows_of(x, y))) == expected
+    assert index.nbytes <= count * (120 + 8)
+
+
+def test_subscriptions_with_equal_values_share_memory_and_records() -> None:
+    count = 50_000
+    index = SubscriptionIndex(ParameterQuery("t > :x", SCHEMA))
+    thresholds = np.arange(count) % 7
+    rows = rows_of(np.zeros(5), np.zeros(5)).set_column(3, "t", pa.array([0.5, None, 6.5, 9, -3]))
+
+    for part in range(0, count, 10_000):
+        index.apply(changes_of(count, x=thresholds.astype(float)).slice(part, 10_000))
+
+    batch = index.match(rows)
+    assert len(index) == count
+    assert index.nbytes <= count * (28 + 8)
+    assert batch.num_rows == 7
+    assert batch.column("rows").to_pylist() == [[0, 2, 3], *[[2, 3]] * 6]
+    assert sum(map(len, batch.column("subscriptions").to_pylist())) == count
+
+
+def test_an_empty_index_and_no_rows_have_no_matches() -> None:
+    index = SubscriptionIndex(ParameterQuery("t > :x AND b", SCHEMA))
+    rows = rows_of(np.zeros(2), np.zeros(2))
+
+    assert index.match(rows).num_rows == 0
+    index.apply(changes_of(0, x=pa.array([], pa.float64())))
+    index.apply(changes_of(2, x=[0.0, 1.0]))
+    assert index.match(rows.slice(0, 0)).num_rows == 0
+    assert index.match(rows) == pa.RecordBatch.from_pylist([], schema=MATCH_SCHEMA)
+
+
+@pytest.mark.parametrize("text", ["b = :b", "NOT (b = :b)"])
+def test_more_matches_than_the_bound_are_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_index, "MATCHES_MAX", 3)
+    index = SubscriptionIndex(ParameterQuery(text, SCHEMA))
+    index.apply(changes_of(2, b=[True, False]))
+    rows = rows_of(np.zeros(4), np.zeros(4)).set_column(6, "b", pa.array([True] * 4))
+
+    assert index.match(rows.slice(0, 3)).num_rows == 1
+    with raises(InputError, bound=3):
+        index.match(rows)
+
+
+def colliding_texts() -> tuple[str, str]:
+    """Two different texts with one 64-bit hash: the second words make up for the first ones."""
+
+    def first_half(text: bytes) -> np.uint64:
+        return hash128([pa.array([text], pa.binary())])[0, 0]
+
+    firsts = [f"{number:08}".encode() for number in range(5_000)]
+    hashes = np.array([_state(first) for first in firsts])
+    second = np.frombuffer(b"any word", dtype="<u8")[0]
+    for number in range(1, len(firsts)):
+        word = int(hashes[0] ^ second ^ hashes[number]).to_bytes(8, "little")
+        if word.isascii():
+            one, other = firsts[0] + b"any word", firsts[number] + word
+            assert first_half(one) == first_half(other)
+            return one.decode(), other.decode()
+    raise AssertionError("expected two texts of one hash among so many")
+
+
+def _state(word: bytes) -> np.uint64:
+    """The hash of the first word of a text of sixteen bytes, before the second one is mixed in."""
+    seed = np.array([0x243F6A8885A308D3], dtype=np.uint64)
+    length = mix64(seed ^ np.uint64(16))
+    return mix64(length ^ np.frombuffer(word, dtype="<u8"))[0]
+
+
+def test_ids_and_values_of_one_hash_are_told_apart() -> None:
+    one, other = colliding_texts()
+    index = SubscriptionIndex(ParameterQuery("s = :s", SCHEMA))
+    rows = rows_of(np.zeros(2), np.zeros(2)).set_column(5, "s", pa.array([one, other]))
+
+    def change(id_: str, text: str | None) -> None:
+        row = {"id": id_, "broker": "b", "s": text, "deleted": text is None}
+        index.apply(pa.Table.from_pylist([row]))
+
+    def found() -> dict[str, list[int]]:
+        records = index.match(rows).to_pylist()
+        return {id_: record["rows"] for record in records for id_ in record["subscriptions"]}
+
+    change(one, other)
+    change(other, one)
+    assert found() == {one: [1], other: [0]}
+    change(other, None)
+    assert found() == {one: [1]}
+    change(one, one)
+    assert found() == {one: [0]}
