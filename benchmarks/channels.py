@@ -2,7 +2,7 @@
 
 The experiments are NewLocal and NewNearby of Carey et al., "BAD to the bone: Big Active Data at its
 core" (2020, section 7.2): of 160 tweets a second one in ten is hateful, and subscribers learn of
-those in their area, or near the place where they are, and a third of them move in each period of ten
+those in their area, or near the place where they are, of whom a third move in each period of ten
 seconds. Their own numbers are of six nodes.
 
 The peer is the strongest that does without a stream processor: once a period one statement joins

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pyarrow as pa
@@ -24,7 +24,7 @@ from galileo.cli.watch_display import stop_when_reader_ends
 from galileo.client import ChannelPartition, Client, Notifications
 from galileo.client.json_lines import json_lines, json_values
 from galileo.errors import InputError, reason_of
-from galileo.model.channel import ID, Channel, reader_of
+from galileo.model.channel import ID, LEFT, Channel, New, reader_of
 from galileo.model.schema import unknown_channel
 from galileo.model.times import MICROS
 
@@ -61,6 +61,16 @@ def channel() -> None:
 @click.option(
     "--keep", default="7d", show_default=True, help="For how long results are kept, such as 12h."
 )
+@click.option(
+    "--new",
+    type=click.Choice(get_args(New)),
+    default="observations",
+    show_default=True,
+    help="What has to be new in a pair of an observation and a subscription.",
+)
+@click.option(
+    "--leave", is_flag=True, help="With --new either: also tell what does not match any more."
+)
 @json_option
 @click.pass_obj
 @handle_errors
@@ -73,18 +83,31 @@ def create(
     period: str,
     columns: tuple[str, ...],
     keep: str,
+    new: New,
+    leave: bool,
 ) -> None:
     """Create the channel NAME on DATASET; in TEMPLATE, a CQL2 query, parameters are :NAMES.
 
-    A channel never changes. Observations that were stored before are not matched.
+    A channel never changes. Observations that were stored before are matched with --new either
+    alone.
 
     \b
     Example:
       galileo channel create hot weather "temperature > :least" --period 5s
       galileo channel create near ships "S_DWITHIN(geometry, :place, :metres)" \\
           --column ship --column time --keep 12h
+      galileo channel create fences ships "S_INTERSECTS(geometry, :area)" --new either --leave
     """
-    created = Channel(name, dataset, template, period=period, columns=columns, keep=keep)
+    created = Channel(
+        name,
+        dataset,
+        template,
+        period=period,
+        columns=columns,
+        keep=keep,
+        new=new,
+        leave=leave,
+    )
     with session.client() as client:
         client.create_channel(created)
     session.output.value(created.to_dict(), words=f"created channel {name}")
@@ -234,6 +257,11 @@ def unsubscribe(session: Session, *, name: str, ids: tuple[str, ...], path: Path
     metavar="FILE",
     help="Begin with the token in FILE, if it exists, and store the token of each printed batch.",
 )
+@click.option(
+    "--acknowledge",
+    is_flag=True,
+    help="Begin at the position of the broker in the cluster, and store it there.",
+)
 @click.option("--wait", help="End when nothing has come for so long, such as 5s.")
 @click.option(
     "--limit", type=click.IntRange(1), help="End with the batch that reaches so many notifications."
@@ -248,6 +276,7 @@ def follow(
     broker: str,
     token: str,
     path: Path | None,
+    acknowledge: bool,
     wait: str | None,
     limit: int | None,
 ) -> None:
@@ -258,6 +287,7 @@ def follow(
 
     With --resume, the token of each batch is stored once the batch is printed. The same command
     continues without a gap. If it was killed between the two, the last batch comes once more.
+    With --acknowledge, the cluster stores the token in place of a file.
 
     With --json, a line with the token follows the lines of each batch.
 
@@ -266,18 +296,24 @@ def follow(
       galileo channel follow hot mail --resume mail.token
       galileo channel follow hot mail --json --wait 5s | jq .subscription
     """
-    if token and path is not None:
-        raise InputError("expected --token or --resume, got both", parameter="token")
+    if bool(token) + (path is not None) + acknowledge > 1:
+        raise InputError(
+            "expected one of --token, --resume and --acknowledge, got several", parameter="token"
+        )
     with session.client() as client, stop_when_reader_ends():
         reader = reader_of(_known(client, name), broker)
         file = None if path is None else PositionFile(path, reader)
         token, count = file.token() if file else token, 0
+        if acknowledge:
+            token = client.position(name, broker)
         try:
             for batch in client.follow(name, broker, token=token, wait=wait):
                 print_batch(session.output, batch)
                 token, count = batch.token, count + len(batch)
                 if file is not None:
                     file.save(token)
+                if acknowledge:
+                    client.acknowledge(name, broker, token)
                 if limit is not None and count >= limit:
                     break
         finally:
@@ -328,6 +364,8 @@ def _facts(known: Channel) -> dict[str, Any]:
         "template": known.template,
         "parameters": dict(known.parameters),
         "columns": known.columns,
+        "new": known.new,
+        "leave": known.leave,
         "period_s": known.period_s,
         "keep_s": known.keep_us / MICROS,
     }
@@ -397,13 +435,18 @@ def print_batch(output: Output, batch: Notifications) -> None:
     """Prints a line for each notification; as JSON also one with the token of all."""
     rows = batch.to_arrow()
     ids, observations = rows.column(0), rows.remove_column(0)
+    left = None
+    if LEFT in batch.matches.column_names:
+        left = observations.column(observations.num_columns - 1)
+        observations = observations.remove_column(observations.num_columns - 1)
     if output.as_json:
+        ends = ["}"] if left is None else [',"left":', json_values(left), "}"]
         lines = pc.binary_join_element_wise(
             '{"subscription":',
             json_values(ids),
             ',"observation":',
             json_lines(observations),
-            "}",
+            *ends,
             "",
         )
         end = {
@@ -419,6 +462,8 @@ def print_batch(output: Output, batch: Notifications) -> None:
             f"galileo: gone: partition {gone.partition}, commits {gone.first} to {gone.last}: not "
             "kept any more when they were asked for"
         )
+    if left is not None:
+        ids = pc.binary_join_element_wise(ids, pc.if_else(left, "left", "entered"), " ")
     output.lines(_words(ids, observations).to_pylist())
 
 

@@ -245,7 +245,7 @@ class Channel(StoredSchema):
         Example:
             >>> import pyarrow as pa
             >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
-            >>> columns = {"at": [1_000_000, 3_000_000], "brokers": [2, 1]}
+            >>> columns = {"at": [1_000_000, 3_000_000], "subscriptions": [2, 5]}
             >>> hot.newest_us(pa.RecordBatch.from_pydict(columns, schema=hot.path_schema))
             3000000
         """

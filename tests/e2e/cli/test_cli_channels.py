@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from galileo.cli.main import main
 from galileo.cli.output import Output
 from galileo.client import Notifications
 from galileo.cursor import CommitRange
-from galileo.model.channel import MATCHES_SCHEMA
+from galileo.model.channel import LEFT, MATCHES_SCHEMA
 from galileo.model.times import iso, micros
 
 Fresh = Callable[[str], str]
@@ -108,6 +109,8 @@ def test_channel_is_created_listed_shown_and_dropped(
         "template": "temperature > :least AND station = :station",
         "parameters": {"least": "float", "station": "text"},
         "columns": ["time", "temperature"],
+        "new": "observations",
+        "leave": False,
         "period_s": 0.1,
         "keep_s": 43_200,
     }
@@ -231,9 +234,8 @@ def test_print_batch_is_that_of_a_loop_over_random_pairs(
         for _ in range(9)
     ]
     gone = (CommitRange(4, 1, 5),)
-    batch = Notifications(
-        4, 7, observations, pa.Table.from_pylist(matches, MATCHES_SCHEMA), "token", gone
-    )
+    columns = pa.schema([MATCHES_SCHEMA.field(name) for name in ("rows", "subscriptions")])
+    batch = Notifications(4, 7, observations, pa.Table.from_pylist(matches, columns), "token", gone)
     rows = observations.to_pylist()
     pairs = [(s, rows[n]) for one in matches for n in one["rows"] for s in one["subscriptions"]]
     print_batch(Output(as_json=True), batch)
@@ -248,6 +250,11 @@ def test_print_batch_is_that_of_a_loop_over_random_pairs(
     print_batch(Output(as_json=False), batch)
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == len(pairs) == len(batch)
+    moving = replace(batch, matches=batch.matches.append_column(LEFT, pa.array([True] * 9)))
+    print_batch(Output(as_json=True), moving)
+    assert all(json.loads(line)["left"] for line in capsys.readouterr().out.splitlines()[:-1])
+    print_batch(Output(as_json=False), moving)
+    assert all(" left: time=" in line for line in capsys.readouterr().out.splitlines())
     assert "gone: partition 4, commits 1 to 5" in printed.err
 
 
@@ -279,7 +286,7 @@ def test_drop_asks_as_other_commands_do(
         (["follow", "absent", "me"], "channel 'absent' does not exist"),
         (["follow", "{hot}"], "Missing argument 'BROKER'"),
         (["follow", "{hot}", ""], "the name of a broker"),
-        (["follow", "{hot}", "me", "--token", "x", "--resume", "y"], "--token or --resume"),
+        (["follow", "{hot}", "me", "--token", "x", "--resume", "y"], "one of --token, --resume"),
         (["follow", "{hot}", "me", "--token", "nonsense"], "token"),
         (["subscribe", "absent", "--id", "a", "--broker", "me"], "channel 'absent' does not exist"),
         (["subscribe", "{hot}"], "FILES or --id"),
