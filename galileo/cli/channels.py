@@ -69,7 +69,7 @@ def channel() -> None:
     help="What has to be new in a pair of an observation and a subscription.",
 )
 @click.option(
-    "--leave", is_flag=True, help="With --new either: also tell what does not match any more."
+    "--leave", is_flag=True, help="With --new either: also deliver what does not match any more."
 )
 @json_option
 @click.pass_obj

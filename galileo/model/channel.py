@@ -84,7 +84,7 @@ class Channel(StoredSchema):
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the
             observations that are there, and of these each once while it matches.
-        leave: with "either", whether a change of a subscription also tells which of the
+        leave: with "either", whether a change of a subscription also delivers which of the
             observations that matched before match no longer.
 
     Attributes:

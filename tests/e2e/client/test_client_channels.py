@@ -274,13 +274,13 @@ def test_fences_that_move_tell_who_enters_and_who_leaves(
     ]:
         fence = {"id": ["f"], "least": [float(least)], "most": [float(most)]}
         client.subscribe(channel, fence, broker="me")
-        told: dict[bool, list[int]] = {False: [], True: []}
+        delivered: dict[bool, list[int]] = {False: [], True: []}
         for batch in client.follow(channel, "me", token=token, wait="1s"):
             for row in batch.to_arrow().select(["number", "left"]).to_pylist():
-                told[row["left"]].append(row["number"])
+                delivered[row["left"]].append(row["number"])
             token = batch.token
-        assert sorted(told[False]) == sorted(entered)
-        assert sorted(told[True]) == sorted(left)
+        assert sorted(delivered[False]) == sorted(entered)
+        assert sorted(delivered[True]) == sorted(left)
 
 
 def test_a_broker_goes_on_at_the_position_that_it_has_stored(

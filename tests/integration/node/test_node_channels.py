@@ -21,7 +21,7 @@ TEMPLATE = "temperature >= :least AND temperature <= :most"
 BROKERS = ("east", "west")
 START_US = 1_330_560_000_000_000
 Subscription = tuple[str, float, float]
-Told = tuple[str, str, str, bool]
+Delivered = tuple[str, str, str, bool]
 """Broker, subscription, observation, and whether it has left."""
 
 
@@ -99,9 +99,9 @@ class World:
             assert not failures
         self.hear()
 
-    async def told(self) -> Counter[Told]:
+    async def delivered(self) -> Counter[Delivered]:
         """What is new for the brokers."""
-        told = Counter[Told]()
+        delivered = Counter[Delivered]()
         for broker in BROKERS:
             task = ExecutionsTask("alerts", broker, self.cursors[broker])
             async for part in self.any_node().channel_reader.read(task):
@@ -113,18 +113,18 @@ class World:
                 ).delivered_schema
                 names = from_ipc(part.execution.observations, schema)["station"].to_pylist()
                 for match in from_ipc(part.execution.matches, MATCHES_SCHEMA).to_pylist():
-                    told.update(
+                    delivered.update(
                         (broker, name, names[row], match["left"])
                         for name in match["subscriptions"]
                         for row in match["rows"]
                     )
-        return told
+        return delivered
 
-    def due(self) -> Counter[Told]:
-        """What a round has to tell, by loops over all pairs."""
+    def due(self) -> Counter[Delivered]:
+        """What a round has to deliver, by loops over all pairs."""
         before, past = self.seen
         now, present = self.subscriptions, self.observations
-        due = Counter[Told]()
+        due = Counter[Delivered]()
         for name in {*before, *now}:
             for one, value in present.items():
                 held = name in before and one in past and matches(before[name], value)
@@ -175,9 +175,9 @@ async def test_rounds_tell_what_loops_over_all_pairs_find(
         for _ in range(world.chance.randrange(3)):
             await world.observe(world.chance.randint(1, 6))
         await world.execute()
-        told, due = await world.told(), world.due()
-        assert told == due, f"round {number}"
-        total += told.total()
+        delivered, due = await world.delivered(), world.due()
+        assert delivered == due, f"round {number}"
+        total += delivered.total()
         if number % 4 == 3:  # Indices and histories are made anew, from the logs.
             await cluster.restart(world.chance.choice("abc"))
     assert total > 10
@@ -200,7 +200,7 @@ async def test_a_partition_that_is_away_is_matched_later(cluster: Any) -> None:
         assert all(one.cut[p] == (0 if p in there else s) for p, s in heard.items())
     cluster.network.away = set()
     await world.execute()
-    assert await world.told() == world.due()
+    assert await world.delivered() == world.due()
 
 
 async def test_a_history_that_is_too_large_fails_and_says_so(cluster: Any) -> None:
@@ -223,4 +223,4 @@ async def test_a_history_that_is_too_large_fails_and_says_so(cluster: Any) -> No
     for node in cluster.nodes:
         node.channels._options = ExecutorOptions()
     await world.execute()
-    await world.told()
+    await world.delivered()
