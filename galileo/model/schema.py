@@ -425,6 +425,8 @@ class Schema(StoredSchema):
             >>> weather.newest_us(pa.record_batch({"bucket": first_hour}))
             3600000000
         """
+        if paths.num_rows == 0:  # These are seals alone.
+            return TIME_MIN_US
         return latest_us(paths.column("bucket")) + self.time_bucket_us
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from galileo.client import AsyncClient, Client
 PUBLIC = [
     "AsyncClient",
     "Ccq",
+    "Channel",
     "Client",
     "Condition",
     "Feature",

@@ -15,7 +15,7 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from galileo.errors import InputError
+from galileo.errors import MessageTooLarge
 from galileo.geo.circles import Circle
 from galileo.hashing import hash128, mix64
 from galileo.model.schema import Feature, Schema
@@ -403,7 +403,7 @@ def test_more_matches_than_the_bound_are_refused(
     rows = rows_of(np.zeros(4), np.zeros(4)).set_column(6, "b", pa.array([True] * 4))
 
     assert index.match(rows.slice(0, 3)).num_rows == 1
-    with raises(InputError, bound=3):
+    with raises(MessageTooLarge, bound=3):
         index.match(rows)
 
 
