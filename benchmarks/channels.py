@@ -1,6 +1,6 @@
 """Channels: subscriptions by the million, and one execution for all, compared with PostgreSQL.
 
-The experiments are NewLocal and NewNearby of Carey et al., "BAD to the bone: Big Active Data at its
+The experiments are NewLocal, NewNearby and UnseenNearby of Carey et al., "BAD to the bone: Big Active Data at its
 core" (2020, section 7.2): of 160 tweets a second one in ten is hateful, and subscribers learn of
 those in their area, or near the place where they are, of whom a third move in each period of ten
 seconds. Their own numbers are of six nodes.
@@ -38,6 +38,9 @@ ROWS = 1_600
 HATEFUL = 0.1
 AREAS = 400
 RADIUS_M = 30_000.0
+UNSEEN_M = 500.0
+OLD = 1_000_000_000
+"""The first number of old tweets."""
 PERIOD = "1s"
 SETTLED_S = 120.0
 LOOK_S = 0.05
@@ -97,6 +100,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
     """
     for scene, count in ((LOCAL, bench.sizes.local), (NEARBY, bench.sizes.nearby)):
         yield from _measure(bench, scene, count)
+    yield from _measure_unseen(bench, bench.sizes.unseen)
 
 
 def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
@@ -161,6 +165,40 @@ def _measure(bench: Bench, scene: Scene, count: int) -> Iterator[Figure]:
         yield _memory(client, scene, count)
 
 
+def _measure_unseen(bench: Bench, count: int) -> Iterator[Figure]:
+    """Subscribers who move also learn of old tweets, of each once."""
+    with (
+        clusters.cluster(bench.directory, nodes=NODES, groups=1) as running,
+        running.client(timeout=clusters.PATIENCE) as client,
+    ):
+        client.create_dataset(galileo.Schema("tweets", FEATURES, geohash_precision=4))
+        old = tweets_of(-1, rows=2 * count, hateful=1.0)
+        client.ingest("tweets", old)
+        template = f"hateful = TRUE AND S_DWITHIN(geometry, :place, {UNSEEN_M:.0f})"
+        client.create_channel(
+            galileo.Channel("unseen", "tweets", template, period=PERIOD, new="either")
+        )
+        client.subscribe("unseen", subscriptions_of(NEARBY, count), broker=BROKER)
+        took, token, seen = list[float](), "", set[tuple[str, int]]()
+        for number in range(bench.sizes.runs + 1):
+            client.subscribe("unseen", moved_of(count, number), broker=BROKER)
+            reached = client.ingest("tweets", tweets_of(number)).reached
+            took.append(settled(client, "unseen", reached))
+            for batch in client.follow("unseen", BROKER, token=token, wait="2s"):
+                rows = batch.to_arrow()
+                ids, numbers = (rows.column(n).to_pylist() for n in ("subscription", "number"))
+                token = batch.token
+                seen.update(zip(ids, numbers, strict=True))
+            bench.say(f"unseen: {len(seen):,} pairs so far, {took[-1]:.2f} s")
+        yield Figure(
+            f"unseen: an execution with {count:,} subscribers, of whom a third has moved, and "
+            f"{2 * count:,} old tweets",
+            "s",
+            Spread.of(took[1:]),
+            goals=(Goal("at most", 5.0),),
+        )
+
+
 def _memory(client: Client, scene: Scene, count: int) -> Figure:
     index = sum(one.index_bytes for one in client.describe_channel(scene.name))
     table = sum(
@@ -220,18 +258,18 @@ def _places(chance: np.random.Generator, count: int) -> pa.Array:
     return pa.array(shapely.to_wkb(places), pa.binary())
 
 
-def tweets_of(number: int) -> pa.Table:
-    """About 140 bytes each, in North America."""
+def tweets_of(number: int, *, rows: int = ROWS, hateful: float = HATEFUL) -> pa.Table:
+    """About 140 bytes each, in North America; those of each number from 0 on are further ones."""
     chance = np.random.default_rng(100 + number)
     return pa.table(
         {
-            "latitude": chance.uniform(25, 49, ROWS),
-            "longitude": chance.uniform(-125, -65, ROWS),
-            "time": times_from_micros(np.full(ROWS, NOON_US + number)),
-            "number": np.arange(ROWS) + number * ROWS,
-            "area": chance.integers(0, AREAS, ROWS),
-            "hateful": chance.random(ROWS) < HATEFUL,
-            "text": ["x" * 100] * ROWS,
+            "latitude": chance.uniform(25, 49, rows),
+            "longitude": chance.uniform(-125, -65, rows),
+            "time": times_from_micros(np.full(rows, NOON_US + number)),
+            "number": np.arange(rows) + (number * rows if number >= 0 else OLD),
+            "area": chance.integers(0, AREAS, rows),
+            "hateful": chance.random(rows) < hateful,
+            "text": ["x" * 100] * rows,
         }
     )
 

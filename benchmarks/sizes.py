@@ -20,7 +20,8 @@ class Sizes:
         blocks: (blocks in a batch, batches) that are ingested.
         copied: (observations in a batch, batches) that are ingested as COPY does.
         keyed: rows of a table.
-        local, nearby: subscriptions with shared parameters, and each with its own place.
+        local, nearby, unseen: subscriptions with shared parameters, each with its own place, and
+            such that also learn of twice as many old observations.
         labels: results of which the size is taken.
         preload_rows: observations stored before cycles are timed.
         job_labels: found by one job of one query.
@@ -66,6 +67,7 @@ class Sizes:
     keyed: int = 1_000_000
     local: int = 4_000_000
     nearby: int = 1_000_000
+    unseen: int = 500_000
     labels: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     preload_rows: int = 200_000
     job_labels: tuple[int, ...] = (0, 1_000, 100_000)
@@ -126,6 +128,7 @@ QUICK = Sizes(
     keyed=5_000,
     local=20_000,
     nearby=5_000,
+    unseen=3_000,
     labels=(1_000, 4_000),
     preload_rows=10_000,
     job_labels=(0, 1_000),
