@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import shapely
 
@@ -127,6 +129,7 @@ def _polygons(world: World, count: int) -> dict[str, pa.Array]:
     return {"area": pa.array(shapely.to_wkb(polygons), pa.binary())}
 
 
-def _box_around(places: np.ndarray, half: float) -> np.ndarray:  # type: ignore[type-arg]
-    boxes: np.ndarray = shapely.box(*(places - half).T, *(places + half).T)  # type: ignore[type-arg]
-    return boxes
+def _box_around(places: npt.NDArray[np.float64], half: float) -> npt.NDArray[Any]:
+    west, south = (places - half).T
+    east, north = (places + half).T
+    return np.asarray(shapely.box(west, south, east, north))
