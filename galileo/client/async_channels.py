@@ -21,7 +21,6 @@ from galileo.model.channel import BROKER, LEFT, MATCHES_SCHEMA, TOKEN, Channel, 
 from galileo.model.schema import unknown_channel
 from galileo.model.table import Table, versions_of
 from galileo.model.times import Duration, seconds
-from galileo.query.subscriptions import ParameterQuery
 from galileo.wire import token as tokens
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
@@ -115,18 +114,14 @@ class AsyncChannels(AsyncTables):
             2
         """
         known = await self._channel(channel)
-        assert known.schema is not None, "a channel of a cluster has a dataset"
-        query = ParameterQuery(known.template, known.schema)
 
-        def checked(table: Table, rows: pa.Table) -> pa.Table:
-            versions = versions_of(table, _with_broker(rows, broker))
-            query.check(versions)
-            return versions
+        def versions(table: Table, rows: pa.Table) -> pa.Table:
+            return versions_of(table, _with_broker(rows, broker))
 
         return await self._store(
             known.subscription_table,
             subscriptions,
-            checked,
+            versions,
             producer=producer,
             first_batch=first_batch,
             batch_rows=batch_rows,

@@ -216,6 +216,14 @@ class ChannelExecutor:
         self._histories: dict[str, dict[Cursor, _History]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
+    def query(self, channel: Channel) -> ParameterQuery:
+        """The template of a channel, bound to its dataset."""
+        assert channel.schema is not None, "a channel without a dataset"
+        query = self._queries.get(channel.key)
+        if query is None:
+            query = self._queries[channel.key] = ParameterQuery(channel.template, channel.schema)
+        return query
+
     def behind(self, channel: str, progress: Progress) -> int:
         """How many commits of the dataset that this node has heard of are not matched yet."""
         schema = self._catalog.channel_shard(channel).schema.schema
@@ -331,10 +339,7 @@ class ChannelExecutor:
         table = self._catalog.key_of(shard.schema.subscription_table)
         if schema is None or table is None or not self._catalog.knows(schema.key):
             return None
-        query = self._queries.get(channel)
-        if query is None:
-            query = self._queries[channel] = ParameterQuery(shard.schema.template, schema)
-        return _Work(shard.schema, shard, query, table)
+        return _Work(shard.schema, shard, self.query(shard.schema), table)
 
     async def _read_progress(self, work: _Work, partition: int) -> Progress:
         """The progress of a partition, as its log has it."""

@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+import pyarrow as pa
+
 from galileo.clock import Clock, SystemClock
 from galileo.cursor import Cursor
 from galileo.dht import definitions
@@ -33,7 +35,7 @@ from galileo.errors import (
     UnknownDataset,
     UnknownProperty,
 )
-from galileo.model.channel import Channel
+from galileo.model.channel import SUBSCRIPTIONS, Channel
 from galileo.model.retention import (
     HeldBack,
     Removed,
@@ -49,7 +51,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
-from galileo.model.table import Table
+from galileo.model.table import Table, versions_of
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_executor import ChannelExecutor
@@ -394,6 +396,21 @@ class StorageNode:
                 if not error.details.get("same") or await self._has_rows(table.name):
                     raise
         return bound
+
+    async def check_subscriptions(self, table: StoredSchema, rows: pa.Table) -> None:
+        """Checks rows for the table of a channel's subscriptions; others may be what they are.
+
+        Raises:
+            InvalidObservations: a subscription lacks a parameter, or has none that fits.
+        """
+        name = table.name.removesuffix(SUBSCRIPTIONS)
+        if not isinstance(table, Table) or name == table.name:
+            return
+        with contextlib.suppress(UnknownDataset):
+            channel = await self.stored_named(name)
+            if isinstance(channel, Channel):
+                query = self.channels.query(channel)
+                await asyncio.to_thread(lambda: query.check(versions_of(table, rows)))
 
     async def _frontier(self, schema: Schema) -> Cursor:
         """The last commits of a dataset; as far as known those of nodes that do not answer."""

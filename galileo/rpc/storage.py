@@ -79,6 +79,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         table = _observations(request.observations)
         if isinstance(schema, Schema):
             await self._node.schema_with(schema, table.column_names)
+        await self._node.check_subscriptions(schema, table)
         caller = CALLER.get()
         answer = await self._node.ingest.ingest(
             head.dataset,

@@ -10,6 +10,7 @@ import pyarrow as pa
 import shapely
 
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
+from galileo.model.channel import BROKER, ID
 from galileo.model.schema import Schema
 from galileo.model.table import DELETED
 from galileo.query.binding import bind
@@ -17,11 +18,10 @@ from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
 from galileo.query.subscriptions.distinct import distinct_rows, one_array
 from galileo.query.subscriptions.parameters import (
-    BROKER,
     CENTRE,
     CONDITION,
+    NAME,
     REGION,
-    TEXT,
     ParameterType,
     Place,
     places_of,
@@ -106,11 +106,12 @@ class ParameterQuery:
         """Check the values of subscriptions; rows that delete some have none.
 
         Args:
-            rows: with `broker` and the parameters, of the types of a table; perhaps `deleted`.
+            rows: with `id`, `broker` and the parameters, of the types of a table; perhaps
+                `deleted`.
 
         Raises:
             InvalidObservations: a value is null or does not fit; the message names the first such
-                row.
+                subscription.
         """
         columns = {name: one_array(rows.column(name)) for name in (BROKER, *self.places)}
         numbers = np.arange(rows.num_rows)
@@ -120,17 +121,19 @@ class ParameterQuery:
         fault = self._first_fault(columns)
         if fault is not None:
             row = int(numbers[fault.row])
+            subscription = rows.column(ID)[row].as_py()
             raise InvalidObservations(
-                f"expected {fault.expected} in row {row}, got {fault.got}",
+                f"expected {fault.expected} for subscription {subscription!r}, got {fault.got}",
                 expected="parameter",
                 row=row,
+                subscription=subscription,
             )
 
     def _first_fault(self, columns: dict[str, pa.Array]) -> Fault | None:
         faults = [
             fault
             for name, values in columns.items()
-            if (fault := first_fault(values, self.places.get(name, {TEXT}), name=name))
+            if (fault := first_fault(values, self.places.get(name, {NAME}), name=name))
         ]
         first = min(faults, key=lambda fault: fault.row, default=None)
         if self.simple is not None:

@@ -11,6 +11,7 @@ import shapely
 
 from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
+from galileo.model.channel import BROKER, ID
 from galileo.model.schema import FEATURE_NAME, Schema
 from galileo.model.table import DELETED
 from galileo.query.operands import DATETIME, GEOHASH
@@ -18,8 +19,6 @@ from galileo.query.template import CONDITIONS, DISTANCES, REGIONS, Template, par
 
 PARAMETERS_MAX = 32
 """Parameters of one template."""
-ID, BROKER = "id", "broker"
-"""The columns that subscriptions have besides their parameters."""
 
 ParameterType: TypeAlias = Literal["float", "text", "bool", "time", "geometry"]
 
@@ -44,6 +43,8 @@ DISTANCE = Place("float", 0.0)
 NUMBER = Place("float", 0.0)
 TEXT = Place("text", "0" * PRECISION_MAX)
 """The sample is a geohash, too."""
+NAME = Place("text", "me")
+"""Of a broker; it is never empty."""
 FLAG = Place("bool", True)
 SOUTH, NORTH = Place("float", -90.0), Place("float", 90.0)
 TIME = Place("time", dt.datetime(2000, 1, 1, tzinfo=dt.UTC))

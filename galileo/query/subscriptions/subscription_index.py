@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from galileo.errors import MessageTooLarge
 from galileo.hashing import hash128
+from galileo.model.channel import BROKER, ID
 from galileo.model.sort_keys import differs
 from galileo.model.table import DELETED
 from galileo.query.index.bound_columns import grow
@@ -30,7 +31,6 @@ from galileo.query.subscriptions.column_groups import ColumnGroups
 from galileo.query.subscriptions.distinct import distinct_rows, one_array
 from galileo.query.subscriptions.groups import Groups
 from galileo.query.subscriptions.parameter_query import ParameterQuery
-from galileo.query.subscriptions.parameters import BROKER, ID
 from galileo.query.subscriptions.query_groups import QueryGroups
 
 MATCHES_MAX = 1 << 27

@@ -9,10 +9,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.geo.regions import Floats, Mask
 from galileo.model.times import TIME_MAX_US, TIME_MIN_US, column_micros, iso
-from galileo.query.subscriptions.parameters import CENTRE, DISTANCE, Place
+from galileo.query.subscriptions.parameters import CENTRE, DISTANCE, NAME, Place
 from galileo.query.subscriptions.wkb import read_points
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -50,7 +51,14 @@ def first_fault(values: pa.Array, places: Set[Place], *, name: str) -> Fault | N
         return _number_fault(np.asarray(values), is_distance=DISTANCE in places, name=name)
     if kind == "time":
         return _time_fault(column_micros(values), name=name)
+    if NAME in places:
+        return _name_fault(values, name=name)
     return _point_fault(read_points(values), name=name) if CENTRE in places else None
+
+
+def _name_fault(texts: pa.Array, *, name: str) -> Fault | None:
+    is_empty = np.asarray(pc.equal(texts, ""))
+    return Fault(_first(is_empty), f"a value of {name!r}", "''") if is_empty.any() else None
 
 
 def _number_fault(numbers: Floats, *, is_distance: bool, name: str) -> Fault | None:

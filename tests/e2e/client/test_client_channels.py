@@ -216,12 +216,14 @@ def test_wrong_input_says_what_is_expected(
     with pytest.raises(DatasetExists) as other:
         client.create_channel(galileo.Channel(name, air, "temperature < :least"))
     assert not other.value.details["same"]
-    with raises(InvalidObservations, expected="parameter", row=0):
+    with raises(InvalidObservations, expected="parameter", subscription="a"):
         client.subscribe(name, {"id": ["a"], "least": [1.0]})
-    with raises(InvalidObservations, expected="parameter", row=0):
+    with raises(InvalidObservations, expected="parameter", subscription="a"):
         client.subscribe(name, {"id": ["a"], "least": [None]}, broker="me")
-    with raises(InvalidObservations, expected="parameter", row=0):
+    with raises(InvalidObservations, expected="parameter", subscription="a"):
         client.subscribe(name, {"id": ["a"]}, broker="me")
+    with raises(InvalidObservations, expected="parameter", subscription="a"):
+        client.upsert(f"{name}.subscriptions", {"id": ["a"], "broker": [""], "least": [1.0]})
     with raises(UnknownDataset, dataset="nothing"):
         client.subscribe("nothing", {"id": ["a"]}, broker="me")
     with raises(InputError, channel=name):

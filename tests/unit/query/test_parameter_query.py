@@ -127,7 +127,8 @@ TIMES = [dt.datetime(2012, 3, 1, tzinfo=dt.UTC), dt.datetime(2011, 3, 1, tzinfo=
 
 
 def rows_of(**columns: Any) -> pa.Table:
-    given = {"broker": ["b"] * len(next(iter(columns.values())))} | columns
+    count = len(next(iter(columns.values())))
+    given = {"id": [f"s{n}" for n in range(count)], "broker": ["b"] * count} | columns
     return pa.table(given)
 
 
@@ -139,6 +140,7 @@ def rows_of(**columns: Any) -> pa.Table:
         ("count > :n", {"n": [1.0, 2.0, np.inf]}, 2),
         ("count > :n", {"n": [None, 2.0, None], "deleted": [True, False, False]}, 2),
         ("count > :n", {"n": [1.0, 2.0], "broker": ["b", None]}, 1),
+        ("count > :n", {"n": [1.0, 2.0], "broker": ["b", ""]}, 1),
         ("DWITHIN(geometry, :p, 5)", {"p": [POINT, BIG_ENDIAN, BOX]}, 2),
         ("DWITHIN(geometry, :p, :r)", {"p": [POINT, BOX, BOX], "r": [1.0, 0.0, -1.0]}, 1),
         ("DWITHIN(geometry, :p, :r)", {"p": [POINT, POINT, BOX], "r": [1.0, -1.0, 0.0]}, 1),
@@ -161,5 +163,5 @@ def test_check_names_the_first_wrong_row(
         query.check(rows)
         return
     query.check(rows.slice(0, row))
-    with raises(InvalidObservations, row=row):
+    with raises(InvalidObservations, row=row, subscription=f"s{row}"):
         query.check(rows)
