@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,13 +26,19 @@ from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, counted, handle_errors
 from galileo.cli.session import Session, json_option
 from galileo.client import Client, Receipt, TableRows
+from galileo.client.table_formats import rows_with_geojson, with_wkt
 from galileo.cursor import Cursor
 from galileo.errors import InputError, InvalidToken
+from galileo.geo.geoarrow import geometry_columns
 from galileo.model.table import Table
 from galileo.wire import token
 
 ROWS_SHOWN = 100
 """Rows on the screen without --limit."""
+WKT_CHARS_SHOWN = 100
+"""Characters of a geometry on the screen."""
+WKT_DECIMALS_SHOWN = 6
+"""Of degrees: a tenth of a metre."""
 
 
 @click.group(cls=Group)
@@ -54,7 +61,7 @@ def table() -> None:
     multiple=True,
     required=True,
     metavar="NAME:TYPE",
-    help="A column; TYPE is float, int, text, bool or time.",
+    help="A column; TYPE is float, int, text, bool, time or geometry.",
 )
 @click.option(
     "--key", "key", multiple=True, required=True, metavar="NAME", help="A column of the key."
@@ -342,11 +349,20 @@ def _show(output: Output, found: TableRows, cursor: str, shown: _Shown) -> None:
     rows = found.rows.slice(0, limit)
     has_more = rows.num_rows < len(found)
     if output.as_json:
-        facts = {"rows": rows.to_pylist(), "more": has_more}
+        facts = {"rows": rows_with_geojson(rows), "more": has_more}
         output.value(facts | ({"cursor": cursor} if cursor else {}))
         return
-    output.rows(rows.to_pylist())
+    output.rows(_shortened(rows))
     words = counted(rows.num_rows, "row")
     if has_more:
         words = f"the first {words} of {len(found):,}; --all shows all"
     output.value(None, words=f"{words}\ncursor: {cursor}" if cursor else words)
+
+
+def _shortened(rows: pa.Table) -> list[dict[str, Any]]:
+    """The rows as values of Python; of geometries the first characters of their WKT."""
+    short: list[dict[str, Any]] = with_wkt(rows, decimals=WKT_DECIMALS_SHOWN).to_pylist()
+    for name in geometry_columns(rows.schema):
+        for row in short:
+            row[name] = row[name] and textwrap.shorten(row[name], WKT_CHARS_SHOWN, placeholder=" …")
+    return short

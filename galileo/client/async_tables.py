@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from galileo.client.arguments import check_progress, dataset_name, instance_of, shown
 from galileo.client.async_observations import AsyncObservations
+from galileo.client.geometry_objects import with_wkb
 from galileo.client.ingestion import Progress, in_thread
 from galileo.client.results import Receipt, TableRows
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -19,6 +20,7 @@ from galileo.errors import GalileoError, InputError
 from galileo.formats.memory import is_table, plain_tables
 from galileo.formats.source import BATCH_ROWS, split_by_bytes
 from galileo.formats.table_files import open_rows
+from galileo.geo import geoarrow
 from galileo.labels import from_ipc, to_ipc
 from galileo.model.schema import unknown_table
 from galileo.model.table import DELETED, Table, deletions_of, versions_of
@@ -84,7 +86,8 @@ class AsyncTables(AsyncObservations):
             table: its name.
             rows: a DataFrame of pandas or polars, a dict of arrays, an Arrow table, batch or
                 reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
-                path of a Parquet, Arrow, CSV or JSON lines file.
+                path of a Parquet, Arrow, CSV or JSON lines file. Geometries are WKB, WKT, shapely
+                geometries, GeoJSON or boxes, as docs/tables.md says.
             producer: name under which the batches are numbered. The same rows again under the same
                 name, number and `batch_rows` are stored once; by default the name is a fresh one.
             first_batch: the number of the first batch.
@@ -93,7 +96,8 @@ class AsyncTables(AsyncObservations):
 
         Raises:
             UnknownDataset: there is no such table.
-            InvalidObservations: a column is unknown or of a wrong type, or a key is missing.
+            InvalidObservations: a column is unknown or of a wrong type, a key is missing, or a
+                geometry is none that queries accept.
             TransientError: a node that must take rows was unreachable. Some may be stored; repeat
                 the call under `details["producer"]`.
 
@@ -218,7 +222,8 @@ class AsyncTables(AsyncObservations):
                 reached = reached.join(cursor_from_pb(part.reached))
                 if part.rows:
                     rows.append(from_ipc(part.rows, columns))
-            return TableRows(pa.concat_tables(rows), reached)
+            whole = geoarrow.with_metadata(pa.concat_tables(rows), table.geometry_columns)
+            return TableRows(whole, reached)
 
         return await self._caller.call(attempt)
 
@@ -250,7 +255,7 @@ class AsyncTables(AsyncObservations):
         reached = EMPTY_CURSOR
         pieces = _pieces(table, rows)
         while (piece := await in_thread(next, pieces, None)) is not None:
-            whole = versions(table, piece)
+            whole = await in_thread(versions, table, piece)
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
@@ -281,11 +286,15 @@ def _pieces(table: Table, rows: Any) -> Iterator[pa.Table]:
     if isinstance(rows, str | os.PathLike):
         return open_rows(Path(rows), table.arrow_schema)
     if is_table(rows):
-        return plain_tables(rows)
+        return _tables(table, rows)
     raise InputError(
         "expected a DataFrame, an Arrow table, batch or reader, a dict of arrays, or the path of a "
         f"file, got {shown(rows)}"
     )
+
+
+def _tables(table: Table, rows: Any) -> Iterator[pa.Table]:
+    yield from plain_tables(with_wkb(rows, table.geometry_columns))
 
 
 def _read_keys(table: Table, keys: Keys) -> pa.Table:

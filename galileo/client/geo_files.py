@@ -1,8 +1,8 @@
-"""Observations and labels as GeoParquet and GeoJSON, which other tools open as they are.
+"""Observations, labels and rows of tables as GeoParquet and GeoJSON, which other tools open.
 
 An observation is a point and a label the rectangle of its cell, in degrees of longitude and
-latitude (OGC:CRS84). No cell lies across the antimeridian, so no rectangle has to be cut there, as
-RFC 7946 (3.1.9) demands.
+latitude (OGC:CRS84); rows of tables have columns of geometries. No cell lies across the
+antimeridian, so no rectangle has to be cut there, as RFC 7946 (3.1.9) demands.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import shapely
 
 from galileo.client.json_lines import json_lines
 from galileo.errors import InputError
-from galileo.geo import geohash
+from galileo.geo import geoarrow, geohash
+from galileo.geo.geometry_columns import to_geojson as geojson_of
+from galileo.geo.geometry_columns import to_shapes
 from galileo.labels import LabelSet
 from galileo.optional_imports import is_frame, library
 
 GeoData: TypeAlias = LabelSet | pa.Table
-"""Labels, or observations with their latitude and longitude."""
+"""Labels, observations with their latitude and longitude, or rows of a table with geometries."""
 
 GEOPARQUET_VERSION = "1.1.0"
 GEOMETRY = "geometry"
@@ -56,9 +58,12 @@ class Writer(Protocol):
 def write_geoparquet(data: GeoData | Iterable[GeoData], path: str | os.PathLike[str]) -> None:
     """Writes GeoParquet 1.1: all columns, and the geometry as WKB in a last one, `geometry`.
 
+    Rows of a table with geometries keep their columns; the first of geometries is the primary one.
+
     Args:
-        data: labels, observations, or pieces of either, such as `client.read_batches(labels)`.
-            Where these give no piece, the file has all columns and no row.
+        data: labels, observations, rows of a table, or pieces of one of these, such as
+            `client.read_batches(labels)`. Where these give no piece, the file has all columns and
+            no row.
         path: of the file, which has its name once all of it is written.
 
     Raises:
@@ -99,6 +104,8 @@ def to_geojson(data: GeoData) -> str:
 def to_geopandas(data: GeoData) -> Any:
     """Labels or observations as a GeoDataFrame (EPSG:4326): rectangles of cells, or points.
 
+    Rows of a table with geometries are drawn by the first column of these (OGC:CRS84).
+
     Raises:
         MissingExtra: geopandas is not installed; it comes with `galileo-store[plots]`.
 
@@ -109,6 +116,8 @@ def to_geopandas(data: GeoData) -> Any:
     """
     geopandas = library("geopandas", purpose="a GeoDataFrame")
     table = _table(data)
+    if geoarrow.geometry_columns(table.schema):
+        return geopandas.GeoDataFrame.from_arrow(table)
     shapes = Shapes.of(table)
     return geopandas.GeoDataFrame(table.to_pandas(), geometry=shapes.drawn(), crs="EPSG:4326")
 
@@ -117,45 +126,49 @@ class Shapes:
     """The geometries of a table's rows.
 
     Attributes:
-        kind: "Point" or "Polygon".
+        kinds: those that there are, such as "Point".
         columns: of the table, that they say all of.
-        bounds: west, south, east and north of each; those of a point are its position twice.
+        bounds: west, south, east and north of each; those of a point are its position twice, and
+            those of no geometry are NaN.
     """
 
-    def __init__(self, kind: str, columns: tuple[str, ...], bounds: Any) -> None:
-        self.kind = kind
+    def __init__(self, kinds: tuple[str, ...], columns: tuple[str, ...], bounds: Any) -> None:
+        self.kinds = kinds
         self.columns = columns
         self.bounds: tuple[Any, ...] = bounds
 
     @staticmethod
     def of(table: pa.Table) -> Shapes:
-        """Points where there are latitudes and longitudes, else the rectangles of geohashes.
+        """The first column of geometries; else points where there are latitudes and longitudes,
+        and the rectangles of geohashes.
 
         Raises:
-            InputError: there is neither.
+            InputError: there is nothing of this.
         """
         names = table.column_names
+        for name in geoarrow.geometry_columns(table.schema):
+            return StoredShapes(table, name)
         if "latitude" in names and "longitude" in names:
             y, x = (table.column(name).to_numpy() for name in ("latitude", "longitude"))
-            return Shapes("Point", ("latitude", "longitude"), (x, y, x, y))
+            return Shapes(("Point",), ("latitude", "longitude"), (x, y, x, y))
         if "geohash" in names:
             texts = table.column("geohash").combine_chunks()
             precision = pc.max(pc.utf8_length(texts)).as_py() or 1
-            return Shapes("Polygon", (), geohash.bounds(geohash.from_text(texts), precision))
+            return Shapes(("Polygon",), (), geohash.bounds(geohash.from_text(texts), precision))
         raise InputError(
-            f"expected the columns latitude and longitude, or geohash, got {', '.join(names)}; "
-            "read them too"
+            "expected a column of geometries, the columns latitude and longitude, or geohash, got "
+            f"{', '.join(names)}; read them too"
         )
 
     def drawn(self) -> Any:
         """As shapely geometries; exterior rings run counterclockwise."""
-        if self.kind == "Point":
+        if self.kinds == ("Point",):
             return shapely.points(self.bounds[0], self.bounds[1])
         west, south, east, north = self.bounds
         return shapely.box(west, south, east, north)
 
     def wkb(self) -> pa.Array:
-        if self.kind == "Polygon":
+        if self.kinds == ("Polygon",):
             return pa.array(shapely.to_wkb(self.drawn(), byte_order=1), pa.binary())
         points = np.empty(len(self.bounds[0]), dtype=_POINT)
         points["order"], points["kind"] = 1, 1
@@ -165,7 +178,7 @@ class Shapes:
         return fixed.cast(pa.binary())
 
     def geojson(self) -> pa.Array:
-        if self.kind == "Polygon":
+        if self.kinds == ("Polygon",):
             return pa.array(shapely.to_geojson(self.drawn()), pa.string())
         x, y = (pa.array(values) for values in self.bounds[:2])
         ends = (x.cast(pa.string()), ",", y.cast(pa.string()))
@@ -173,6 +186,55 @@ class Shapes:
         if all(np.isfinite(values).all() for values in self.bounds[:2]):
             return points
         return pc.if_else(pc.and_(pc.is_finite(x), pc.is_finite(y)), points, "null")
+
+
+class StoredShapes(Shapes):
+    """Geometries that are a column of the table, as WKB."""
+
+    def __init__(self, table: pa.Table, name: str) -> None:
+        self._stored = table.column(name).combine_chunks()
+        self._shapes = to_shapes(self._stored)
+        _, rows = np.unique(shapely.get_type_id(self._shapes), return_index=True)
+        kinds = {shape.geom_type for shape in self._shapes[rows] if shape is not None}
+        super().__init__(tuple(sorted(kinds)), (name,), tuple(shapely.bounds(self._shapes).T))
+
+    def drawn(self) -> Any:
+        return self._shapes
+
+    def wkb(self) -> pa.Array:
+        return self._stored
+
+    def geojson(self) -> pa.Array:
+        return geojson_of(self._stored).fill_null("null")
+
+
+class _ColumnSummary:
+    """What GeoParquet says about a column of geometries, from all of its pieces.
+
+    Args:
+        facts: that hold whatever the pieces are.
+    """
+
+    def __init__(self, **facts: Any) -> None:
+        self._facts = facts
+        self._kinds: set[str] = set()
+        self._bounds = np.array([np.inf, np.inf, -np.inf, -np.inf])
+
+    def add(self, shapes: Shapes) -> None:
+        self._kinds.update(shapes.kinds)
+        bounds = np.array(shapes.bounds)
+        bounds = bounds[:, ~np.isnan(bounds[0])]
+        if bounds.size:
+            low, high = bounds[:2].min(axis=1), bounds[2:].max(axis=1)
+            self._bounds[:2] = np.minimum(self._bounds[:2], low)
+            self._bounds[2:] = np.maximum(self._bounds[2:], high)
+
+    def metadata(self) -> dict[str, Any]:
+        column: dict[str, Any] = {"encoding": "WKB", "geometry_types": sorted(self._kinds)}
+        column |= self._facts
+        if np.isfinite(self._bounds).all():
+            column["bbox"] = self._bounds.tolist()
+        return column
 
 
 class GeoParquetWriter:
@@ -184,34 +246,31 @@ class GeoParquetWriter:
     """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
-        self._kind = Shapes.of(schema.empty_table()).kind
-        self._schema = schema.append(pa.field(GEOMETRY, pa.binary(), nullable=False))
+        self._stored = geoarrow.geometry_columns(schema)
+        self._schema = schema
+        self._summaries = {name: _ColumnSummary() for name in self._stored}
+        if not self._stored:
+            kinds = list(Shapes.of(schema.empty_table()).kinds)
+            drawn = _ColumnSummary(geometry_types=kinds, orientation="counterclockwise")
+            self._summaries = {GEOMETRY: drawn}
+            self._schema = schema.append(pa.field(GEOMETRY, pa.binary(), nullable=False))
         self._file = pyarrow.parquet.ParquetWriter(sink, self._schema, compression="zstd")
-        self._bounds = np.array([np.inf, np.inf, -np.inf, -np.inf])
 
     def write(self, table: pa.Table) -> None:
         """Writes a row group."""
-        shapes = Shapes.of(table)
-        drawn = table.append_column(self._schema.field(GEOMETRY), shapes.wkb())
-        self._file.write_table(drawn.cast(self._schema))
-        if table.num_rows:
-            low = [
-                min(old, new.min()) for old, new in zip(self._bounds, shapes.bounds, strict=True)
-            ]
-            high = [
-                max(old, new.max()) for old, new in zip(self._bounds, shapes.bounds, strict=True)
-            ]
-            self._bounds = np.array([*low[:2], *high[2:]])
+        for name in self._stored:
+            self._summaries[name].add(StoredShapes(table, name))
+        if not self._stored:
+            shapes = Shapes.of(table)
+            self._summaries[GEOMETRY].add(shapes)
+            table = table.append_column(self._schema.field(GEOMETRY), shapes.wkb())
+        self._file.write_table(table.cast(self._schema))
 
     def close(self) -> None:
         """Writes the end of the file, which says what is in it."""
-        column: dict[str, Any] = {"encoding": "WKB", "geometry_types": [self._kind]}
-        column["orientation"] = "counterclockwise"
-        if np.isfinite(self._bounds).all():
-            column["bbox"] = self._bounds.tolist()
-        geo = {"version": GEOPARQUET_VERSION, "primary_column": GEOMETRY}
-        metadata = json.dumps(geo | {"columns": {GEOMETRY: column}})
-        self._file.add_key_value_metadata({"geo": metadata})
+        columns = {name: summary.metadata() for name, summary in self._summaries.items()}
+        geo = {"version": GEOPARQUET_VERSION, "primary_column": next(iter(columns))}
+        self._file.add_key_value_metadata({"geo": json.dumps(geo | {"columns": columns})})
         self._file.close()
 
     def add_key_value_metadata(self, metadata: dict[str, str]) -> None:

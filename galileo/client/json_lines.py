@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.geo import geoarrow, geometry_columns
 from galileo.model.times import column_micros, iso_column
 
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
@@ -20,13 +21,23 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x20)} | {
 
 
 def json_lines(table: pa.Table, constants: str = "") -> pa.StringArray:
-    """Each row as a JSON object, which begins with constant members such as `"a":1`."""
+    """Each row as a JSON object, which begins with constant members such as `"a":1`.
+
+    Geometries are GeoJSON.
+    """
+    geometries = geoarrow.geometry_columns(table.schema)
     parts: list[pa.Array | str] = []
     for number, name in enumerate(table.column_names):
         begin = "," if number else f"{{{constants}," if constants else "{"
         parts.append(f"{begin}{json.dumps(name, ensure_ascii=False)}:")
-        parts.append(json_values(table.column(name).combine_chunks()))
+        column = table.column(name).combine_chunks()
+        is_geometry = name in geometries
+        parts.append(_geojson(column) if is_geometry else json_values(column))
     return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _geojson(column: pa.Array) -> pa.Array:
+    return geometry_columns.to_geojson(column).fill_null("null")
 
 
 def joined_texts(begin: str, texts: pa.Array, end: str) -> bytes:

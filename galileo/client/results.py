@@ -189,7 +189,8 @@ class TableRows:
     """Rows of a table.
 
     Attributes:
-        rows: of the table's columns; of changes also `deleted`.
+        rows: of the table's columns; of changes also `deleted`. Geometries are WKB, marked as such
+            (GeoArrow).
         cursor: the commit of each partition up to which the rows are those of the table; of those
             partitions alone that can have the keys, where some were named.
 
@@ -224,6 +225,23 @@ class TableRows:
             ['a', 'b']
         """
         return to_pandas(self.rows)
+
+    def to_geopandas(self) -> Any:
+        """The rows as a GeoDataFrame (OGC:CRS84), drawn by their first column of geometries.
+
+        Raises:
+            InputError: the table has no geometries.
+            MissingExtra: geopandas is not installed; it comes with `galileo-store[plots]`.
+
+        Example:
+            >>> client.create_table(
+            ...     galileo.Table("lakes", {"id": "text", "shore": "geometry"}, key="id")
+            ... )
+            >>> receipt = client.upsert("lakes", {"id": ["a"], "shore": ["POINT (-105.1 40.2)"]})
+            >>> client.table("lakes").to_geopandas().geometry.x.tolist()
+            [-105.1]
+        """
+        return geo_files.to_geopandas(self.rows)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

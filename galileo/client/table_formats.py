@@ -1,10 +1,10 @@
-"""Formats of files of observations and labels, and a writer of each."""
+"""Formats of files of observations, labels and rows of tables, and a writer of each."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +13,8 @@ import pyarrow.parquet
 
 from galileo.client.geo_files import GeoJsonWriter, GeoParquetWriter, Writer
 from galileo.client.json_lines import json_lines
+from galileo.geo import geoarrow, geometry_columns
+from galileo.geo.geometry_columns import WKT_DECIMALS
 from galileo.labels import MISSING_KEY
 
 GROUP_ROWS = 131_072
@@ -76,6 +78,44 @@ class _JsonLines:
         pass
 
 
+class _Csv:
+    """Writes CSV; geometries as WKT."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        self._writer = pyarrow.csv.CSVWriter(sink, with_wkt(schema.empty_table()).schema)
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write(with_wkt(table))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def with_wkt(table: pa.Table, *, decimals: int = WKT_DECIMALS) -> pa.Table:
+    """The table, whose geometries are WKT."""
+    for name in geoarrow.geometry_columns(table.schema):
+        texts = geometry_columns.to_wkt(table.column(name), decimals=decimals)
+        table = table.set_column(table.schema.get_field_index(name), name, texts)
+    return table
+
+
+def rows_with_geojson(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as values of Python, whose geometries are GeoJSON objects."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for name in geoarrow.geometry_columns(table.schema):
+        texts = geometry_columns.to_geojson(table.column(name)).to_pylist()
+        for row, text in zip(rows, texts, strict=True):
+            row[name] = None if text is None else json.loads(text)
+    return rows
+
+
+def _parquet(sink: IO[bytes], schema: pa.Schema) -> Writer:
+    if geoarrow.geometry_columns(schema):
+        return GeoParquetWriter(sink, schema)
+    writer: Writer = pyarrow.parquet.ParquetWriter(sink, schema)
+    return writer
+
+
 def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     writer: Writer = pa.ipc.new_file(sink, schema, options=options)
@@ -83,9 +123,9 @@ def _arrow(sink: IO[bytes], schema: pa.Schema) -> Writer:
 
 
 WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
-    "parquet": pyarrow.parquet.ParquetWriter,
+    "parquet": _parquet,
     "arrow": _arrow,
-    "csv": pyarrow.csv.CSVWriter,
+    "csv": _Csv,
     "ndjson": _JsonLines,
     "geoparquet": GeoParquetWriter,
     "geojson": GeoJsonWriter,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,9 @@ import pyarrow.parquet as pq
 
 from galileo.errors import InputError
 from galileo.formats.arrow_files import PIECE_ROWS
+
+ROW_BYTES_MAX = 16 << 20
+"""Bytes of a row of CSV or JSON lines; a geometry can take some of them."""
 
 Opener = Callable[[Path, pa.Schema], Iterator[pa.Table]]
 
@@ -33,7 +37,7 @@ def open_rows(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
         )
     try:
         yield from opener(path, columns)
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read: {error}", parameter="file") from error
 
 
@@ -46,31 +50,59 @@ def _parquet(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
 def _arrow(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         for number in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(number)])
+            table = pa.Table.from_batches([reader.get_batch(number)])
+            table.validate(full=True)
+            yield table
 
 
 def _delimited(delimiter: str) -> Opener:
-    def read(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+    def open_file(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
         convert = pcsv.ConvertOptions(column_types=_in_texts(columns), strings_can_be_null=True)
         parse = pcsv.ParseOptions(delimiter=delimiter)
-        with pcsv.open_csv(path, parse_options=parse, convert_options=convert) as reader:
+        read = pcsv.ReadOptions(block_size=ROW_BYTES_MAX)
+        with pcsv.open_csv(path, read, parse, convert) as reader:
             for batch in reader:
                 yield pa.Table.from_batches([batch])
 
-    return read
+    return open_file
 
 
 def _json_lines(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
-    options = pjson.ParseOptions(explicit_schema=_in_texts(columns))
-    yield pjson.read_json(path, parse_options=options)
+    geometries = [column.name for column in columns if pa.types.is_binary(column.type)]
+    read = pjson.ReadOptions(block_size=ROW_BYTES_MAX)
+    parse = pjson.ParseOptions(explicit_schema=_in_texts(columns))
+    try:
+        table = pjson.read_json(path, read, parse)
+    except pa.ArrowInvalid:
+        if not geometries:
+            raise
+        table = pjson.read_json(_geojson_as_texts(path, geometries), read, parse)
+    yield table
+
+
+def _geojson_as_texts(path: Path, names: Collection[str]) -> pa.BufferReader:
+    """The lines of a file, in which objects of these columns are texts; Arrow reads no mixture."""
+    lines = []
+    with path.open(encoding="utf-8") as file:
+        for line in filter(str.strip, file):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                objects = [name for name in names if isinstance(row.get(name), dict)]
+                row |= {name: json.dumps(row[name]) for name in objects}
+            lines.append(json.dumps(row))
+    return pa.BufferReader("\n".join(lines).encode())
 
 
 def _in_texts(columns: pa.Schema) -> pa.Schema:
-    """The types as texts have them: times are parsed later, since they may have no zone."""
+    """The types as texts have them: times, which may have no zone, and WKT are parsed later."""
     return pa.schema(
-        pa.field(one.name, pa.string() if pa.types.is_timestamp(one.type) else one.type)
+        pa.field(one.name, pa.string() if _is_parsed_later(one.type) else one.type)
         for one in columns
     )
+
+
+def _is_parsed_later(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_binary(kind))
 
 
 OPENERS: dict[str, Opener] = {

@@ -130,6 +130,15 @@ def from_geojson(raw: dict[str, Any]) -> Region:
     Raises:
         InputError: malformed, empty, invalid, out of range or with too many vertices.
     """
+    return Region(checked(shape_from_geojson(raw), raw["type"]))
+
+
+def shape_from_geojson(raw: dict[str, Any]) -> shapely.Geometry:
+    """The shape of a GeoJSON geometry, which `checked` has to check.
+
+    Raises:
+        InputError: malformed or with too many vertices.
+    """
     kind = raw.get("type")
     if kind not in KINDS:
         raise InputError(
@@ -138,12 +147,11 @@ def from_geojson(raw: dict[str, Any]) -> Region:
         )
     _check_size(raw.get("coordinates"))
     try:
-        shape = shapely.force_2d(shapely.geometry.shape(raw))
+        return shapely.force_2d(shapely.geometry.shape(raw))
     except (ValueError, TypeError, AttributeError, IndexError, ShapelyError) as error:
         raise InputError(
             f"expected coordinates of a {kind}; {_sentence(error)}", expected="coordinates"
         ) from error
-    return Region(checked(shape, kind))
 
 
 def from_box(bounds: Sequence[float]) -> Region:
@@ -185,11 +193,7 @@ def _box(west: float, south: float, east: float, north: float) -> shapely.Geomet
 
 def checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
     """The shape, if it is one of the earth. Raises InputError for an empty or invalid one."""
-    if shapely.is_empty(shape):
-        raise InputError(
-            f"expected a {kind} with coordinates, got an empty one", expected="nonempty_geometry"
-        )
-    _check_range(shapely.get_coordinates(shape))
+    check_place(shape, kind)
     if not shapely.is_valid(shape):
         raise InputError(
             f"expected a valid {kind}, got one with this fault: {shapely.is_valid_reason(shape)}; "
@@ -197,6 +201,15 @@ def checked(shape: shapely.Geometry, kind: str) -> shapely.Geometry:
             expected="valid_geometry",
         )
     return shape
+
+
+def check_place(shape: shapely.Geometry, kind: str) -> None:
+    """Raises InputError for an empty shape, or one out of range."""
+    if shapely.is_empty(shape):
+        raise InputError(
+            f"expected a {kind} with coordinates, got an empty one", expected="nonempty_geometry"
+        )
+    _check_range(shapely.get_coordinates(shape))
 
 
 def _check_range(coordinates: Floats) -> None:

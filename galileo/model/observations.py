@@ -187,7 +187,7 @@ def _in_range(values: pa.ChunkedArray, name: str, low: float, high: float) -> pa
 
 def _time(table: pa.Table, schema: Schema) -> pa.ChunkedArray:
     times = table.column("time")
-    _refuse_long(times, "time")
+    refuse_long(times, "time")
     # The first bucket that begins in year 1; an earlier one has a start that no calendar has.
     low = -(-TIME_MIN_US // schema.time_bucket_us) * schema.time_bucket_us
     if times.type == TIME_TYPE and not times.null_count and len(times):
@@ -235,7 +235,7 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
     if feature.name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, feature.arrow_type)])
     values = table.column(feature.name)
-    _refuse_long(values, feature.name)
+    refuse_long(values, feature.name)
     if pa.types.is_dictionary(values.type):
         values = _decode_dictionary(values, feature)
     if pa.types.is_null(values.type):
@@ -251,19 +251,24 @@ def _feature(table: pa.Table, feature: Feature) -> pa.ChunkedArray:
 
 
 def _decode_dictionary(values: pa.ChunkedArray, feature: Feature) -> pa.ChunkedArray:
+    """The values, if they fit; it is not known how much memory others would take."""
+    kind = values.type.value_type
     try:
-        return values.cast(values.type.value_type)
-    except pa.ArrowNotImplementedError as error:
-        raise InvalidObservations(
-            f"expected {feature.type} values in column {feature.name!r}, got {values.type}, which "
-            "cannot be decoded; convert the column first",
-            expected=feature.type,
-            column=feature.name,
-        ) from error
+        if pa.types.is_null(kind) or _fits(kind, feature.type):
+            return values.cast(kind)
+        reason = ""
+    except pa.ArrowNotImplementedError:
+        reason = ", which cannot be decoded"
+    raise InvalidObservations(
+        f"expected {feature.type} values in column {feature.name!r}, got {values.type}{reason}; "
+        "convert the column first",
+        expected=feature.type,
+        column=feature.name,
+    )
 
 
-def _refuse_long(values: pa.ChunkedArray, name: str) -> None:
-    """Refuse texts that are small only because equal ones are stored once."""
+def refuse_long(values: pa.ChunkedArray, name: str) -> None:
+    """Raises InvalidObservations about texts that are small only as equal ones are stored once."""
     size = sum(text_bytes(chunk) for chunk in values.chunks)
     if size > TEXT_BYTES_MAX:
         raise InvalidObservations(

@@ -22,7 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
+from galileo.geo import geoarrow, geometry_columns
 from galileo.hashing import hash128
+from galileo.model.observations import refuse_long
 from galileo.model.schema import (
     ARROW_TYPES,
     FEATURE_NAME,
@@ -33,13 +35,17 @@ from galileo.model.schema import (
 )
 from galileo.model.times import TIME_TYPE, time_column
 
-ColumnType = Literal["float", "int", "text", "bool", "time"]
+ColumnType = Literal["float", "int", "text", "bool", "time", "geometry"]
 KEY_TYPES = ("int", "text", "time")
 KEY_BYTES_MAX = 1_024
 DELETED = "deleted"
 """The stored column that says whether a version deletes its key."""
 
-_ARROW_TYPES: dict[str, pa.DataType] = {**ARROW_TYPES, "time": TIME_TYPE}
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    **ARROW_TYPES,
+    "time": TIME_TYPE,
+    "geometry": pa.binary(),
+}
 _PATH_SCHEMA = pa.schema(
     [
         pa.field("high", pa.uint64(), nullable=False),
@@ -59,7 +65,7 @@ class Table(StoredSchema):
 
     Args:
         name: as of a dataset, with which it shares the name.
-        columns: their types by name: "float", "int", "text", "bool" or "time".
+        columns: their types by name: "float", "int", "text", "bool", "time" or "geometry".
         key: the column, or columns, whose values identify a row: "int", "text" or "time".
 
     Attributes:
@@ -104,6 +110,16 @@ class Table(StoredSchema):
             pa.field(name, _ARROW_TYPES[kind], nullable=name not in self.key_columns)
             for name, kind in self.columns
         )
+
+    @property
+    def geometry_columns(self) -> tuple[str, ...]:
+        """The names of the columns of geometries, which are stored as WKB.
+
+        Example:
+            >>> galileo.Table("sites", {"id": "text", "place": "geometry"}, "id").geometry_columns
+            ('place',)
+        """
+        return tuple(name for name, kind in self.columns if kind == "geometry")
 
     @property
     def observation_schema(self) -> pa.Schema:
@@ -249,19 +265,27 @@ def _key_columns(key: str | Sequence[str], columns: dict[str, ColumnType]) -> tu
 # --- rows ------------------------------------------------------------------------------------
 
 
-def versions_of(table: Table, rows: pa.Table) -> pa.Table:
+def versions_of(table: Table, rows: pa.Table, *, is_sent: bool = False) -> pa.Table:
     """Rows to be stored: `rows` as they replace earlier ones, of `table.observation_schema`.
 
     Naive times are UTC, NaN is null, and a missing column is null. Rows with a column `deleted`
     are versions already.
 
+    Args:
+        table: the rows are of.
+        rows: of some of its columns.
+        is_sent: a client has sent them, which has called this function; what is costly to check is
+            not checked again (`geometry_columns.to_stored`), and texts may take some memory only.
+
     Raises:
-        InvalidObservations: a column is unknown or of a wrong type, or a key is missing, null or
-            too long.
+        InvalidObservations: a column is unknown or of a wrong type, a key is missing, null or too
+            long, or a geometry is none that queries accept.
     """
     _check_names(table, rows.column_names)
     columns = [
-        _column(rows, name, kind, table) if name in rows.column_names else _nulls(rows, kind)
+        _column(rows, name, kind, table, is_sent=is_sent)
+        if name in rows.column_names
+        else _nulls(rows, kind)
         for name, kind in table.columns
     ]
     if DELETED in rows.column_names:
@@ -331,17 +355,22 @@ def _check_names(table: Table, names: Sequence[str]) -> None:
     )
 
 
-def _column(rows: pa.Table, name: str, kind: ColumnType, table: Table) -> pa.ChunkedArray:
+def _column(
+    rows: pa.Table, name: str, kind: ColumnType, table: Table, *, is_sent: bool
+) -> pa.ChunkedArray:
+    if kind == "geometry":
+        return _geometries(rows, name, table, is_sent=is_sent)
     values = rows.column(name)
+    if is_sent:
+        refuse_long(values, name)
     try:
         if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
+            values = _decoded(values)
         if pa.types.is_floating(values.type):
             values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
         if kind == "time":
             values = time_column(values)
-        elif pa.types.is_null(values.type) or is_text == (kind == "text"):
+        elif pa.types.is_null(values.type) or _is_text(values.type) == (kind == "text"):
             values = values.cast(_ARROW_TYPES[kind])
         else:
             raise InputError(f"{values.type} values")
@@ -355,6 +384,33 @@ def _column(rows: pa.Table, name: str, kind: ColumnType, table: Table) -> pa.Chu
     if name in table.key_columns:
         _check_key(values, name)
     return values
+
+
+def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a dictionary, if their sizes are known before."""
+    kind = values.type.value_type
+    if not pa.types.is_primitive(kind) and not _is_text(kind) and not pa.types.is_null(kind):
+        raise InputError(f"{kind} values")
+    return values.cast(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _geometries(rows: pa.Table, name: str, table: Table, *, is_sent: bool) -> pa.ChunkedArray:
+    try:
+        geoarrow.check_column(rows.schema, name)
+        return geometry_columns.to_stored(rows.column(name), is_sent=is_sent)
+    except InputError as error:
+        row = error.details.get("row")
+        place = f"column {name!r}" if row is None else f"row {row} of column {name!r}"
+        raise InvalidObservations(
+            f"the geometry in {place} of table {table.name!r} cannot be stored: {error.message}",
+            **(error.details | {"column": name}),
+        ) from error
 
 
 def _check_key(values: pa.ChunkedArray, name: str) -> None:

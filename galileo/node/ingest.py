@@ -257,7 +257,9 @@ def _split(
 ) -> Parts:
     """The rows of each partition, indexed."""
     if isinstance(schema, Table):
-        return index_versions(schema, rows if is_normalised else versions_of(schema, rows))
+        return index_versions(
+            schema, rows if is_normalised else versions_of(schema, rows, is_sent=True)
+        )
     assert isinstance(schema, Schema), "neither a dataset nor a table"
     place = partial(placement.partitions_from_cells, topology, schema)
     return paths.index_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import grpc.aio
 import numpy as np
 import pyarrow as pa
 import pytest
+import shapely
 
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Move
@@ -24,7 +26,8 @@ from galileo.errors import (
     UnknownDataset,
 )
 from galileo.labels import to_ipc
-from galileo.model.schema import Schema
+from galileo.model.schema import Schema, StoredSchema
+from galileo.model.table import Table
 from galileo.node.catalog import dataset_home
 from galileo.node.peers import PARTS_SCHEMA
 from galileo.query import Query
@@ -39,7 +42,7 @@ from galileo.wire.v1 import analytics_pb2, cluster_pb2, common_pb2, query_pb2, s
 Make = Callable[..., pa.Table]
 
 
-async def create(company: Any, at: str = "a", schema: Schema | None = None) -> None:
+async def create(company: Any, at: str = "a", schema: StoredSchema | None = None) -> None:
     text = (schema or company.schema).to_json()
     await company[at].cluster.CreateDataset(cluster_pb2.CreateDatasetRequest(schema_json=text))
 
@@ -197,6 +200,33 @@ async def test_ingest_of_invalid_arrow_bytes_is_refused(
     assert type(refused) is InvalidObservations
     assert (await ask(company))[0].num_rows == 0
     assert (await ingest(company, good)).rows == 10
+
+
+def rows_of_sites(*places: bytes) -> pa.Table:
+    return pa.table({"id": [str(number) for number in range(len(places))], "place": places})
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        struct.pack("<BII", 1, 6, 1) * 200_000,
+        struct.pack("<BII", 1, 4, 1) * 200_000 + shapely.Point(1, 2).wkb,
+        struct.pack("<BII", 1, 3, 2**32 - 1),
+        struct.pack("<BII", 1, 3, 1_000_000) + bytes(4_000_000),
+        shapely.Point(1, 91).wkb,
+        shapely.GeometryCollection([shapely.Point(1, 2)]).wkb,
+        b"POINT (1 2)",
+        b"",
+    ],
+    ids=lambda hostile: hostile[:12].hex() or "nothing",
+)
+async def test_ingest_of_hostile_geometries_is_refused(company: Any, hostile: bytes) -> None:
+    await create(company, schema=Table("nam", {"id": "text", "place": "geometry"}, key="id"))
+    good = shapely.Point(1, 2).wkb
+    refused = await error(ingest(company, rows_of_sites(good, hostile)))
+    assert type(refused) is InvalidObservations
+    assert (refused.details["column"], refused.details["row"]) == ("place", 1)
+    assert (await ingest(company, rows_of_sites(good))).rows == 1
 
 
 async def test_commit_of_another_schema_is_refused(company: Any, make_observations: Make) -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -308,11 +309,12 @@ def ships(client: galileo.Client, fresh_name: Make) -> str:
     """A table of rows that were replaced and deleted."""
     name = fresh_name("ships")
     columns = {"number": "int", "name": "text", "seen": "time", "draught": "float"}
+    columns["place"] = "geometry"
     client.create_table(galileo.Table(name, columns, key="number"))
     numbers = np.arange(ROWS)
     rows = {"number": numbers, "name": [f"vessel {n}" for n in numbers], "draught": numbers / 2}
     client.upsert(name, rows | {"seen": times_from_micros(START_US + numbers)}, batch_rows=3_000)
-    client.upsert(name, {"number": [7], "name": ["Aurora"]})
+    client.upsert(name, {"number": [7], "name": ["Aurora"], "place": ["POINT (-105.25 40.1)"]})
     client.delete(name, list(range(0, ROWS, 10)))
     return name
 
@@ -324,9 +326,11 @@ def test_a_table_is_read_as_it_was_when_it_was_loaded(
     frame, expected = reader.load(), client.table(ships).rows
     client.upsert(ships, {"number": [1, ROWS], "name": ["Later", "New"]})
     assert [f.simpleString() for f in frame.schema] == [
-        *("number:bigint", "name:string", "seen:timestamp", "draught:double"),
+        *("number:bigint", "name:string", "seen:timestamp", "draught:double", "place:binary"),
     ]
     assert same(frame.toArrow(), expected)
+    [aurora] = frame.where("place is not null").collect()
+    assert bytes(aurora.place) == struct.pack("<BI2d", 1, 1, -105.25, 40.1)
     few = reader.options(columns="name,number", rows_per_task=2_000).load()
     assert tasks(few) > 1
     found = few.where("number in (1, 7)").sort("number").collect()

@@ -392,6 +392,16 @@ def test_normalise_dictionary_of_views_raises() -> None:
     check_refused(table(station=coded), expected="text", column="station")
 
 
+def test_normalise_dictionary_of_another_type_is_not_decoded() -> None:
+    blocks, rows = pa.array([bytes(1 << 20)], pa.binary(1 << 20)), 2_048
+    coded = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), blocks)
+    others = {name: values * (rows // 2) for name, values in columns().items()}
+    pool = pa.default_memory_pool()
+    before = pool.max_memory()
+    check_refused(pa.table(others | {"station": coded}), expected="text", column="station")
+    assert pool.max_memory() - before < 1 << 30
+
+
 # --- features that were added ------------------------------------------------------------------
 
 

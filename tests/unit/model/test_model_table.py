@@ -7,6 +7,7 @@ import datetime as dt
 import numpy as np
 import pyarrow as pa
 import pytest
+import shapely
 from expected_errors import raises
 
 from galileo.errors import InvalidObservations, InvalidSchema
@@ -39,6 +40,7 @@ SHELTERS = Table("shelters", COLUMNS, key="id").spread(8)
         ({"id": "text"}, ["id", "id"], "key"),
         ({"id": "float"}, "id", "key_type"),
         ({"id": "bool"}, "id", "key_type"),
+        ({"id": "text", "place": "geometry"}, ["id", "place"], "key_type"),
     ],
 )
 def test_table_of_a_wrong_definition_is_refused(columns, key, expected) -> None:
@@ -76,6 +78,67 @@ def test_versions_of_rows_have_nulls_in_columns_that_are_not_given() -> None:
         {"id": "a", "height": 1.5, "since": since} | nothing,
         {"id": "b", "height": None, "since": None} | nothing,
     ]
+
+
+SITES = Table("sites", {"id": "text", "place": "geometry", "area": "geometry"}, key="id").spread(8)
+PLACE = shapely.to_wkb(shapely.Point(1, 2))
+
+
+def test_geometries_are_stored_as_wkb_in_any_form_they_come() -> None:
+    assert stored_schema_from_json(SITES.to_json()) == SITES
+    assert SITES.geometry_columns == ("place", "area")
+    rows = pa.table({"id": ["a", "b", "c"], "place": ["POINT Z (1 2 3)", None, "point(1 2)"]})
+    versions = versions_of(SITES, rows)
+    assert versions.schema == SITES.observation_schema
+    assert versions.column("place").to_pylist() == [PLACE, None, PLACE]
+    assert versions.column("area").null_count == 3
+    assert versions_of(SITES, versions, is_sent=True).equals(versions)
+    [deleted] = deletions_of(SITES, rows.slice(0, 1)).to_pylist()
+    assert deleted == {"id": "a", "place": None, "area": None, "deleted": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "details"),
+    [
+        (["POINT (1 2)", "POINT (1 91)"], {"expected": "degrees", "column": "area", "row": 1}),
+        (["home", None], {"expected": "geometry_type", "column": "area", "row": 0}),
+        ([1, 2], {"expected": "column_type", "column": "area", "row": None}),
+    ],
+)
+def test_geometries_that_queries_refuse_are_refused(values, details) -> None:
+    with raises(InvalidObservations, **details):
+        versions_of(SITES, pa.table({"id": ["a", "b"], "area": values}))
+
+
+def test_geometries_in_another_coordinate_reference_system_are_refused() -> None:
+    field = pa.field("area", pa.string(), metadata={"ARROW:extension:name": "geoarrow.wkt"})
+    crs = {"ARROW:extension:metadata": '{"crs": "EPSG:3857"}'}
+    field = field.with_metadata(field.metadata | {k.encode(): v for k, v in crs.items()})
+    rows = pa.table([["a"], ["POINT (1 2)"]], schema=pa.schema([("id", pa.string()), field]))
+    with raises(InvalidObservations, expected="crs", column="area"):
+        versions_of(SITES, rows)
+
+
+def test_sent_rows_take_no_more_memory_than_they_say() -> None:
+    text = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(1_000_000, np.int8)), pa.array(["x" * 1_000])
+    )
+    with raises(InvalidObservations, column="id"):
+        versions_of(SITES, pa.table({"id": text}), is_sent=True)
+    blocks = pa.DictionaryArray.from_arrays(
+        pa.array([0], pa.int8()), pa.array([b"x"], pa.binary(1))
+    )
+    with raises(InvalidObservations, expected="column_type", column="id"):
+        versions_of(SITES, pa.table({"id": blocks}), is_sent=True)
+    views = pa.array([PLACE] * 3, pa.binary_view())
+    with raises(InvalidObservations, expected="column_type", column="place"):
+        versions_of(SITES, pa.table({"id": ["a", "b", "c"], "place": views}), is_sent=True)
+
+
+def test_texts_of_any_layout_are_texts() -> None:
+    for kind in (pa.large_string(), pa.string_view()):
+        rows = pa.table({"id": pa.array(["a", "b"], kind)})
+        assert versions_of(SITES, rows).column("id").to_pylist() == ["a", "b"]
 
 
 def test_deletions_of_rows_name_the_key_alone() -> None:

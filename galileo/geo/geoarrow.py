@@ -1,0 +1,97 @@
+"""What the metadata of Arrow fields and GeoParquet files say about columns of geometries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from galileo.errors import InputError
+
+NAME = b"ARROW:extension:name"
+METADATA = b"ARROW:extension:metadata"
+WKB = b"geoarrow.wkb"
+FIELD_METADATA = {
+    NAME: WKB,
+    METADATA: b'{"crs":"OGC:CRS84","crs_type":"authority_code"}',
+}
+"""Of a field with geometries as WKB, in degrees of longitude and latitude."""
+
+_ACCEPTED = (WKB, b"geoarrow.wkt", b"ogc.wkb", b"ogc.wkt")
+_DEGREES = ("OGC:CRS84", "EPSG:4326")
+
+
+def with_metadata(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The table whose fields of these names have `FIELD_METADATA`; nothing is copied."""
+    fields = [
+        field.with_metadata(FIELD_METADATA) if field.name in names else field
+        for field in table.schema
+    ]
+    return pa.table(table.columns, schema=pa.schema(fields))
+
+
+def geometry_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns whose fields have the metadata of WKB."""
+    return tuple(
+        field.name
+        for field in schema
+        if pa.types.is_binary(field.type) and (field.metadata or {}).get(NAME) == WKB
+    )
+
+
+def check_column(schema: pa.Schema, name: str) -> None:
+    """Checks that what is said about a column of geometries fits WKB or WKT in degrees.
+
+    Raises:
+        InputError: it has another encoding or coordinate reference system.
+    """
+    extension, metadata = _extension(schema.field(name))
+    if extension is not None and extension not in _ACCEPTED:
+        raise InputError(
+            f"expected WKB or WKT, got {extension.decode(errors='replace')}; with GeoPandas write "
+            ".to_arrow(geometry_encoding='WKB')",
+            expected="wkb",
+        )
+    columns = _dict(_json((schema.metadata or {}).get(b"geo")).get("columns"))
+    for crs in (_json(metadata).get("crs"), _dict(columns.get(name)).get("crs")):
+        if not _is_in_degrees(crs):
+            raise InputError(
+                "expected longitudes and latitudes in degrees, got the coordinate reference system "
+                f"{_dict(crs).get('name', crs)!r:.100}; with GeoPandas write .to_crs(4326)",
+                expected="crs",
+            )
+
+
+def _extension(field: pa.Field) -> tuple[bytes | None, bytes | None]:
+    """The name and the metadata of an extension type, whether it is registered or not."""
+    if isinstance(field.type, pa.BaseExtensionType):
+        return field.type.extension_name.encode(), field.type.__arrow_ext_serialize__()
+    metadata = field.metadata or {}
+    return metadata.get(NAME), metadata.get(METADATA)
+
+
+def _json(text: bytes | str | None) -> dict[str, Any]:
+    try:
+        return _dict(json.loads(text or b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_in_degrees(crs: Any) -> bool:
+    """Whether a CRS has longitudes and latitudes, or is not said.
+
+    It comes as PROJJSON, in an object or a text, as WKT, or as a name.
+    """
+    if crs is None:
+        return True
+    if isinstance(crs, str) and crs.lstrip().startswith("{"):
+        crs = _json(crs)
+    if isinstance(crs, dict):
+        return crs.get("type") == "GeographicCRS"
+    return str(crs).upper() in _DEGREES or str(crs).upper().startswith(("GEOGCRS", "GEOGCS"))
