@@ -2,8 +2,8 @@
 
 A channel has a template, such as `temperature > :threshold`, over one dataset. Its subscriptions
 are the rows of a table: an id, a broker, and a value for each parameter. At each multiple of its
-period an *execution* finds the new observations that match, and for which subscriptions. (Carey et
-al., "BAD to the bone: Big Active Data at its core", 2020, section 4.1.4.)
+period an *execution* finds the new observations that match, and for which subscriptions. (Wang,
+Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, section 4.1.4.)
 
 What nodes store of a channel is the log of its executions. It has the partitions of the table, and
 partition p has the executions for the subscriptions of partition p. A commit is one execution: a

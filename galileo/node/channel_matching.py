@@ -8,7 +8,7 @@ S_k for the observations and subscriptions that execution k sees:
 - either: the first, and D_{k-1} x (what was changed), without the pairs that matched at k-1. With
   `leave` also those that matched at k-1 and do not any more.
 
-(Carey et al., "BAD to the bone: Big Active Data at its core", 2020, section 5.4.)
+(Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, section 5.4.)
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Template:
     bools and times; for a geometry a shapely geometry, WKT, GeoJSON, or west, south, east, north;
     for a distance metres or a text such as "5km"; for the end of an interval also None, an open
     end; within the parentheses of IN also several values; for a condition a query. A value is never
-    read as a part of the text, so it may come from anywhere. (Carey et al., "BAD to the bone: Big
-    Active Data at its core", 2020, section 4.1.4, has such queries as functions.)
+    read as a part of the text, so it may come from anywhere. (Wang, Carey and Tsotras,
+    "Subscribing to Big Data at Scale", 2020, section 4.1.4, have such queries as functions.)
 
     Attributes:
         text: CQL2 text, as given.

@@ -1,7 +1,7 @@
 """Continuous queries with parameters, and the index of their subscriptions.
 
 One query has subscriptions by the million: rows with a value for each parameter (*channels* of
-Carey et al., "BAD to the bone: Big Active Data at its core", The VLDB Journal, 2020).
+Wang, Carey and Tsotras, "Subscribing to Big Data at Scale", 2020).
 """
 
 from galileo.query.subscriptions.parameter_query import ParameterQuery

@@ -12,7 +12,7 @@ import shapely
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.model.channel import BROKER, ID
 from galileo.model.schema import Schema
-from galileo.model.table import DELETED
+from galileo.model.table import DELETED, ColumnType
 from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
@@ -22,7 +22,6 @@ from galileo.query.subscriptions.parameters import (
     CONDITION,
     NAME,
     REGION,
-    ParameterType,
     Place,
     places_of,
     property_names,
@@ -75,7 +74,7 @@ class ParameterQuery:
         tree = tree_of(self._template)
         self.text, self.schema = text, schema
         self.places = places_of(self._template, schema)
-        self.parameters: tuple[tuple[str, ParameterType], ...] = tuple(
+        self.parameters: tuple[tuple[str, ColumnType], ...] = tuple(
             (name, next(iter(places)).type) for name, places in self.places.items()
         )
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import shapely
 
@@ -13,14 +13,12 @@ from galileo.errors import InputError
 from galileo.geo.geohash import PRECISION_MAX
 from galileo.model.channel import BROKER, ID
 from galileo.model.schema import FEATURE_NAME, Schema
-from galileo.model.table import DELETED
+from galileo.model.table import DELETED, ColumnType
 from galileo.query.operands import DATETIME, GEOHASH
 from galileo.query.template import CONDITIONS, DISTANCES, REGIONS, Template, parameter_of, tree_of
 
 PARAMETERS_MAX = 32
 """Parameters of one template."""
-
-ParameterType: TypeAlias = Literal["float", "text", "bool", "time", "geometry"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +30,7 @@ class Place:
         sample: a value that fits.
     """
 
-    type: ParameterType
+    type: ColumnType
     sample: Any
 
 
