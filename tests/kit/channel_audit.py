@@ -7,20 +7,34 @@ retention drops it. It reads bytes by Arrow alone and compares with plain loops.
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.errors import DataExpired
 from galileo.model.channel import Channel
+from galileo.model.schema import Feature, Schema
+from galileo.model.table import Table
+from galileo.model.times import TIME_TYPE
 from galileo.node.catalog import Catalog
 from galileo.node.channel_executor import PRODUCER
-from galileo.node.peers import ExecutionsPart
+from galileo.node.peers import ExecutionsPart, ExecutionsTask
 from galileo.node.shard import Shard
+from galileo.node.storage_node import StorageNode
 from galileo.node.table_cleaner import CLEANER
+
+START_US = 1_330_560_000_000_000
+ROWS = 6
+"""Of a batch of observations."""
+TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :least")
+"""With the first one all commits are read, with the other one those that the graph names."""
+BROKERS = ("east", "north", "west")
 
 Positions = dict[int, int]
 
@@ -85,22 +99,77 @@ class LoggedExecution:
 
 
 @dataclass(slots=True)
-class Reading:
-    """What a reader of one broker has taken: executions by partition, and what was gone."""
+class Reader:
+    """Follows a broker by a cursor, which it stores together with what it takes.
 
+    Attributes:
+        taken: executions by partition.
+        gone: partitions and commits that were dropped before they were read.
+    """
+
+    channel: str
     broker: str
+    cursor: Cursor = EMPTY_CURSOR
     taken: dict[int, list[tuple[int, list[Pair]]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     gone: set[tuple[int, int]] = field(default_factory=set)
 
-    def take(self, part: ExecutionsPart, *, after: Mapping[int, int]) -> None:
-        """Takes a part, together with which its cursor is stored."""
+    async def read(self, node: StorageNode, *, parts_max: int | None = None) -> None:
+        """Takes what is new; a part behind so many is lost before it is stored."""
+        task = ExecutionsTask(self.channel, self.broker, self.cursor)
+        count = 0
+        async with aclosing(node.channel_reader.read(task)) as parts:
+            async for part in parts:
+                if count == parts_max:
+                    return
+                self._take(part)
+                count += 1
+
+    def _take(self, part: ExecutionsPart) -> None:
         for partition, last in part.gone.items():
-            self.gone |= {(partition, n) for n in range(after[partition] + 1, last + 1)}
+            self.gone |= {(partition, n) for n in range(self.cursor[partition] + 1, last + 1)}
         if part.execution is not None:
             pairs = pairs_of(part.execution.observations, part.execution.matches)
             self.taken[part.execution.partition].append((part.execution.number, pairs))
+        self.cursor = self.cursor.join(part.reached)
+
+
+def air(name: str) -> Schema:
+    """A dataset of observations with numbers and temperatures."""
+    features = [Feature("number", type="int", indexed=False), Feature("temperature")]
+    return Schema(name, features, geohash_precision=2, time_bucket="6h")
+
+
+def numbers_of(batch: int) -> range:
+    return range(ROWS * batch, ROWS * (batch + 1))
+
+
+def batch_of(number: int) -> pa.Table:
+    """Numbered observations all over the world."""
+    made = random.Random(number)
+    return pa.table(
+        [
+            pa.array([made.uniform(-80, 80) for _ in range(ROWS)]),
+            pa.array([made.uniform(-170, 170) for _ in range(ROWS)]),
+            pa.array([START_US + number] * ROWS, pa.int64()).cast(TIME_TYPE),
+            pa.array(numbers_of(number), pa.int64()),
+            pa.array([float(made.randrange(40)) for _ in range(ROWS)]),
+        ],
+        schema=air("air").observation_schema,
+    )
+
+
+Changes = dict[str, tuple[str, float | None]]
+"""Brokers and values of subscriptions by id; None removes one."""
+
+
+def rows_of(table: Table, changes: Changes) -> pa.Table:
+    rows = [
+        {"id": name, "broker": broker, "least": least, "deleted": least is None}
+        for name, (broker, least) in changes.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=table.observation_schema)
 
 
 class ChannelAudit:
@@ -130,11 +199,20 @@ class ChannelAudit:
         for number in numbers:
             self.sent.setdefault(number, now)
 
-    def change(self, subscriptions: Mapping[str, tuple[str, float | None]]) -> list[Version]:
+    def random_change(self, name: str, chance: random.Random) -> tuple[str, float | None]:
+        """Another subscription, the same once more, or none."""
+        now, kind = self.ledger[name][-1], chance.random()
+        if kind < 0.25:
+            return "", None
+        if kind < 0.4 and now.least is not None:
+            return now.broker, now.least
+        return chance.choice(BROKERS), float(chance.randrange(40))
+
+    def change(self, changes: Changes) -> list[Version]:
         """Notes that subscriptions are about to be changed; `settle` the result afterwards."""
         now = next(self._ticks)
         versions = []
-        for name, (broker, least) in subscriptions.items():
+        for name, (broker, least) in changes.items():
             versions.append(Version(broker, least, now, None))
             self.ledger[name].append(versions[-1])
         return versions
@@ -315,16 +393,16 @@ class ChannelAudit:
             last = log[max(log)].until if log else dict(self.channel.start)
             assert last == dataset, f"p{partition} has not matched everything"
 
-    def check_reading(self, reading: Reading) -> None:
-        """A reader has all executions of its broker in their order, but for those that were gone."""
+    def check_reader(self, reader: Reader) -> None:
+        """A reader has the executions of its broker in their order, except those that were gone."""
         for partition, log in self.log.items():
             expected = [
-                (log[n].number, Counter(log[n].shares[reading.broker]))
+                (log[n].number, Counter(log[n].shares[reader.broker]))
                 for n in sorted(log)
-                if reading.broker in log[n].shares and (partition, n) not in reading.gone
+                if reader.broker in log[n].shares and (partition, n) not in reader.gone
             ]
-            taken = [(number, Counter(pairs)) for number, pairs in reading.taken[partition]]
-            assert taken == expected, f"{reading.broker} of p{partition}"
+            taken = [(number, Counter(pairs)) for number, pairs in reader.taken[partition]]
+            assert taken == expected, f"{reader.broker} of p{partition}"
 
 
 def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
@@ -334,6 +412,8 @@ def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
     pairs, used = [], set[int]()
     for match in pa.ipc.open_stream(matches).read_all().to_pylist():
         used |= set(match["rows"])
-        pairs += [Pair(name, found[row]) for name in match["subscriptions"] for row in match["rows"]]
+        pairs += [
+            Pair(name, found[row]) for name in match["subscriptions"] for row in match["rows"]
+        ]
     assert used == {*range(len(found))}, "observations without a match"
     return pairs

@@ -23,6 +23,8 @@ from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
     CommitTask,
+    ExecutionsPart,
+    ExecutionsTask,
     FoundBatch,
     ReadTask,
     Removed,
@@ -139,6 +141,12 @@ class Network:
         self, node: str, task: TableTask, table: Table
     ) -> AsyncIterator[TablePart]:
         async for part in self._reach(node, "read_table").tables.read_local(task):
+            yield part
+
+    async def read_executions(
+        self, node: str, task: ExecutionsTask
+    ) -> AsyncIterator[ExecutionsPart]:
+        async for part in self._reach(node, "read_executions").channel_reader.read_local(task):
             yield part
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:

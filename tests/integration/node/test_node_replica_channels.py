@@ -4,46 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
-from contextlib import aclosing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from channel_audit import ChannelAudit, Reading, Version
+from channel_audit import (
+    BROKERS,
+    TEMPLATES,
+    Changes,
+    ChannelAudit,
+    Reader,
+    air,
+    batch_of,
+    numbers_of,
+    rows_of,
+)
 from replica_nodes import (
     PARTITIONS,
-    ROWS,
     SETTLED_S,
-    START_US,
     Host,
     World,
     _expect_crash,
     hurt,
 )
 
-from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.cursor import Cursor
 from galileo.errors import GalileoError
 from galileo.model.channel import Channel
-from galileo.model.schema import Feature, Schema
-from galileo.model.times import TIME_TYPE
 from galileo.node.channel_executor import ExecutorOptions
-from galileo.node.peers import ExecutionsTask
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import NodeOptions, StorageNode
 from galileo.query.subscriptions import ParameterQuery
 
-AIR = Schema(
-    "nam",
-    [Feature("number", type="int", indexed=False), Feature("temperature")],
-    geohash_precision=2,
-    time_bucket="6h",
-)
-TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :least")
-"""All commits are read, or those that the graph names."""
+AIR = air("nam")
 LIMITS = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=3_000))
-BROKERS = ("east", "north", "west")
 STEPS = 8
 PRODUCERS = SUBSCRIBERS = 3
 IDS = 6
@@ -57,45 +52,6 @@ def channel_of(template: str) -> Channel:
     query = ParameterQuery(template, AIR)
     made = Channel(CHANNEL, "nam", template, keep="1s")
     return made.bound(AIR, query.parameters, start={}, partitions=PARTITIONS)
-
-
-def batch_of(number: int) -> pa.Table:
-    """Numbered observations all over the world."""
-    made = random.Random(number)
-    return pa.table(
-        [
-            pa.array([made.uniform(-80, 80) for _ in range(ROWS)]),
-            pa.array([made.uniform(-170, 170) for _ in range(ROWS)]),
-            pa.array([START_US + number] * ROWS, pa.int64()).cast(TIME_TYPE),
-            pa.array(numbers_of(number), pa.int64()),
-            pa.array([float(made.randrange(40)) for _ in range(ROWS)]),
-        ],
-        schema=AIR.observation_schema,
-    )
-
-
-def numbers_of(batch: int) -> range:
-    return range(ROWS * batch, ROWS * (batch + 1))
-
-
-class Reader:
-    """Follows a broker by cursors, which it stores together with what it takes."""
-
-    def __init__(self, broker: str) -> None:
-        self.reading = Reading(broker)
-        self.cursor = EMPTY_CURSOR
-
-    async def read(self, node: StorageNode, *, parts_max: int | None = None) -> None:
-        """Takes what is new; what comes behind so many parts is lost before it is stored."""
-        task = ExecutionsTask(CHANNEL, self.reading.broker, self.cursor)
-        async with aclosing(node.channel_reader.read(task)) as parts:
-            count = 0
-            async for part in parts:
-                if count == parts_max:
-                    return
-                self.reading.take(part, after=self.cursor)
-                self.cursor = self.cursor.join(part.reached)
-                count += 1
 
 
 class ChannelWorld(World):
@@ -116,7 +72,7 @@ class ChannelWorld(World):
         )
         self.audit = ChannelAudit(channel)
         self.is_kept = seed % 4 == 3
-        self.readers = [Reader(broker) for broker in BROKERS]
+        self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
         self.runners: dict[str, RetentionRunner] = {}
         self.executing: dict[str, asyncio.Task[None]] = {}
 
@@ -220,30 +176,15 @@ class ChannelWorld(World):
         for batch in itertools.count():
             if self.is_over:
                 return
-            changes = {name: self.change_of(name) for name in self.random.sample(ids, k=2)}
+            names = self.random.sample(ids, k=2)
+            changes = {name: self.audit.random_change(name, self.random) for name in names}
             versions = self.audit.change(changes)
             await self.store(changes, producer=f"s{subscriber}", batch=batch)
             self.audit.settle(versions)
             await asyncio.sleep(self.random.uniform(0.0, 0.4))
 
-    def change_of(self, name: str) -> tuple[str, float | None]:
-        """Another subscription, the same once more, or none."""
-        now: Version = self.audit.ledger[name][-1]
-        chance = self.random.random()
-        if chance < 0.25:
-            return "", None
-        if chance < 0.4 and now.least is not None:
-            return now.broker, now.least
-        return self.random.choice(BROKERS), float(self.random.randrange(40))
-
-    async def store(
-        self, changes: dict[str, tuple[str, float | None]], *, producer: str, batch: int
-    ) -> None:
-        rows = [
-            {"id": name, "broker": broker, "least": least, "deleted": least is None}
-            for name, (broker, least) in changes.items()
-        ]
-        table = pa.Table.from_pylist(rows, schema=self.schemas[2].observation_schema)
+    async def store(self, changes: Changes, *, producer: str, batch: int) -> None:
+        table = rows_of(self.audit.channel.subscriptions, changes)
         while True:
             hosts = list(self.hosts.values())
             if hosts:
@@ -309,7 +250,7 @@ class ChannelWorld(World):
         self.audit.check_complete({key: self.published(key) for key in keys})
         self.audit.judge()
         for reader in self.readers:
-            self.audit.check_reading(reader.reading)
+            self.audit.check_reader(reader)
         assert self.audit.certain, "nothing was promised"
         for key, partition in itertools.product(keys, range(PARTITIONS)):
             journals = [
