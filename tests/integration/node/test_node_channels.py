@@ -1,0 +1,196 @@
+"""Channels of real nodes with one copy, judged from outside: restarts, moves, nodes that are away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from channel_audit import (
+    BROKERS,
+    TEMPLATES,
+    Changes,
+    ChannelAudit,
+    Reader,
+    air,
+    batch_of,
+    numbers_of,
+    rows_of,
+)
+from partition_moves import take, tell_all
+
+from galileo.cursor import Cursor
+from galileo.errors import GalileoError
+from galileo.model.channel import Channel
+from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.storage_node import StorageNode
+
+CHANNEL, DATASET = "hot", "air"
+IDS = [f"s{number}" for number in range(12)]
+AHEAD_S = 1e7
+"""All executions are old for retention."""
+RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
+CAUGHT_UP_MAX = 100
+
+
+class Hot:
+    """A channel at the nodes, and its audit.
+
+    Attributes:
+        readers: one of each broker.
+    """
+
+    def __init__(self, cluster: Any, seed: int = 0) -> None:
+        self.cluster, self.random = cluster, random.Random(seed)
+        self.batches, self.changes = itertools.count(), itertools.count()
+        self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
+
+    async def begin(self, *, template: str = TEMPLATES[0], limits: ExecutorOptions) -> None:
+        self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
+        await self.cluster.reconfigure(channels=limits)
+        await self.cluster["a"].create_dataset(air(DATASET))
+        created = await self.cluster["b"].create_dataset(
+            Channel(CHANNEL, DATASET, template, keep="1s")
+        )
+        self.audit = ChannelAudit(created)
+
+    def any_node(self) -> StorageNode:
+        return self.random.choice([n for n in self.cluster.nodes if n.name not in self.away])
+
+    @property
+    def away(self) -> set[str]:
+        return self.cluster.network.away
+
+    async def observe(self, batch: int | None = None) -> int:
+        batch = next(self.batches) if batch is None else batch
+        self.audit.observe(numbers_of(batch))
+        await self.any_node().ingest.ingest(DATASET, batch_of(batch), producer="p", batch=batch)
+        return batch
+
+    async def subscribe(self, changes: Changes | None = None) -> None:
+        if changes is None:
+            names = self.random.sample(IDS, k=3)
+            changes = {name: self.audit.random_change(name, self.random) for name in names}
+        versions, batch = self.audit.change(changes), next(self.changes)
+        rows = rows_of(self.audit.channel.subscriptions, changes)
+        ingest = self.any_node().ingest
+        await ingest.ingest(self.audit.table, rows, producer="s", batch=batch)
+        self.audit.settle(versions)
+
+    def gossip(self) -> None:
+        """Each node hears of what the others have published."""
+        nodes = [node for node in self.cluster.nodes if node.name not in self.away]
+        for teller, node in itertools.product(nodes, nodes):
+            for key in (DATASET, self.audit.table, CHANNEL):
+                sequences = teller.catalog.shards[key].own_published().sequences
+                node.view.update_sequences(key, sequences)
+
+    async def execute(self, *names: str) -> None:
+        """Executes the channel once at some nodes, or at all."""
+        nodes = [node for node in self.cluster.nodes if node.name in names or not names]
+        await asyncio.gather(*(node.channels.execute(CHANNEL) for node in nodes))
+        self.remember()
+
+    def remember(self) -> None:
+        for node in self.cluster.nodes:
+            self.audit.remember(node.catalog)
+
+    def published(self, key: str) -> Cursor:
+        shards = [node.catalog.shards[key] for node in self.cluster.nodes]
+        return Cursor.joined(shard.own_published().sequences for shard in shards)
+
+    async def maintain(self, name: str) -> None:
+        """Cleans the table and drops executions at a node."""
+        node = self.cluster[name]
+        lived = node.channels._clock
+        options = replace(RETENTION, wall=lambda: lived.wall() + AHEAD_S)
+        self.remember()
+        runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
+        try:
+            await asyncio.to_thread(runner.clean, node.catalog.table_shard(self.audit.table))
+            await asyncio.to_thread(runner.drop_executions, node.catalog.channel_shard(CHANNEL))
+        finally:
+            await asyncio.to_thread(runner.stop)
+
+    async def catch_up(self) -> None:
+        """Executes until everything is matched, and reads everything."""
+        self.away.clear()
+        await tell_all(self.cluster)
+        self.gossip()
+        for _ in range(CAUGHT_UP_MAX):
+            before = self.published(CHANNEL)
+            await self.execute()
+            if self.published(CHANNEL) == before:
+                break
+        for reader in self.readers:
+            await reader.read(self.any_node())
+
+    async def judge(self, **options: Any) -> None:
+        await self.catch_up()
+        keys = (DATASET, self.audit.table, CHANNEL)
+        self.audit.check_complete({key: self.published(key) for key in keys})
+        self.audit.judge(**options)
+        for reader in self.readers:
+            self.audit.check_reader(reader)
+
+
+async def history(cluster: Any, seed: int, steps: int) -> Hot:
+    """Everything that users and nodes do, in any order, some of it at the same time."""
+    hot = Hot(cluster, seed)
+    limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=3_000))
+    await hot.begin(template=TEMPLATES[seed % 2], limits=limits[seed % 3])
+    await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
+    for step in range(steps):
+        await hot.subscribe()
+        await hot.observe()
+        if hot.random.random() < 0.8:
+            hot.gossip()
+        await asyncio.gather(hot.execute(), users(hot))
+        for reader in hot.readers:
+            await reader.read(hot.any_node(), parts_max=hot.random.choice((1, 2, None)))
+        await fault(hot, step)
+    await hot.judge()
+    return hot
+
+
+async def users(hot: Hot) -> None:
+    """What users do during an execution."""
+    for _ in range(2):
+        await hot.subscribe()
+        await hot.observe()
+        hot.gossip()
+
+
+async def fault(hot: Hot, step: int) -> None:
+    cluster = hot.cluster
+    name = hot.random.choice("abc")
+    kind = ("clean", "restart", "move", "away", "clean", "none")[step % 6]
+    if kind == "restart":
+        await cluster.restart(name)
+    elif kind == "move":
+        partition = hot.random.choice(sorted(cluster["a"].partitions | cluster["c"].partitions))
+        to = "c" if partition in cluster["a"].partitions else "a"
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+    elif kind == "clean":
+        await hot.maintain(name)
+    elif kind == "away":
+        hot.away.add(name)
+        await hot.execute(*{"a", "b", "c"} - {name})
+        hot.away.clear()
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 8), (1, 8), *(pytest.param(seed, 24, marks=pytest.mark.slow) for seed in range(2, 14))],
+)
+async def test_a_channel_is_executed_once_whatever_happens(
+    cluster: Any, seed: int, steps: int
+) -> None:
+    hot = await history(cluster, seed, steps)
+    assert hot.audit.certain > 20
