@@ -59,6 +59,7 @@ class ChannelWorld(World):
 
     Attributes:
         is_kept: whether neither tables are cleaned nor executions dropped.
+        failures: the last error of an execution at each node.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
@@ -75,6 +76,7 @@ class ChannelWorld(World):
         self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
         self.runners: dict[str, RetentionRunner] = {}
         self.executing: dict[str, asyncio.Task[None]] = {}
+        self.failures: dict[str, str] = {}
 
     # --- nodes -------------------------------------------------------------------------------
 
@@ -115,8 +117,8 @@ class ChannelWorld(World):
                 await host.node.channels.execute(CHANNEL)
                 if not self.is_gone(host):
                     self.audit.remember(host.node.catalog)
-            except GalileoError:
-                pass
+            except GalileoError as error:
+                self.failures[host.name] = repr(error)
             except RuntimeError as error:
                 _expect_crash(error)
             await asyncio.sleep(self.random.uniform(0.01, 0.1))
@@ -125,9 +127,8 @@ class ChannelWorld(World):
         """Tells nodes of what others have published, sometimes late; until it is cancelled."""
         while True:
             for host in list(self.hosts.values()):
-                for schema in self.schemas:
-                    shard = host.node.catalog.shards[schema.key]
-                    self.tell(host.name, schema.key, shard.own_published().sequences)
+                for key, shard in host.node.catalog.shards.items():
+                    self.tell(host.name, key, shard.own_published().sequences)
             await asyncio.sleep(0.03)
 
     def tell(self, teller: str, key: str, sequences: Cursor) -> None:
@@ -243,7 +244,10 @@ class ChannelWorld(World):
                         await self.read_once(reader)
         except TimeoutError:
             progress = {n: host.node.channels.progress(CHANNEL) for n, host in self.hosts.items()}
-            pytest.fail(f"not caught up: {progress} {self.published('nam')} {self.describe()}")
+            pytest.fail(
+                f"not caught up with {self.published('nam')}: {progress}, {self.failures}\n"
+                f"{self.describe()}"
+            )
 
     def judge(self) -> None:
         keys = [schema.key for schema in self.schemas]
@@ -282,10 +286,12 @@ async def run(directory: Path, seed: int, steps: int) -> ChannelWorld:
         await world.catch_up()
         world.judge()
     finally:
+        ended = [work for work in (*works, gossip) if work.done()]
         for work in (*works, gossip):
             work.cancel()
         await asyncio.gather(*works, gossip, return_exceptions=True)
         await world.close()
+        await asyncio.gather(*ended)  # Raises their error in place of what comes of it.
     return world
 
 
