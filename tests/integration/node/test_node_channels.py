@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,13 @@ from channel_audit import (
 from partition_moves import take, tell_all
 
 from galileo.cursor import Cursor
-from galileo.errors import GalileoError
+from galileo.errors import CorruptData, PartitionReadOnly, Unavailable
 from galileo.model.channel import Channel
+from galileo.node import table_reader
 from galileo.node.channel_executor import ExecutorOptions
+from galileo.node.channel_reader import LOOK_S
+from galileo.node.peers import ExecutionsTask
+from galileo.node.query_options import QueryOptions
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
 
@@ -103,6 +108,11 @@ class Hot:
     def published(self, key: str) -> Cursor:
         shards = [node.catalog.shards[key] for node in self.cluster.nodes]
         return Cursor.joined(shard.own_published().sequences for shard in shards)
+
+    def cuts(self, name: str) -> set[Cursor]:
+        """Of the last executions of a node's partitions."""
+        own = self.cluster[name].partitions
+        return {Cursor(log[max(log)].until) for p, log in self.audit.log.items() if p in own}
 
     async def maintain(self, name: str) -> None:
         """Cleans the table and drops executions at a node."""
@@ -194,3 +204,36 @@ async def test_a_channel_is_executed_once_whatever_happens(
 ) -> None:
     hot = await history(cluster, seed, steps)
     assert hot.audit.certain > 20
+
+
+# --- single faults -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def hot(cluster: Any) -> Hot:
+    """A channel with subscriptions in all partitions, which match everything."""
+    made = Hot(cluster)
+    await made.begin(limits=ExecutorOptions())
+    await made.subscribe({name: ("east", -1.0) for name in IDS})
+    return made
+
+
+async def limit(hot: Hot, **limits: int) -> None:
+    await hot.cluster.reconfigure(channels=ExecutorOptions(**limits))
+    hot.gossip()
+
+
+async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
+    for _ in range(40):
+        await hot.observe()
+    await hot.subscribe()
+    hot.remember()
+    dropped = 0
+    for node in hot.cluster.nodes:
+        shard = node.catalog.shard(DATASET)
+        for partition, journal in shard.own.items():
+            files = journal.log_files()
+            if len(files) > 1:
+                dropped += shard.drop(partition, files[0].last).commits
+    assert dropped
+    await hot.judge(may_skip=True)
