@@ -67,9 +67,9 @@ class ChannelReader:
                     task = dataclasses.replace(task, after=task.after.join(part.reached))
                     yield part
             while not has_matches and loop.time() < deadline:
+                await asyncio.sleep(LOOK_S)  # At first, too: the view may be ahead of the owner.
                 if task.after.news(self._view.sequences(task.channel)):
                     break
-                await asyncio.sleep(LOOK_S)
             else:
                 return
 

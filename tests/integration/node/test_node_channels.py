@@ -237,3 +237,16 @@ async def test_commits_that_retention_dropped_before_they_were_matched_are_passe
                 dropped += shard.drop(partition, files[0].last).commits
     assert dropped
     await hot.judge(may_skip=True)
+
+
+async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> None:
+    await hot.observe()
+    hot.gossip()
+    await hot.execute()
+    node, task = hot.cluster["a"], ExecutionsTask(CHANNEL, "nobody", Cursor())
+    hot.gossip()
+    node.view.update_sequences(CHANNEL, Cursor({0: 7}))
+    hot.cluster.network.calls.clear()
+    parts = [part async for part in node.channel_reader.follow(task, wait_s=0.5)]
+    assert all(part.execution is None for part in parts)
+    assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
