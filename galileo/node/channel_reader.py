@@ -12,6 +12,7 @@ from contextlib import aclosing
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
+from galileo.errors import DataExpired
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
@@ -122,18 +123,21 @@ class ChannelReader:
 
 def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
     """The parts of an answer; each step blocks on the disk."""
-    published, dropped = shard.published(task.partitions), shard.dropped()
+    published = shard.published(task.partitions)
     for partition in sorted(task.partitions):
-        after, last = task.after[partition], published[partition]
-        if after < dropped[partition]:
-            after = dropped[partition]
-            gone, reached = Cursor({partition: after}), Cursor({partition: after})
-            yield ExecutionsPart(reached=reached, gone=gone)
-        for sequence in range(after + 1, last + 1):
-            execution = _read(shard, partition, sequence, task.broker)
-            is_step = sequence == last or sequence % STEP_COMMITS == 0
-            if execution is not None or is_step:
-                yield ExecutionsPart(Cursor({partition: sequence}), execution)
+        sequence, last = task.after[partition] + 1, published[partition]
+        while sequence <= last:
+            try:
+                execution = _read(shard, partition, sequence, task.broker)
+            except DataExpired:  # Dropped before this call, or since.
+                sequence = shard.journal(partition).dropped
+                gone = Cursor({partition: sequence})
+                yield ExecutionsPart(reached=gone, gone=gone)
+            else:
+                is_step = sequence == last or sequence % STEP_COMMITS == 0
+                if execution is not None or is_step:
+                    yield ExecutionsPart(Cursor({partition: sequence}), execution)
+            sequence += 1
 
 
 def _read(shard: ChannelShard, partition: int, sequence: int, broker: str) -> Execution | None:

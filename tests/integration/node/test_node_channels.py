@@ -239,6 +239,24 @@ async def test_commits_that_retention_dropped_before_they_were_matched_are_passe
     await hot.judge(may_skip=True)
 
 
+async def test_a_reader_whose_executions_are_dropped_while_it_reads_is_told(hot: Hot) -> None:
+    for _ in range(30):
+        await hot.observe()
+        hot.gossip()
+        await hot.execute()
+    node, reader = hot.cluster["a"], hot.readers[0]
+    own = node.catalog.channel_shard(CHANNEL).surely_own(range(hot.audit.channel.partitions))
+    task = ExecutionsTask(CHANNEL, "east", Cursor(), own)
+    async with contextlib.aclosing(node.channel_reader.read(task)) as parts:
+        reader._take(await anext(parts))
+        await hot.maintain("a")
+        assert sum(node.catalog.channel_shard(CHANNEL).dropped().values())
+        async for part in parts:
+            reader._take(part)
+    assert reader.gone
+    await hot.judge()
+
+
 async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> None:
     await hot.observe()
     hot.gossip()
