@@ -322,7 +322,7 @@ class ChannelExecutor:
         """The new observations that may match, of as many commits as an execution takes."""
         options = RowOptions(columns=work.columns)
         schema = options.arrow_schema(work.query.constant.schema)
-        is_part = False
+        wanted, absent, is_part = until, set[int](), False
         while True:
             missing = set[int]()
             commits = CursorRange(frozenset(after.news(until)), after, until)
@@ -341,10 +341,12 @@ class ChannelExecutor:
             except DataExpired as error:
                 after = after.join(_expired(error, until))
                 continue
-            if is_large:
+            if missing:
+                absent |= missing
+                until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})
+                is_part = False
+            elif is_large:
                 until, is_part = halfway(after, until), True
-            elif missing:
-                until = Cursor({p: after[p] if p in missing else s for p, s in until.items()})
             else:
                 return _Fetched(pa.concat_tables(tables), after, until, is_part)
 

@@ -223,6 +223,21 @@ async def limit(hot: Hot, **limits: int) -> None:
     hot.gossip()
 
 
+async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(hot: Hot) -> None:
+    """Where more is new than fits, the first half must not be that which is away."""
+    for _ in range(6):
+        await hot.observe()
+    await limit(hot, rows_max=1)
+    air = hot.published(DATASET)
+    owner = next(node for node in hot.cluster.nodes if min(air) in node.partitions)
+    hot.away.add(owner.name)
+    for _ in range(sum(air.values())):
+        await hot.execute("b")
+    here = Cursor({p: s for p, s in air.items() if p not in owner.partitions})
+    assert hot.cuts("b") == {here}
+    await hot.judge()
+
+
 async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
     for _ in range(40):
         await hot.observe()
