@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from galileo.clock import Clock
 from galileo.cursor import Cursor
-from galileo.errors import BatchConflict, DataExpired, GalileoError, InternalError
+from galileo.errors import BatchConflict, DataExpired, GalileoError, InputError, InternalError
 from galileo.labels import to_ipc
 from galileo.model.channel import MATCHES_SCHEMA, NO_BROKER, Channel
 from galileo.model.rows import RowOptions
@@ -341,6 +341,10 @@ class ChannelExecutor:
             except DataExpired as error:
                 after = after.join(_expired(error, until))
                 continue
+            except InputError as error:  # An owner has not got, or has lost, what it had reported.
+                if not error.details.get("partitions"):
+                    raise
+                missing.update(error.details["partitions"])
             if missing:
                 absent |= missing
                 until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})

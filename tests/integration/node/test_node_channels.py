@@ -238,6 +238,20 @@ async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(hot
     await hot.judge()
 
 
+async def test_a_view_ahead_of_the_owner_holds_up_that_partition_alone(hot: Hot) -> None:
+    """As after a restart of an owner that has lost its last commits."""
+    await hot.observe()
+    hot.gossip()
+    air = hot.published(DATASET)
+    lost = {min(node.partitions & air.keys(), default=0) for node in hot.cluster.nodes}
+    hot.cluster["b"].view.update_sequences(DATASET, Cursor({p: air[p] + 3 for p in lost}))
+    await hot.execute("b")
+    assert hot.cuts("b") == {Cursor({p: s for p, s in air.items() if p not in lost})}
+    for _ in range(6):
+        await hot.observe()
+    await hot.judge()
+
+
 async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
     for _ in range(40):
         await hot.observe()
