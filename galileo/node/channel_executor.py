@@ -377,15 +377,16 @@ class ChannelExecutor:
         Raises:
             PartitionMoved: another node has it.
         """
-        progress = self._of(work, partition)
         try:
             await self._apply_changes(work, partition)
         except DataExpired:  # Cleaned past what the index knows.
-            progress.index, progress.subscriptions = SubscriptionIndex(work.query), 0
+            self._of(work, partition).subscriptions = 0
             await self._apply_changes(work, partition)
 
     async def _apply_changes(self, work: _Work, partition: int) -> None:
         progress, loop = self._of(work, partition), asyncio.get_running_loop()
+        if not progress.subscriptions:  # A part may be there, of which rows were deleted since.
+            progress.index = SubscriptionIndex(work.query)
         task = TableTask(
             work.table,
             after=Cursor({partition: progress.subscriptions}) if progress.subscriptions else None,

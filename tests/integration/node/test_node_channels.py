@@ -252,6 +252,32 @@ async def test_a_view_ahead_of_the_owner_holds_up_that_partition_alone(hot: Hot)
     await hot.judge()
 
 
+async def test_an_index_that_was_read_in_part_forgets_what_is_deleted_meanwhile(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is read in pieces, and the second piece fails."""
+    await hot.cluster.reconfigure(queries=QueryOptions(rows_per_piece=1))
+    hot.gossip()
+    await hot.observe()
+    hot.gossip()
+    read, begun = table_reader._read, set[int]()
+
+    def fail_second(shard: Any, piece: Any) -> Any:
+        if piece.partition in begun:
+            raise Unavailable("the rows of a table were moved while they were read; try again")
+        begun.add(piece.partition)
+        return read(shard, piece)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_reader, "_read", fail_second)
+        await hot.execute()
+    assert len(begun) > 1
+    await hot.subscribe(dict.fromkeys(IDS, ("", None)))
+    await hot.observe()
+    hot.gossip()
+    await hot.judge()
+
+
 async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
     for _ in range(40):
         await hot.observe()
