@@ -220,7 +220,11 @@ class ChannelExecutor:
         self._forget_others(channel, own)
         by_cut = defaultdict[Cursor, list[int]](list)
         for partition in sorted(own):
-            progress = await self._read_progress(work, partition)
+            try:
+                progress = await self._read_progress(work, partition)
+            except GalileoError as error:
+                self._note(work, partition, error)
+                continue
             if progress.cut.news(frontier):
                 by_cut[progress.cut].append(partition)
         is_behind = False
@@ -269,11 +273,33 @@ class ChannelExecutor:
         return progress
 
     async def _execute(
-        self, work: _Work, partitions: Sequence[int], *, after: Cursor, until: Cursor
+        self,
+        work: _Work,
+        partitions: Sequence[int],
+        *,
+        after: Cursor,
+        until: Cursor,
+        is_part: bool = False,
     ) -> bool:
-        """Executes partitions with the same cut; whether a part of what is new is left."""
+        """Executes partitions with the same cut.
+
+        Args:
+            work: the channel.
+            partitions: of its log.
+            after: their cut.
+            until: the commits to match.
+            is_part: whether more than these are known.
+
+        Returns:
+            Whether some were executed, and a part of what is new is left.
+        """
         begun = self._clock.monotonic()
-        fetched = await self._fetch(work, after=after, until=until)
+        try:
+            fetched = await self._fetch(work, after=after, until=until)
+        except GalileoError as error:
+            for partition in partitions:
+                self._note(work, partition, error, took_s=self._clock.monotonic() - begun)
+            return False
         if not after.news(fetched.until):
             return False
         prepared = await asyncio.gather(
@@ -293,13 +319,22 @@ class ChannelExecutor:
             self.on_committed()
         for partition, result in results.items():
             self._note(work, partition, result, took_s=self._clock.monotonic() - begun)
-        large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]
-        for partition in large:
-            await self._execute(work, [partition], after=after, until=halfway(after, fetched.until))
-        return bool(large) or fetched.is_part
+        is_part |= fetched.is_part
+        is_behind = is_part and any(isinstance(one, Committed) for one in results.values())
+        half = halfway(after, fetched.until)
+        for partition in [p for p, one in results.items() if isinstance(one, _TooLargeError)]:
+            is_behind |= await self._execute(
+                work, [partition], after=after, until=half, is_part=True
+            )
+        return is_behind
 
     def _note(
-        self, work: _Work, partition: int, result: BaseException | Committed, *, took_s: float
+        self,
+        work: _Work,
+        partition: int,
+        result: BaseException | Committed,
+        *,
+        took_s: float = 0.0,
     ) -> None:
         """Records the outcome of an execution.
 

@@ -278,6 +278,62 @@ async def test_an_index_that_was_read_in_part_forgets_what_is_deleted_meanwhile(
     await hot.judge()
 
 
+async def test_an_execution_that_cannot_be_stored_is_not_repeated_at_once(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        await hot.observe()
+    await limit(hot, rows_max=1)
+    executor, catalog = hot.cluster["a"].channels, hot.cluster["a"].catalog
+    assert await executor.execute(CHANNEL), "there is more to do"
+
+    def refuse(_: str, commits: Any) -> Any:
+        full = PartitionReadOnly("the disk is full", after_s=1.0)
+        done: Future[Any] = Future()
+        done.set_result(dict.fromkeys(commits, full))
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "commit", refuse)
+        assert not await executor.execute(CHANNEL)
+        assert {one.failure for one in executor.progress(CHANNEL).values()} == {"the disk is full"}
+    await hot.judge()
+
+
+async def test_partitions_whose_cuts_differ_fail_alone(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged observations that one partition has still to match do not stop the others."""
+    await hot.observe()
+    hot.gossip()
+    executor, catalog = hot.cluster["b"].channels, hot.cluster["b"].catalog
+    own = sorted(catalog.channel_shard(CHANNEL).surely_own(range(hot.audit.channel.partitions)))
+    assert len(own) > 1
+    commit = catalog.commit
+    with monkeypatch.context() as patched:  # The first partition is left behind.
+        patched.setattr(
+            catalog,
+            "commit",
+            lambda key, commits: commit(key, {p: c for p, c in commits.items() if p != own[0]}),
+        )
+        await executor.execute(CHANNEL)
+    select = executor._selection.select
+
+    def fail(*args: Any, commits: Any, **options: Any) -> Any:
+        if commits.after == Cursor():
+            raise CorruptData("damaged")
+        return select(*args, commits=commits, **options)
+
+    await hot.observe()
+    hot.gossip()
+    with monkeypatch.context() as patched:
+        patched.setattr(executor._selection, "select", fail)
+        await hot.execute("b")
+        assert executor._of(executor._work(CHANNEL), own[0]).failure == "damaged"
+    assert hot.cuts("b") == {hot.published(DATASET)}
+    await hot.judge()
+
+
 async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
     for _ in range(40):
         await hot.observe()
