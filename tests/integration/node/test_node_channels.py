@@ -1,4 +1,4 @@
-"""Channels of real nodes with one copy, judged from outside: restarts, moves, nodes that are away."""
+"""Channels of real nodes with one copy, judged from outside: restarts, moves, nodes away."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import pyarrow.compute as pc
 import pytest
 from channel_audit import (
     BROKERS,
@@ -27,13 +29,16 @@ from partition_moves import take, tell_all
 from galileo.cursor import Cursor
 from galileo.errors import CorruptData, PartitionReadOnly, Unavailable
 from galileo.model.channel import Channel
-from galileo.node import table_reader
-from galileo.node.channel_executor import ExecutorOptions
+from galileo.node import channel_reader, table_reader
+from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions, SubscriptionIndex
 from galileo.node.channel_reader import LOOK_S
 from galileo.node.peers import ExecutionsTask
 from galileo.node.query_options import QueryOptions
+from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
+from galileo.storage.commits import Commit, Committed
 
 CHANNEL, DATASET = "hot", "air"
 IDS = [f"s{number}" for number in range(12)]
@@ -41,6 +46,7 @@ AHEAD_S = 1e7
 """All executions are old for retention."""
 RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
 CAUGHT_UP_MAX = 100
+Scenario: TypeAlias = "Callable[[Any], Awaitable[Hot]]"
 
 
 class Hot:
@@ -214,7 +220,7 @@ async def hot(cluster: Any) -> Hot:
     """A channel with subscriptions in all partitions, which match everything."""
     made = Hot(cluster)
     await made.begin(limits=ExecutorOptions())
-    await made.subscribe({name: ("east", -1.0) for name in IDS})
+    await made.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
     return made
 
 
@@ -379,3 +385,231 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
     parts = [part async for part in node.channel_reader.follow(task, wait_s=0.5)]
     assert all(part.execution is None for part in parts)
     assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
+
+
+# --- partitions that change their owners, and logs that are dropped ------------------------------
+
+
+async def there_and_back(cluster: Any) -> Hot:
+    """A partition is executed at another node, then again at the first one."""
+    hot = await made(cluster)
+    partition = min(cluster["a"].partitions)
+    for to in ("c", "a"):
+        await step(hot)
+        await hot.execute()  # There is nothing new.
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+        await step(hot)
+    await hot.judge()
+    return hot
+
+
+async def regained(cluster: Any) -> Hot:
+    """An execution is committed after others have executed its partition, which came back since."""
+    hot = await made(cluster)
+    await step(hot)
+    partition, executor = min(cluster["a"].partitions), cluster["a"].channels
+    prepare, prepared, may_go_on = executor._prepare, asyncio.Event(), asyncio.Event()
+
+    async def prepare_slowly(*args: Any) -> Any:
+        commit = await prepare(*args)
+        prepared.set()
+        await may_go_on.wait()
+        return commit
+
+    executor._prepare = prepare_slowly
+    await hot.observe()
+    hot.gossip()
+    late = asyncio.create_task(executor.execute(CHANNEL))
+    await prepared.wait()
+    executor._prepare = prepare
+    for to in ("c", "a"):
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+        await hot.subscribe()
+        if to == "c":
+            await step(hot, "c")
+            await step(hot, "c")
+    may_go_on.set()
+    await late
+    await step(hot)
+    await hot.judge()
+    return hot
+
+
+async def dropped(cluster: Any) -> Hot:
+    """All executions are old; nodes restart without them, but with their cuts."""
+    hot = await made(cluster)
+    for _ in range(12):
+        await step(hot)
+    for node in cluster.nodes:
+        await hot.maintain(node.name)
+        log = node.catalog.channel_shard(CHANNEL)
+        for partition, journal in log.own.items():
+            assert journal.dropped
+            assert journal.dropped < log.index.last(partition) == journal.last_sequence
+        await cluster.restart(node.name)
+    await step(hot)
+    reader = Reader(CHANNEL, "east")
+    await reader.read(cluster["a"])
+    assert reader.gone
+    hot.readers.append(reader)
+    await hot.judge()
+    return hot
+
+
+async def made(cluster: Any) -> Hot:
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions())
+    await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
+    return hot
+
+
+async def step(hot: Hot, *names: str) -> None:
+    await hot.observe()
+    hot.gossip()
+    await hot.execute(*names)
+
+
+@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped])
+async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
+    await scenario(cluster)
+
+
+# --- mutants -------------------------------------------------------------------------------------
+
+
+async def first(cluster: Any) -> Hot:
+    return await history(cluster, 0, 8)
+
+
+async def halved(cluster: Any) -> Hot:
+    return await history(cluster, 1, 8)
+
+
+_execute = ChannelExecutor.execute
+_read_progress = ChannelExecutor._read_progress
+_update_index = ChannelExecutor._update_index
+_note = ChannelExecutor._note
+_fetch = ChannelExecutor._fetch
+_apply = SubscriptionIndex.apply
+_pieces = channel_reader._pieces
+
+
+async def _subscriptions_first(self: Any, channel: str) -> bool:
+    """Section 4.1.4: who subscribes while an execution runs gets what comes afterwards."""
+    work = self._work(channel)
+    for partition in work.shard.surely_own(range(work.channel.partitions)):
+        await _read_progress(self, work, partition)
+        await _update_index(self, work, partition)
+    await asyncio.sleep(0.05)
+    return await _execute(self, channel)
+
+
+async def _as_it_is(self: Any, work: Any, partition: int) -> None:
+    """The second half of `_subscriptions_first`."""
+
+
+async def _own_cut(self: Any, work: Any, partition: int) -> Any:
+    """The log alone says what was executed; who leads again reads it again."""
+    known = self._progress[work.channel.key].get(partition)
+    if known is not None and known.sequence >= 0:
+        return known
+    return await _read_progress(self, work, partition)
+
+
+def _own_success(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
+    """The second half of `_own_cut`: a node counts its own executions."""
+    _note(self, work, partition, result, **options)
+    if isinstance(result, Committed):
+        self._of(work, partition).sequence = -1
+
+
+def _forget_nothing(self: Any, channel: str, own: frozenset[int]) -> None:
+    """The third half of `_own_cut`."""
+    self._progress.setdefault(channel, {})
+
+
+def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are closed at their ends: the last commit belongs to the execution."""
+    shorter = {p: max(after[p], s - 1) for p, s in until.items()}
+    return CursorRange(partitions, after, Cursor(shorter))
+
+
+def _with_last_once_more(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are open at their beginnings: the last commit belongs to one execution alone."""
+    longer = {p: max(0, s - 1) for p, s in after.items()}
+    return CursorRange(partitions, Cursor(longer), until)
+
+
+_attempts = itertools.count()
+
+
+class _AnyNumber(Commit):
+    """Of two commits with one number the first one counts."""
+
+    def __init__(self, producer: str, *rest: Any) -> None:
+        Commit.__init__(self, f"{producer}{next(_attempts)}", *rest)
+
+
+def _without_deletions(self: Any, changes: Any) -> None:
+    """After `unsubscribe` nothing more is delivered."""
+    _apply(self, changes.filter(pc.invert(changes.column("deleted"))))
+
+
+async def _half_as_whole(self: Any, work: Any, *, after: Cursor, until: Cursor) -> Any:
+    """An execution that took a part says so in its cut."""
+    fetched = await _fetch(self, work, after=after, until=until)
+    return replace(fetched, until=until)
+
+
+def _token_of_next(shard: Any, task: Any) -> Any:
+    """A token says what was delivered with it, not what will be."""
+    parts = list(_pieces(shard, task))
+    for part, following in itertools.pairwise([*parts, *parts[-1:]]):
+        yield replace(part, reached=part.reached.join(following.reached))
+
+
+def _last_as_well(name: str, cuts: Cursor) -> ReaderProgress:
+    """The last execution stays, since it has the cut."""
+    return ReaderProgress(name, Cursor({p: s + 1 for p, s in cuts.items()}))
+
+
+EXECUTOR = "galileo.node.channel_executor"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "mutants"),
+    [
+        (
+            first,
+            {
+                "ChannelExecutor.execute": _subscriptions_first,
+                "ChannelExecutor._update_index": _as_it_is,
+            },
+        ),
+        (
+            there_and_back,
+            {
+                "ChannelExecutor._read_progress": _own_cut,
+                "ChannelExecutor._note": _own_success,
+                "ChannelExecutor._forget_others": _forget_nothing,
+            },
+        ),
+        (first, {"CursorRange": _without_last}),
+        (first, {"CursorRange": _with_last_once_more}),
+        (regained, {"Commit": _AnyNumber}),
+        (first, {"SubscriptionIndex.apply": _without_deletions}),
+        (halved, {"ChannelExecutor._fetch": _half_as_whole}),
+        (first, {"galileo.node.channel_reader._pieces": _token_of_next}),
+        (dropped, {"galileo.node.retention_runner.ReaderProgress": _last_as_well}),
+    ],
+)
+async def test_a_judge_convicts_a_mutant(
+    cluster: Any, scenario: Scenario, mutants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, mutant in mutants.items():
+        whole = place if place.startswith("galileo.") else f"{EXECUTOR}.{place}"
+        monkeypatch.setattr(whole, mutant)
+    with pytest.raises(AssertionError):
+        await scenario(cluster)
