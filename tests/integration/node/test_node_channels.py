@@ -32,6 +32,7 @@ from galileo.model.channel import Channel
 from galileo.node import channel_reader, table_reader
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions, SubscriptionIndex
 from galileo.node.channel_reader import LOOK_S
+from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ExecutionsTask
 from galileo.node.query_options import QueryOptions
 from galileo.node.retention_plan import ReaderProgress
@@ -39,6 +40,7 @@ from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOption
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
 from galileo.storage.commits import Commit, Committed
+from galileo.storage.compaction import CompactionOptions
 
 CHANNEL, DATASET = "hot", "air"
 IDS = [f"s{number}" for number in range(12)]
@@ -46,6 +48,7 @@ AHEAD_S = 1e7
 """All executions are old for retention."""
 RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
 CAUGHT_UP_MAX = 100
+KEPT_DAYS = 8
 Scenario: TypeAlias = "Callable[[Any], Awaitable[Hot]]"
 
 
@@ -61,12 +64,14 @@ class Hot:
         self.batches, self.changes = itertools.count(), itertools.count()
         self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
 
-    async def begin(self, *, template: str = TEMPLATES[0], limits: ExecutorOptions) -> None:
+    async def begin(
+        self, *, template: str = TEMPLATES[0], limits: ExecutorOptions, keep: str = "1s"
+    ) -> None:
         self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
         await self.cluster.reconfigure(channels=limits)
         await self.cluster["a"].create_dataset(air(DATASET))
         created = await self.cluster["b"].create_dataset(
-            Channel(CHANNEL, DATASET, template, keep="1s")
+            Channel(CHANNEL, DATASET, template, keep=keep)
         )
         self.audit = ChannelAudit(created)
 
@@ -120,11 +125,11 @@ class Hot:
         own = self.cluster[name].partitions
         return {Cursor(log[max(log)].until) for p, log in self.audit.log.items() if p in own}
 
-    async def maintain(self, name: str) -> None:
-        """Cleans the table and drops executions at a node."""
+    async def maintain(self, name: str, *, ahead_s: float = AHEAD_S) -> None:
+        """Cleans the table and drops executions at a node, so long after the last ones."""
         node = self.cluster[name]
-        lived = node.channels._clock
-        options = replace(RETENTION, wall=lambda: lived.wall() + AHEAD_S)
+        clock = node.channels._clock
+        options = replace(RETENTION, wall=lambda: clock.wall() + ahead_s)
         self.remember()
         runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
         try:
@@ -385,6 +390,30 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
     parts = [part async for part in node.channel_reader.follow(task, wait_s=0.5)]
     assert all(part.execution is None for part in parts)
     assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
+
+
+async def test_files_that_were_merged_are_dropped_when_they_are_old(cluster: Any) -> None:
+    """A merged file has executions of a small part of the time for which they are kept."""
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions(), keep=f"{KEPT_DAYS}d")
+    await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
+    for node in cluster.nodes:
+        node.channels._clock = cluster.clock
+    for _ in range(4 * KEPT_DAYS):
+        await step(hot)
+        cluster.clock.now += 86_400.0
+    eager = CompactionRunnerOptions(
+        CompactionOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01
+    )
+    for node in cluster.nodes:
+        runner = CompactionRunner(node.catalog, eager)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(runner.stop)
+        await hot.maintain(node.name, ahead_s=0.0)
+        for partition, journal in node.catalog.channel_shard(CHANNEL).own.items():
+            young = len(hot.audit.log[partition]) - journal.dropped
+            assert KEPT_DAYS <= young <= KEPT_DAYS + 8
+    await hot.judge()
 
 
 # --- partitions that change their owners, and logs that are dropped ------------------------------
