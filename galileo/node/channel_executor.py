@@ -217,7 +217,7 @@ class ChannelExecutor:
         assert work.channel.schema is not None, "a channel without a dataset"
         frontier = self._view.sequences(work.channel.schema.key)
         own = work.shard.surely_own(range(work.channel.partitions))
-        self._forget_others(channel, own)
+        self._forget_others(work)
         by_cut = defaultdict[Cursor, list[int]](list)
         for partition in sorted(own):
             try:
@@ -232,10 +232,11 @@ class ChannelExecutor:
             is_behind |= await self._execute(work, partitions, after=cut, until=cut.join(frontier))
         return is_behind
 
-    def _forget_others(self, channel: str, own: frozenset[int]) -> None:
+    def _forget_others(self, work: _Work) -> None:
         """Frees the indices of partitions that other nodes execute."""
-        known = self._progress.get(channel, {})
-        self._progress[channel] = {p: progress for p, progress in known.items() if p in own}
+        key = work.channel.key
+        known = self._progress.get(key, {}).items()
+        self._progress[key] = {p: progress for p, progress in known if work.shard.owns(p)}
 
     def _work(self, channel: str) -> _Work | None:
         """What an execution needs; None if the channel or its table is not here, or is dropped."""

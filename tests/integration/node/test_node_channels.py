@@ -416,6 +416,25 @@ async def test_files_that_were_merged_are_dropped_when_they_are_old(cluster: Any
     await hot.judge()
 
 
+async def test_an_index_stays_while_a_lease_is_late(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all subscriptions again takes much longer than the pause."""
+    await step(hot)
+    node = hot.cluster["b"]
+    progress = node.channels.progress(CHANNEL)
+    before = {p: one.index for p, one in progress.items() if len(one.index)}
+    assert before
+    with monkeypatch.context() as patched:
+        patched.setattr(node.catalog.channel_shard(CHANNEL), "_may_serve", lambda _: False)
+        await step(hot)
+        assert len({log[max(log)].number for log in hot.audit.log.values()}) == 2
+    await step(hot)
+    after = {p: one.index for p, one in node.channels.progress(CHANNEL).items()}
+    assert all(after[p] is index for p, index in before.items())
+    await hot.judge()
+
+
 # --- partitions that change their owners, and logs that are dropped ------------------------------
 
 
@@ -536,7 +555,7 @@ async def _subscriptions_first(self: Any, channel: str) -> bool:
 
 
 async def _as_it_is(self: Any, work: Any, partition: int) -> None:
-    """The second half of `_subscriptions_first`."""
+    """The second part of `_subscriptions_first`."""
 
 
 async def _own_cut(self: Any, work: Any, partition: int) -> Any:
@@ -548,15 +567,15 @@ async def _own_cut(self: Any, work: Any, partition: int) -> Any:
 
 
 def _own_success(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
-    """The second half of `_own_cut`: a node counts its own executions."""
+    """The second part of `_own_cut`: a node counts its own executions."""
     _note(self, work, partition, result, **options)
     if isinstance(result, Committed):
         self._of(work, partition).sequence = -1
 
 
-def _forget_nothing(self: Any, channel: str, own: frozenset[int]) -> None:
-    """The third half of `_own_cut`."""
-    self._progress.setdefault(channel, {})
+def _forget_nothing(self: Any, work: Any) -> None:
+    """The third part of `_own_cut`."""
+    self._progress.setdefault(work.channel.key, {})
 
 
 def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
