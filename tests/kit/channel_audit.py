@@ -190,24 +190,28 @@ class ChannelAudit:
 
     # --- the ledger ----------------------------------------------------------------------------
 
+    def now(self) -> int:
+        """A number that grows with each event; for all threads."""
+        return next(self._ticks)
+
     def observe(self, numbers: Iterable[int]) -> None:
         """Notes that observations are about to be sent; repeated calls change nothing."""
-        now = next(self._ticks)
+        now = self.now()
         for number in numbers:
             self.sent.setdefault(number, now)
 
     def random_change(self, name: str, chance: random.Random) -> tuple[str, float | None]:
         """Another subscription, the same once more, or none."""
-        now, kind = self.ledger[name][-1], chance.random()
+        last, kind = self.ledger[name][-1], chance.random()
         if kind < 0.25:
             return "", None
-        if kind < 0.4 and now.least is not None:
-            return now.broker, now.least
+        if kind < 0.4 and last.least is not None:
+            return last.broker, last.least
         return chance.choice(BROKERS), float(chance.randrange(40))
 
     def change(self, changes: Changes) -> list[Version]:
         """Notes that subscriptions are about to be changed; `settle` the result afterwards."""
-        now = next(self._ticks)
+        now = self.now()
         versions = []
         for name, (broker, least) in changes.items():
             versions.append(Version(broker, least, now, None))
@@ -216,7 +220,7 @@ class ChannelAudit:
 
     def settle(self, versions: Iterable[Version]) -> None:
         """Notes that a call has returned."""
-        now = next(self._ticks)
+        now = self.now()
         for version in versions:
             version.returned = now
 
@@ -266,7 +270,7 @@ class ChannelAudit:
             dict(zip(cut["partitions"], cut["until"], strict=True)),
             cut["subscriptions"],
             {row["broker"]: pairs_of(row["observations"], row["matches"]) for row in shares},
-            next(self._ticks),
+            self.now(),
         )
 
     # --- the judgement -------------------------------------------------------------------------

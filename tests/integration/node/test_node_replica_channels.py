@@ -144,10 +144,11 @@ class ChannelWorld(World):
             self.hosts[name].node.view.update_sequences(key, sequences)
 
     async def maintain(self) -> None:
-        """Cleans the table and drops executions where one node leads."""
-        if self.is_kept or not self.hosts:
-            return
-        host = self.random.choice(list(self.hosts.values()))
+        """Cleans the table and drops executions where they are old."""
+        for host in [] if self.is_kept else list(self.hosts.values()):
+            await self.maintain_host(host)
+
+    async def maintain_host(self, host: Host) -> None:
         runner, catalog = self.runners[host.name], host.node.catalog
 
         def work() -> None:
