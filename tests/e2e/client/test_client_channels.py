@@ -242,3 +242,30 @@ def test_partitions_say_how_far_they_are(
     partitions = client.describe_channel(channel)
     assert sum(one.subscriptions for one in partitions) == 50
     assert all(one.execution >= 1 and not one.failure and not one.behind for one in partitions)
+
+
+def test_token_of_a_dropped_channel_is_none_of_its_successor(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    air: str,
+    fresh_name: Callable[[str], str],
+) -> None:
+    """Although this client still knows the dropped one when it goes on."""
+    name = fresh_name("again")
+    hot = galileo.Channel(name, air, "temperature > :least", period="100ms")
+    subscription = {"id": ["s"], "least": [0.0]}
+    client.create_channel(hot)
+    client.subscribe(name, subscription, broker="me")
+    client.ingest(air, observations([{"number": 1}]))
+    pairs, token = followed(client, name, "me")
+    assert pairs == [("s", 1)]
+    with cluster.client() as other:
+        other.drop_dataset(name)
+        other.create_channel(hot)
+        other.subscribe(name, subscription, broker="me")
+        other.ingest(air, observations([{"number": 2}]))
+    with raises(UnknownDataset, dropped=name):
+        list(client.follow(name, "me", token=token, wait=QUIET_S))
+    with raises(InvalidToken, expected="token_of_ccq"):
+        list(client.follow(name, "me", token=token, wait=QUIET_S))
+    assert followed(client, name, "me")[0] == [("s", 2)]
