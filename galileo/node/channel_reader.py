@@ -12,7 +12,7 @@ from contextlib import aclosing
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
-from galileo.errors import DataExpired
+from galileo.errors import DataExpired, TransientError
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
@@ -58,21 +58,42 @@ class ChannelReader:
     async def follow(
         self, task: ExecutionsTask, *, wait_s: float
     ) -> AsyncGenerator[ExecutionsPart, None]:
-        """As `read`; waits for so long if the broker has no matches."""
+        """As `read`; waits for so long if the broker has no matches.
+
+        Raises:
+            Unavailable: a node cannot be reached, and there are no matches at others.
+        """
         loop, has_matches = asyncio.get_running_loop(), False
         deadline = loop.time() + wait_s
         while True:
-            async with aclosing(self.read(task)) as parts:
-                async for part in parts:
-                    has_matches |= part.execution is not None
-                    task = dataclasses.replace(task, after=task.after.join(part.reached))
-                    yield part
+            try:
+                async with aclosing(self._read_reachable(task)) as parts:
+                    async for part in parts:
+                        has_matches |= part.execution is not None
+                        task = dataclasses.replace(task, after=task.after.join(part.reached))
+                        yield part
+            except TransientError:
+                if not has_matches:
+                    raise
             while not has_matches and loop.time() < deadline:
                 await asyncio.sleep(LOOK_S)  # At first, too: the view may be ahead of the owner.
                 if task.after.news(self._view.sequences(task.channel)):
                     break
             else:
                 return
+
+    async def _read_reachable(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
+        """As `read`; the error of a node comes after what others have."""
+        errors = list[TransientError]()
+        for share in await self._shares(self._of_all(task)):
+            try:
+                async with aclosing(self.read(share.task)) as parts:
+                    async for part in parts:
+                        yield part
+            except TransientError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def read(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
         """The executions after a cursor in which a broker has matches, those of a partition in
@@ -83,10 +104,8 @@ class ChannelReader:
             Unavailable: a node that has some of them cannot be reached.
             CorruptData: stored bytes fail their checksum.
         """
-        channel = self._catalog.channel_shard(task.channel).schema
-        asked = task.partitions or frozenset(range(channel.partitions))
         parts = read_from_owners(
-            dataclasses.replace(task, partitions=asked),
+            self._of_all(task),
             split=self._shares,
             read_local=self.read_local,
             read=self._peers.read_executions,
@@ -97,6 +116,12 @@ class ChannelReader:
         async with aclosing(parts):
             async for part in parts:
                 yield part
+
+    def _of_all(self, task: ExecutionsTask) -> ExecutionsTask:
+        """The task with the partitions that it asks for."""
+        channel = self._catalog.channel_shard(task.channel).schema
+        asked = task.partitions or frozenset(range(channel.partitions))
+        return dataclasses.replace(task, partitions=asked)
 
     async def read_local(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
         """The executions of partitions that this node has; a part says how far it goes.

@@ -24,6 +24,7 @@ from channel_audit import (
     numbers_of,
     rows_of,
 )
+from expected_errors import raises
 from partition_moves import take, tell_all
 
 from galileo.cursor import Cursor
@@ -433,6 +434,26 @@ async def test_an_index_stays_while_a_lease_is_late(
     after = {p: one.index for p, one in node.channels.progress(CHANNEL).items()}
     assert all(after[p] is index for p, index in before.items())
     await hot.judge()
+
+
+async def test_a_follower_gets_what_is_there_while_a_node_is_away(hot: Hot) -> None:
+    await step(hot)
+    hot.gossip()
+    for away in "abc":
+        hot.away.add(away)
+        here, reader = min({"a", "b", "c"} - {away}), Reader(CHANNEL, "east")
+        others = {p for p, log in hot.audit.log.items() if "east" in log[1].shares}
+        others -= hot.cluster[away].partitions
+        assert others
+        task = ExecutionsTask(CHANNEL, "east", Cursor())
+        async for part in hot.cluster[here].channel_reader.follow(task, wait_s=0.1):
+            reader._take(part)
+        assert {p for p, taken in reader.taken.items() if taken} == others
+        task = ExecutionsTask(CHANNEL, "east", reader.cursor)
+        with raises(Unavailable, node=away):
+            async for part in hot.cluster[here].channel_reader.follow(task, wait_s=0.1):
+                assert part.execution is None
+        hot.away.clear()
 
 
 # --- partitions that change their owners, and logs that are dropped ------------------------------
