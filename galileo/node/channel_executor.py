@@ -316,7 +316,8 @@ class ChannelExecutor:
                 results[partition] = one
         if commits:
             committing = self._catalog.commit(work.channel.key, commits)
-            results.update(await asyncio.wrap_future(committing))
+            committed = await asyncio.wrap_future(committing)
+            results.update(committed)
             self.on_committed()
         for partition, result in results.items():
             self._note(work, partition, result, took_s=self._clock.monotonic() - begun)
