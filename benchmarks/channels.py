@@ -1,7 +1,7 @@
 """Channels: subscriptions by the million, and one execution for all, compared with PostgreSQL.
 
 The experiments are NewLocal, NewNearby and UnseenNearby of Wang, Carey and Tsotras, "Subscribing to
-Big Data at Scale" (2020, section 7.2). Of 160 tweets a second one in ten is hateful, and subscribers
+Big Data at Scale" (2020, section 7.2). Of 160 tweets a second a tenth is hateful, and subscribers
 learn of those in their area, or near the place where they are. Of the latter a third move in each
 period of ten seconds, and in the last experiment they learn of old tweets, too, once of each. The
 paper's own numbers are of six nodes.

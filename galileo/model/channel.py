@@ -37,6 +37,7 @@ TOKEN = "token"
 NO_BROKER = ""
 """In place of a broker: the row with the cut."""
 PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
+KEEP_MIN_S = 1.0
 
 _EXECUTION_SCHEMA = pa.schema(
     [
@@ -79,7 +80,7 @@ class Channel(StoredSchema):
         template: CQL2 text with parameters, such as `temperature > :threshold`; see `Template`.
         period: time between two executions, which begin at its multiples.
         columns: of the observations that are delivered; none: all.
-        keep: for how long the results of an execution are kept.
+        keep: for how long the results of an execution are kept; at least a second.
         new: what has to be new in a pair of an observation and a subscription since the last
             execution: "observations", with any subscription; "both", of the subscription its row
             in the table; "either": subscriptions that are new or were changed also get the
@@ -132,7 +133,7 @@ class Channel(StoredSchema):
         object.__setattr__(self, "template", _text(template))
         object.__setattr__(self, "period_us", _period_us(period))
         object.__setattr__(self, "columns", _names(columns))
-        object.__setattr__(self, "keep_us", round(seconds(keep) * MICROS))
+        object.__setattr__(self, "keep_us", _keep_us(keep))
         object.__setattr__(self, "new", _new(new, leave=leave))
         object.__setattr__(self, "leave", leave)
         object.__setattr__(self, "schema", None)
@@ -401,6 +402,17 @@ def _period_us(period: Duration) -> int:
             expected="period",
         )
     return round(period_s * MICROS)
+
+
+def _keep_us(keep: Duration) -> int:
+    keep_s = seconds(keep)
+    if keep_s < KEEP_MIN_S:
+        raise InvalidSchema(
+            f"expected results to be kept for at least {KEEP_MIN_S:g} second, got {keep!r}",
+            expected="keep",
+            bound=KEEP_MIN_S,
+        )
+    return round(keep_s * MICROS)
 
 
 def _new(new: Any, *, leave: Any) -> Any:

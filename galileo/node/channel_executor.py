@@ -46,6 +46,7 @@ from galileo.errors import (
     BatchConflict,
     DataExpired,
     GalileoError,
+    InputError,
     InternalError,
     MessageTooLarge,
     Unavailable,
@@ -292,10 +293,14 @@ class ChannelExecutor:
         assert work.channel.schema is not None, "a channel without a dataset"
         frontier = self._view.sequences(work.channel.schema.key)
         own = work.shard.surely_own(range(work.channel.partitions))
-        self._forget_others(channel, own)
+        self._forget_others(work)
         by_cut = defaultdict[Cursor, list[int]](list)
         for partition in sorted(own):
-            progress = await self._read_progress(work, partition)
+            try:
+                progress = await self._read_progress(work, partition)
+            except GalileoError as error:
+                self._fail(work, partition, error)
+                continue
             if progress.cut.news(frontier) or self._has_changes(work, partition):
                 by_cut[progress.cut].append(partition)
         self._forget_histories(channel)
@@ -309,10 +314,11 @@ class ChannelExecutor:
                     self._fail(work, partition, error)
         return is_behind
 
-    def _forget_others(self, channel: str, own: frozenset[int]) -> None:
+    def _forget_others(self, work: _Work) -> None:
         """Frees the indices of partitions that other nodes execute."""
-        known = self._progress.get(channel, {})
-        self._progress[channel] = {p: progress for p, progress in known.items() if p in own}
+        key = work.channel.key
+        known = self._progress.get(key, {}).items()
+        self._progress[key] = {p: progress for p, progress in known if work.shard.owns(p)}
 
     def _has_changes(self, work: _Work, partition: int) -> bool:
         """Whether changes of subscriptions are news, and there are some."""
@@ -365,9 +371,26 @@ class ChannelExecutor:
         return progress
 
     async def _execute(
-        self, work: _Work, partitions: Sequence[int], *, after: Cursor, until: Cursor
+        self,
+        work: _Work,
+        partitions: Sequence[int],
+        *,
+        after: Cursor,
+        until: Cursor,
+        is_part: bool = False,
     ) -> bool:
-        """Executes partitions with the same cut; whether a part of what is new is left."""
+        """Executes partitions with the same cut.
+
+        Args:
+            work: the channel.
+            partitions: of its log.
+            after: their cut.
+            until: the commits to match.
+            is_part: whether more than these are known.
+
+        Returns:
+            Whether some were executed, and a part of what is new is left.
+        """
         begun = self._clock.monotonic()
         fetched = await self._fetch(work, after=after, until=until)
         if not after.news(fetched.until):
@@ -397,12 +420,15 @@ class ChannelExecutor:
             self.durations.observe(took_s)
             self._note(work, partition, result, until=observed.until)
         self._extend_history(work, observed)
-        large = [p for p, result in results.items() if isinstance(result, _TooLargeError)]
-        for partition in large:
+        is_part |= fetched.is_part
+        is_behind = is_part and any(isinstance(one, Committed) for one in results.values())
+        half = halfway(after, fetched.until)
+        for partition in [p for p, one in results.items() if isinstance(one, _TooLargeError)]:
             await self._read_progress(work, partition)
-            await self._execute(work, [partition], after=after, until=halfway(after, fetched.until))
-        has_failed = any(self._of(work, partition).failure for partition in partitions)
-        return (bool(large) or fetched.is_part) and not has_failed
+            is_behind |= await self._execute(
+                work, [partition], after=after, until=half, is_part=True
+            )
+        return is_behind
 
     def _note(
         self, work: _Work, partition: int, result: BaseException | Committed, *, until: Cursor
@@ -481,7 +507,7 @@ class ChannelExecutor:
         rows_max = rows_max or self._options.rows_max
         options = RowOptions(columns=work.columns)
         schema = options.arrow_schema(work.query.constant.schema)
-        is_part = False
+        wanted, absent, is_part = until, set[int](), False
         while True:
             missing = set[int]()
             commits = CursorRange(frozenset(after.news(until)), after, until)
@@ -500,10 +526,16 @@ class ChannelExecutor:
             except DataExpired as error:
                 after = after.join(_expired(error, until))
                 continue
-            if is_large:
+            except InputError as error:  # An owner has not got, or has lost, what it had reported.
+                if not error.details.get("partitions"):
+                    raise
+                missing.update(error.details["partitions"])
+            if missing:
+                absent |= missing
+                until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})
+                is_part = False
+            elif is_large:
                 until, is_part = halfway(after, until), True
-            elif missing:
-                until = Cursor({p: after[p] if p in missing else s for p, s in until.items()})
             else:
                 return _Fetched(pa.concat_tables(tables), after, until, is_part)
 
@@ -553,6 +585,8 @@ class ChannelExecutor:
         async def apply(rows: pa.Table) -> None:
             await loop.run_in_executor(self._executor, progress.index.apply, rows)
 
+        if progress.indexed < 0:  # A part may be there, of which rows were deleted since.
+            progress.index = SubscriptionIndex(work.query)
         if not work.compares:
             try:
                 progress.indexed = await self._read_changes(

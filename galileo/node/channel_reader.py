@@ -12,6 +12,7 @@ from contextlib import aclosing
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
+from galileo.errors import DataExpired, TransientError
 from galileo.node.catalog import Catalog
 from galileo.node.channel_shard import ChannelShard
 from galileo.node.cluster_view import ClusterView
@@ -57,21 +58,42 @@ class ChannelReader:
     async def follow(
         self, task: ExecutionsTask, *, wait_s: float
     ) -> AsyncGenerator[ExecutionsPart, None]:
-        """As `read`; waits for so long if the broker has no matches."""
+        """As `read`; waits for so long if the broker has no matches.
+
+        Raises:
+            Unavailable: a node cannot be reached, and there are no matches at others.
+        """
         loop, has_matches = asyncio.get_running_loop(), False
         deadline = loop.time() + wait_s
         while True:
-            async with aclosing(self.read(task)) as parts:
-                async for part in parts:
-                    has_matches |= part.execution is not None
-                    task = dataclasses.replace(task, after=task.after.join(part.reached))
-                    yield part
+            try:
+                async with aclosing(self._read_reachable(task)) as parts:
+                    async for part in parts:
+                        has_matches |= part.execution is not None
+                        task = dataclasses.replace(task, after=task.after.join(part.reached))
+                        yield part
+            except TransientError:
+                if not has_matches:
+                    raise
             while not has_matches and loop.time() < deadline:
+                await asyncio.sleep(LOOK_S)  # At first, too: the view may be ahead of the owner.
                 if task.after.news(self._view.sequences(task.channel)):
                     break
-                await asyncio.sleep(LOOK_S)
             else:
                 return
+
+    async def _read_reachable(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
+        """As `read`; the error of a node comes after what others have."""
+        errors = list[TransientError]()
+        for share in await self._shares(self._of_all(task)):
+            try:
+                async with aclosing(self.read(share.task)) as parts:
+                    async for part in parts:
+                        yield part
+            except TransientError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def read(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
         """The executions after a cursor in which a broker has matches, those of a partition in
@@ -82,10 +104,8 @@ class ChannelReader:
             Unavailable: a node that has some of them cannot be reached.
             CorruptData: stored bytes fail their checksum.
         """
-        channel = self._catalog.channel_shard(task.channel).schema
-        asked = task.partitions or frozenset(range(channel.partitions))
         parts = read_from_owners(
-            dataclasses.replace(task, partitions=asked),
+            self._of_all(task),
             split=self._shares,
             read_local=self.read_local,
             read=self._peers.read_executions,
@@ -96,6 +116,12 @@ class ChannelReader:
         async with aclosing(parts):
             async for part in parts:
                 yield part
+
+    def _of_all(self, task: ExecutionsTask) -> ExecutionsTask:
+        """The task with the partitions that it asks for."""
+        channel = self._catalog.channel_shard(task.channel).schema
+        asked = task.partitions or frozenset(range(channel.partitions))
+        return dataclasses.replace(task, partitions=asked)
 
     async def read_local(self, task: ExecutionsTask) -> AsyncGenerator[ExecutionsPart, None]:
         """The executions of partitions that this node has; a part says how far it goes.
@@ -122,18 +148,21 @@ class ChannelReader:
 
 def _pieces(shard: ChannelShard, task: ExecutionsTask) -> Iterator[ExecutionsPart]:
     """The parts of an answer; each step blocks on the disk."""
-    published, dropped = shard.published(task.partitions), shard.dropped()
+    published = shard.published(task.partitions)
     for partition in sorted(task.partitions):
-        after, last = task.after[partition], published[partition]
-        if after < dropped[partition]:
-            after = dropped[partition]
-            gone, reached = Cursor({partition: after}), Cursor({partition: after})
-            yield ExecutionsPart(reached=reached, gone=gone)
-        for sequence in range(after + 1, last + 1):
-            execution = _read(shard, partition, sequence, task.broker)
-            is_step = sequence == last or sequence % STEP_COMMITS == 0
-            if execution is not None or is_step:
-                yield ExecutionsPart(Cursor({partition: sequence}), execution)
+        sequence, last = task.after[partition] + 1, published[partition]
+        while sequence <= last:
+            try:
+                execution = _read(shard, partition, sequence, task.broker)
+            except DataExpired:  # Dropped before this call, or since.
+                sequence = shard.journal(partition).dropped
+                gone = Cursor({partition: sequence})
+                yield ExecutionsPart(reached=gone, gone=gone)
+            else:
+                is_step = sequence == last or sequence % STEP_COMMITS == 0
+                if execution is not None or is_step:
+                    yield ExecutionsPart(Cursor({partition: sequence}), execution)
+            sequence += 1
 
 
 def _read(shard: ChannelShard, partition: int, sequence: int, broker: str) -> Execution | None:

@@ -15,7 +15,9 @@ from galileo import spans
 from galileo.errors import GalileoError
 from galileo.model.times import MICROS
 from galileo.node.catalog import Catalog
+from galileo.node.channel_shard import ChannelShard
 from galileo.node.retention_plan import PIECES
+from galileo.node.shard import Shard
 from galileo.storage.compaction import CompactionOptions
 from galileo.storage.journal import PartitionJournal
 
@@ -67,16 +69,23 @@ class CompactionRunner:
     def _run(self) -> None:
         while not self._stopping.wait(self._options.interval_s):
             for dataset, shard in self._catalog.shards.items():
-                merge = self._merge_options(dataset)
+                merge = self._merge_options(shard)
                 for partition, journal in sorted(shard.maintained.items()):
                     self._merge((dataset, partition), journal, merge)
 
-    def _merge_options(self, dataset: str) -> CompactionOptions:
+    def _merge_options(self, shard: Shard) -> CompactionOptions:
         """Limits the time span of files with a maximum age, since a file is dropped as a whole."""
-        policy = self._catalog.retention(dataset).retention
-        if policy is None or policy.age_s is None:
+        kept_us = self._kept_us(shard)
+        if kept_us is None:
             return self._options.merge
-        return replace(self._options.merge, span_us=round(policy.age_s / PIECES * MICROS))
+        return replace(self._options.merge, span_us=round(kept_us / PIECES))
+
+    def _kept_us(self, shard: Shard) -> float | None:
+        """For how long the rows of a shard are kept; None: without a limit of age."""
+        if isinstance(shard, ChannelShard):
+            return shard.schema.keep_us
+        policy = self._catalog.retention(shard.schema.key).retention
+        return None if policy is None or policy.age_s is None else policy.age_s * MICROS
 
     def _merge(
         self, place: tuple[str, int], journal: PartitionJournal, merge: CompactionOptions

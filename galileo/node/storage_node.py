@@ -54,7 +54,7 @@ from galileo.model.schema import (
 from galileo.model.table import Table, versions_of
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
-from galileo.node.channel_executor import ChannelExecutor
+from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
 from galileo.node.channel_reader import ChannelReader
 from galileo.node.cluster_scan import ClusterScans, ScanEnd
 from galileo.node.cluster_view import ClusterView
@@ -105,6 +105,7 @@ class NodeOptions:
     queries: QueryOptions = field(default_factory=QueryOptions)
     migration: MigrationOptions = field(default_factory=MigrationOptions)
     replication: ReplicasOptions = field(default_factory=ReplicasOptions)
+    channels: ExecutorOptions = field(default_factory=ExecutorOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class StorageNode:
             view=self.view,
             executor=self._scanning,
             clock=clock or SystemClock(),
+            options=options.channels,
         )
         self.channel_reader = ChannelReader(
             name,

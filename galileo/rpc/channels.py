@@ -28,7 +28,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
     ) -> AsyncIterator[channels_pb2.FollowPart]:
         if not request.broker:
             raise InputError("expected the name of a broker, got ''", parameter="broker")
-        channel = await self._node.stored_named(request.dataset)
+        channel = await self._node.stored_schema(request.dataset)
         task = ExecutionsTask(
             channel.key,
             request.broker,
@@ -46,7 +46,7 @@ class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
     async def DescribeChannel(  # noqa: N802
         self, request: channels_pb2.DescribeChannelRequest, context: Context
     ) -> channels_pb2.DescribeChannelReply:
-        channel = await self._node.stored_named(request.dataset)
+        channel = await self._node.stored_schema(request.dataset)
         if request.local:
             return channels_pb2.DescribeChannelReply(partitions=self._describe(channel.key))
         self._node.catalog.channel_shard(channel.key)

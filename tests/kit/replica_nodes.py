@@ -38,6 +38,8 @@ from galileo.node.peers import (
     BatchLookup,
     CommitAnswer,
     CommitTask,
+    ExecutionsPart,
+    ExecutionsTask,
     FoundBatch,
     ReadTask,
     ScanAnswer,
@@ -221,6 +223,12 @@ class Network:
         async for part in self._reach(node).tables.read_local(task):
             yield part
 
+    async def read_executions(
+        self, node: str, task: ExecutionsTask
+    ) -> AsyncIterator[ExecutionsPart]:
+        async for part in self._reach(node).channel_reader.read_local(task):
+            yield part
+
     async def datasets(self, node: str) -> list[StoredSchema]:
         return [shard.schema for shard in self._reach(node).catalog.shards.values()]
 
@@ -242,7 +250,7 @@ class Host:
             self.live,
             store=self.store,
             peers=world.network,
-            options=NodeOptions(replication=world.options),
+            options=replace(world.node_options, replication=world.options),
         )
         self.node.moves.on_moved = world.spread_leaders
         replicas = self.node.connect_replicas(
@@ -297,6 +305,7 @@ class World:
     """The nodes of a topology, and producers and readers of one dataset.
 
     Attributes:
+        schemas: of the dataset, and of further ones.
         known: the topology that each node has stored, without the leaders.
         cut: nodes whose replicas neither send nor get messages.
         muted: nodes whose replicas send none.
@@ -309,10 +318,13 @@ class World:
         *,
         topology: Topology = TOPOLOGY,
         schema: StoredSchema = SCHEMA,
+        further: Sequence[StoredSchema] = (),
         options: ReplicasOptions = OPTIONS,
+        node_options: NodeOptions | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.topology, self.options = topology, options
+        self.node_options = node_options or NodeOptions()
         self.directory = directory
         self.network = Network()
         self.hosts: dict[str, Host] = {}
@@ -326,7 +338,7 @@ class World:
         self.ranges: list[tuple[ScanTask, Rows]] = []
         self.ranges_followed = 0
         self._late: set[asyncio.Task[None]] = set()
-        self.schema = schema
+        self.schemas = (schema, *further)
         self.names = tuple(topology.by_name)
         self.known: dict[str, Topology] = {}
 
@@ -363,7 +375,8 @@ class World:
         for name in self.names:
             self.start(name)
         for host in self.hosts.values() if datasets else ():
-            host.node.catalog.adopt(self.schema)
+            for schema in self.schemas:
+                host.node.catalog.adopt(schema)
 
     def start(self, name: str) -> None:
         host = self.hosts[name] = Host(self, name, self.places[name])
@@ -501,14 +514,18 @@ class World:
         return sorted(led) == [*self.topology.partitions] and is_whole and self.is_equal()
 
     def is_equal(self) -> bool:
-        ends = [self.ends(partition) for partition in self.topology.partitions]
+        ends = [
+            self.ends(partition, schema.key)
+            for partition in self.topology.partitions
+            for schema in self.schemas
+        ]
         return all(len(of_each) == 1 and len({*of_each.pop()}) == 1 for of_each in ends)
 
-    def ends(self, partition: int) -> set[tuple[int, int, int]]:
+    def ends(self, partition: int, dataset: str = "nam") -> set[tuple[int, int, int]]:
         """The ends of the replicas of a partition, and up to where they are committed and seen."""
         ends = set[tuple[int, int, int]]()
         for host in self.group_of(partition):
-            shard = host.node.catalog.shards.get("nam")
+            shard = host.node.catalog.shards.get(dataset)
             journal = None if shard is None else shard.journals.get(partition)
             if shard is None or journal is None:
                 ends.add((0, 0, 0))

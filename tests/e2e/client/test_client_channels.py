@@ -301,3 +301,30 @@ def test_a_broker_goes_on_at_the_position_that_it_has_stored(
     assert followed(client, channel, "me", position)[0] == [("s", 2)]
     with raises(InvalidToken, expected="token_of_ccq"):
         client.acknowledge(channel, "other", token)
+
+
+def test_token_of_a_dropped_channel_is_none_of_its_successor(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    air: str,
+    fresh_name: Callable[[str], str],
+) -> None:
+    """Although this client still knows the dropped one when it goes on."""
+    name = fresh_name("again")
+    hot = galileo.Channel(name, air, "temperature > :least", period="100ms")
+    subscription = {"id": ["s"], "least": [0.0]}
+    client.create_channel(hot)
+    client.subscribe(name, subscription, broker="me")
+    observe(client, air, name, [{"number": 1}])
+    pairs, token = followed(client, name, "me")
+    assert pairs == [("s", 1)]
+    with cluster.client() as other:
+        other.drop_dataset(name)
+        other.create_channel(hot)
+        other.subscribe(name, subscription, broker="me")
+        observe(other, air, name, [{"number": 2}])
+    with raises(UnknownDataset, dropped=name):
+        list(client.follow(name, "me", token=token, wait=QUIET))
+    with raises(InvalidToken, expected="token_of_ccq"):
+        list(client.follow(name, "me", token=token, wait=QUIET))
+    assert followed(client, name, "me")[0] == [("s", 2)]

@@ -146,8 +146,7 @@ class Network:
     async def read_executions(
         self, node: str, task: ExecutionsTask
     ) -> AsyncIterator[ExecutionsPart]:
-        there = self._reach(node, "read_executions")
-        async for part in there.channel_reader.read_local(task):
+        async for part in self._reach(node, "read_executions").channel_reader.read_local(task):
             yield part
 
     async def add_features(self, node: str, dataset: str, features: Sequence[Feature]) -> Schema:

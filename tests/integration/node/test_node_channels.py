@@ -1,226 +1,684 @@
-"""Channels of real nodes, compared with loops over all pairs; what has to be new, and failures."""
+"""Channels of real nodes with one copy, judged from outside: restarts, moves, nodes away."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import random
-from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from channel_audit import (
+    BROKERS,
+    TEMPLATES,
+    Changes,
+    ChannelAudit,
+    Reader,
+    air,
+    batch_of,
+    numbers_of,
+    rows_of,
+)
+from expected_errors import raises
+from partition_moves import take, tell_all
 
-from galileo.cursor import EMPTY_CURSOR
-from galileo.labels import from_ipc
-from galileo.model.channel import MATCHES_SCHEMA, Channel
-from galileo.model.times import TIME_TYPE
-from galileo.node.channel_executor import ExecutorOptions
+from galileo.cursor import Cursor
+from galileo.errors import CorruptData, PartitionReadOnly, Unavailable
+from galileo.model.channel import Channel
+from galileo.node import channel_reader, table_reader
+from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions, SubscriptionIndex
+from galileo.node.channel_reader import LOOK_S
+from galileo.node.compaction_runner import CompactionRunner, CompactionRunnerOptions
 from galileo.node.peers import ExecutionsTask
+from galileo.node.query_options import QueryOptions
+from galileo.node.retention_plan import ReaderProgress
+from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
+from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
+from galileo.storage.commits import Commit, Committed
+from galileo.storage.compaction import CompactionOptions
 
-TEMPLATE = "temperature >= :least AND temperature <= :most"
-BROKERS = ("east", "west")
-START_US = 1_330_560_000_000_000
-Subscription = tuple[str, float, float]
-Delivered = tuple[str, str, str, bool]
-"""Broker, subscription, observation, and whether it has left."""
+CHANNEL, DATASET = "hot", "air"
+IDS = [f"s{number}" for number in range(12)]
+AHEAD_S = 1e7
+"""All executions are old for retention."""
+RETENTION = RetentionRunnerOptions(check_s=3600.0, min_age_s=0.0, table_age_s=0.0)
+CAUGHT_UP_MAX = 100
+KEPT_DAYS = 8
+Scenario: TypeAlias = "Callable[[Any], Awaitable[Hot]]"
 
 
-class World:
-    """A channel, its subscriptions and observations, and what is due.
+class Hot:
+    """A channel at the nodes, and its audit.
 
     Attributes:
-        subscriptions, observations: as they are stored.
-        seen: the subscriptions and observations that the last round saw.
+        readers: one of each broker.
     """
 
-    def __init__(self, cluster: Any, channel: Channel, seed: int) -> None:
-        self.cluster, self.channel, self.chance = cluster, channel, random.Random(seed)
-        self.subscriptions: dict[str, Subscription] = {}
-        self.changed: set[str] = set()
-        self.observations: dict[str, float] = {}
-        self.seen: tuple[dict[str, Subscription], dict[str, float]] = {}, {}
-        self.batches = 0
-        self.cursors = dict.fromkeys(BROKERS, EMPTY_CURSOR)
+    def __init__(self, cluster: Any, seed: int = 0) -> None:
+        self.cluster, self.random = cluster, random.Random(seed)
+        self.batches, self.changes = itertools.count(), itertools.count()
+        self.readers = [Reader(CHANNEL, broker) for broker in BROKERS]
+
+    async def begin(
+        self, *, template: str = TEMPLATES[0], limits: ExecutorOptions, keep: str = "1s"
+    ) -> None:
+        self.cluster.journals = replace(self.cluster.journals, segment_bytes_max=8_000)
+        await self.cluster.reconfigure(channels=limits)
+        await self.cluster["a"].create_dataset(air(DATASET))
+        created = await self.cluster["b"].create_dataset(
+            Channel(CHANNEL, DATASET, template, keep=keep)
+        )
+        self.audit = ChannelAudit(created)
 
     def any_node(self) -> StorageNode:
-        return self.chance.choice(self.cluster.nodes)
+        return self.random.choice([n for n in self.cluster.nodes if n.name not in self.away])
 
-    async def begin(self) -> None:
-        await self.any_node().create_dataset(self.channel)
+    @property
+    def away(self) -> set[str]:
+        return self.cluster.network.away
 
-    async def subscribe(self, count: int) -> None:
-        names = self.chance.sample([f"s{number}" for number in range(20)], k=count)
-        rows = [
-            {
-                "id": name,
-                "broker": self.chance.choice(BROKERS),
-                "least": (least := self.chance.choice([250.0, 270.0, 290.0])),
-                "most": least + self.chance.choice([10.0, 30.0]),
-                "deleted": self.chance.random() < 0.3,
-            }
-            for name in names
-        ]
-        table = pa.Table.from_pylist(rows)
-        await self._store(self.channel.subscription_table, table)
-        for row in rows:
-            self.changed.add(row["id"])
-            self.subscriptions.pop(row["id"], None)
-            if not row["deleted"]:
-                self.subscriptions[row["id"]] = row["broker"], row["least"], row["most"]
+    async def observe(self, batch: int | None = None) -> int:
+        batch = next(self.batches) if batch is None else batch
+        self.audit.observe(numbers_of(batch))
+        await self.any_node().ingest.ingest(DATASET, batch_of(batch), producer="p", batch=batch)
+        return batch
 
-    async def observe(self, count: int) -> None:
-        names = [f"o{len(self.observations) + number}" for number in range(count)]
-        values = [self.chance.uniform(245, 325) for _ in names]
-        places = [[self.chance.uniform(-80, 80) for _ in names] for _ in range(2)]
-        times = pa.array([START_US] * count, pa.int64()).cast(TIME_TYPE)
-        columns = [*map(pa.array, places), times, pa.array(values), pa.array(names)]
-        await self._store("nam", pa.table(columns, schema=self.cluster.schema.observation_schema))
-        self.observations |= dict(zip(names, values, strict=True))
-
-    async def _store(self, name: str, table: pa.Table) -> None:
-        self.batches += 1
+    async def subscribe(self, changes: Changes | None = None) -> None:
+        if changes is None:
+            names = self.random.sample(IDS, k=3)
+            changes = {name: self.audit.random_change(name, self.random) for name in names}
+        versions, batch = self.audit.change(changes), next(self.changes)
+        rows = rows_of(self.audit.channel.subscriptions, changes)
         ingest = self.any_node().ingest
-        await ingest.ingest(name, table, producer="p", batch=self.batches)
+        await ingest.ingest(self.audit.table, rows, producer="s", batch=batch)
+        self.audit.settle(versions)
 
-    def hear(self) -> None:
-        """Every node hears of all commits."""
+    def gossip(self) -> None:
+        """Each node hears of what the others have published."""
+        nodes = [node for node in self.cluster.nodes if node.name not in self.away]
+        for teller, node in itertools.product(nodes, nodes):
+            for key in (DATASET, self.audit.table, CHANNEL):
+                sequences = teller.catalog.shards[key].own_published().sequences
+                node.view.update_sequences(key, sequences)
+
+    async def execute(self, *names: str) -> None:
+        """Executes the channel once at some nodes, or at all."""
+        nodes = [node for node in self.cluster.nodes if node.name in names or not names]
+        await asyncio.gather(*(node.channels.execute(CHANNEL) for node in nodes))
+        self.remember()
+
+    def remember(self) -> None:
         for node in self.cluster.nodes:
-            for other in self.cluster.nodes:
-                for key, shard in other.catalog.shards.items():
-                    node.view.update_sequences(key, shard.own_published().sequences)
+            self.audit.remember(node.catalog)
 
-    async def execute(self) -> None:
-        """All nodes execute until there is nothing left."""
-        self.hear()
-        for node in self.cluster.nodes:
-            while await node.channels.execute("alerts"):
-                pass
-            failures = [p.failure for p in node.channels.progress("alerts").values() if p.failure]
-            assert not failures
-        self.hear()
+    def published(self, key: str) -> Cursor:
+        shards = [node.catalog.shards[key] for node in self.cluster.nodes]
+        return Cursor.joined(shard.own_published().sequences for shard in shards)
 
-    async def delivered(self) -> Counter[Delivered]:
-        """What is new for the brokers."""
-        delivered = Counter[Delivered]()
-        for broker in BROKERS:
-            task = ExecutionsTask("alerts", broker, self.cursors[broker])
-            async for part in self.any_node().channel_reader.read(task):
-                self.cursors[broker] = self.cursors[broker].join(part.reached)
-                if part.execution is None:
-                    continue
-                schema = self.channel.bound(
-                    self.cluster.schema, [], start={}, partitions=4
-                ).delivered_schema
-                names = from_ipc(part.execution.observations, schema)["station"].to_pylist()
-                for match in from_ipc(part.execution.matches, MATCHES_SCHEMA).to_pylist():
-                    delivered.update(
-                        (broker, name, names[row], match["left"])
-                        for name in match["subscriptions"]
-                        for row in match["rows"]
-                    )
-        return delivered
+    def cuts(self, name: str) -> set[Cursor]:
+        """Of the last executions of a node's partitions."""
+        own = self.cluster[name].partitions
+        return {Cursor(log[max(log)].until) for p, log in self.audit.log.items() if p in own}
 
-    def due(self) -> Counter[Delivered]:
-        """What a round has to deliver, by loops over all pairs."""
-        before, past = self.seen
-        now, present = self.subscriptions, self.observations
-        due = Counter[Delivered]()
-        for name in {*before, *now}:
-            for one, value in present.items():
-                held = name in before and one in past and matches(before[name], value)
-                holds = name in now and matches(now[name], value)
-                is_new, is_changed = one not in past, name in self.changed
-                if self.channel.new == "observations":
-                    enters = holds and is_new
-                elif self.channel.new == "both":
-                    enters = holds and is_new and is_changed
-                else:
-                    enters = holds and not held and (is_new or is_changed)
-                if enters:
-                    due[now[name][0], name, one, False] += 1
-                if self.channel.leave and held and not holds:
-                    due[before[name][0], name, one, True] += 1
-        self.seen, self.changed = (dict(now), dict(present)), set()
-        return due
+    async def maintain(self, name: str, *, ahead_s: float = AHEAD_S) -> None:
+        """Cleans the table and drops executions at a node, so long after the last ones."""
+        node = self.cluster[name]
+        clock = node.channels._clock
+        options = replace(RETENTION, wall=lambda: clock.wall() + ahead_s)
+        self.remember()
+        runner = RetentionRunner(node.catalog, options, readers=lambda _: ())
+        try:
+            await asyncio.to_thread(runner.clean, node.catalog.table_shard(self.audit.table))
+            await asyncio.to_thread(runner.drop_executions, node.catalog.channel_shard(CHANNEL))
+        finally:
+            await asyncio.to_thread(runner.stop)
+
+    async def catch_up(self) -> None:
+        """Executes until everything is matched, and reads everything."""
+        self.away.clear()
+        await tell_all(self.cluster)
+        self.gossip()
+        for _ in range(CAUGHT_UP_MAX):
+            before = self.published(CHANNEL)
+            await self.execute()
+            if self.published(CHANNEL) == before:
+                break
+        for reader in self.readers:
+            await reader.read(self.any_node())
+
+    async def judge(self, **options: Any) -> None:
+        await self.catch_up()
+        keys = (DATASET, self.audit.table, CHANNEL)
+        self.audit.check_complete({key: self.published(key) for key in keys})
+        self.audit.judge(**options)
+        for reader in self.readers:
+            self.audit.check_reader(reader)
 
 
-def matches(subscription: Subscription, value: float) -> bool:
-    return subscription[1] <= value <= subscription[2]
+async def history(cluster: Any, seed: int, steps: int) -> Hot:
+    """Everything that users and nodes do, in any order, some of it at the same time."""
+    hot = Hot(cluster, seed)
+    limits = (ExecutorOptions(), ExecutorOptions(rows_max=8), ExecutorOptions(bytes_max=3_000))
+    await hot.begin(template=TEMPLATES[seed % 2], limits=limits[seed % 3])
+    await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
+    for step in range(steps):
+        await hot.subscribe()
+        await hot.observe()
+        if hot.random.random() < 0.8:
+            hot.gossip()
+        await asyncio.gather(hot.execute(), users(hot))
+        for reader in hot.readers:
+            await reader.read(hot.any_node(), parts_max=hot.random.choice((1, 2, None)))
+        await fault(hot, step)
+    await hot.judge()
+    return hot
 
 
-MODES: list[dict[str, Any]] = [
-    {"new": "observations"},
-    {"new": "both"},
-    {"new": "either"},
-    {"new": "either", "leave": True},
-]
+async def users(hot: Hot) -> None:
+    """What users do during an execution."""
+    for _ in range(2):
+        await hot.subscribe()
+        await hot.observe()
+        hot.gossip()
 
 
-LIMITS = [ExecutorOptions(), ExecutorOptions(rows_max=3), ExecutorOptions(bytes_max=1)]
+async def fault(hot: Hot, step: int) -> None:
+    cluster = hot.cluster
+    name = hot.random.choice("abc")
+    kind = ("clean", "restart", "move", "away", "clean", "none")[step % 6]
+    if kind == "restart":
+        await cluster.restart(name)
+    elif kind == "move":
+        partition = hot.random.choice(sorted(cluster["a"].partitions | cluster["c"].partitions))
+        to = "c" if partition in cluster["a"].partitions else "a"
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+    elif kind == "clean":
+        await hot.maintain(name)
+    elif kind == "away":
+        hot.away.add(name)
+        await hot.execute(*{"a", "b", "c"} - {name})
+        hot.away.clear()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
-@pytest.mark.parametrize("options", LIMITS, ids=["large", "rows", "bytes"])
-async def test_rounds_tell_what_loops_over_all_pairs_find(
-    cluster: Any, mode: dict[str, Any], options: ExecutorOptions
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(0, 8), (1, 8), *(pytest.param(seed, 24, marks=pytest.mark.slow) for seed in range(2, 14))],
+)
+async def test_a_channel_is_executed_once_whatever_happens(
+    cluster: Any, seed: int, steps: int
 ) -> None:
-    world = World(cluster, Channel("alerts", "nam", TEMPLATE, **mode), seed=LIMITS.index(options))
-    await world.begin()
-    total = 0
-    for number in range(8):
-        for node in cluster.nodes:
-            node.channels._options = options
-        for _ in range(world.chance.randrange(3)):
-            await world.subscribe(world.chance.randint(1, 8))
-        for _ in range(world.chance.randrange(3)):
-            await world.observe(world.chance.randint(1, 6))
-        await world.execute()
-        delivered, due = await world.delivered(), world.due()
-        assert delivered == due, f"round {number}"
-        total += delivered.total()
-        if number % 4 == 3:  # Indices and histories are made anew, from the logs.
-            await cluster.restart(world.chance.choice("abc"))
-    assert total > 10
+    hot = await history(cluster, seed, steps)
+    assert hot.audit.certain > 20
 
 
-async def test_a_partition_that_is_away_is_matched_later(cluster: Any) -> None:
-    world = World(cluster, Channel("alerts", "nam", TEMPLATE), seed=1)
-    await world.begin()
-    await world.subscribe(10)
-    await world.observe(20)
-    world.hear()
-    cluster.network.away = {"b"}
-    there = cluster["b"].catalog.shard("nam").own
-    for name in ("a", "c"):
-        await cluster[name].channels.execute("alerts")
-    heard, progress = cluster["a"].view.sequences("nam"), cluster["a"].channels.progress("alerts")
-    assert there.keys() & heard.keys()
-    assert progress
-    for one in progress.values():
-        assert all(one.cut[p] == (0 if p in there else s) for p, s in heard.items())
-    cluster.network.away = set()
-    await world.execute()
-    assert await world.delivered() == world.due()
+# --- single faults -------------------------------------------------------------------------------
 
 
-async def test_a_history_that_is_too_large_fails_and_says_so(cluster: Any) -> None:
-    world = World(cluster, Channel("alerts", "nam", TEMPLATE, new="either"), seed=2)
-    await world.begin()
-    for _ in range(4):
-        await world.observe(10)
-    await world.execute()
+@pytest.fixture
+async def hot(cluster: Any) -> Hot:
+    """A channel with subscriptions in all partitions, which match everything."""
+    made = Hot(cluster)
+    await made.begin(limits=ExecutorOptions())
+    await made.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
+    return made
+
+
+async def limit(hot: Hot, **limits: int) -> None:
+    await hot.cluster.reconfigure(channels=ExecutorOptions(**limits))
+    hot.gossip()
+
+
+async def test_a_partition_that_is_away_does_not_hold_up_those_with_too_much(hot: Hot) -> None:
+    """Where more is new than fits, the first half must not be that which is away."""
+    for _ in range(6):
+        await hot.observe()
+    await limit(hot, rows_max=1)
+    air = hot.published(DATASET)
+    owner = next(node for node in hot.cluster.nodes if min(air) in node.partitions)
+    hot.away.add(owner.name)
+    for _ in range(sum(air.values())):
+        await hot.execute("b")
+    here = Cursor({p: s for p, s in air.items() if p not in owner.partitions})
+    assert hot.cuts("b") == {here}
+    await hot.judge()
+
+
+async def test_a_view_ahead_of_the_owner_holds_up_that_partition_alone(hot: Hot) -> None:
+    """As after a restart of an owner that has lost its last commits."""
+    await hot.observe()
+    hot.gossip()
+    air = hot.published(DATASET)
+    lost = {min(node.partitions & air.keys(), default=0) for node in hot.cluster.nodes}
+    hot.cluster["b"].view.update_sequences(DATASET, Cursor({p: air[p] + 3 for p in lost}))
+    await hot.execute("b")
+    assert hot.cuts("b") == {Cursor({p: s for p, s in air.items() if p not in lost})}
+    for _ in range(6):
+        await hot.observe()
+    await hot.judge()
+
+
+async def test_an_index_that_was_read_in_part_forgets_what_is_deleted_meanwhile(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is read in pieces, and the second piece fails."""
+    await hot.cluster.reconfigure(queries=QueryOptions(rows_per_piece=1))
+    hot.gossip()
+    await hot.observe()
+    hot.gossip()
+    read, begun = table_reader._read, set[int]()
+
+    def fail_second(shard: Any, piece: Any) -> Any:
+        if piece.partition in begun:
+            raise Unavailable("the rows of a table were moved while they were read; try again")
+        begun.add(piece.partition)
+        return read(shard, piece)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_reader, "_read", fail_second)
+        await hot.execute()
+    assert len(begun) > 1
+    await hot.subscribe(dict.fromkeys(IDS, ("", None)))
+    await hot.observe()
+    hot.gossip()
+    await hot.judge()
+
+
+async def test_an_execution_that_cannot_be_stored_is_not_repeated_at_once(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        await hot.observe()
+    await limit(hot, rows_max=1)
+    executor, catalog = hot.cluster["a"].channels, hot.cluster["a"].catalog
+    assert await executor.execute(CHANNEL), "there is more to do"
+
+    def refuse(_: str, commits: Any) -> Any:
+        full = PartitionReadOnly("the disk is full", after_s=1.0)
+        done: Future[Any] = Future()
+        done.set_result(dict.fromkeys(commits, full))
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "commit", refuse)
+        assert not await executor.execute(CHANNEL)
+        assert {one.failure for one in executor.progress(CHANNEL).values()} == {"the disk is full"}
+    await hot.judge()
+
+
+async def test_partitions_whose_cuts_differ_fail_alone(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged observations that one partition has still to match do not stop the others."""
+    await hot.observe()
+    hot.gossip()
+    executor, catalog = hot.cluster["b"].channels, hot.cluster["b"].catalog
+    own = sorted(catalog.channel_shard(CHANNEL).surely_own(range(hot.audit.channel.partitions)))
+    assert len(own) > 1
+    commit = catalog.commit
+    with monkeypatch.context() as patched:  # The first partition is left behind.
+        patched.setattr(
+            catalog,
+            "commit",
+            lambda key, commits: commit(key, {p: c for p, c in commits.items() if p != own[0]}),
+        )
+        await executor.execute(CHANNEL)
+    select = executor._selection.select
+
+    def fail(*args: Any, commits: Any, **options: Any) -> Any:
+        if commits.after == Cursor():
+            raise CorruptData("damaged")
+        return select(*args, commits=commits, **options)
+
+    await hot.observe()
+    hot.gossip()
+    with monkeypatch.context() as patched:
+        patched.setattr(executor._selection, "select", fail)
+        await hot.execute("b")
+        assert executor._of(executor._work(CHANNEL), own[0]).failure == "damaged"
+    assert hot.cuts("b") == {hot.published(DATASET)}
+    await hot.judge()
+
+
+async def test_commits_that_retention_dropped_before_they_were_matched_are_passed(hot: Hot) -> None:
+    for _ in range(40):
+        await hot.observe()
+    await hot.subscribe()
+    hot.remember()
+    dropped = 0
+    for node in hot.cluster.nodes:
+        shard = node.catalog.shard(DATASET)
+        for partition, journal in shard.own.items():
+            files = journal.log_files()
+            if len(files) > 1:
+                dropped += shard.drop(partition, files[0].last).commits
+    assert dropped
+    await hot.judge(may_skip=True)
+
+
+async def test_a_reader_whose_executions_are_dropped_while_it_reads_is_told(hot: Hot) -> None:
+    for _ in range(30):
+        await hot.observe()
+        hot.gossip()
+        await hot.execute()
+    node, reader = hot.cluster["a"], hot.readers[0]
+    own = node.catalog.channel_shard(CHANNEL).surely_own(range(hot.audit.channel.partitions))
+    task = ExecutionsTask(CHANNEL, "east", Cursor(), own)
+    async with contextlib.aclosing(node.channel_reader.read(task)) as parts:
+        reader._take(await anext(parts))
+        await hot.maintain("a")
+        assert sum(node.catalog.channel_shard(CHANNEL).dropped().values())
+        async for part in parts:
+            reader._take(part)
+    assert reader.gone
+    await hot.judge()
+
+
+async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> None:
+    await hot.observe()
+    hot.gossip()
+    await hot.execute()
+    node, task = hot.cluster["a"], ExecutionsTask(CHANNEL, "nobody", Cursor())
+    hot.gossip()
+    node.view.update_sequences(CHANNEL, Cursor({0: 7}))
+    hot.cluster.network.calls.clear()
+    parts = [part async for part in node.channel_reader.follow(task, wait_s=0.5)]
+    assert all(part.execution is None for part in parts)
+    assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
+
+
+async def test_files_that_were_merged_are_dropped_when_they_are_old(cluster: Any) -> None:
+    """A merged file has executions of a small part of the time for which they are kept."""
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions(), keep=f"{KEPT_DAYS}d")
+    await hot.subscribe(dict.fromkeys(IDS, ("east", -1.0)))
     for node in cluster.nodes:
-        node.channels._options = ExecutorOptions(history_rows_max=5)
-        node.channels._histories.clear()
-    await world.subscribe(10)
-    world.hear()
+        node.channels._clock = cluster.clock
+    for _ in range(4 * KEPT_DAYS):
+        await step(hot)
+        cluster.clock.now += 86_400.0
+    eager = CompactionRunnerOptions(
+        CompactionOptions(bytes_min=1), bytes_per_s=1 << 30, interval_s=0.01
+    )
     for node in cluster.nodes:
-        await node.channels.execute("alerts")
-    progress = [one for n in cluster.nodes for one in n.channels.progress("alerts").values()]
-    failures = [one.failure for one in progress if one.failure]
-    assert failures
-    assert all("at most 5 observations" in failure for failure in failures)
+        runner = CompactionRunner(node.catalog, eager)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(runner.stop)
+        await hot.maintain(node.name, ahead_s=0.0)
+        for partition, journal in node.catalog.channel_shard(CHANNEL).own.items():
+            young = len(hot.audit.log[partition]) - journal.dropped
+            assert KEPT_DAYS <= young <= KEPT_DAYS + 8
+    await hot.judge()
+
+
+async def test_an_index_stays_while_a_lease_is_late(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all subscriptions again takes much longer than the pause."""
+    await step(hot)
+    node = hot.cluster["b"]
+    progress = node.channels.progress(CHANNEL)
+    before = {p: one.index for p, one in progress.items() if len(one.index)}
+    assert before
+    with monkeypatch.context() as patched:
+        patched.setattr(node.catalog.channel_shard(CHANNEL), "_may_serve", lambda _: False)
+        await step(hot)
+        assert len({log[max(log)].number for log in hot.audit.log.values()}) == 2
+    await step(hot)
+    after = {p: one.index for p, one in node.channels.progress(CHANNEL).items()}
+    assert all(after[p] is index for p, index in before.items())
+    await hot.judge()
+
+
+async def test_a_follower_gets_what_is_there_while_a_node_is_away(hot: Hot) -> None:
+    await step(hot)
+    hot.gossip()
+    for away in "abc":
+        hot.away.add(away)
+        here, reader = min({"a", "b", "c"} - {away}), Reader(CHANNEL, "east")
+        others = {p for p, log in hot.audit.log.items() if "east" in log[1].shares}
+        others -= hot.cluster[away].partitions
+        assert others
+        task = ExecutionsTask(CHANNEL, "east", Cursor())
+        async for part in hot.cluster[here].channel_reader.follow(task, wait_s=0.1):
+            reader._take(part)
+        assert {p for p, taken in reader.taken.items() if taken} == others
+        task = ExecutionsTask(CHANNEL, "east", reader.cursor)
+        with raises(Unavailable, node=away):
+            async for part in hot.cluster[here].channel_reader.follow(task, wait_s=0.1):
+                assert part.execution is None
+        hot.away.clear()
+
+
+# --- partitions that change their owners, and logs that are dropped ------------------------------
+
+
+async def there_and_back(cluster: Any) -> Hot:
+    """A partition is executed at another node, then again at the first one."""
+    hot = await made(cluster)
+    partition = min(cluster["a"].partitions)
+    for to in ("c", "a"):
+        await step(hot)
+        await hot.execute()  # There is nothing new.
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+        await step(hot)
+    await hot.judge()
+    return hot
+
+
+async def regained(cluster: Any) -> Hot:
+    """An execution is committed after others have executed its partition, which came back since."""
+    hot = await made(cluster)
+    await step(hot)
+    partition, executor = min(cluster["a"].partitions), cluster["a"].channels
+    prepare, prepared, may_go_on = executor._prepare, asyncio.Event(), asyncio.Event()
+
+    async def prepare_slowly(*args: Any) -> Any:
+        commit = await prepare(*args)
+        prepared.set()
+        await may_go_on.wait()
+        return commit
+
+    executor._prepare = prepare_slowly
+    await hot.observe()
+    hot.gossip()
+    late = asyncio.create_task(executor.execute(CHANNEL))
+    await prepared.wait()
+    executor._prepare = prepare
+    for to in ("c", "a"):
+        await take(cluster, partition, to=to)
+        await tell_all(cluster)
+        await hot.subscribe()
+        if to == "c":
+            await step(hot, "c")
+            await step(hot, "c")
+    may_go_on.set()
+    await late
+    await step(hot)
+    await hot.judge()
+    return hot
+
+
+async def dropped(cluster: Any) -> Hot:
+    """All executions are old; nodes restart without them, but with their cuts."""
+    hot = await made(cluster)
+    for _ in range(12):
+        await step(hot)
     for node in cluster.nodes:
-        node.channels._options = ExecutorOptions()
-    await world.execute()
-    await world.delivered()
+        await hot.maintain(node.name)
+        log = node.catalog.channel_shard(CHANNEL)
+        for partition, journal in log.own.items():
+            assert journal.dropped
+            assert journal.dropped < log.index.last(partition) == journal.last_sequence
+        await cluster.restart(node.name)
+    await step(hot)
+    reader = Reader(CHANNEL, "east")
+    await reader.read(cluster["a"])
+    assert reader.gone
+    hot.readers.append(reader)
+    await hot.judge()
+    return hot
+
+
+async def made(cluster: Any) -> Hot:
+    hot = Hot(cluster)
+    await hot.begin(limits=ExecutorOptions())
+    await hot.subscribe({name: (hot.random.choice(BROKERS), 5.0) for name in IDS})
+    return hot
+
+
+async def step(hot: Hot, *names: str) -> None:
+    await hot.observe()
+    hot.gossip()
+    await hot.execute(*names)
+
+
+@pytest.mark.parametrize("scenario", [there_and_back, regained, dropped])
+async def test_a_channel_goes_on_where_its_log_ends(cluster: Any, scenario: Scenario) -> None:
+    await scenario(cluster)
+
+
+# --- mutants -------------------------------------------------------------------------------------
+
+
+async def first(cluster: Any) -> Hot:
+    return await history(cluster, 0, 8)
+
+
+async def halved(cluster: Any) -> Hot:
+    return await history(cluster, 1, 8)
+
+
+_execute = ChannelExecutor.execute
+_read_progress = ChannelExecutor._read_progress
+_update_index = ChannelExecutor._update_index
+_note = ChannelExecutor._note
+_fetch = ChannelExecutor._fetch
+_apply = SubscriptionIndex.apply
+_pieces = channel_reader._pieces
+
+
+async def _subscriptions_first(self: Any, channel: str) -> bool:
+    """Section 4.1.4: who subscribes while an execution runs gets what comes afterwards."""
+    work = self._work(channel)
+    for partition in work.shard.surely_own(range(work.channel.partitions)):
+        await _read_progress(self, work, partition)
+        await _update_index(self, work, partition)
+    await asyncio.sleep(0.05)
+    return await _execute(self, channel)
+
+
+async def _as_it_is(self: Any, work: Any, partition: int) -> None:
+    """The second part of `_subscriptions_first`."""
+
+
+async def _own_cut(self: Any, work: Any, partition: int) -> Any:
+    """The log alone says what was executed; who leads again reads it again."""
+    known = self._progress[work.channel.key].get(partition)
+    if known is not None and known.sequence >= 0:
+        return known
+    return await _read_progress(self, work, partition)
+
+
+def _own_success(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
+    """The second part of `_own_cut`: a node counts its own executions."""
+    _note(self, work, partition, result, **options)
+    if isinstance(result, Committed):
+        self._of(work, partition).sequence = -1
+
+
+def _forget_nothing(self: Any, work: Any) -> None:
+    """The third part of `_own_cut`."""
+    self._progress.setdefault(work.channel.key, {})
+
+
+def _without_last(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are closed at their ends: the last commit belongs to the execution."""
+    shorter = {p: max(after[p], s - 1) for p, s in until.items()}
+    return CursorRange(partitions, after, Cursor(shorter))
+
+
+def _with_last_once_more(partitions: frozenset[int], after: Cursor, until: Cursor) -> CursorRange:
+    """Intervals are open at their beginnings: the last commit belongs to one execution alone."""
+    longer = {p: max(0, s - 1) for p, s in after.items()}
+    return CursorRange(partitions, Cursor(longer), until)
+
+
+_attempts = itertools.count()
+
+
+class _AnyNumber(Commit):
+    """Of two commits with one number the first one counts."""
+
+    def __init__(self, producer: str, *rest: Any) -> None:
+        Commit.__init__(self, f"{producer}{next(_attempts)}", *rest)
+
+
+def _without_deletions(self: Any, changes: Any) -> None:
+    """After `unsubscribe` nothing more is delivered."""
+    _apply(self, changes.filter(pc.invert(changes.column("deleted"))))
+
+
+async def _half_as_whole(self: Any, work: Any, *, after: Cursor, until: Cursor) -> Any:
+    """An execution that took a part says so in its cut."""
+    fetched = await _fetch(self, work, after=after, until=until)
+    return replace(fetched, until=until)
+
+
+def _token_of_next(shard: Any, task: Any) -> Any:
+    """A token says what was delivered with it, not what will be."""
+    parts = list(_pieces(shard, task))
+    for part, following in itertools.pairwise([*parts, *parts[-1:]]):
+        yield replace(part, reached=part.reached.join(following.reached))
+
+
+def _last_as_well(name: str, cuts: Cursor) -> ReaderProgress:
+    """The last execution stays, since it has the cut."""
+    return ReaderProgress(name, Cursor({p: s + 1 for p, s in cuts.items()}))
+
+
+EXECUTOR = "galileo.node.channel_executor"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "mutants"),
+    [
+        (
+            first,
+            {
+                "ChannelExecutor.execute": _subscriptions_first,
+                "ChannelExecutor._update_index": _as_it_is,
+            },
+        ),
+        (
+            there_and_back,
+            {
+                "ChannelExecutor._read_progress": _own_cut,
+                "ChannelExecutor._note": _own_success,
+                "ChannelExecutor._forget_others": _forget_nothing,
+            },
+        ),
+        (first, {"CursorRange": _without_last}),
+        (first, {"CursorRange": _with_last_once_more}),
+        (regained, {"Commit": _AnyNumber}),
+        (first, {"SubscriptionIndex.apply": _without_deletions}),
+        (halved, {"ChannelExecutor._fetch": _half_as_whole}),
+        (first, {"galileo.node.channel_reader._pieces": _token_of_next}),
+        (dropped, {"galileo.node.retention_runner.ReaderProgress": _last_as_well}),
+    ],
+)
+async def test_a_judge_convicts_a_mutant(
+    cluster: Any, scenario: Scenario, mutants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, mutant in mutants.items():
+        whole = place if place.startswith("galileo.") else f"{EXECUTOR}.{place}"
+        monkeypatch.setattr(whole, mutant)
+    with pytest.raises(AssertionError):
+        await scenario(cluster)

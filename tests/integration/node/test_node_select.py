@@ -150,6 +150,44 @@ async def test_select_partial_names_missing_partitions(
     assert rows == (await cluster.read(labels)).num_rows < whole.num_rows
 
 
+@pytest.mark.parametrize("query", ["", "temperature > 260"])
+async def test_select_partial_of_commits_names_missing_partitions(
+    cluster: Any, make_observations: Make, query: str
+) -> None:
+    """Those of nodes that are away are named; of the others the answer has these commits."""
+    cursors = [EMPTY_CURSOR]
+    for batch in range(3):
+        answer = await cluster.ingest(make_observations(300, batch), batch=batch)
+        cursors.append(cursors[-1].join(answer.reached))
+    for after, until in itertools.combinations(cursors, 2):
+        commits = CursorRange(frozenset(after.news(until)), after, until)
+        for away in ("b", "c", "bc"):
+            cluster.network.away = set(away)
+            missing: set[int] = set()
+            found = cluster["a"].selection.select(
+                parse(query, cluster.schema), commits=commits, on_missing=missing.update
+            )
+            tables = [table async for table in found]
+            others = {p for name in away for p in cluster[name].partitions}
+            assert missing == commits.partitions & others
+            expected = [
+                node.catalog.shard("nam").journals[partition].read(sequence)
+                for node in cluster.nodes
+                for partition in node.partitions - others
+                for sequence in range(after[partition] + 1, until[partition] + 1)
+            ]
+            whole = pa.concat_tables([cluster.schema.observation_schema.empty_table(), *expected])
+            is_match = parse(query, cluster.schema).match_observations(whole)
+            assert stations(pa.concat_tables(tables)) == stations(whole.filter(pa.array(is_match)))
+            with raises(IncompleteAnswer, missing=sorted(missing)):
+                await select_commits(cluster, query, commits)
+
+
+async def select_commits(cluster: Any, query: str, commits: CursorRange) -> list[pa.Table]:
+    found = cluster["a"].selection.select(parse(query, cluster.schema), commits=commits)
+    return [table async for table in found]
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_select_limit_and_order_equal_a_simple_model(
     cluster: Any, make_observations: Make, seed: int

@@ -1,0 +1,416 @@
+"""Judges a channel from outside: by its logs on disk, and by what was promised to its users.
+
+The audit keeps a ledger of what was asked for and when, and copies what nodes show, before
+retention drops it. It reads bytes by Arrow alone and compares with plain loops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from galileo.cursor import EMPTY_CURSOR, Cursor
+from galileo.errors import DataExpired
+from galileo.model.channel import Channel
+from galileo.model.schema import Feature, Schema
+from galileo.model.table import Table
+from galileo.model.times import TIME_TYPE
+from galileo.node.catalog import Catalog
+from galileo.node.peers import ExecutionsPart, ExecutionsTask
+from galileo.node.shard import Shard
+from galileo.node.storage_node import StorageNode
+from galileo.node.table_cleaner import CLEANER
+
+START_US = 1_330_560_000_000_000
+ROWS = 6
+"""Of a batch of observations."""
+TEMPLATES = ("temperature > :least", "temperature < 1000 AND temperature > :least")
+"""With the first one all commits are read, with the other one those that the graph names."""
+BROKERS = ("east", "north", "west")
+
+Positions = dict[int, int]
+
+
+class Observation(NamedTuple):
+    number: int
+    temperature: float
+
+
+class Pair(NamedTuple):
+    subscription: str
+    observation: Observation
+
+
+@dataclass(slots=True)
+class Version:
+    """One state of a subscription; `least` None: it is not there.
+
+    Attributes:
+        begun: when the call began.
+        returned: when it returned; None: not yet.
+    """
+
+    broker: str
+    least: float | None
+    begun: int = 0
+    returned: int | None = 0
+
+    def broker_of(self, observation: Observation) -> str | None:
+        """Who gets an observation."""
+        is_match = self.least is not None and observation.temperature > self.least
+        return self.broker if is_match else None
+
+
+NEVER = Version("", None)
+
+
+class Change(NamedTuple):
+    """A row of the table's log."""
+
+    id: str
+    broker: str
+    least: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedExecution:
+    """What a commit of the channel's log says.
+
+    Attributes:
+        seen: when some node was first seen to show it.
+    """
+
+    number: int
+    after: Positions
+    until: Positions
+    subscriptions: int
+    shares: dict[str, list[Pair]]
+    seen: int
+
+
+@dataclass(slots=True)
+class Reader:
+    """Follows a broker by a cursor, which it stores together with what it takes.
+
+    Attributes:
+        taken: executions by partition.
+        gone: partitions and commits that were dropped before they were read.
+    """
+
+    channel: str
+    broker: str
+    cursor: Cursor = EMPTY_CURSOR
+    taken: dict[int, list[tuple[int, list[Pair]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    gone: set[tuple[int, int]] = field(default_factory=set)
+
+    async def read(self, node: StorageNode, *, parts_max: int | None = None) -> None:
+        """Takes what is new; a part behind so many is lost before it is stored."""
+        task = ExecutionsTask(self.channel, self.broker, self.cursor)
+        count = 0
+        async with aclosing(node.channel_reader.read(task)) as parts:
+            async for part in parts:
+                if count == parts_max:
+                    return
+                self._take(part)
+                count += 1
+
+    def _take(self, part: ExecutionsPart) -> None:
+        for partition, last in part.gone.items():
+            self.gone |= {(partition, n) for n in range(self.cursor[partition] + 1, last + 1)}
+        if part.execution is not None:
+            pairs = pairs_of(part.execution.observations, part.execution.matches)
+            self.taken[part.execution.partition].append((part.execution.number, pairs))
+        self.cursor = self.cursor.join(part.reached)
+
+
+def air(name: str) -> Schema:
+    """A dataset of observations with numbers and temperatures."""
+    features = [Feature("number", type="int", indexed=False), Feature("temperature")]
+    return Schema(name, features, geohash_precision=2, time_bucket="6h")
+
+
+def numbers_of(batch: int) -> range:
+    return range(ROWS * batch, ROWS * (batch + 1))
+
+
+def batch_of(number: int) -> pa.Table:
+    """Numbered observations all over the world."""
+    made = random.Random(number)
+    return pa.table(
+        [
+            pa.array([made.uniform(-80, 80) for _ in range(ROWS)]),
+            pa.array([made.uniform(-170, 170) for _ in range(ROWS)]),
+            pa.array([START_US + number] * ROWS, pa.int64()).cast(TIME_TYPE),
+            pa.array(numbers_of(number), pa.int64()),
+            pa.array([float(made.randrange(40)) for _ in range(ROWS)]),
+        ],
+        schema=air("air").observation_schema,
+    )
+
+
+Changes = dict[str, tuple[str, float | None]]
+"""Brokers and values of subscriptions by id; None removes one."""
+
+
+def rows_of(table: Table, changes: Changes) -> pa.Table:
+    rows = [
+        {"id": name, "broker": broker, "least": least, "deleted": least is None}
+        for name, (broker, least) in changes.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=table.observation_schema)
+
+
+class ChannelAudit:
+    """The ledger of a channel over observations with a number and a temperature.
+
+    Its template is true where the temperature is above the parameter `least`.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        assert channel.schema is not None
+        self.channel = channel
+        self.dataset = channel.schema.key
+        self.table = channel.subscriptions.key
+        self.ledger: dict[str, list[Version]] = defaultdict(lambda: [NEVER])
+        self.sent: dict[int, int] = {}
+        self.commits: dict[int, dict[int, list[Observation]]] = defaultdict(dict)
+        self.changes: dict[int, dict[int, list[Change]]] = defaultdict(dict)
+        self.log: dict[int, dict[int, LoggedExecution]] = defaultdict(dict)
+        self.certain = 0
+        self._ticks = itertools.count(1)
+
+    # --- the ledger ----------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """A number that grows with each event; for all threads."""
+        return next(self._ticks)
+
+    def observe(self, numbers: Iterable[int]) -> None:
+        """Notes that observations are about to be sent; repeated calls change nothing."""
+        now = self.now()
+        for number in numbers:
+            self.sent.setdefault(number, now)
+
+    def random_change(self, name: str, chance: random.Random) -> tuple[str, float | None]:
+        """Another subscription, the same once more, or none."""
+        last, kind = self.ledger[name][-1], chance.random()
+        if kind < 0.25:
+            return "", None
+        if kind < 0.4 and last.least is not None:
+            return last.broker, last.least
+        return chance.choice(BROKERS), float(chance.randrange(40))
+
+    def change(self, changes: Changes) -> list[Version]:
+        """Notes that subscriptions are about to be changed; `settle` the result afterwards."""
+        now = self.now()
+        versions = []
+        for name, (broker, least) in changes.items():
+            versions.append(Version(broker, least, now, None))
+            self.ledger[name].append(versions[-1])
+        return versions
+
+    def settle(self, versions: Iterable[Version]) -> None:
+        """Notes that a call has returned."""
+        now = self.now()
+        for version in versions:
+            version.returned = now
+
+    # --- the logs ------------------------------------------------------------------------------
+
+    def remember(self, catalog: Catalog) -> None:
+        """Copies what a node shows of the three logs."""
+        for key, log, decode in (
+            (self.dataset, self.commits, self._observations),
+            (self.table, self.changes, self._changes),
+            (self.channel.key, self.log, self._execution),
+        ):
+            shard = catalog.shards.get(key)
+            for partition in () if shard is None else tuple(shard.journals):
+                assert shard is not None
+                self._remember(shard, partition, log[partition], decode)
+
+    def _remember(self, shard: Shard, partition: int, log: dict[int, Any], decode: Any) -> None:
+        journal = shard.journals[partition]
+        for sequence in range(journal.dropped + 1, shard.published_sequence(partition) + 1):
+            if sequence in log:
+                continue
+            try:
+                log[sequence] = decode(journal.header(sequence), journal.read(sequence))
+            except DataExpired:  # Whoever drops it has copied it.
+                continue
+
+    def _observations(self, header: Any, rows: pa.Table) -> list[Observation]:
+        return [Observation(row["number"], row["temperature"]) for row in rows.to_pylist()]
+
+    def _changes(self, header: Any, rows: pa.Table) -> list[Change]:
+        if header.producer == CLEANER:  # Copies of what counts since earlier commits.
+            return []
+        return [
+            Change(row["id"], row["broker"], None if row["deleted"] else row["least"])
+            for row in rows.to_pylist()
+        ]
+
+    def _execution(self, header: Any, rows: pa.Table) -> LoggedExecution:
+        cut, *shares = rows.to_pylist()
+        assert {row["execution"] for row in shares} <= {cut["execution"]}
+        assert len({row["broker"] for row in shares}) == len(shares), "a broker is there twice"
+        assert (cut["broker"], cut["matches"]) == ("", None)
+        return LoggedExecution(
+            cut["execution"],
+            dict(zip(cut["partitions"], cut["after"], strict=True)),
+            dict(zip(cut["partitions"], cut["until"], strict=True)),
+            cut["subscriptions"],
+            {row["broker"]: pairs_of(row["observations"], row["matches"]) for row in shares},
+            self.now(),
+        )
+
+    # --- the judgement -------------------------------------------------------------------------
+
+    def judge(self, *, may_skip: bool = False) -> None:
+        """Judges all logs.
+
+        Args:
+            may_skip: whether retention has dropped observations before they were matched.
+        """
+        self.check_numbers(may_skip=may_skip)
+        self.check_content()
+        self.check_promises()
+
+    def check_numbers(self, *, may_skip: bool) -> None:
+        """Executions have the numbers 1, 2, 3 …, and each begins where the last one has ended."""
+        for partition, log in self.log.items():
+            assert sorted(log) == [*range(1, len(log) + 1)], f"p{partition} has gaps"
+            cut, subscriptions = dict(self.channel.start), 0
+            for sequence in sorted(log):
+                one = log[sequence]
+                place = f"execution {one.number} of p{partition}"
+                assert one.number == sequence, f"{place} is commit {sequence}"
+                assert set(cut) <= set(one.until), f"{place} lacks partitions"
+                for of, last in one.until.items():
+                    begin = cut.get(of, 0)
+                    assert one.after[of] == begin or (may_skip and one.after[of] > begin), place
+                    assert last >= one.after[of], place
+                assert one.until != cut, f"{place} has no commits"
+                assert one.subscriptions >= subscriptions, f"{place} has older subscriptions"
+                cut, subscriptions = one.until, one.subscriptions
+
+    def check_content(self) -> None:
+        """An execution has each observation of its cut with each subscription that it matches."""
+        for partition, log in self.log.items():
+            for one in log.values():
+                expected: dict[str, Counter[Pair]] = defaultdict(Counter)
+                there = self.subscriptions(partition, until=one.subscriptions)
+                for observation in self.observations(one):
+                    for name, version in there.items():
+                        broker = version.broker_of(observation)
+                        if broker is not None:
+                            expected[broker][Pair(name, observation)] += 1
+                found = {broker: Counter(pairs) for broker, pairs in one.shares.items()}
+                assert found == expected, f"execution {one.number} of p{partition}"
+
+    def subscriptions(self, partition: int, *, until: int) -> dict[str, Version]:
+        """Those of a partition as they are after a commit of the table."""
+        there: dict[str, Version] = {}
+        log = self.changes[partition]
+        for sequence in sorted(log):
+            for change in log[sequence] if sequence <= until else ():
+                there.pop(change.id, None)
+                if change.least is not None:
+                    there[change.id] = Version(change.broker, change.least)
+        return there
+
+    def observations(self, one: LoggedExecution) -> Iterator[Observation]:
+        """Those of the commits that an execution has matched."""
+        for of, last in one.until.items():
+            for sequence in range(one.after[of] + 1, last + 1):
+                yield from self.commits[of][sequence]
+
+    def check_promises(self) -> None:
+        """Each subscription gets what the calls that had returned before demand, and gets it once.
+
+        A call that had not returned when an observation was sent, or begun when the execution was
+        seen, may count or not.
+        """
+        self.certain = 0
+        known = {p: self.names(p) for p in range(self.channel.partitions)}
+        acknowledged = {name for name, of_name in self.ledger.items() if of_name[1].returned}
+        assert acknowledged <= set().union(*known.values()), "an acknowledged change is lost"
+        for partition, log in self.log.items():
+            names, delivered = known[partition], Counter[tuple[str, int]]()
+            for one in log.values():
+                shares = [
+                    (pair.subscription, pair.observation.number, broker)
+                    for broker, pairs in one.shares.items()
+                    for pair in pairs
+                ]
+                brokers = {(name, number): broker for name, number, broker in shares}
+                delivered.update((name, number) for name, number, _ in shares)
+                for observation in self.observations(one):
+                    for name in names:
+                        outcomes = self.outcomes(name, observation, until=one.seen)
+                        outcome = brokers.get((name, observation.number))
+                        assert outcome in outcomes, (
+                            f"{name} and observation {observation} of p{partition}: "
+                            f"{outcome} instead of {outcomes}"
+                        )
+                        self.certain += len(outcomes) == 1 and outcome is not None
+            assert set(delivered.values()) <= {1}, "a subscription has an observation twice"
+
+    def names(self, partition: int) -> set[str]:
+        """All subscriptions that a partition of the table has ever had."""
+        return {change.id for changes in self.changes[partition].values() for change in changes}
+
+    def outcomes(self, name: str, observation: Observation, *, until: int) -> set[str | None]:
+        """To which brokers an observation may go for a subscription; None: to nobody."""
+        begun, versions = self.sent[observation.number], self.ledger[name]
+        returned = [v.returned is not None and v.returned < begun for v in versions]
+        first = max(place for place, is_known in enumerate(returned) if is_known)
+        possible = [versions[first], *(v for v in versions[first + 1 :] if v.begun < until)]
+        return {version.broker_of(observation) for version in possible}
+
+    def check_complete(self, published: Mapping[int, Mapping[int, int]]) -> None:
+        """Every partition has matched everything.
+
+        Args:
+            published: the last commits of the dataset and of each log, by key.
+        """
+        dataset = {p: s for p, s in published[self.dataset].items() if s}
+        for partition in range(self.channel.partitions):
+            log = self.log[partition]
+            assert len(log) == published[self.channel.key].get(partition, 0)
+            last = log[max(log)].until if log else dict(self.channel.start)
+            assert last == dataset, f"p{partition} has not matched everything"
+
+    def check_reader(self, reader: Reader) -> None:
+        """A reader has the executions of its broker in their order, except those that were gone."""
+        for partition, log in self.log.items():
+            expected = [
+                (log[n].number, Counter(log[n].shares[reader.broker]))
+                for n in sorted(log)
+                if reader.broker in log[n].shares and (partition, n) not in reader.gone
+            ]
+            taken = [(number, Counter(pairs)) for number, pairs in reader.taken[partition]]
+            assert taken == expected, f"{reader.broker} of p{partition}"
+
+
+def pairs_of(observations: bytes, matches: bytes) -> list[Pair]:
+    """Subscriptions with their observations, of two Arrow streams."""
+    rows = pa.ipc.open_stream(observations).read_all().to_pylist()
+    found = [Observation(row["number"], row["temperature"]) for row in rows]
+    pairs, used = [], set[int]()
+    for match in pa.ipc.open_stream(matches).read_all().to_pylist():
+        used |= set(match["rows"])
+        pairs += [
+            Pair(name, found[row]) for name in match["subscriptions"] for row in match["rows"]
+        ]
+    assert used == {*range(len(found))}, "observations without a match"
+    return pairs

@@ -1,0 +1,163 @@
+"""Channels: what they refuse, and what is stored of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from expected_errors import raises
+from hypothesis import given
+from hypothesis import strategies as st
+
+from galileo.errors import InputError, InvalidSchema
+from galileo.model.channel import (
+    BROKER,
+    ID,
+    KEEP_MIN_S,
+    NAME_MAX,
+    PERIOD_MAX_S,
+    PERIOD_MIN_S,
+    SUBSCRIPTIONS,
+    Channel,
+)
+from galileo.model.schema import Feature, Schema
+from galileo.model.stored_schema import stored_schema_from_json
+from galileo.model.table import Table
+from galileo.model.times import TIME_MIN_US, times_from_micros
+
+AIR = Schema("air", [Feature("temperature", "K"), Feature("kind", type="text")])
+HOT = Channel("hot", "air", "temperature > :least", columns=["time", "kind"])
+BOUND = HOT.bound(AIR, [("least", "float"), ("name", "text")], start={3: 7, 1: 2}, partitions=4)
+
+plain = st.builds(
+    Channel,
+    st.from_regex(r"[a-z][a-z0-9_-]{0,40}", fullmatch=True),
+    st.from_regex(r"[a-z][a-z0-9_-]{0,63}", fullmatch=True),
+    st.text(min_size=1).filter(str.strip),
+    period=st.floats(PERIOD_MIN_S, PERIOD_MAX_S),
+    columns=st.lists(st.sampled_from(AIR.observation_schema.names), unique=True),
+    keep=st.floats(KEEP_MIN_S, 1e9),
+)
+positions = st.dictionaries(st.integers(0, 4095), st.integers(1, 2**40), max_size=5)
+
+
+@given(plain, st.integers(0, 9))
+def test_channel_json_round_trip_is_equal(channel: Channel, generation: int) -> None:
+    for one in (channel, channel.of_generation(generation)):
+        assert Channel.from_json(one.to_json()) == one
+        assert stored_schema_from_json(one.to_json()) == one
+        assert one.is_wanted(channel)
+
+
+@given(plain, positions)
+def test_bound_channel_json_round_trip_is_equal(channel: Channel, start: dict[int, int]) -> None:
+    bound = channel.bound(AIR, [("least", "float")], start=start, partitions=3)
+    again = Channel.from_json(bound.of_generation(2).to_json())
+    assert again == bound.of_generation(2)
+    assert dict(again.start) == start
+    assert again.is_wanted(channel)
+    assert bound.extends(again.of_generation(0))
+
+
+def test_channel_as_json_is_told_from_a_table_and_a_dataset() -> None:
+    assert isinstance(stored_schema_from_json(BOUND.to_json()), Channel)
+    assert isinstance(stored_schema_from_json(BOUND.subscriptions.to_json()), Table)
+    assert isinstance(stored_schema_from_json(AIR.to_json()), Schema)
+
+
+def test_channel_has_a_table_of_its_subscriptions() -> None:
+    table = BOUND.subscriptions
+    assert table.name == HOT.subscription_table == "hot" + SUBSCRIPTIONS
+    assert table.partitions == BOUND.partitions == 4
+    columns = {ID: "text", BROKER: "text", "least": "float", "name": "text"}
+    assert table == Table(table.name, columns, key=ID).spread(4)
+
+
+def test_channel_delivers_its_columns_or_all() -> None:
+    assert BOUND.delivered_schema.names == ["time", "kind"]
+    whole = Channel("hot", "air", "temperature > :least").bound(AIR, [], start={}, partitions=1)
+    assert whole.delivered_schema == AIR.observation_schema
+
+
+def test_channel_of_another_definition_is_not_the_same() -> None:
+    others = [
+        Channel("hot", "air", "temperature < :least", columns=["time", "kind"]),
+        Channel("hot", "sea", "temperature > :least", columns=["time", "kind"]),
+        Channel("hot", "air", "temperature > :least", columns=["kind", "time"]),
+        Channel("hot", "air", "temperature > :least", columns=["time", "kind"], period="5s"),
+        Channel("hot", "air", "temperature > :least", columns=["time", "kind"], keep="1d"),
+    ]
+    assert not any(BOUND.is_wanted(other) for other in [*others, AIR, BOUND.subscriptions])
+
+
+def test_channel_of_unknown_columns_is_refused_when_it_is_bound() -> None:
+    channel = Channel("hot", "air", "temperature > :least", columns=["time", "humidity"])
+    with raises(InputError, parameter="columns"):
+        channel.bound(AIR, [], start={}, partitions=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": "h" * (NAME_MAX + 1)}, "channel_name"),
+        ({"name": f"hot{SUBSCRIPTIONS}"}, "channel_name"),
+        ({"name": "Hot Things"}, "dataset_name"),
+        ({"dataset": ""}, "dataset_name"),
+        ({"template": ""}, "template"),
+        ({"template": " \n"}, "template"),
+        ({"template": None}, "template"),
+        ({"period": "90ms"}, "period"),
+        ({"period": "400d"}, "period"),
+        ({"period": 0}, "positive_duration"),
+        ({"period": float("nan")}, "positive_duration"),
+        ({"keep": "999ms"}, "keep"),
+        ({"keep": -1}, "positive_duration"),
+        ({"columns": "time"}, "columns"),
+        ({"columns": ["time", "time"]}, "columns"),
+        ({"columns": [5]}, "columns"),
+    ],
+)
+def test_channel_of_a_wrong_definition_is_refused(changes: dict[str, Any], expected: str) -> None:
+    wanted = {"name": "hot", "dataset": "air", "template": "temperature > :least", **changes}
+    places = [wanted.pop(name) for name in ("name", "dataset", "template")]
+    with raises(
+        InputError if expected == "positive_duration" else InvalidSchema, expected=expected
+    ):
+        Channel(*places, **wanted)
+
+
+@pytest.mark.parametrize("name", sorted(BOUND.to_dict()))
+@pytest.mark.parametrize("value", [None, -1.5, "x", [5], [[5]], {}])
+def test_channel_from_other_json_is_refused_or_equal(name: str, value: Any) -> None:
+    """No value makes another error than that of wrong input."""
+    raw = {**BOUND.to_dict(), name: value}
+    try:
+        channel = Channel.from_json(json.dumps(raw))
+    except (InvalidSchema, InputError):
+        return
+    assert Channel.from_json(channel.to_json()) == channel
+
+
+@pytest.mark.parametrize("name", ["name", "dataset", "template", "period_us", "columns", "keep_us"])
+def test_channel_from_json_without_a_value_is_refused(name: str) -> None:
+    raw = BOUND.to_dict()
+    del raw[name]
+    with raises(InvalidSchema, expected="channel"):
+        Channel.from_dict(raw)
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[]", "5", "null", '"x"', "[" * 100_000])
+def test_channel_from_a_text_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSchema):
+        Channel.from_json(text)
+
+
+def test_executions_are_as_new_as_the_last_of_them() -> None:
+    at = times_from_micros(pa.array([5, 9, 7], pa.int64()).to_numpy())
+    paths = pa.RecordBatch.from_arrays(
+        [at, pa.array([0, 1, 2], pa.int32())], schema=HOT.path_schema
+    )
+    assert HOT.newest_us(paths) == 9
+    assert HOT.newest_us(paths.slice(0, 0)) == TIME_MIN_US
