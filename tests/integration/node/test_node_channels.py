@@ -40,7 +40,7 @@ from galileo.node.retention_plan import ReaderProgress
 from galileo.node.retention_runner import RetentionRunner, RetentionRunnerOptions
 from galileo.node.select import CursorRange
 from galileo.node.storage_node import StorageNode
-from galileo.storage.commits import Commit, Committed
+from galileo.storage.commits import Commit
 from galileo.storage.compaction import CompactionOptions
 
 CHANNEL, DATASET = "hot", "air"
@@ -559,7 +559,6 @@ async def halved(cluster: Any) -> Hot:
 _execute = ChannelExecutor.execute
 _read_progress = ChannelExecutor._read_progress
 _update_index = ChannelExecutor._update_index
-_note = ChannelExecutor._note
 _fetch = ChannelExecutor._fetch
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
@@ -587,15 +586,8 @@ async def _own_cut(self: Any, work: Any, partition: int) -> Any:
     return await _read_progress(self, work, partition)
 
 
-def _own_success(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
-    """The second part of `_own_cut`: a node counts its own executions."""
-    _note(self, work, partition, result, **options)
-    if isinstance(result, Committed):
-        self._of(work, partition).sequence = -1
-
-
 def _forget_nothing(self: Any, work: Any) -> None:
-    """The third part of `_own_cut`."""
+    """The second part of `_own_cut`."""
     self._progress.setdefault(work.channel.key, {})
 
 
@@ -661,7 +653,6 @@ EXECUTOR = "galileo.node.channel_executor"
             there_and_back,
             {
                 "ChannelExecutor._read_progress": _own_cut,
-                "ChannelExecutor._note": _own_success,
                 "ChannelExecutor._forget_others": _forget_nothing,
             },
         ),
