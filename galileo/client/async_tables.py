@@ -250,7 +250,7 @@ class AsyncTables(AsyncObservations):
         reached = EMPTY_CURSOR
         pieces = _pieces(table, rows)
         while (piece := await in_thread(next, pieces, None)) is not None:
-            whole = versions(table, piece)
+            whole = await in_thread(versions, table, piece)
             for start in range(0, whole.num_rows, batch_rows):
                 for batch in split_by_bytes(whole.slice(start, batch_rows)):
                     try:
