@@ -40,6 +40,7 @@ from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import problem, problem_of
+from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.routes import ROUTES, Handler, RouteInfo
 from galileo.gateway.sparql import SparqlQueries
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
@@ -120,8 +121,13 @@ class Gateway:
 
     def _handlers(self) -> dict[str, Handler]:
         """By the names of routes."""
-        kinds = (ItemRoutes, AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
-        groups = [kind(self.callers, self._encoders) for kind in kinds]
+        kinds = (AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
+        storing, bodies = (ItemRoutes,), RequestBodies()
+        groups = [
+            *(kind(self.callers, self._encoders) for kind in kinds),
+            *(kind(self.callers, self._encoders, bodies) for kind in storing),
+            self._continuous,
+        ]
         own: dict[str, Handler] = {
             "landing": self._landing,
             "conformance": self._conformance,
@@ -133,9 +139,7 @@ class Gateway:
             "schema": self._schema,
             "sparql": self._sparql,
         }
-        return own | dict(
-            pair for group in (*groups, self._continuous) for pair in group.handlers.items()
-        )
+        return own | dict(pair for group in groups for pair in group.handlers.items())
 
     def _answering(self, route: RouteInfo, handler: Handler) -> Handler:
         of_ccq: Handler = getattr(self._ccq_collections, route.name, handler)
