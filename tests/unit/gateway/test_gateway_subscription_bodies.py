@@ -68,7 +68,7 @@ def test_absent_members_are_null_and_whole_numbers_are_numbers(tmp_path: Path) -
     body = b'{"id": "a", "least": 1}\n{"id": "b", "least": 2.5}\n{"id": "c", "note": "x"}'
     table = read(tmp_path / "body", "ndjson", body)
     assert table["least"].to_pylist() == [1.0, 2.5, None]
-    assert table["note"].to_pylist() == [None, None, "x"], "whoever stores it says it is unknown"
+    assert table["note"].to_pylist() == [None, None, "x"], "it is refused where it is stored"
 
 
 def test_geometries_become_texts(tmp_path: Path) -> None:
