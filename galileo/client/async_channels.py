@@ -205,22 +205,62 @@ class AsyncChannels(AsyncTables):
             ...     break
             ['anna']
         """
-        known = await self._channel(channel)
-        reader = _reader(known, broker)
-        cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
         limit_s, news_at = math.inf if wait is None else seconds(wait), time.monotonic()
         while (left_s := news_at + limit_s - time.monotonic()) > 0:
             wait_s = min(WAIT_S, left_s)
-            parts = await self._follow(known, broker, cursor, wait_s=wait_s)
-            for part in parts:
-                gone = tuple(
-                    CommitRange(partition, cursor[partition] + 1, last)
-                    for partition, last in cursor_from_pb(part.gone).items()
-                )
-                cursor = cursor.join(cursor_from_pb(part.reached))
-                if part.execution or gone:
-                    yield _notifications(known, part, tokens.encode(reader, cursor), gone)
+            for batch in await self.fetch_notifications(channel, broker, token=token, wait=wait_s):
+                token = batch.token
+                if batch.execution or batch.gone:
+                    yield batch
                     news_at = time.monotonic()
+
+    async def fetch_notifications(
+        self,
+        channel: str,
+        broker: str,
+        *,
+        token: str = "",
+        wait: Duration | None = None,
+        bytes_max: int = ANSWER_BYTES,
+    ) -> list[Notifications]:
+        """What `follow` gives next, in one answer.
+
+        The last item has the token to go on with. If no execution has anything for the broker, it
+        is the only one, and empty: its token says how far the executions were looked at.
+
+        Args:
+            channel: its name.
+            broker: whose subscriptions.
+            token: as of `follow`.
+            wait: for something new; None: not at all.
+            bytes_max: of the answer, which ends with the execution that reaches it.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> batches = await client.fetch_notifications("hot", "me", wait="5s")
+            >>> token = batches[-1].token
+        """
+        known = await self._channel(channel)
+        reader = _reader(known, broker)
+        cursor = tokens.decode(token, ccq_id=reader) if token else EMPTY_CURSOR
+        wait_s = 0.0 if wait is None else seconds(wait)
+        parts = await self._follow(known, broker, cursor, wait_s=wait_s, bytes_max=bytes_max)
+        batches = []
+        for part in parts:
+            gone = tuple(
+                CommitRange(partition, cursor[partition] + 1, last)
+                for partition, last in cursor_from_pb(part.gone).items()
+            )
+            cursor = cursor.join(cursor_from_pb(part.reached))
+            if part.execution or gone:
+                batches.append(_notifications(known, part, tokens.encode(reader, cursor), gone))
+        reached = tokens.encode(reader, cursor)
+        if not batches or batches[-1].token != reached:
+            batches.append(_notifications(known, channels_pb2.FollowPart(), reached, ()))
+        return batches
 
     async def describe_channel(self, channel: str) -> list[ChannelPartition]:
         """How far the executions are, for each partition of the subscriptions.
@@ -252,7 +292,7 @@ class AsyncChannels(AsyncTables):
         ]
 
     async def _follow(
-        self, channel: Channel, broker: str, after: Cursor, *, wait_s: float
+        self, channel: Channel, broker: str, after: Cursor, *, wait_s: float, bytes_max: int
     ) -> list[channels_pb2.FollowPart]:
         """What is new after a cursor, or a beginning of it."""
         request = channels_pb2.FollowRequest(
@@ -268,7 +308,7 @@ class AsyncChannels(AsyncTables):
                     if part is not None:
                         whole.append(part)
                         size += len(part.observations) + len(part.matches)
-                    if size > ANSWER_BYTES:
+                    if size > bytes_max:
                         break
             return whole
 

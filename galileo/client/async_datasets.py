@@ -12,7 +12,7 @@ from galileo.client.arguments import dataset_name
 from galileo.client.async_analytics import AsyncAnalytics
 from galileo.client.results import CallerIdentity, DroppedDataset, RetentionReport
 from galileo.errors import GalileoError, InputError, InvalidSchema, UnknownDataset
-from galileo.model.channel import SUBSCRIPTIONS, Channel
+from galileo.model.channel import POSITIONS, SUBSCRIPTIONS, Channel
 from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
     Feature,
@@ -297,10 +297,12 @@ class AsyncDatasets(AsyncAnalytics):
             self._forget(str(error.details.get("dropped")))
 
     def _forget(self, name: str) -> None:
+        """Removes what has this name from the cache; a channel together with its tables."""
+        channel = name.removesuffix(SUBSCRIPTIONS).removesuffix(POSITIONS)
         self._schemas.pop(name, None)
-        self._tables.pop(name, None)
-        self._tables.pop(name + SUBSCRIPTIONS, None)
-        self._channels.pop(name, None)
+        self._channels.pop(channel, None)
+        for table in (name, channel + SUBSCRIPTIONS, channel + POSITIONS):
+            self._tables.pop(table, None)
 
     async def whoami(self) -> CallerIdentity:
         """The user name of this client, its roles and its quotas, as one node counts them.

@@ -23,6 +23,7 @@ from galileo.client.analytics_results import (
     QueryExplanation,
     Vertex,
 )
+from galileo.client.async_channels import ANSWER_BYTES
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.async_tables import Keys
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
@@ -467,6 +468,41 @@ class BlockingCalls(BlockingBase):
             ['anna']
         """
         return self._iterate(self._client.follow(channel, broker, token=token, wait=wait))
+
+    def fetch_notifications(
+        self,
+        channel: str,
+        broker: str,
+        *,
+        token: str = "",
+        wait: Duration | None = None,
+        bytes_max: int = ANSWER_BYTES,
+    ) -> list[Notifications]:
+        """What `follow` gives next, in one answer.
+
+        The last item has the token to go on with. If no execution has anything for the broker, it
+        is the only one, and empty: its token says how far the executions were looked at.
+
+        Args:
+            channel: its name.
+            broker: whose subscriptions.
+            token: as of `follow`.
+            wait: for something new; None: not at all.
+            bytes_max: of the answer, which ends with the execution that reaches it.
+
+        Raises:
+            UnknownDataset: there is no such channel.
+            InvalidToken: the token is damaged, or of another channel or broker.
+
+        Example:
+            >>> batches = client.fetch_notifications("hot", "me", wait="5s")
+            >>> token = batches[-1].token
+        """
+        return self._run(
+            self._client.fetch_notifications(
+                channel, broker, token=token, wait=wait, bytes_max=bytes_max
+            )
+        )
 
     def describe_channel(self, channel: str) -> list[ChannelPartition]:
         """How far the executions are, for each partition of the subscriptions.

@@ -58,9 +58,20 @@ def json_values(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         texts = column.cast(pa.string())
         if not np.isfinite(column.to_numpy(zero_copy_only=False)).all():
             texts = pc.if_else(pc.is_finite(column), texts, None)
+    elif pa.types.is_list(column.type):
+        texts = _lists(column)
     else:
         texts = column.cast(pa.string())
     return texts.fill_null("null") if texts.null_count else texts
+
+
+def _lists(column: pa.ListArray) -> pa.Array:
+    lengths = pc.list_value_length(column)
+    ends = np.cumsum(np.asarray(lengths.fill_null(0)), dtype=np.int32)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
+    items = pa.ListArray.from_arrays(offsets, json_values(column.flatten()))
+    texts = pc.binary_join_element_wise("[", pc.binary_join(items, ","), "]", "")
+    return pc.if_else(lengths.is_valid(), texts, None) if column.null_count else texts
 
 
 def _quoted(texts: pa.Array) -> pa.Array:

@@ -250,7 +250,8 @@ class Notifications:
 
     Attributes:
         partition: of the subscriptions.
-        execution: the number of the execution in this partition; 0: there is only something gone.
+        execution: the number of the execution in this partition; 0: there is only something gone,
+            or nothing but the token.
         observations: those that matched, of the columns that the channel delivers.
         matches: columns `rows` and `subscriptions`, both lists: each row stands for the pairs of
             all its rows, numbers of observations, with all its subscriptions, which have the same

@@ -22,6 +22,7 @@ from galileo.gateway.asyncapi import asyncapi
 from galileo.gateway.callers import Callers
 from galileo.gateway.ccq_collections import CCQ_ID, CcqCollections, described, is_ccq
 from galileo.gateway.ccqs import TOKEN_HEADER, CcqRoutes, visible_ccqs
+from galileo.gateway.channels import ChannelRoutes
 from galileo.gateway.cluster import ClusterRoutes
 from galileo.gateway.documents import HTML
 from galileo.gateway.edr import EdrRoutes
@@ -40,8 +41,10 @@ from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
 from galileo.gateway.page import MapPage
 from galileo.gateway.problems import problem, problem_of
+from galileo.gateway.request_bodies import RequestBodies
 from galileo.gateway.routes import ROUTES, Handler, RouteInfo
 from galileo.gateway.sparql import SparqlQueries
+from galileo.gateway.subscriptions import SubscriptionRoutes
 from galileo.gateway.tiles import NoSuchTile, TileRoutes
 from galileo.http_serving.hosts import LOOPBACK_NAMES, host_name, is_loopback
 from galileo.model.schema import Schema
@@ -75,6 +78,7 @@ class Gateway:
         self._encoders = Encoders()
         self._sparql_queries = SparqlQueries()
         self._continuous = CcqRoutes(self.callers, self._encoders)
+        self._channels = ChannelRoutes(self.callers, self._encoders)
         self._ccq_collections = CcqCollections(self.callers, self._encoders)
         handlers = self._handlers()
         self._routes = [
@@ -94,7 +98,7 @@ class Gateway:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=self._options.origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
             expose_headers=[
                 *(REQUEST_HEADER, TOKEN_HEADER, MISSING_HEADER),
@@ -117,11 +121,18 @@ class Gateway:
         """Cancels queries that run long, and ends streams of events."""
         self._sparql_queries.stop()
         self._continuous.hubs.stop()
+        self._channels.waits.stop()
 
     def _handlers(self) -> dict[str, Handler]:
         """By the names of routes."""
-        kinds = (ItemRoutes, AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
-        groups = [kind(self.callers, self._encoders) for kind in kinds]
+        kinds = (AggregateRoutes, TileRoutes, EdrRoutes, ClusterRoutes)
+        storing, bodies = (ItemRoutes, SubscriptionRoutes), RequestBodies()
+        groups = [
+            *(kind(self.callers, self._encoders) for kind in kinds),
+            *(kind(self.callers, self._encoders, bodies) for kind in storing),
+            self._continuous,
+            self._channels,
+        ]
         own: dict[str, Handler] = {
             "landing": self._landing,
             "conformance": self._conformance,
@@ -133,9 +144,7 @@ class Gateway:
             "schema": self._schema,
             "sparql": self._sparql,
         }
-        return own | dict(
-            pair for group in (*groups, self._continuous) for pair in group.handlers.items()
-        )
+        return own | dict(pair for group in groups for pair in group.handlers.items())
 
     def _answering(self, route: RouteInfo, handler: Handler) -> Handler:
         of_ccq: Handler = getattr(self._ccq_collections, route.name, handler)
@@ -235,8 +244,10 @@ def _json(request: Request, document: Any, media_type: str = documents.JSON) -> 
 
 
 def _matched(path: str) -> str:
-    """The path of a route as Starlette matches it; the id of a location can have slashes."""
-    return path.replace("{locationId}", "{locationId:path}")
+    """The path of a route as Starlette matches it; some ids can have slashes."""
+    for name in ("locationId", "subscriptionId"):
+        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
+    return path
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,11 +1,15 @@
-"""The AsyncAPI 3.0 document of a gateway: events of continuous queries (OGC API EDR, Part 2)."""
+"""The AsyncAPI 3.0 document of a gateway: events of continuous queries and channels.
+
+Those of continuous queries are as OGC API EDR, Part 2, wants them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from galileo.gateway import parameters
+from galileo.gateway import parameters, problems
 from galileo.gateway.documents import EVENT_STREAM, GEOJSON
 from galileo.gateway.openapi import PROBLEM
 from galileo.version import VERSION
@@ -62,6 +66,47 @@ _UPDATE = {
     },
     "oneOf": [{"required": ["features"]}, {"required": ["numberMatched", "links"]}],
 }
+_MATCH = {
+    "type": "object",
+    "description": "each of the rows with each of the subscriptions",
+    "required": ["rows", "subscriptions"],
+    "properties": {
+        "rows": {
+            "type": "array",
+            "description": "numbers of features, from 0",
+            "items": {"type": "integer", "minimum": 0},
+        },
+        "subscriptions": {"type": "array", "items": {"type": "string"}},
+        "left": {"type": "boolean", "description": "they match no longer"},
+    },
+}
+_NOTIFICATIONS = {
+    "type": "object",
+    "required": ["type", "features", "matches", "partition", "execution", "after", "token", "gone"],
+    "properties": {
+        "type": {"const": "FeatureCollection"},
+        "features": {
+            "type": "array",
+            "description": "the observations: points, or without a geometry",
+            "items": {"type": "object", "required": ["type", "geometry", "properties"]},
+        },
+        "matches": {"type": "array", "items": _MATCH},
+        "numberReturned": {"type": "integer", "minimum": 0},
+        "notifications": {
+            "type": "integer",
+            "description": "pairs of an observation and a subscription",
+            "minimum": 0,
+        },
+        "partition": {"type": "integer", "minimum": 0},
+        "execution": {"type": "integer", "minimum": 0},
+        "gone": {"type": "array", "items": {"type": "object"}},
+        "after": {"type": "string", "description": "the token before the event"},
+        "token": {"type": "string", "description": "the token after the event"},
+    },
+}
+_OF_QUERY = {"update": "update", "end": "end"}
+_OF_SEVERAL = {"update": "updateOfSeveral", "end": "endOfSeveral"}
+_OF_BROKER = {"notifications": "notifications", "end": "end"}
 
 
 def asyncapi(url: str) -> dict[str, Any]:
@@ -71,7 +116,7 @@ def asyncapi(url: str) -> dict[str, Any]:
     return {
         "asyncapi": "3.0.0",
         "info": {
-            "title": "Galileo: events of continuous queries",
+            "title": "Galileo: events of continuous queries and channels",
             "version": VERSION,
             "description": "Server-sent events: the lines 'event' name the message, the lines "
             "'data' have its payload.",
@@ -81,18 +126,28 @@ def asyncapi(url: str) -> dict[str, Any]:
             "gateway": {**server, "security": _refs("securitySchemes", "token", "password")}
         },
         "channels": {
-            "query": _channel("/ccqs/{ccqId}/events", "Events of a continuous query", ("ccqId",)),
-            "queries": _channel("/events", "Events of several continuous queries", ()),
+            "query": _channel(
+                "/ccqs/{ccqId}/events", "Events of a continuous query", _OF_QUERY, "ccqId"
+            ),
+            "queries": _channel("/events", "Events of several continuous queries", _OF_SEVERAL),
+            "broker": _channel(
+                "/channels/{channelId}/brokers/{brokerId}/events",
+                "Notifications of a broker of a channel",
+                _OF_BROKER,
+                *("channelId", "brokerId"),
+            ),
         },
         "operations": {
-            "sendEvents": _operation("query", "GET"),
-            "sendEventsOfSeveral": _operation("queries", "POST"),
+            "sendEvents": _operation("query", "GET", _OF_QUERY),
+            "sendEventsOfSeveral": _operation("queries", "POST", _OF_SEVERAL),
+            "sendNotifications": _operation("broker", "GET", _OF_BROKER),
         },
         "components": {
             "messages": _messages(),
             "schemas": {
                 "update": _UPDATE,
                 "updateOfSeveral": _of_several("update"),
+                "notifications": _NOTIFICATIONS,
                 "problem": PROBLEM,
                 "problemOfSeveral": _of_several("problem"),
             },
@@ -104,8 +159,17 @@ def asyncapi(url: str) -> dict[str, Any]:
     }
 
 
-def _channel(address: str, summary: str, names: tuple[str, ...]) -> dict[str, Any]:
-    suffix = "" if names else "OfSeveral"
+def _channel(
+    address: str, summary: str, messages: Mapping[str, str], *names: str
+) -> dict[str, Any]:
+    """A channel.
+
+    Args:
+        address: its path.
+        summary: what it has.
+        messages: their names in the document, by their names in the channel.
+        *names: of the parameters of the path.
+    """
     return {
         "address": address,
         "summary": summary,
@@ -114,36 +178,38 @@ def _channel(address: str, summary: str, names: tuple[str, ...]) -> dict[str, An
             name: {"description": parameters.TABLE[name]["description"]} for name in names
         },
         "messages": {
-            name: {"$ref": f"#/components/messages/{name}{suffix}"} for name in ("update", "end")
+            name: {"$ref": f"#/components/messages/{message}"} for name, message in messages.items()
         },
     }
 
 
-def _operation(channel: str, method: str) -> dict[str, Any]:
+def _operation(channel: str, method: str, messages: Iterable[str]) -> dict[str, Any]:
     """The gateway sends; `method` is that of the request for the stream."""
     return {
         "action": "send",
         "channel": {"$ref": f"#/channels/{channel}"},
         "summary": f"A stream of type {EVENT_STREAM}",
-        "messages": [
-            {"$ref": f"#/channels/{channel}/messages/{name}"} for name in ("update", "end")
-        ],
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in messages],
         "bindings": {"http": {"method": method, "bindingVersion": _HTTP}},
     }
 
 
 def _messages() -> dict[str, Any]:
-    made = {}
+    payload = {"$ref": "#/components/schemas/notifications"}
+    summary = "Observations that match, and for which subscriptions"
+    made = {"notifications": _message("notifications", summary, payload)}
     for suffix in ("", "OfSeveral"):
         payload = {"$ref": f"#/components/schemas/update{suffix}"}
         made[f"update{suffix}"] = _message("update", "New labels, or how far it is", payload)
         payload = {"$ref": f"#/components/schemas/problem{suffix}"}
-        made[f"end{suffix}"] = _message("end", "The last event of a query: its problem", payload)
+        made[f"end{suffix}"] = _message(
+            "end", "The last event: the problem that ends the stream", payload
+        )
     return made
 
 
 def _message(name: str, summary: str, payload: dict[str, Any]) -> dict[str, Any]:
-    media_type = GEOJSON if name == "update" else "application/problem+json"
+    media_type = problems.MEDIA_TYPE if name == "end" else GEOJSON
     return {"name": name, "summary": summary, "contentType": media_type, "payload": payload}
 
 

@@ -18,10 +18,11 @@ from galileo.client.results import Ccq, CcqInfo, Labels, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
-from galileo.gateway.events import EventStream, MergedEvents
+from galileo.gateway.events import HEARTBEAT_S, EventStream, MergedEvents
 from galileo.gateway.formats import Encoders, preferred
 from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.json_answers import check_json, json_answer, url_of
+from galileo.gateway.request_bodies import json_body
 from galileo.gateway.routes import Handler
 from galileo.gateway.updates import (
     LABEL_FORMATS,
@@ -34,8 +35,6 @@ from galileo.gateway.updates import (
 from galileo.model.times import iso
 from galileo.model.windows import Window
 from galileo.query.builder import Condition
-from galileo.rdf.endpoint import body_of
-from galileo.rdf.protocol import Refused
 from galileo.samplers import SamplerSpec, sampler
 
 LABELS_MAX = 10_000
@@ -115,7 +114,8 @@ class CcqRoutes:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._callers.reader(request))
             reader = QueryReader(self.hubs, client, request.path_params["ccqId"], token=token)
-            return EventStream(reader, await reader.fetch(), held=stack.pop_all())
+            events = reader.events(await reader.fetch(), heartbeat_s=HEARTBEAT_S)
+            return EventStream(events, held=stack.pop_all())
 
     async def events(self, request: Request) -> Response:
         """The events of several queries in one stream, until all of them end."""
@@ -205,23 +205,6 @@ def _described(request: Request, info: CcqInfo) -> dict[str, Any]:
     }
 
 
-async def _json_body(request: Request) -> Any:
-    """The values of a body in JSON.
-
-    Raises:
-        InputError: the body is no JSON.
-        Refused: it is of another type, or too large.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != documents.JSON:  # HTML forms cannot send it.
-        text = f"expected a body of type {documents.JSON}, got {media_type or 'none'}"
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
-    try:
-        return json.loads(await body_of(request))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a JSON object: {error}", expected="json") from error
-
-
 async def _tokens(request: Request) -> dict[str, str]:
     """The queries of a stream of several, with the token of the last event of each.
 
@@ -229,7 +212,7 @@ async def _tokens(request: Request) -> dict[str, str]:
         InputError: the body is something else.
         Refused: it is not JSON, or too large.
     """
-    given = await _json_body(request)
+    given = await json_body(request)
     ccqs = given.get("ccqs") if isinstance(given, dict) and len(given) == 1 else None
     if not isinstance(ccqs, dict) or not all(isinstance(one, str) for one in ccqs.values()):
         raise InputError(
@@ -254,7 +237,7 @@ async def _submission(request: Request) -> dict[str, Any]:
         InputError: the body is something else.
         Refused: it is not JSON, or too large.
     """
-    given = await _json_body(request)
+    given = await json_body(request)
     if not isinstance(given, dict) or not isinstance(given.get("dataset"), str):
         raise InputError("expected a JSON object with the name of a dataset", expected="dataset")
     if unknown := sorted(set(given) - set(SUBMISSION)):

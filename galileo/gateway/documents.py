@@ -81,6 +81,7 @@ def landing(url: str) -> dict[str, Any]:
             link("data", f"{url}/collections", JSON, "the datasets"),
             link(f"{REL}data", f"{url}/collections", JSON, "the datasets"),
             link("related", f"{url}/ccqs", JSON, "continuous queries"),
+            link("related", f"{url}/channels", JSON, "channels"),
             link(f"{REL}tiling-schemes", f"{url}/tileMatrixSets", JSON, "tile matrix sets"),
             link("related", f"{url}/cluster", JSON, "nodes of the cluster"),
         ],

@@ -1,4 +1,4 @@
-"""Server-sent events of continuous queries: the answer to one reader.
+"""Server-sent events of continuous queries and channels: the answer to one reader.
 
 Raw ASGI callables, which send bytes that all readers share: one task for each reader of a query,
 and one more for each query of a reader of several. The protocol closes the connection of a reader
@@ -10,15 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from galileo.errors import GalileoError, InvalidToken, NotPermitted, TerminalError, UnknownCcq
+from galileo.errors import (
+    GalileoError,
+    InvalidToken,
+    NotPermitted,
+    TerminalError,
+    UnknownCcq,
+    UnknownDataset,
+)
 from galileo.gateway.documents import EVENT_STREAM
-from galileo.gateway.hub import Fetched, Hubs, QueryReader
+from galileo.gateway.hub import Hubs, QueryReader
 from galileo.gateway.problems import problem_document, status_of
 from galileo.gateway.updates import Event, end_frame, merged_frame
 
@@ -28,7 +35,7 @@ RETRY_MS = 1_000
 """How long readers that lost the connection wait."""
 _RETRY = f"retry: {RETRY_MS}\n\n".encode()
 _HEARTBEAT = b":\n\n"
-_FINAL = (TerminalError, NotPermitted, UnknownCcq, InvalidToken)
+_FINAL = (TerminalError, NotPermitted, UnknownCcq, UnknownDataset, InvalidToken)
 """Errors after which a reader that comes back gets the same one, but for those of the server."""
 
 log = logging.getLogger(__name__)
@@ -62,28 +69,22 @@ class EventResponse(Response):
 
 
 class EventStream(EventResponse):
-    """The events of a reader of one query.
+    """The events of one reader.
 
     Args:
-        reader: that they are for.
-        first: the result of its first fetch.
+        events: of the reader; None where none came for a while.
         held: closed at the end.
     """
 
     def __init__(
-        self, reader: QueryReader, first: Fetched, *, held: contextlib.AsyncExitStack
+        self, events: AsyncGenerator[Event | None, None], *, held: contextlib.AsyncExitStack
     ) -> None:
         super().__init__(held=held)
-        self._reader = reader
-        self._first: Fetched | None = first
+        self._events = events
 
     async def _send_events(self, send: Any) -> None:
-        first, self._first = self._first, None  # It is not kept for as long as the reader is.
-        assert first is not None
-        events = self._reader.events(first, heartbeat_s=HEARTBEAT_S)
-        del first
         try:
-            async with contextlib.aclosing(events):
+            async with contextlib.aclosing(self._events) as events:
                 async for event in events:
                     await _send(send, _HEARTBEAT if event is None else event.frame)
         except GalileoError as error:

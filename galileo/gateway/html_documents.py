@@ -41,6 +41,7 @@ _NAMES = {
     "collections": "Collections",
     "items": "Items",
     "ccqs": "Continuous queries",
+    "channels": "Channels",
     "api": "API",
     "asyncapi": "Events",
     "conformance": "Conformance",
@@ -447,6 +448,27 @@ def _ccqs(document: Any, address: Address) -> tuple[str, Content]:
     return "Continuous queries", element("section", _table(columns, rows) if rows else none)
 
 
+def _channels(document: Any, address: Address) -> tuple[str, Content]:
+    rows = [
+        [
+            element("a", one["id"], href=address.to(f"/channels/{quote(one['id'])}")),
+            element("a", one["dataset"], href=address.to(f"/collections/{quote(one['dataset'])}")),
+            element("code", one["template"], class_="condition"),
+            ", ".join(parameter["name"] for parameter in one["parameters"]),
+            f"{one['period']:g} s",
+        ]
+        for one in document["channels"]
+    ]
+    table = _table(("id", "dataset", "template", "parameters", "period"), rows)
+    none = element("p", "There are no channels that you may read.")
+    return "Channels", element("section", table if rows else none)
+
+
+def _channel(document: Any, address: Address) -> tuple[str, Content]:
+    shown = {name: value for name, value in document.items() if name != "linkTemplates"}
+    return _other(shown, address)
+
+
 def _api(document: Any, address: Address) -> tuple[str, Content]:
     rows = [
         [
@@ -489,6 +511,8 @@ _BODIES: dict[str, Callable[[Any, Address], tuple[str, Content]]] = {
     "items": _items,
     "item": _item,
     "ccqs": _ccqs,
+    "channels": _channels,
+    "channel": _channel,
     "api": _api,
 }
 """By the names of routes: the title and the content of a document."""

@@ -161,7 +161,7 @@ class Hub:
 
     async def close(self) -> None:
         """Ends the watch."""
-        self.fail(_stopping())
+        self.fail(stopping())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -334,7 +334,7 @@ class Hubs:
 
     def _start(self, ccq_id: str, *, client: QueryClient, token: str) -> Hub:
         if self.is_stopping:
-            raise _stopping()
+            raise stopping()
         if ccq_id not in self._hubs and len(self._hubs) >= HUBS_MAX:
             raise Overloaded(
                 f"expected readers of at most {HUBS_MAX:,} continuous queries at a gateway; read "
@@ -356,7 +356,7 @@ class Hubs:
         """Ends the streams of all readers, which come back at another gateway."""
         self.is_stopping = True
         for hub in self._hubs.values():
-            hub.fail(_stopping())
+            hub.fail(stopping())
 
 
 class QueryReader:
@@ -443,5 +443,6 @@ class QueryReader:
         return event, not (has_more and event is not None)
 
 
-def _stopping() -> Unavailable:
+def stopping() -> Unavailable:
+    """The error of readers of a gateway that stops."""
     return Unavailable("the gateway stops; continue at another one", after_s=0.1)

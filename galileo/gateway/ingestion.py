@@ -10,9 +10,7 @@ gateway, stores nothing twice.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -25,19 +23,17 @@ from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.results import Receipt
-from galileo.errors import GalileoError, InputError, InvalidObservations, Overloaded
+from galileo.errors import GalileoError, InputError, InvalidObservations
 from galileo.formats.memory_file import MemoryFile
 from galileo.formats.strict_source import StrictSource
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.formats import Encoders
+from galileo.gateway.request_bodies import RequestBodies, format_of
 from galileo.model.schema import Schema
 from galileo.rdf.endpoint import drop_body
 from galileo.rdf.protocol import Refused
 
-BODY_BYTES_MAX = 64 << 20
-BODIES_BYTES_MAX = 128 << 20
-"""Total size of the bodies that are received and stored at a time."""
 OBSERVATIONS_MAX = 4_000_000
 """Observations of a request."""
 DECODED_BYTES_MAX = 1 << 30
@@ -58,7 +54,6 @@ REQUEST_TYPES = {
     "application/vnd.apache.parquet": "parquet",
 }
 """Formats of bodies, by media type; HTML forms can send none of them."""
-_LENGTH = re.compile(r"[0-9]{1,18}")
 _KEY = re.compile(r"([A-Za-z0-9_.:-]{1,128})")
 _NUMBERED = re.compile(r"(.+):([0-9]{1,128})")
 _GZIP = b"\x1f\x8b"
@@ -81,12 +76,13 @@ class IngestRoute:
     Args:
         callers: of the gateway.
         encoders: of the gateway, which decode, too.
+        bodies: of the gateway.
     """
 
-    def __init__(self, callers: Callers, encoders: Encoders) -> None:
+    def __init__(self, callers: Callers, encoders: Encoders, bodies: RequestBodies) -> None:
         self._callers = callers
         self._encoders = encoders
-        self._held_bytes = 0
+        self._bodies = bodies
 
     async def store(self, request: Request) -> Response:
         """Stores the observations of a request, all of them or, for a mistake, none.
@@ -106,10 +102,10 @@ class IngestRoute:
     async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
         parameters.single_values(request.query_params, ())
         key = batch_key(request.headers.get("idempotency-key", ""))
-        format = _format_of(request)
+        format = format_of(request, REQUEST_TYPES)
         async with self._callers.client(request) as client:
             dataset = (await client.schema(request.path_params["collectionId"])).name
-            async with self._received(request, pieces) as (body, digest):
+            async with self._bodies.received(request, pieces) as (body, digest):
                 key = key or BatchKey(f"http-{format}-{digest}", 0)
                 source = await self._source(client, dataset, body, format=format)
                 receipt = await client.ingest(
@@ -119,36 +115,6 @@ class IngestRoute:
                     first_batch=key.first_batch,
                 )
         return _created(receipt, key)
-
-    @contextlib.asynccontextmanager
-    async def _received(
-        self, request: Request, pieces: AsyncIterator[bytes]
-    ) -> AsyncIterator[tuple[MemoryFile, str]]:
-        """The body and the digest of its content, for the block.
-
-        Raises:
-            Overloaded: there is no room for it.
-            Refused: it is too large.
-        """
-        size = _size_of(request)
-        if self._held_bytes + size > BODIES_BYTES_MAX:
-            raise Overloaded(
-                f"expected at most {BODIES_BYTES_MAX:,} bytes of requests to store at a time; try "
-                "again",
-                bound=BODIES_BYTES_MAX,
-            )
-        self._held_bytes += size
-        digest = hashlib.sha256()
-        try:
-            with MemoryFile() as body:
-                async for piece in pieces:
-                    if body.size + len(piece) > BODY_BYTES_MAX:
-                        raise _too_large("more")
-                    body.write(piece)
-                    digest.update(piece)
-                yield body, digest.hexdigest()[:32]
-        finally:
-            self._held_bytes -= size
 
     async def _source(
         self, client: AsyncClient, dataset: str, body: MemoryFile, *, format: str
@@ -215,39 +181,6 @@ def batch_key(header: str) -> BatchKey | None:
             parameter="Idempotency-Key",
         )
     return BatchKey(producer, number)
-
-
-def _format_of(request: Request) -> str:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in REQUEST_TYPES:
-        raise Refused(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"expected a body of type {', '.join(REQUEST_TYPES)}, got {media_type or 'none'}",
-        )
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise Refused(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "expected a body without Content-Encoding; send Parquet or Arrow, which are small",
-        )
-    return REQUEST_TYPES[media_type]
-
-
-def _size_of(request: Request) -> int:
-    """The bytes of the body, or the most that it can have where the request does not say."""
-    length = request.headers.get("content-length")
-    if length is None:
-        return BODY_BYTES_MAX
-    if not _LENGTH.fullmatch(length) or int(length) > BODY_BYTES_MAX:
-        raise _too_large(length[:40])
-    return int(length)
-
-
-def _too_large(got: str) -> Refused:
-    return Refused(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
-        Connection="close",
-    )
 
 
 def _opened(body: MemoryFile, format: str, schema: Schema) -> StrictSource:

@@ -62,7 +62,7 @@ def _operations(route: RouteInfo) -> dict[str, Any]:
 
 def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
     is_get = method == "GET"
-    status = dict(route.statuses).get(method, 200)
+    statuses = [status for name, status in route.statuses if name == method] or [HTTPStatus.OK]
     own = route.parameters if is_get else route.body_parameters
     names = (*path_parameters(route), *own)
     listed: list[dict[str, Any]] = [{"$ref": f"#/components/parameters/{n}"} for n in names]
@@ -82,7 +82,7 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
         "summary": route.summary,
         "parameters": listed,
         "responses": {
-            str(status): _success(route, method, status),
+            **{str(int(status)): _success(route, method, status) for status in statuses},
             "default": {"$ref": "#/components/responses/problem"},
         },
     }
@@ -94,6 +94,6 @@ def _operation(route: RouteInfo, method: str) -> dict[str, Any]:
 
 def _success(route: RouteInfo, method: str, status: int) -> dict[str, Any]:
     has_body = status != HTTPStatus.NO_CONTENT
-    media_types = route.body_answers if method == "POST" and route.body_answers else ()
+    media_types = route.body_answers if method in ("POST", "PUT") else ()
     content: dict[str, Any] = {name: {} for name in media_types or route.media_types}
     return {"description": route.summary, **({"content": content} if has_body else {})}

@@ -75,7 +75,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "limit": {
         "in": "query",
         "description": "Observations at most. By default a page of GeoJSON has the default, and "
-        "other formats have all observations.",
+        "other formats have all observations. A page of notifications ends with the execution "
+        "that reaches it.",
         "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": PAGE_LIMIT},
     },
     "after": {
@@ -188,6 +189,29 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "The id of a continuous query.",
         "schema": {"type": "string"},
     },
+    "channelId": {
+        "in": "path",
+        "required": True,
+        "description": "The name of a channel.",
+        "schema": {"type": "string"},
+    },
+    "subscriptionId": {
+        "in": "path",
+        "required": True,
+        "description": "The id of a subscription.",
+        "schema": {"type": "string"},
+    },
+    "brokerId": {
+        "in": "path",
+        "required": True,
+        "description": "The name of a broker, as subscriptions have it.",
+        "schema": {"type": "string"},
+    },
+    "token": {
+        "in": "query",
+        "description": "The token of the last notifications; without it, all that are kept.",
+        "schema": {"type": "string"},
+    },
     "until": {
         "in": "query",
         "description": "A token of the same query, after which nothing is wanted.",
@@ -269,7 +293,7 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "Last-Event-ID": {
         "in": "header",
-        "description": "As `after`, and before it.",
+        "description": "As `after` or `token`, and before it.",
         "schema": {"type": "string"},
     },
     "Idempotency-Key": {
@@ -298,6 +322,10 @@ CCQ_LABELS = ("f", "after", "until", "wait")
 """Those of an update of a continuous query."""
 CCQ_EVENTS = ("after", "Last-Event-ID")
 """Those of the events of a continuous query."""
+NOTIFICATIONS = ("token", "limit", "wait")
+"""Those of the notifications of a broker."""
+NOTIFICATION_EVENTS = ("token", "Last-Event-ID")
+"""Those of their events."""
 FILTERS = ("bbox", "datetime", "filter", "filter-lang", "filter-crs")
 """Those of conditions on observations, besides indexed features."""
 CELLS = ("f", "precision", "window", "statistics", *FILTERS)

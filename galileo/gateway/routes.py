@@ -22,6 +22,7 @@ from galileo.gateway.documents import (
 )
 from galileo.gateway.formats import GROUP_FORMATS, LATEST_FORMATS, MEDIA_TYPES
 from galileo.gateway.ingestion import REQUEST_TYPES
+from galileo.gateway.subscription_bodies import FORMATS as SUBSCRIPTION_TYPES
 from galileo.gateway.updates import LABEL_FORMATS
 from galileo.gateway.vector_tiles import MEDIA_TYPE as MVT
 
@@ -44,7 +45,7 @@ class RouteInfo:
         request_types: media types of the body of methods that have one.
         body_parameters: names in `parameters.TABLE` of methods that have one.
         body_answers: media types of their answers, where these are others.
-        statuses: of success, where it is not 200: pairs of method and status.
+        statuses: of success, where there are others than 200: pairs of method and status.
     """
 
     name: str
@@ -61,6 +62,8 @@ class RouteInfo:
 
 
 _CCQ = "/ccqs/{ccqId}"
+_CHANNEL = "/channels/{channelId}"
+_BROKER = f"{_CHANNEL}/brokers/{{brokerId}}"
 _COLLECTION = "/collections/{collectionId}"
 _TILESET = f"{_COLLECTION}/tiles/{{tileMatrixSetId}}"
 _ITEM_TYPES = tuple(dict.fromkeys(name.partition(";")[0] for name in MEDIA_TYPES.values()))
@@ -239,6 +242,60 @@ ROUTES = (
         media_types=(EVENT_STREAM,),
         methods=("POST",),
         request_types=(JSON,),
+    ),
+    RouteInfo("channels", "/channels", "Channels: queries with subscriptions", ("f",)),
+    RouteInfo(
+        "channel",
+        _CHANNEL,
+        "A channel",
+        ("f",),
+        methods=("GET", "PUT", "DELETE"),
+        request_types=(JSON,),
+        statuses=(("PUT", 201), ("PUT", 200), ("DELETE", 204)),
+        body_answers=(JSON,),
+    ),
+    RouteInfo(
+        "subscriptions",
+        f"{_CHANNEL}/subscriptions",
+        "Stores subscriptions of a channel",
+        media_types=(JSON,),
+        methods=("POST",),
+        request_types=tuple(SUBSCRIPTION_TYPES),
+        statuses=(("POST", 201),),
+        body_parameters=("Idempotency-Key",),
+    ),
+    RouteInfo(
+        "subscription",
+        f"{_CHANNEL}/subscriptions/{{subscriptionId}}",
+        "A subscription of a channel",
+        ("f",),
+        (JSON,),
+        ("GET", "DELETE"),
+        statuses=(("DELETE", 204),),
+    ),
+    RouteInfo(
+        "notifications",
+        f"{_BROKER}/notifications",
+        "New notifications of a broker",
+        parameters.NOTIFICATIONS,
+        (JSON,),
+    ),
+    RouteInfo(
+        "notification_events",
+        f"{_BROKER}/events",
+        "New notifications of a broker as server-sent events",
+        parameters.NOTIFICATION_EVENTS,
+        (EVENT_STREAM,),
+    ),
+    RouteInfo(
+        "broker_position",
+        f"{_BROKER}/position",
+        "The token of the last notifications that a broker has handled",
+        ("f",),
+        (JSON,),
+        ("GET", "PUT"),
+        request_types=(JSON,),
+        statuses=(("PUT", 204),),
     ),
     RouteInfo(
         "asyncapi", "/asyncapi", "A description of the events", ("f",), (ASYNCAPI_JSON, HTML)

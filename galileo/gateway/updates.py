@@ -152,7 +152,7 @@ def event_of(before: str, update: Update) -> Event:
     is_link = not data or len(data) > EVENT_BYTES_MAX
     if is_link:
         data = json.dumps(link_members(len(update.labels), before, update.token) | members).encode()
-    frame = _frame("update", data, token=update.token)
+    frame = frame_of("update", data, token=update.token)
     return Event(before, update.token, frame, is_link)
 
 
@@ -177,9 +177,10 @@ def link_members(labels: int, after: str, until: str) -> dict[str, Any]:
 
 def end_frame(document: dict[str, Any]) -> bytes:
     """The last event of a query: the problem that ends it."""
-    return _frame("end", json.dumps(document, default=str).encode())
+    return frame_of("end", json.dumps(document, default=str).encode())
 
 
-def _frame(name: str, data: bytes, *, token: str = "") -> bytes:
+def frame_of(name: str, data: bytes, *, token: str = "") -> bytes:
+    """The bytes of an event; its data have no line ends."""
     head = f"id: {token}\n" if token else ""
     return f"{head}event: {name}\n".encode() + _DATA + data + b"\n\n"

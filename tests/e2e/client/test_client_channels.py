@@ -328,3 +328,45 @@ def test_token_of_a_dropped_channel_is_none_of_its_successor(
     with raises(InvalidToken, expected="token_of_ccq"):
         list(client.follow(name, "me", token=token, wait=QUIET))
     assert followed(client, name, "me")[0] == [("s", 2)]
+
+
+def test_answers_of_some_bytes_have_each_execution_once(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    """A broker without matches goes on behind the executions that were looked at."""
+    channel = fresh_name("answers")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least", period="100ms"))
+    client.subscribe(channel, {"id": ["s", "t"], "least": [0.0, 1.0]}, broker="me")
+    [nothing] = client.fetch_notifications(channel, "me")
+    assert (nothing.execution, len(nothing), nothing.gone) == (0, 0, ())
+    token, found = nothing.token, list[Pair]()
+    for number in range(3):
+        client.ingest(air, observations([{"number": number}]))
+        while len(found) < 2 * (number + 1):
+            for batch in client.fetch_notifications(
+                channel, "me", token=token, wait=QUIET, bytes_max=1
+            ):
+                table, token = batch.to_arrow(), batch.token
+                numbers = table["number"].to_pylist()
+                found += zip(table["subscription"].to_pylist(), numbers, strict=True)
+    assert sorted(found) == [(name, number) for name in "st" for number in range(3)]
+    first = client.fetch_notifications(channel, "me", bytes_max=1)
+    assert sum(map(len, first)) < len(found), "an answer ends with the execution that reaches it"
+    [nothing] = client.fetch_notifications(channel, "other")
+    assert len(nothing) == 0
+    client.ingest(air, observations([{"number": 9}]))
+    assert len(next(client.follow(channel, "me", token=token))) == 1
+    [later] = client.fetch_notifications(channel, "other", token=nothing.token, wait="1ms")
+    assert len(later) == 0
+    assert later.token != nothing.token, "it does not look at these executions again"
+
+
+def test_a_channel_of_a_name_that_was_dropped_is_another_one(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("again")
+    client.create_channel(galileo.Channel(channel, air, "temperature > :least"))
+    client.subscribe(channel, {"id": ["s"], "least": [0.0]}, broker="me")
+    client.drop_dataset(channel)
+    client.create_channel(galileo.Channel(channel, air, "temperature < :most"))
+    client.subscribe(channel, {"id": ["s"], "most": [0.0]}, broker="me")

@@ -24,7 +24,9 @@ from galileo.dht.topology import Group, NodeInfo, Topology
 from galileo.formats.detection import READERS
 from galileo.gateway import edr_requests, parameters
 from galileo.gateway.ccqs import SUBMISSION
+from galileo.gateway.channel_documents import DEFINITION
 from galileo.gateway.routes import ROUTES
+from galileo.gateway.subscription_bodies import FORMATS
 
 ROOT = Path(__file__).parents[3]
 TYPES: dict[str, Any] = {
@@ -223,3 +225,9 @@ def test_http_page_lists_the_paths_and_parameters_of_the_gateway(
     submission, of_labels = http.tables("Continuous queries")
     assert [code(name) for name, _ in submission] == [*SUBMISSION]
     assert [code(name) for name, _ in of_labels] == [*parameters.CCQ_LABELS]
+    [definition] = http.tables("Channels")
+    [bodies] = http.tables("Subscriptions")
+    [of_notifications] = http.tables("Notifications")
+    assert [code(name) for name, _ in definition] == [*DEFINITION]
+    assert set(re.findall(r"`([a-z/-]+)`", " ".join(row[0] for row in bodies))) == {*FORMATS}
+    assert [code(name) for name, _ in of_notifications] == [*parameters.NOTIFICATIONS]

@@ -258,6 +258,7 @@ ACCESS: dict[str, dict[str, int]] = {
     "reader": {**_REFUSED, "ann": 404, "reader": 200, "writer": 200, "admin": 200},
     "asker": {**_REFUSED, "ann": 403, "reader": 200, "writer": 200, "admin": 200},
     "writer": {**_REFUSED, "ann": 404, "reader": 403, "writer": 200, "admin": 200},
+    "creator": {**_REFUSED, "ann": 403, "reader": 403, "writer": 200, "admin": 200},
     "owner": {**_REFUSED, "ann": 404, "reader": 200, "writer": 404, "admin": 200},
     "fetch": {**_REFUSED, "ann": 403, "reader": 200, "writer": 403, "admin": 200},
 }
@@ -275,6 +276,8 @@ class Row:
     names: tuple[tuple[str, str], ...] = ()
 
 
+CHANNEL = {"dataset": "wind", "template": "amount > :least"}
+_CHANNEL = (("channelId", "cold"),)
 _CSV = b"latitude,longitude,time,amount\n40,8,2014-03-01T06:00Z,1\n"
 _TILESET = (("tileMatrixSetId", "WebMercatorQuad"),)
 _TILE = (*_TILESET, ("tileMatrix", "0"), ("tileRow", "0"), ("tileCol", "0"))
@@ -320,6 +323,17 @@ REQUESTS: dict[tuple[str, str], Row] = {
     ("ccq_labels", "GET"): Row("fetch"),
     ("ccq_events", "GET"): Row("fetch"),
     ("events", "POST"): Row("principal", body=b'{"ccqs": {"ccq-1": ""}}'),
+    ("channels", "GET"): Row("principal"),
+    ("channel", "GET"): Row("reader"),
+    ("channel", "PUT"): Row("creator", body=json.dumps(CHANNEL).encode(), names=_CHANNEL),
+    ("channel", "DELETE"): Row("writer", names=_CHANNEL),
+    ("subscriptions", "POST"): Row("writer", body=b'{"id": "s", "broker": "me", "least": 1}'),
+    ("subscription", "GET"): Row("reader"),
+    ("subscription", "DELETE"): Row("writer", names=(("subscriptionId", "none"),)),
+    ("notifications", "GET"): Row("reader"),
+    ("notification_events", "GET"): Row("reader"),
+    ("broker_position", "GET"): Row("reader"),
+    ("broker_position", "PUT"): Row("writer", body=b'{"token": "TOKEN"}'),
     ("cluster", "GET"): Row("principal"),
     ("whoami", "GET"): Row("principal"),
     ("samplers", "GET"): Row("principal"),
@@ -354,15 +368,26 @@ async def test_every_request_of_every_caller_has_the_rights_of_its_token(
         client = await stack.enter_async_context(reader)
         page = await client.select_page("wind", limit=1)
         feature = page.table.column("id")[0].as_py()
+        writer = galileo.AsyncClient(address, proof=tokens.proof("writer"))
+        writing = await stack.enter_async_context(writer)
+        await writing.create_channel(galileo.Channel("hot", **CHANNEL))
+        subscription = {"id": ["s"], "least": [1.0]}
+        await writing.subscribe("hot", subscription, broker="me")
+        position = (await client.fetch_notifications("hot", "me"))[-1].token
         found: dict[tuple[str, str, str], int] = {}
         wanted: dict[tuple[str, str, str], int] = {}
         for route in ROUTES:
             for method in route.methods:
                 row = REQUESTS[route.name, method]
+                row = replace(row, body=row.body.replace(b"TOKEN", position.encode()))
                 for caller in CALLERS:
                     ccq = (await client.submit("wind")).id if "ccqId" in route.path else ""
                     names = {"collectionId": "wind", "featureId": feature, "ccqId": ccq}
+                    names |= {"channelId": "hot", "subscriptionId": "s", "brokerId": "me"}
                     names |= dict(row.names)
+                    if (route.name, method) == ("channel", "DELETE"):
+                        with contextlib.suppress(galileo.errors.DatasetExists):
+                            await writing.create_channel(galileo.Channel("cold", **CHANNEL))
                     path = f"{route.path.format_map(names)}?{row.query}"
                     token = tokens.tokens.get(caller, "")
                     status = await asyncio.to_thread(status_of, url, method, path, row, token)

@@ -113,7 +113,9 @@ async def serving(directory: Path, sections: dict[str, Any]) -> AsyncIterator[Se
         )
         await client.ingest("rain", frame)
         ccq = await client.submit("rain", expiration="1d")
+        await client.create_channel(galileo.Channel("hot", "rain", "amount > :least"))
         names = Names(collectionId="rain", featureId="p0.1.0", ccqId=ccq.id)
+        names |= {"channelId": "hot", "brokerId": "me", "subscriptionId": "s"}
         names |= {"tileMatrixSetId": "WebMercatorQuad", "locationId": "a"}
         yield Served(url, names)
 
@@ -205,9 +207,17 @@ def test_get_with_hostile_names(served: Served, route: RouteInfo, name: str) -> 
     check(served, route, method, path=f"{route.path.format_map(names)}?{query}")
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if "POST" in r.methods], ids=lambda r: r.name)
+BODY_ROUTES = [
+    pytest.param(route, method, id=f"{method} {route.name}")
+    for route in ROUTES
+    for method in route.methods
+    if method in ("POST", "PUT")
+]
+
+
+@pytest.mark.parametrize(("route", "method"), BODY_ROUTES)
 @given(data=st.data())
-def test_post_with_hostile_bodies(served: Served, route: RouteInfo, data: st.DataObject) -> None:
+def test_hostile_bodies(served: Served, route: RouteInfo, method: str, data: st.DataObject) -> None:
     media_type = data.draw(st.sampled_from((*route.request_types, "text/plain")))
     body = data.draw(BODIES)
     headers = {"Content-Type": media_type}
@@ -215,7 +225,7 @@ def test_post_with_hostile_bodies(served: Served, route: RouteInfo, data: st.Dat
         text = data.draw(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30))
         headers[name] = text
     path = route.path.format_map(served.names)
-    check(served, route, "POST", path=path, headers=headers, body=body)
+    check(served, route, method, path=path, headers=headers, body=body)
 
 
 def parquet() -> bytes:
@@ -230,31 +240,41 @@ FEATURE = {
     "geometry": {"type": "Point", "coordinates": [8, 40]},
     "properties": {"time": "2014-03-01", "amount": 1, "level": 1},
 }
+CHANNEL = {"dataset": "rain", "template": "amount > :least", "columns": ["time"], "keep": "1d"}
+LINE = b'{"lat": 40, "lon": 8, "time": "2014-03-01", "level": 1}'
+CSV = b"lat,lon,time,level,station\n40,8,2014-03-01,1,a\n40,8,2014-03-01,2,b\n"
 GOOD = {
-    "application/geo+json": json.dumps(FEATURE).encode(),
-    "application/x-ndjson": b'{"lat": 40, "lon": 8, "time": "2014-03-01", "level": 1}\n' * 2,
-    "text/csv": b"lat,lon,time,level,station\n40,8,2014-03-01,1,a\n40,8,2014-03-01,2,b\n",
-    "application/vnd.apache.parquet": parquet(),
+    ("items", "application/geo+json"): json.dumps(FEATURE).encode(),
+    ("items", "application/x-ndjson"): b"\n".join([LINE, LINE]),
+    ("items", "text/csv"): CSV,
+    ("items", "application/vnd.apache.parquet"): parquet(),
+    ("subscriptions", "application/json"): b'[{"id": "a", "broker": "me", "least": 1.5}]',
+    ("subscriptions", "application/x-ndjson"): b'{"id": "a", "broker": "me", "least": 1}\n' * 2,
+    ("subscriptions", "text/csv"): b"id,broker,least\na,me,1.5\nb,me,2\n",
+    ("channel", "application/json"): json.dumps(CHANNEL).encode(),
 }
+"""By the name of a route and the media type."""
 
 
-@pytest.mark.parametrize("media_type", GOOD)
+@pytest.mark.parametrize(("name", "media_type"), GOOD)
 @given(data=st.data())
-def test_post_with_damaged_bodies(served: Served, media_type: str, data: st.DataObject) -> None:
-    [route] = [route for route in ROUTES if route.name == "items"]
-    good = GOOD[media_type]
+def test_damaged_bodies(served: Served, name: str, media_type: str, data: st.DataObject) -> None:
+    [route] = [route for route in ROUTES if route.name == name]
+    good, method = GOOD[name, media_type], "POST" if "POST" in route.methods else "PUT"
     at = data.draw(st.integers(0, len(good)))
     removed = data.draw(st.integers(0, 8))
     inserted = data.draw(st.one_of(st.binary(max_size=8), VALUES.map(str.encode)))
     body = good[:at] + inserted + good[at + removed :]
     path = route.path.format_map(served.names)
-    check(served, route, "POST", path=path, headers={"Content-Type": media_type}, body=body)
+    check(served, route, method, path=path, headers={"Content-Type": media_type}, body=body)
 
 
 def test_hostile_values_would_be_found(served: Served) -> None:
     """The good bodies are stored, so that damaged ones are near to some that are."""
-    [route] = [route for route in ROUTES if route.name == "items"]
-    path = route.path.format_map(served.names)
-    for media_type, body in GOOD.items():
-        headers = {"Content-Type": media_type}
-        assert check(served, route, "POST", path=path, headers=headers, body=body) == 201
+    by_name = {route.name: route for route in ROUTES}
+    names = Names({**served.names, "channelId": "good"})
+    for name, media_type in reversed(GOOD):  # The channel is the last one.
+        route, headers = by_name[name], {"Content-Type": media_type}
+        method, path = "POST" if "POST" in route.methods else "PUT", route.path.format_map(names)
+        body = GOOD[name, media_type]
+        assert check(served, route, method, path=path, headers=headers, body=body) == 201

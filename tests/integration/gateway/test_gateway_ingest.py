@@ -23,9 +23,10 @@ from proving import Tokens, token_file
 import galileo
 from galileo.client import Credentials
 from galileo.client.json_lines import json_lines
-from galileo.gateway import ingestion
-from galileo.gateway.ingestion import BODY_BYTES_MAX, REQUEST_TYPES
+from galileo.gateway import ingestion, request_bodies
+from galileo.gateway.ingestion import REQUEST_TYPES
 from galileo.gateway.options import GatewayOptions
+from galileo.gateway.request_bodies import BODY_BYTES_MAX
 from galileo.rpc.access import Role
 
 FEATURES = [galileo.Feature("amount"), galileo.Feature("station", type="text")]
@@ -215,8 +216,8 @@ async def test_ingest_mistake_is_named_and_nothing_is_stored(tmp_path: Path) -> 
 async def test_ingest_size_of_bodies_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingestion, "BODY_BYTES_MAX", 100_000)
-    monkeypatch.setattr(ingestion, "BODIES_BYTES_MAX", 150_000)
+    monkeypatch.setattr(request_bodies, "BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr(request_bodies, "BODIES_BYTES_MAX", 150_000)
     async with serving(tmp_path) as served:
         large = encoded("csv", table(10_000))
         status, problem = await served.post(large)

@@ -28,7 +28,7 @@ from expected_errors import raises
 from partition_moves import take, tell_all
 
 from galileo.cursor import Cursor
-from galileo.errors import CorruptData, PartitionReadOnly, Unavailable
+from galileo.errors import BatchConflict, CorruptData, PartitionReadOnly, Unavailable
 from galileo.model.channel import Channel
 from galileo.node import channel_reader, table_reader
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions, SubscriptionIndex
@@ -559,6 +559,7 @@ async def halved(cluster: Any) -> Hot:
 _execute = ChannelExecutor.execute
 _read_progress = ChannelExecutor._read_progress
 _update_index = ChannelExecutor._update_index
+_note = ChannelExecutor._note
 _fetch = ChannelExecutor._fetch
 _apply = SubscriptionIndex.apply
 _pieces = channel_reader._pieces
@@ -586,8 +587,15 @@ async def _own_cut(self: Any, work: Any, partition: int) -> Any:
     return await _read_progress(self, work, partition)
 
 
+def _without_conflicts(self: Any, work: Any, partition: int, result: Any, **options: Any) -> None:
+    """The second part of `_own_cut`: a conflict says that another node has executed."""
+    _note(self, work, partition, result, **options)
+    if isinstance(result, BatchConflict):
+        self._of(work, partition).sequence = 0
+
+
 def _forget_nothing(self: Any, work: Any) -> None:
-    """The second part of `_own_cut`."""
+    """The third part of `_own_cut`."""
     self._progress.setdefault(work.channel.key, {})
 
 
@@ -653,6 +661,7 @@ EXECUTOR = "galileo.node.channel_executor"
             there_and_back,
             {
                 "ChannelExecutor._read_progress": _own_cut,
+                "ChannelExecutor._note": _without_conflicts,
                 "ChannelExecutor._forget_others": _forget_nothing,
             },
         ),

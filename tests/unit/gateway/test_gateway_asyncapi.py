@@ -6,19 +6,24 @@ import json
 import re
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from fake_ccq import CCQ, labels_of
 
-from galileo.client.results import Update
-from galileo.cursor import Cursor
+import galileo
+from galileo.client.results import Notifications, Update
+from galileo.cursor import CommitRange, Cursor
 from galileo.errors import CcqExpired
 from galileo.gateway import updates
 from galileo.gateway.asyncapi import asyncapi
+from galileo.gateway.notifications import encoded
 from galileo.gateway.problems import problem_document
 from galileo.gateway.routes import ROUTES
-from galileo.gateway.updates import end_frame, event_of, merged_frame
+from galileo.gateway.updates import end_frame, event_of, frame_of, merged_frame
+from galileo.model.channel import MATCHES_SCHEMA
 from galileo.wire import token as tokens
 
+SCHEMA = galileo.Schema("rain", [galileo.Feature("amount")])
 DOCUMENT = asyncapi("https://gateway.example:7790/store")
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -123,6 +128,17 @@ def test_events_are_as_the_document_says(monkeypatch: pytest.MonkeyPatch, is_lin
         "query": [event.frame, end_frame(expired)],
         "queries": [merged_frame(CCQ, event), end_frame({"ccq": CCQ, **expired})],
     }
+    with_left = {"rows": [[0]], "subscriptions": [["a"]], "left": [True]}
+    batch = Notifications(
+        partition=0,
+        execution=1,
+        observations=SCHEMA.observation_schema.empty_table(),
+        matches=pa.table(with_left, schema=MATCHES_SCHEMA),
+        token=token,
+        gone=(CommitRange(0, 1, 2),),
+    )
+    data = encoded(batch, after="")
+    frames["broker"] = [frame_of("notifications", data, token=token), end_frame(expired)]
     for name, of_channel in frames.items():
         messages = DOCUMENT["channels"][name]["messages"]
         for frame in of_channel:

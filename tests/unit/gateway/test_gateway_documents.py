@@ -21,8 +21,9 @@ import galileo
 from galileo import errors
 from galileo.client.client_pool import ClientPool
 from galileo.client.descriptions import DatasetDescription
+from galileo.client.results import ChannelPartition
 from galileo.errors import ConfigError, InputError
-from galileo.gateway import documents, edr_requests, parameters
+from galileo.gateway import channel_documents, documents, edr_requests, parameters
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder
 from galileo.gateway.openapi import openapi
 from galileo.gateway.options import GatewayOptions
@@ -33,6 +34,9 @@ from galileo.wire.tls_credentials import TlsFiles
 URL = "http://gateway.example"
 SCHEMA = galileo.Schema(
     "weather", [galileo.Feature("temperature", unit="K"), galileo.Feature("note", type="text")]
+)
+CHANNEL = galileo.Channel("hot", "weather", "temperature > :least").bound(
+    SCHEMA, [("least", "float")], start={}, partitions=4
 )
 DESCRIBED = DatasetDescription(
     SCHEMA,
@@ -70,17 +74,42 @@ def references(value: Any) -> list[str]:
 
 
 def test_links_of_documents_lead_to_routes() -> None:
-    paths = {route.path.replace("{collectionId}", "weather") for route in ROUTES}
+    names = {"{collectionId}": "weather", "{channelId}": "hot"}
+    paths = {route.path for route in ROUTES}
+    for parameter, name in names.items():
+        paths = {path.replace(parameter, name) for path in paths}
     collection = documents.collection(URL, DESCRIBED)
     described = [
         documents.landing(URL),
         documents.collections(URL, [DESCRIBED]),
         collection,
         *({"links": [query["link"]]} for query in collection["data_queries"].values()),
+        channel_documents.listed(URL, [CHANNEL]),
+        channel_documents.described(URL, CHANNEL),
     ]
     for document in described:
         for link in document["links"]:
             assert link["href"].removeprefix(URL).partition("?")[0] in paths
+        for template in document.get("linkTemplates", ()):
+            assert template["uriTemplate"].removeprefix(URL) in paths
+
+
+def test_progress_of_a_channel_names_what_is_missing_and_what_fails() -> None:
+    def partition(number: int, *, behind: int = 0, failure: str = "") -> ChannelPartition:
+        facts = {"execution": 7, "subscriptions": 5, "index_bytes": 9, "took_s": 0.5}
+        return ChannelPartition(
+            number, "n", **facts, behind=behind, executed_at=1.5, failure=failure
+        )
+
+    several = [partition(0, behind=3), partition(2, behind=4, failure="no room")]
+    document = channel_documents.progress(CHANNEL, several)
+    assert (document["subscriptions"], document["behind"]) == (10, 4)
+    assert (document["failures"], document["missing"]) == (["no room"], [1, 3])
+    assert not document["complete"]
+    assert [one["failure"] for one in document["partitions"]] == [None, "no room"]
+    assert document["partitions"][0]["executed"] == "1970-01-01T00:00:01.500000Z"
+    every = channel_documents.progress(CHANNEL, [partition(number) for number in range(4)])
+    assert (every["complete"], every["missing"], every["failures"]) == (True, [], [])
 
 
 def test_collection_describes_its_queries_parameters_and_extent() -> None:

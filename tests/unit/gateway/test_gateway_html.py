@@ -114,6 +114,15 @@ def hostile_documents() -> dict[str, tuple[str, Any]]:
         "interval": 1.0,
         "expires": HOSTILE,
     }
+    channel = {
+        "id": HOSTILE,
+        "dataset": HOSTILE,
+        "template": HOSTILE,
+        "parameters": [{"name": HOSTILE, "type": HOSTILE}],
+        "period": 1.0,
+        "links": [],
+        "linkTemplates": [{"uriTemplate": HOSTILE}],
+    }
     return {
         "collections": ("/collections", {"collections": [collection, ccq]}),
         "collection": (f"/collections/{HOSTILE}", collection),
@@ -121,6 +130,8 @@ def hostile_documents() -> dict[str, tuple[str, Any]]:
         "item": (f"/collections/{HOSTILE}/items/p0.1.0", item),
         "ccqs": ("/ccqs", {"ccqs": [listed]}),
         "ccq": (f"/ccqs/{HOSTILE}", {**listed, "sampler": {HOSTILE: [HOSTILE]}, "links": []}),
+        "channels": ("/channels", {"channels": [channel]}),
+        "channel": (f"/channels/{HOSTILE}", {**channel, "failures": [HOSTILE]}),
         "cluster": ("/cluster", {"nodes": [{"name": HOSTILE}, {"problems": [HOSTILE]}]}),
     }
 

@@ -393,7 +393,7 @@ def test_merged_frame_names_its_query_and_links_from_the_root() -> None:
     document = json.loads(data.removeprefix("data: "))
     single = json.loads(plain.frame.split(b"data: ")[1])
     assert document == {"ccq": CCQ, **single}
-    linked = Event("", token, updates._frame("update", json.dumps(LINKED).encode()), is_link=True)
+    linked = Event("", token, updates.frame_of("update", json.dumps(LINKED).encode()), is_link=True)
     frame = merged_frame("ccq/1", linked)
     assert (
         json.loads(frame.split(b"data: ")[1])["links"][0]["href"]

@@ -1,0 +1,209 @@
+"""Notifications of a channel as JSON, pages and server-sent events, for one broker.
+
+Each reader asks the nodes itself, with the token of the last item that was sent to it, and gives
+one answer of theirs away before it asks for the next: a slow reader holds that answer and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from galileo.client.async_client import AsyncClient
+from galileo.client.geo_files import Shapes
+from galileo.client.json_lines import joined_texts, json_lines
+from galileo.client.results import Notifications
+from galileo.gateway.formats import Encoders
+from galileo.gateway.hub import stopping
+from galileo.gateway.updates import Event, frame_of
+
+ANSWER_BYTES = 1 << 20
+"""Of executions that are read for a broker at a time; the last one may be larger."""
+WAIT_S = 5.0
+"""How long a call of a reader of events waits; so often nodes check what the reader may do."""
+EVENT = "notifications"
+"""The name of the event with the notifications of an execution."""
+
+
+class Waits:
+    """Calls for notifications that wait at the nodes, which the end of a gateway ends."""
+
+    def __init__(self) -> None:
+        self._is_stopping = False
+        self._timeouts: set[asyncio.Timeout] = set()
+
+    async def fetch(
+        self, client: AsyncClient, channel: str, broker: str, *, token: str, wait_s: float
+    ) -> list[Notifications]:
+        """As `AsyncClient.fetch_notifications`. Raises Unavailable when the gateway stops."""
+        if self._is_stopping:
+            raise stopping()
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._timeouts.add(timeout)
+                try:
+                    return await client.fetch_notifications(
+                        channel, broker, token=token, wait=wait_s or None, bytes_max=ANSWER_BYTES
+                    )
+                finally:
+                    self._timeouts.discard(timeout)
+        except TimeoutError as error:
+            raise stopping() from error
+
+    def stop(self) -> None:
+        """Ends all of them."""
+        self._is_stopping = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._timeouts:
+            timeout.reschedule(now)
+
+
+class BrokerReader:
+    """Reads the notifications of a broker for one HTTP client.
+
+    Args:
+        client: of the reader's principal.
+        channel: its name.
+        broker: whose notifications.
+        token: of the last item that the reader has; "" for none.
+        waits: of the gateway.
+        encoders: of the gateway.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        channel: str,
+        broker: str,
+        *,
+        token: str,
+        waits: Waits,
+        encoders: Encoders,
+    ) -> None:
+        self._client = client
+        self._channel = channel
+        self._broker = broker
+        self._token = token
+        self._waits = waits
+        self._encoders = encoders
+
+    async def fetch(self, wait_s: float = 0.0) -> list[Notifications]:
+        """What is new for the reader, at least one item; waits for it for so long."""
+        return await self._waits.fetch(
+            self._client, self._channel, self._broker, token=self._token, wait_s=wait_s
+        )
+
+    async def page(self, *, limit: int, wait_s: float) -> tuple[bytes, str]:
+        """The next items as a JSON array, and the token behind them.
+
+        Args:
+            limit: the item with which there are as many notifications is the last one.
+            wait_s: for something new.
+        """
+        batches = await self.fetch(wait_s)
+        taken = within_limit(batches, limit)
+        items = await self._encoders.run(functools.partial(_array, taken, self._token))
+        return items, taken[-1].token
+
+    async def events(
+        self, first: list[Notifications], *, heartbeat_s: float
+    ) -> AsyncGenerator[Event | None, None]:
+        """An event of each item; None after `heartbeat_s` without one.
+
+        Where executions had nothing for the broker for so long, an event without data has the
+        token behind them: a reader that comes back begins there.
+
+        Args:
+            first: the result of `fetch`.
+            heartbeat_s: see above.
+
+        Raises:
+            GalileoError: the channel was dropped, the reader may not read it any longer, or the
+                gateway stops.
+        """
+        batches = deque(first)
+        del first
+        while True:
+            while batches:
+                event = await self._event(batches.popleft())
+                self._token = event.after
+                yield event if event.before != event.after else None
+                del event  # It is not kept while nothing is new.
+            batches.extend(await self.fetch(heartbeat_s))
+
+    async def _event(self, batch: Notifications) -> Event:
+        before, after = self._token, batch.token
+        if is_empty(batch):
+            return Event(before, after, f"id: {after}\n\n".encode())
+        data = await self._encoders.run(functools.partial(encoded, batch, after=before))
+        return Event(before, after, frame_of(EVENT, data, token=after))
+
+
+def is_empty(batch: Notifications) -> bool:
+    """Whether an item has nothing but its token."""
+    return not batch.execution and not batch.gone
+
+
+def within_limit(batches: Sequence[Notifications], limit: int) -> list[Notifications]:
+    """The first items, until they have so many notifications; at least one."""
+    counts = np.cumsum([len(batch) for batch in batches])
+    return list(batches[: int(np.searchsorted(counts, limit)) + 1])
+
+
+def encoded(batch: Notifications, *, after: str) -> bytes:
+    """An item as JSON on one line: a FeatureCollection of its observations, and the matches.
+
+    Args:
+        batch: the item.
+        after: the token before it.
+    """
+    matches = joined_texts(',"matches":[', json_lines(batch.matches), "]")
+    members = {
+        "numberReturned": batch.observations.num_rows,
+        "partition": batch.partition,
+        "execution": batch.execution,
+        "notifications": len(batch),
+        "gone": [dataclasses.asdict(dropped) for dropped in batch.gone],
+        "after": after,
+        "token": batch.token,
+    }
+    features = joined_texts(
+        '{"type":"FeatureCollection","features":[', _features(batch.observations), "]"
+    )
+    # Line feeds are between features and matches only; within texts they are escaped.
+    return b"".join([features, matches, b",", json.dumps(members)[1:].encode()]).replace(b"\n", b"")
+
+
+def _array(batches: Sequence[Notifications], token: str) -> bytes:
+    """Items as a JSON array.
+
+    Args:
+        batches: the items.
+        token: before the first one.
+    """
+    befores = [token, *(batch.token for batch in batches)]
+    return b"[%s]" % b",\n".join(
+        encoded(batch, after=before)
+        for batch, before in zip(batches, befores, strict=False)
+        if not is_empty(batch)
+    )
+
+
+def _features(observations: pa.Table) -> pa.Array:
+    """Observations as GeoJSON features; those of a channel without positions have no geometry."""
+    names = observations.column_names
+    place = ("latitude", "longitude")
+    has_place = all(name in names for name in place)
+    geometries = Shapes.of(observations).geojson() if has_place else "null"
+    rest = [name for name in names if not has_place or name not in place]
+    properties = json_lines(observations.select(rest)) if rest else "{}"
+    parts = ('{"type":"Feature","geometry":', geometries, ',"properties":', properties, "}", "")
+    return pc.binary_join_element_wise(*parts)

@@ -1,0 +1,124 @@
+"""Bodies of requests: documents in JSON, and data to store, which lie once in memory as a file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+
+from galileo.errors import InputError, Overloaded
+from galileo.formats.memory_file import MemoryFile
+from galileo.gateway.documents import JSON
+from galileo.rdf.endpoint import body_of
+from galileo.rdf.protocol import Refused
+
+BODY_BYTES_MAX = 64 << 20
+BODIES_BYTES_MAX = 128 << 20
+"""Total size of the bodies that are received and stored at a time."""
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+
+class RequestBodies:
+    """Receives bodies, as many at a time as there is room for; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._held_bytes = 0
+
+    @contextlib.asynccontextmanager
+    async def received(
+        self, request: Request, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[tuple[MemoryFile, str]]:
+        """The body of a request and the digest of its content, for the block.
+
+        Args:
+            request: whose length is known, or counts as the largest one.
+            pieces: of its body.
+
+        Raises:
+            Overloaded: there is no room for it.
+            Refused: it is too large.
+        """
+        size = _size_of(request)
+        if self._held_bytes + size > BODIES_BYTES_MAX:
+            raise Overloaded(
+                f"expected at most {BODIES_BYTES_MAX:,} bytes of requests to store at a time; try "
+                "again",
+                bound=BODIES_BYTES_MAX,
+            )
+        self._held_bytes += size
+        digest = hashlib.sha256()
+        try:
+            with MemoryFile() as body:
+                async for piece in pieces:
+                    if body.size + len(piece) > BODY_BYTES_MAX:
+                        raise _too_large("more")
+                    body.write(piece)
+                    digest.update(piece)
+                yield body, digest.hexdigest()[:32]
+        finally:
+            self._held_bytes -= size
+
+
+def format_of(request: Request, formats: Mapping[str, str]) -> str:
+    """The format of a body.
+
+    Args:
+        request: with the body.
+        formats: by media type.
+
+    Raises:
+        Refused: there is none for its media type, or it is compressed.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in formats:
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"expected a body of type {', '.join(formats)}, got {media_type or 'none'}",
+        )
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "expected a body without Content-Encoding",
+        )
+    return formats[media_type]
+
+
+async def json_body(request: Request) -> Any:
+    """The values of a body in JSON.
+
+    Raises:
+        InputError: the body is no JSON.
+        Refused: it is of another type, or too large.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != JSON:  # HTML forms cannot send it.
+        text = f"expected a body of type {JSON}, got {media_type or 'none'}"
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+    try:
+        return json.loads(await body_of(request))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected a JSON object: {error}", expected="json") from error
+
+
+def _size_of(request: Request) -> int:
+    """The bytes of the body, or the most that it can have where the request does not say."""
+    length = request.headers.get("content-length")
+    if length is None:
+        return BODY_BYTES_MAX
+    if not _LENGTH.fullmatch(length) or int(length) > BODY_BYTES_MAX:
+        raise _too_large(length[:40])
+    return int(length)
+
+
+def _too_large(got: str) -> Refused:
+    return Refused(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"expected a body of at most {BODY_BYTES_MAX:,} bytes, got {got}; send several requests",
+        Connection="close",
+    )

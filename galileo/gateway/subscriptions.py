@@ -1,0 +1,143 @@
+"""Subscriptions of channels over HTTP: some in a body, and single ones.
+
+A body is read as a whole before anything of it is stored, so that a mistake in it stores nothing.
+Repeating a request does no harm, since a subscription replaces the one with its id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import Response
+
+from galileo.client.async_client import AsyncClient
+from galileo.client.json_lines import json_lines
+from galileo.client.results import Receipt
+from galileo.errors import GalileoError, InputError
+from galileo.formats.memory_file import MemoryFile
+from galileo.gateway import documents, parameters
+from galileo.gateway.callers import Callers
+from galileo.gateway.channel_documents import channel_named
+from galileo.gateway.formats import Encoders
+from galileo.gateway.ingestion import DECODED_BYTES_MAX, BatchKey, batch_key
+from galileo.gateway.json_answers import check_json
+from galileo.gateway.problems import problem
+from galileo.gateway.request_bodies import RequestBodies, format_of
+from galileo.gateway.routes import Handler
+from galileo.gateway.subscription_bodies import FORMATS, tables_of
+from galileo.rdf.endpoint import drop_body
+from galileo.rdf.protocol import Refused
+
+SUBSCRIPTIONS_MAX = 4_000_000
+"""Subscriptions of a request."""
+
+
+class SubscriptionRoutes:
+    """Answers requests about subscriptions; belongs to one event loop.
+
+    Args:
+        callers: of the gateway.
+        encoders: of the gateway, which decode, too.
+        bodies: of the gateway.
+    """
+
+    def __init__(self, callers: Callers, encoders: Encoders, bodies: RequestBodies) -> None:
+        self._callers = callers
+        self._encoders = encoders
+        self._bodies = bodies
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By the names of routes."""
+        return {"subscriptions": self.subscriptions, "subscription": self.subscription}
+
+    async def subscriptions(self, request: Request) -> Response:
+        """Stores the subscriptions of a request, all of them or, for a mistake, none.
+
+        Raises:
+            GalileoError: the request is wrong, or nodes cannot store all of it.
+            Refused: the body is too large or has another type.
+        """
+        pieces = request.stream()
+        try:
+            return await self._store(request, pieces)
+        except (GalileoError, Refused):
+            # A client that cannot send its body does not read the answer.
+            await drop_body(pieces)
+            raise
+
+    async def subscription(self, request: Request) -> Response:
+        """A subscription, or its removal."""
+        check_json(request)
+        channel, name = request.path_params["channelId"], request.path_params["subscriptionId"]
+        async with self._callers.client(request) as client:
+            if request.method == "DELETE":
+                await client.unsubscribe(channel, [name])
+                return Response(status_code=HTTPStatus.NO_CONTENT)
+            known = await channel_named(client, channel)
+            stored = await client.table(known.subscription_table, keys=[name])
+        if not len(stored):
+            text = f"channel {channel!r} has no subscription {name!r:.100}"
+            return problem(HTTPStatus.NOT_FOUND, text)
+        return Response(json_lines(stored.rows)[0].as_py(), media_type=documents.JSON)
+
+    async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
+        parameters.single_values(request.query_params, ())
+        key = batch_key(request.headers.get("idempotency-key", ""))
+        format, channel = format_of(request, FORMATS), request.path_params["channelId"]
+        async with (
+            self._callers.client(request) as client,
+            self._bodies.received(request, pieces) as (body, _),
+        ):
+            rows = await self._rows(client, channel, body, format=format)
+            receipt = await client.subscribe(
+                channel,
+                rows,
+                producer=key and key.producer,
+                first_batch=key.first_batch if key else 0,
+            )
+        return _stored(receipt, key)
+
+    async def _rows(
+        self, client: AsyncClient, channel: str, body: MemoryFile, *, format: str
+    ) -> pa.Table:
+        """The subscriptions of a body. Raises InputError if it is malformed, or has too many."""
+        columns = pa.schema([])
+        if format == "csv":  # Its values are texts, whose types the parameters say.
+            columns = (await channel_named(client, channel)).subscriptions.arrow_schema
+        tables, rows, size = [], 0, 0
+        pieces = tables_of(body.path, format, columns)
+        try:
+            while (table := await self._encoders.run(lambda: next(pieces, None))) is not None:
+                tables.append(table)
+                rows, size = rows + table.num_rows, size + table.nbytes
+                _check_size(rows, size)
+            whole = pa.concat_tables(tables, promote_options="permissive") if tables else None
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise InputError(f"expected a whole {format} body: {error}") from error
+        if not rows or whole is None:
+            raise InputError("expected subscriptions, got none", expected="subscriptions")
+        return whole
+
+
+def _check_size(rows: int, size: int) -> None:
+    if rows > SUBSCRIPTIONS_MAX or size > DECODED_BYTES_MAX:
+        raise InputError(
+            f"expected at most {SUBSCRIPTIONS_MAX:,} subscriptions of {DECODED_BYTES_MAX:,} bytes "
+            "in a request, got more; send several requests",
+            bound=SUBSCRIPTIONS_MAX,
+        )
+
+
+def _stored(receipt: Receipt, key: BatchKey | None) -> Response:
+    document = {
+        "subscriptions": receipt.rows,
+        "duplicates": receipt.duplicate_rows,
+        **({"batch": f"{key.producer}:{key.number}"} if key else {}),
+        "commits": {str(partition): sequence for partition, sequence in receipt.reached.items()},
+    }
+    return Response(json.dumps(document), HTTPStatus.CREATED, media_type=documents.JSON)
