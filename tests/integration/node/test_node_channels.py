@@ -484,6 +484,24 @@ async def test_damaged_observations_hold_up_their_partition_alone(hot: Hot) -> N
     await hot.judge()
 
 
+async def test_an_index_begins_anew_where_its_table_was_cleaned_past_it(hot: Hot) -> None:
+    """Deletions that it has not seen are in no log any more."""
+    await step(hot)
+    await hot.execute()
+    await hot.subscribe(dict.fromkeys(IDS[::2], ("", None)))
+    for least in range(150):
+        await hot.subscribe({name: ("west", float(least % 40)) for name in IDS[1::2]})
+    cleaned = 0
+    for node in hot.cluster.nodes:
+        await hot.maintain(node.name)
+        dropped = node.catalog.table_shard(hot.audit.table).dropped()
+        for partition, one in node.channels.progress(CHANNEL).items():
+            cleaned += 0 < one.subscriptions < dropped[partition]
+    assert cleaned
+    await step(hot)
+    await hot.judge()
+
+
 # --- partitions that change their owners, and logs that are dropped ------------------------------
 
 
