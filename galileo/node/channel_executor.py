@@ -34,7 +34,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -46,7 +46,6 @@ from galileo.errors import (
     BatchConflict,
     DataExpired,
     GalileoError,
-    InputError,
     InternalError,
     MessageTooLarge,
     Unavailable,
@@ -526,10 +525,10 @@ class ChannelExecutor:
             except DataExpired as error:
                 after = after.join(_expired(error, until))
                 continue
-            except InputError as error:  # An owner has not got, or has lost, what it had reported.
-                if not error.details.get("partitions"):
-                    raise
-                missing.update(error.details["partitions"])
+            except GalileoError:
+                missing |= await self._unreadable(work, options, commits)
+                if not missing or missing >= commits.partitions:
+                    raise  # What was read is not all, and the next attempt may read it.
             if missing:
                 absent |= missing
                 until = Cursor({p: after[p] if p in absent else s for p, s in wanted.items()})
@@ -538,6 +537,34 @@ class ChannelExecutor:
                 until, is_part = halfway(after, until), True
             else:
                 return _Fetched(pa.concat_tables(tables), after, until, is_part)
+
+    async def _unreadable(
+        self, work: _Work, options: RowOptions, commits: CursorRange
+    ) -> frozenset[int]:
+        """The partitions of which some commits cannot be read.
+
+        They may be damaged, or their owner has lost commits that it had reported.
+        """
+        alone = {p: replace(commits, partitions=frozenset([p])) for p in commits.partitions}
+        reading = (self._is_readable(work, options, of_one) for of_one in alone.values())
+        are_readable = await asyncio.gather(*reading)
+        return frozenset(
+            p for p, is_readable in zip(alone, are_readable, strict=True) if not is_readable
+        )
+
+    async def _is_readable(self, work: _Work, options: RowOptions, commits: CursorRange) -> bool:
+        missing = set[int]()
+        selected = self._selection.select(
+            work.query.constant, options, commits=commits, on_missing=missing.update
+        )
+        try:
+            async with aclosing(selected) as parts:
+                async for _ in parts:
+                    pass
+        except GalileoError as error:
+            log.info("%s cannot read %s: %s", work.channel.name, commits.partitions, error)
+            return False
+        return not missing
 
     async def _prepare(self, work: _Work, partition: int, observed: Observed) -> Commit:
         """The commit of an execution.

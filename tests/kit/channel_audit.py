@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import DataExpired
+from galileo.errors import CorruptData, DataExpired
 from galileo.model.channel import Channel
 from galileo.model.schema import Feature, Schema
 from galileo.model.table import Table
@@ -245,7 +245,7 @@ class ChannelAudit:
                 continue
             try:
                 log[sequence] = decode(journal.header(sequence), journal.read(sequence))
-            except DataExpired:  # Whoever drops it has copied it.
+            except (DataExpired, CorruptData):  # Copied by who drops it, or when it is mended.
                 continue
 
     def _observations(self, header: Any, rows: pa.Table) -> list[Observation]:

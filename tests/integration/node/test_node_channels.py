@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow.compute as pc
@@ -25,6 +26,7 @@ from channel_audit import (
     rows_of,
 )
 from expected_errors import raises
+from fault_injection.damage import flip
 from partition_moves import take, tell_all
 
 from galileo.cursor import Cursor
@@ -454,6 +456,50 @@ async def test_a_follower_gets_what_is_there_while_a_node_is_away(hot: Hot) -> N
             async for part in hot.cluster[here].channel_reader.follow(task, wait_s=0.1):
                 assert part.execution is None
         hot.away.clear()
+
+
+async def test_damaged_observations_hold_up_their_partition_alone(hot: Hot) -> None:
+    """Wherever they are: at the node itself, or at others."""
+    for _ in range(6):
+        await hot.observe()
+    hot.gossip()
+    air, damaged = hot.published(DATASET), dict[int, Path]()
+    for node in hot.cluster.nodes:
+        partition = max(air.keys() & node.partitions, key=air.__getitem__)
+        place = node.store.partition_directory(DATASET, partition)
+        damaged[partition] = sorted(place.glob("*.segment"))[0]
+    whole = {file: file.read_bytes() for file in damaged.values()}
+    for file, data in whole.items():
+        for at in range(len(data) // 2, len(data), 64):
+            flip(file, at)
+    await hot.execute()
+    await hot.execute()
+    rest = Cursor({p: s for p, s in air.items() if p not in damaged})
+    assert rest
+    for node in hot.cluster.nodes:
+        assert hot.cuts(node.name) == {rest}
+        assert all(one.failure for one in node.channels.progress(CHANNEL).values())
+    for file, data in whole.items():
+        file.write_bytes(data)
+    await hot.judge()
+
+
+async def test_an_index_begins_anew_where_its_table_was_cleaned_past_it(hot: Hot) -> None:
+    """Deletions that it has not seen are in no log any more."""
+    await step(hot)
+    await hot.execute()
+    await hot.subscribe(dict.fromkeys(IDS[::2], ("", None)))
+    for least in range(150):
+        await hot.subscribe({name: ("west", float(least % 40)) for name in IDS[1::2]})
+    cleaned = 0
+    for node in hot.cluster.nodes:
+        await hot.maintain(node.name)
+        dropped = node.catalog.table_shard(hot.audit.table).dropped()
+        for partition, one in node.channels.progress(CHANNEL).items():
+            cleaned += 0 < one.subscriptions < dropped[partition]
+    assert cleaned
+    await step(hot)
+    await hot.judge()
 
 
 # --- partitions that change their owners, and logs that are dropped ------------------------------
