@@ -355,7 +355,8 @@ class BlockingCalls(BlockingBase):
             table: its name.
             rows: a DataFrame of pandas or polars, a dict of arrays, an Arrow table, batch or
                 reader, or another object with `__arrow_c_stream__`, of the table's columns; or the
-                path of a Parquet, Arrow, CSV or JSON lines file.
+                path of a Parquet, Arrow, CSV or JSON lines file. Geometries are WKB, WKT, shapely
+                geometries, GeoJSON or boxes, as docs/tables.md says.
             producer: name under which the batches are numbered. The same rows again under the same
                 name, number and `batch_rows` are stored once; by default the name is a fresh one.
             first_batch: the number of the first batch.
@@ -364,7 +365,8 @@ class BlockingCalls(BlockingBase):
 
         Raises:
             UnknownDataset: there is no such table.
-            InvalidObservations: a column is unknown or of a wrong type, or a key is missing.
+            InvalidObservations: a column is unknown or of a wrong type, a key is missing, or a
+                geometry is none that queries accept.
             TransientError: a node that must take rows was unreachable. Some may be stored; repeat
                 the call under `details["producer"]`.
 
