@@ -111,7 +111,7 @@ class WkbColumn:
         )
 
     def is_canonical(self, shapes: Shapes) -> bool:
-        """Whether `encode` would certainly give the same bytes; it is, of parts, not looked at.
+        """Whether `encode` certainly gives the same bytes; False where a geometry has parts.
 
         Args:
             shapes: as of `parse`.

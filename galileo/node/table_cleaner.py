@@ -14,7 +14,7 @@ versions count, so that for each one that is copied at least one is removed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 
 import numpy as np
@@ -75,7 +75,7 @@ class TableCleaner:
         self, shard: TableShard, partition: int, kept: Versions, *, is_over: Callable[[], bool]
     ) -> bool:
         """Commits versions once more; whether all of them are committed."""
-        for some in kept.pieces(COPIED_TOGETHER):
+        for some in _pieces(shard, partition, kept):
             if is_over():
                 return False
             rows = read_parts(shard, parts_of(partition, some), shard.schema)
@@ -89,6 +89,11 @@ class TableCleaner:
             if isinstance(result, GalileoError):
                 raise result
         return True
+
+
+def _pieces(shard: TableShard, partition: int, kept: Versions) -> Iterator[Versions]:
+    for some in kept.pieces(COPIED_TOGETHER):
+        yield from shard.split_by_bytes(partition, some)
 
 
 def _has_pending_copies(journal: PartitionJournal) -> bool:

@@ -112,8 +112,9 @@ class TableReader:
         found = await loop.run_in_executor(self._executor, self._find, shard, task)
         yield TablePart(shard.schema.observation_schema.empty_table(), found.reached)
         for piece in found.pieces:
-            rows = await loop.run_in_executor(self._executor, _read, shard, piece)
-            yield TablePart(rows, EMPTY_CURSOR)
+            for small in await loop.run_in_executor(self._executor, _split, shard, piece):
+                rows = await loop.run_in_executor(self._executor, _read, shard, small)
+                yield TablePart(rows, EMPTY_CURSOR)
 
     def _find(self, shard: TableShard, task: TableTask) -> _Found:
         """Finds the rows in the index, in a thread."""
@@ -198,6 +199,12 @@ def _check_not_dropped(shard: TableShard, task: TableTask, until: Cursor) -> Non
             partitions=sorted(expired),
             until=[expired[p] for p in sorted(expired)],
         )
+
+
+def _split(shard: TableShard, piece: _Piece) -> list[_Piece]:
+    """Pieces of bounded bytes; in a thread."""
+    parts = shard.split_by_bytes(piece.partition, piece.versions)
+    return [dataclasses.replace(piece, versions=versions) for versions in parts]
 
 
 def _read(shard: TableShard, piece: _Piece) -> pa.Table:

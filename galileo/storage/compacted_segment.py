@@ -6,7 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -130,6 +130,13 @@ class CompactedSegment:
     def header(self, sequence: int) -> FrameHeader:
         """What the original frame said; reads the index anew."""
         return load_index(self.path).header(sequence - self.first_sequence)
+
+    def row_sizes(self, sequences: Sequence[int]) -> list[float]:
+        """The mean bytes of the rows of some commits before they were merged; reads the index."""
+        index, places = load_index(self.path), np.array(sequences) - self.first_sequence
+        rows = np.maximum(index.numbers("rows")[places], 1)
+        sizes: list[float] = (index.numbers("observations_bytes")[places] / rows).tolist()
+        return sizes
 
     def frames(self, after: int, until: int, *, bytes_max: int) -> tuple[int, bytes]:
         """Frames encoded again, with the identity of the original ones; see `Segment.frames`."""

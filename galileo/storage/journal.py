@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from galileo.errors import (
     CorruptData,
+    DataExpired,
     GalileoError,
     InputError,
     InternalError,
@@ -490,6 +492,24 @@ class PartitionJournal:
         """What the frame of one commit says about itself; errors as `read`."""
         return self._from_segment(sequence, lambda segment: segment.header(sequence))
 
+    def row_sizes(self, sequences: Sequence[int]) -> list[float]:
+        """The mean bytes of the rows of each commit; 0 of one that was dropped.
+
+        Args:
+            sequences: ascending.
+
+        Raises:
+            CorruptData: as of `read`.
+        """
+        sizes: list[float] = []
+        while len(sizes) < len(sequences):
+            rest = sequences[len(sizes) :]
+            try:
+                sizes += self._from_segment(rest[0], partial(_row_sizes, rest))
+            except DataExpired:
+                sizes.append(0.0)
+        return sizes
+
     def merge(self, options: CompactionOptions, pace: RateLimit) -> bool:
         """Merges the oldest sealed segments into one, where there are enough of them.
 
@@ -948,6 +968,12 @@ class PartitionJournal:
         if place < 0:  # It was dropped since we looked.
             raise retention.dropped_error(self._partition, sequence, until=self.dropped)
         return segments[place]
+
+
+def _row_sizes(sequences: Sequence[int], segment: Segment | CompactedSegment) -> list[float]:
+    """Of the first commits, those in one segment."""
+    count = bisect_left(sequences, segment.next_sequence)
+    return segment.row_sizes(sequences[: max(count, 1)])
 
 
 def decode_frames(

@@ -7,6 +7,7 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -138,6 +139,11 @@ class Segment:
             reason = f"expected the frame of sequence {sequence}, got that of {header.sequence}"
             raise corrupt_error(self.path, offset, reason=reason)
         return header
+
+    def row_sizes(self, sequences: Sequence[int]) -> list[float]:
+        """The mean bytes of the rows of some commits; errors as `header`."""
+        headers = map(self.header, sequences)
+        return [header.observations_bytes / max(header.rows, 1) for header in headers]
 
     def paths(self, sequence: int) -> pa.RecordBatch:
         """The paths of a commit as they are stored, checked each time."""

@@ -19,6 +19,8 @@ from galileo.model.table import Table
 from galileo.node.peers import TableTask
 from galileo.node.retention_runner import RetentionRunnerOptions
 from galileo.node.storage_node import StorageNode
+from galileo.node.table_index import Versions
+from galileo.node.table_shard import PIECE_BYTES
 
 TABLE = Table("ships", {"id": "int", "port": "text"}, key="id")
 KEYS = 40
@@ -129,6 +131,44 @@ async def test_what_was_cleaned_is_the_same_after_restarts_and_at_cursors(ships:
             with pytest.raises(DataExpired):
                 await ships.read(until=cursor)
     assert expired
+
+
+async def test_large_rows_are_read_and_copied_a_few_at_a_time(ships: Ships) -> None:
+    sizes = {key: 10 if key % 2 else PIECE_BYTES // 2 for key in range(KEYS)}
+
+    async def write(keys: range, **columns: Any) -> None:
+        ships.batches += 1
+        rows = pa.table({"id": [*keys], **columns})
+        await ships.any_node().ingest.ingest("ships", rows, producer="p", batch=ships.batches)
+
+    for keys in (range(0, KEYS, 2), range(1, KEYS, 2)):
+        await write(keys, port=["x" * sizes[key] for key in keys])
+    read = [part async for part in ships.any_node().tables.read(TableTask("ships"))]
+    assert {row["id"]: len(row["port"]) for part in read for row in part.rows.to_pylist()} == sizes
+    most = max(part.rows.nbytes for part in read)
+    assert PIECE_BYTES // 2 < most < 2 * PIECE_BYTES
+    counts = []
+    for node in ships.cluster.nodes:
+        shard = node.catalog.table_shard("ships")
+        for partition, journal in shard.own.items():
+            newest = shard.index.newest(partition, until=journal.last_sequence)
+            for ordered in newest.pieces(KEYS):
+                pieces = shard.split_by_bytes(partition, ordered)
+                counts.append(len(pieces))
+                together = Versions.concatenate(pieces)
+                assert together.row.tolist() == ordered.row.tolist()
+                assert together.sequence.tolist() == ordered.sequence.tolist()
+    assert max(counts) > 1
+    for node in ships.cluster.nodes:
+        clean_always(node)
+    gone = range(0, KEYS, 4)
+    async with asyncio.timeout(WAITED_S):
+        while len(ships.dropped) < 4:
+            await write(gone, deleted=[True] * len(gone))
+            await asyncio.to_thread(time.sleep, 0.02)
+    found, _ = await ships.read()
+    expected = {key: size for key, size in sizes.items() if key not in gone}
+    assert {row["id"]: len(row["port"]) for row in found} == expected
 
 
 async def test_rows_of_a_node_that_is_away_are_an_error_and_keys_elsewhere_are_not(

@@ -41,12 +41,15 @@ def test_journal_merge_keeps_commits_and_sequences(
 ) -> None:
     journal = open_journal(stored, SMALL).journal
     headers = [journal.header(sequence) for sequence in range(1, 13)]
+    assert journal.row_sizes(range(1, 13)) == [h.observations_bytes / h.rows for h in headers]
     last = journal._writer.path
     assert journal.merge(EVERYTHING, unhurried)
     assert sorted(path.suffix for path in stored.iterdir()) == [".merged", ".segment"]
     assert last.exists()
     check_holds(journal, commits)
     assert [journal.header(sequence) for sequence in range(1, 13)] == headers
+    assert journal.row_sizes(range(1, 13)) == [h.observations_bytes / h.rows for h in headers]
+    assert journal.row_sizes([2, 3, 12]) == [journal.row_sizes([n])[0] for n in (2, 3, 12)]
     assert journal.bytes_on_disk == sum(path.stat().st_size for path in stored.iterdir())
     assert not journal.merge(EVERYTHING, unhurried)
     assert journal.append([commits[0]])[0].duplicate

@@ -56,9 +56,10 @@ def test_journal_drop_prefix_of_files_is_permanent(
     assert [piece.sealed for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     assert pieces[0].first == 1
     assert pieces[-1].last == len(commits)
-    table = journal.read(1)
+    table, sizes = journal.read(1), journal.row_sizes(range(1, len(commits) + 1))
     until = pieces[1].last
     dropped = journal.drop(until)
+    assert journal.row_sizes(range(1, len(commits) + 1)) == [0.0] * until + sizes[until:]
     assert (dropped.until, dropped.commits, dropped.files) == (until, until, 2)
     assert dropped.bytes == pieces[0].bytes + pieces[1].bytes
     assert table.equals(commits[0].observations), "what was read stays valid"
