@@ -40,7 +40,8 @@ class Sizes:
         recovery: (paths in a commit, commits, whether merged) of each store that is recovered.
         stream_labels: of the answer that is streamed.
         subscriptions, own_subscriptions: that share areas, and with circles or boxes of their own.
-        many_polygons, many_boxes: continuous queries, each against `many_rows` new rows.
+        many_polygons, many_boxes: subscriptions, and standing queries, against `many_rows` new
+            rows.
         clients, clients_s: that work at the same time, and for how many seconds.
         kills: of coordinators.
         fresh_blocks_per_s, fresh_s: blocks ingested a second while their freshness is taken, and

@@ -93,13 +93,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         record = self._record_of(method)
 
         async def intercepted(request: Any, context: Context) -> Any:
-            with record(request, context) as call:
+            with record(request, context):
                 try:
                     checked, shown, meter = self._admitted(request, context, method, many=many)
                 except Exception as error:
                     await refuse(context, error)
-                call.reply = await metered(meter, handler, checked, context=shown)
-                return call.reply
+                return await metered(meter, handler, checked, context=shown)
 
         return intercepted
 

@@ -27,7 +27,6 @@ PUBLIC = [
     "SamplerSpec",
     "Schema",
     "Spool",
-    "Submission",
     "Table",
     "Template",
     "TreeView",

@@ -189,6 +189,52 @@ def test_areas_and_circles_of_subscriptions(
     assert batch.to_arrow().column_names == ["subscription", "number", "time"]
 
 
+def test_subscriptions_have_questions_of_their_own(
+    client: galileo.Client, air: str, fresh_name: Callable[[str], str]
+) -> None:
+    channel = fresh_name("questions")
+    client.create_channel(galileo.Channel(channel, air, ":query", period="100ms"))
+    texts = {
+        "everything": "",
+        "hot": "temperature > 30",
+        "hotter": "temperature > 30 AND kind = 'b'",
+        "north": "S_INTERSECTS(geometry, BBOX(-180, 50, 180, 90)) OR number = 1",
+        "near": "S_DWITHIN(geometry, POINT(10 10), 200000)",
+        "later": "datetime > TIMESTAMP('2026-05-02T12:30:00Z')",
+        "never": "temperature > 90",
+    }
+    questions = {"id": [*texts], "query": [*texts.values()]}
+    client.subscribe(channel, questions, broker="me")
+    for wrong, kind in [("temprature > 30", "temprature"), ("temperature >", "temperature >")]:
+        with raises(InvalidObservations, expected="parameter", row=1) as refused:
+            client.subscribe(channel, {"id": ["u", "v"], "query": ["", wrong]}, broker="me")
+        assert kind in str(refused.value)
+    assert len(client.table(f"{channel}.subscriptions")) == len(texts), (
+        "one of a refused call is there"
+    )
+    rows = [
+        {"latitude": 60.0, "longitude": 5.0, "number": 0, "temperature": 31.0},
+        {"latitude": 10.5, "longitude": 10.5, "number": 1, "temperature": 5.0},
+        {"number": 2, "temperature": 40.0, "kind": "b", "time": NOON + pd.Timedelta("1h")},
+    ]
+    observe(client, air, channel, rows)
+    pairs, token = followed(client, channel, "me")
+    assert sorted(pairs) == [
+        *(("everything", number) for number in range(3)),
+        ("hot", 0),
+        ("hot", 2),
+        ("hotter", 2),
+        ("later", 2),
+        ("near", 1),
+        ("north", 0),
+        ("north", 1),
+    ]
+    client.unsubscribe(channel, ["everything", "hot"])
+    client.subscribe(channel, {"id": ["never"], "query": ["number = 0"]}, broker="me")
+    observe(client, air, channel, rows[:1])
+    assert sorted(followed(client, channel, "me", token)[0]) == [("never", 0), ("north", 0)]
+
+
 def test_what_is_there_before_the_channel_is_not_matched(
     client: galileo.Client, air: str, fresh_name: Callable[[str], str]
 ) -> None:

@@ -39,7 +39,7 @@ def execution(number: int, *, range_epoch: int = 1) -> Commit:
     share = {"execution": number, "broker": "me", "observations": b"o" * 300, "matches": b"m"}
     rows = pa.Table.from_pylist([cut, share], schema=CHANNEL.observation_schema)
     at = times_from_micros(np.array([1_000_000 * number]))
-    paths = pa.RecordBatch.from_arrays([at, pa.array([1], pa.int32())], schema=CHANNEL.path_schema)
+    paths = pa.RecordBatch.from_arrays([at, pa.array([3], pa.int64())], schema=CHANNEL.path_schema)
     return Commit("~execute", number, rows, paths, range_epoch)
 
 
@@ -103,7 +103,8 @@ def test_last_execution_is_that_of_the_log(tmp_path: Path, seed: int) -> None:
 def test_index_of_executions_forgets_a_partition_that_leaves() -> None:
     index = LastExecutions()
     commits = Commits(np.array([1, 1, 2]), np.array([4, 5, 9]))
-    index.insert_many(execution(1).paths, commits, np.array([1, 1, 0]))
+    paths = pa.concat_batches([execution(1).paths, execution(2).paths])
+    index.insert_many(paths, commits, np.array([1, 1, 0]))
     assert [index.last(partition) for partition in range(4)] == [0, 5, 0, 0]
     index.drop_before(1, 4)
     index.drop_before(2, 3)
