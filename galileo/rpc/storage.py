@@ -162,9 +162,8 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     async def ReadTable(  # noqa: N802
         self, request: storage_pb2.ReadTableRequest, context: Context
     ) -> AsyncIterator[storage_pb2.ReadTablePart]:
-        await self._node.stored_named(request.dataset)
-        catalog, tables = self._node.catalog, self._node.tables
-        shard = catalog.table_shard(catalog.key_of(request.dataset) or request.dataset)
+        await self._node.stored_schema(request.dataset)
+        tables, shard = self._node.tables, self._node.catalog.table_shard(request.dataset)
         task = table_task_from_pb(request, shard.schema)
         read = tables.read_local if request.local else tables.read
         async with aclosing(read(task)) as parts:

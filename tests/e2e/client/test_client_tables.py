@@ -310,3 +310,18 @@ def test_keys_of_commands_have_the_type_of_their_column(
 def test_rows_are_refused_that_are_of_another_type(client: galileo.Client, name: str) -> None:
     with raises(InvalidObservations, column="beds"):
         client.upsert(name, {"id": ["a"], "beds": ["many"]})
+
+
+def test_cursor_of_a_dropped_table_is_none_of_its_successor(
+    cluster: galileo.LocalCluster, client: galileo.Client, name: str
+) -> None:
+    """Although this client still knows the dropped one when it goes on."""
+    client.upsert(name, {"id": ["a"], "beds": [1]})
+    cursor = client.table(name).cursor
+    with cluster.client() as other:
+        other.drop_dataset(name)
+        other.create_table(galileo.Table(name, COLUMNS, key="id"))
+        other.upsert(name, {"id": ["b", "c"], "beds": [2, 3]})
+    with raises(UnknownDataset, dropped=name):
+        client.changes(name, cursor)
+    assert sorted(client.table(name).rows["id"].to_pylist()) == ["b", "c"]
