@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from galileo.client import Labels as Labels
     from galileo.client import Receipt as Receipt
     from galileo.client import Spool as Spool
-    from galileo.client import Submission as Submission
     from galileo.client import Update as Update
     from galileo.client import connect as connect
     from galileo.client.geo_files import to_geojson as to_geojson
@@ -63,7 +62,6 @@ _HOMES = {
     "Labels": "galileo.client",
     "Receipt": "galileo.client",
     "Spool": "galileo.client",
-    "Submission": "galileo.client",
     "Update": "galileo.client",
     "connect": "galileo.client",
     **dict.fromkeys(

@@ -27,8 +27,7 @@ DatasetDescription FeatureDescription DatasetVersion PartitionVersion ClusterSta
 MoveProgress CallerIdentity TableRows
 """
 CONTINUOUS = """
-Ccq CcqInfo Update Submission Submitted UpdateBatch Window WindowChange Spool SpooledUpdate
-SpooledWindow SparqlView
+Ccq CcqInfo Update Window WindowChange Spool SpooledUpdate SpooledWindow SparqlView
 """
 PAGES: dict[str, tuple[str, str, str]] = {
     "client": ("The clients", CLIENT, "connect Client AsyncClient Credentials"),

@@ -68,7 +68,6 @@ COMMANDS = {
     "retention show": "csv",
     "retention apply": "csv",
     "ccq submit": f"reports '{WARM}' --expiration 1h --quiet",
-    "ccq submit-many": "queries.jsonl --dataset reports",
     "ccq list": "",
     "ccq watch": "{ccq} --from start --updates 1 --spool watched.spool",
     "ccq spool": "watched.spool --output watched.parquet",
@@ -188,7 +187,6 @@ def use_commands(address: str, cluster: str) -> None:
     """Every command: those that need no extra, and the error of the others."""
     values = {"cluster": cluster, "ccq": "", "cursor": ""}
     Path("sites.csv").write_text("id,height\na,1656\n")
-    Path("queries.jsonl").write_text(json.dumps({"query": WARM, "expiration": "1h"}) + "\n")
     for name, arguments in COMMANDS.items():
         done = run(address, name, arguments.format(**values))
         expect(f"galileo {name}", (done.returncode, done.stderr), (0, done.stderr))

@@ -1,4 +1,4 @@
-"""Submissions of many CCQs at once: a few elections for all CCQs that have the same candidates.
+"""Submissions that come at the same time: a few elections for all CCQs with the same candidates.
 
 Theory of operation. A batch follows the rules of a single submission
 (`galileo.election.elections`): each offer is a record in a term of its own, which is on disk
@@ -13,8 +13,7 @@ A CCQ leaves the common path only when it must. CCQs that the node refuses are o
 node. A CCQ for which a higher term or an end becomes known is answered with that. A known CCQ (a
 repeated submission) needs no election, only copies.
 
-A CCQ begins at the frontier of the initial result that its client gets with the answer. Where
-nothing was evaluated at submission, that is the origin, and the first cycle finds what is stored.
+A CCQ begins at the frontier of the initial result that its client gets with the answer.
 
 Stages of a CCQ: unassigned (until a node has accepted it), unacknowledged (until enough nodes have
 stored it), answered. The ids of unassigned and unacknowledged CCQs are reserved: no other election
@@ -130,7 +129,7 @@ class BatchSubmissions:
         """
         underway = {id(batch.submission) for batch in self._running.values()}
         if len(underway) >= SUBMISSIONS_MAX:
-            return [RefuseSubmit(event.request, overloaded("submissions of many at a time"))]
+            return [RefuseSubmit(event.request, overloaded("groups of submissions at a time"))]
         submission = _Submission(event.request, [None] * len(event.items))
         places: dict[tuple[int, ...], list[int]] = {}
         table = self._state.record_table

@@ -9,7 +9,6 @@ from galileo.ccq.cache import LabelCache
 from galileo.ccq.cycles import Cycles
 from galileo.ccq.event_clock import EventClock
 from galileo.ccq.events import (
-    AnswerFetch,
     BackfillFinished,
     CacheReadAnswered,
     CacheReadFailed,
@@ -145,13 +144,6 @@ class Coordinator:
     def fetch(self, event: FetchRequested, known: Cursor, now: float) -> Effects:
         self.fetch_stats.record_fetch(now)
         return self.fetches.fetch(event, known, now)
-
-    def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """What `fetch` would answer; None where the cache alone does not decide it."""
-        answer = self.fetches.try_fetch_from_cache(event, now)
-        if answer is not None:
-            self.fetch_stats.record_fetch(now)
-        return answer
 
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
         return self.fetches.confirm(event, known, now)

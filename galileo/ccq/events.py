@@ -87,7 +87,7 @@ class BatchItem:
     Attributes:
         ccq: its id was chosen by the client; the same CCQ may be submitted again.
         candidates: nodes that may hold matches; their groups are polled first.
-        reached: frontier of the initial result; empty if nothing was evaluated yet.
+        reached: frontier of the initial result.
         need_bytes: expected cache size.
     """
 
@@ -103,7 +103,7 @@ class BatchItem:
 
 @dataclass(frozen=True, slots=True)
 class BatchSubmitted:
-    """Many CCQs at once; answered by AnswerBatch, or by RefuseSubmit for all of them."""
+    """CCQs that are submitted at the same time; answered by AnswerBatch, or one RefuseSubmit."""
 
     request: int
     items: tuple[BatchItem, ...]
@@ -129,13 +129,6 @@ class FetchRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchesRequested:
-    """Many fetches at once, each answered like a single one."""
-
-    fetches: tuple[FetchRequested, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FetchAbandoned:
     """The client of this fetch is gone."""
 
@@ -148,13 +141,6 @@ class FindRequested:
 
     request: int
     ccq_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FindsRequested:
-    """Many records at once, each answered like a single one."""
-
-    finds: tuple[FindRequested, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +374,8 @@ ContinuousEvent = (
     | SubmitRequested
     | BatchSubmitted
     | FetchRequested
-    | FetchesRequested
     | FetchAbandoned
     | FindRequested
-    | FindsRequested
     | CancelRequested
     | CycleFinished
     | CycleFailed

@@ -158,39 +158,6 @@ class Fetches:
         fetch.deadline = now + self._options.confirm_timeout_s
         return [ConfirmSequences(fetch.request, self._cycles.ccq.dataset, ahead)]
 
-    def try_fetch_from_cache(self, event: FetchRequested, now: float) -> AnswerFetch | None:
-        """The answer of `fetch` to a token inside the cache; None where the cache alone does not
-        decide it.
-
-        With None, nothing has changed beyond the acknowledgement of the token.
-        """
-        cursor, cache = event.cursor, self._cache
-        is_inside = cache.until.covers(cursor) and cursor.covers(cache.base)
-        if not is_inside or event.wait_until is not None or self._open:
-            return None
-        if self._cycles.failure is not None or self._cycles.ccq.window is not None:
-            return None
-        cache.drop(cursor)
-        self.acknowledged = self.acknowledged.join(cursor)
-        labels_max = max(1, min(event.labels_max, self._options.labels_max))
-        selection = cache.select(cursor, labels_max=labels_max)
-        if selection.missing_spill is not None:
-            return None
-        answer = self.compose(None, selection, labels_max=labels_max)
-        self._count(cursor, answer)
-        return AnswerFetch(
-            event.request,
-            event.ccq_id,
-            after=cursor,
-            labels=answer.labels,
-            cursor=answer.cursor,
-            frontier=cache.until,
-            frontier_age_s=self._cycles.age_s(now),
-            interval_s=self._cycles.interval_s(now),
-            more=answer.is_cut or not selection.whole,
-            gone=cache.gone.between(cursor, answer.cursor),
-        )
-
     def confirm(self, event: SequencesConfirmed, known: Cursor, now: float) -> Effects:
         fetch = self._open.get(event.request)
         if fetch is None or fetch.stage != "confirming":

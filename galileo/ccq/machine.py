@@ -7,7 +7,7 @@ the second. It depends neither on who coordinates, nor on what is cached, nor on
 *Progress* depends on the rest. Each CCQ is a duty (`galileo.election.duties`): its record names its
 coordinator, terms come from elections, and another node takes over when the coordinator dies or
 drains. A coordinator begins at the record's retrieved cursor. `batch_submission` elects for many
-CCQs that are submitted at once; a node whose caches are too full (`cache_memory`) hands a CCQ off,
+CCQs that are submitted together; a node whose caches are too full (`cache_memory`) hands a CCQ off,
 whose labels it keeps (`handed_off_cache`). Cycles (`schedule`) fill the caches. A CCQ ends when it
 is cancelled, expires, or its dataset is dropped.
 
@@ -42,10 +42,8 @@ from galileo.ccq.events import (
     DatasetDropped,
     Effects,
     FetchAbandoned,
-    FetchesRequested,
     FetchRequested,
     FindRequested,
-    FindsRequested,
     PacksCompacted,
     PacksLoaded,
     PacksSpilled,
@@ -126,10 +124,8 @@ class Continuous(Duties[Record, Coordinator]):
             SubmitRequested: self._on_submit,
             BatchSubmitted: self._on_batch,
             FetchRequested: self._look_up,
-            FetchesRequested: self._on_fetches,
             FetchAbandoned: self._on_abandoned,
             FindRequested: self._look_up,
-            FindsRequested: self._on_finds,
             CancelRequested: self._look_up,
             CycleFinished: self._on_cycle_finished,
             CycleFailed: self._schedule.on_failed,
@@ -198,12 +194,8 @@ class Continuous(Duties[Record, Coordinator]):
             return [RefuseSubmit(event.request, failure)]
         if isinstance(event, FetchRequested):
             return [RefuseFetch(event.request, failure)]
-        if isinstance(event, FetchesRequested):
-            return [RefuseFetch(fetch.request, failure) for fetch in event.fetches]
         if isinstance(event, FindRequested):
             return [RefuseFind(event.request, failure)]
-        if isinstance(event, FindsRequested):
-            return [RefuseFind(find.request, failure) for find in event.finds]
         if isinstance(event, CancelRequested):
             return [RefuseCancel(event.request, failure)]
         if isinstance(event, CacheReadRequested):
@@ -300,9 +292,6 @@ class Continuous(Duties[Record, Coordinator]):
             lookup.event, now, remote=lookup.remote, failures=lookup.failures
         )
 
-    def _on_finds(self, event: FindsRequested, now: float) -> Effects:
-        return [effect for find in event.finds for effect in self._look_up(find, now)]
-
     def _fetch(self, event: FetchRequested, record: Record, now: float) -> Effects:
         state = self.state
         if record.ended is not None:
@@ -318,19 +307,6 @@ class Continuous(Duties[Record, Coordinator]):
             ]
         self._fetch_ccq_ids[event.request] = event.ccq_id
         return coordinator.fetch(event, state.known_commits(record.ccq.dataset), now)
-
-    def _on_fetches(self, event: FetchesRequested, now: float) -> Effects:
-        """Answer from the caches where possible, the others like single fetches."""
-        effects: Effects = []
-        coordinated = self.state.coordinated
-        for fetch in event.fetches:
-            coordinator = coordinated.get(fetch.ccq_id)
-            answer = coordinator.try_fetch_from_cache(fetch, now) if coordinator else None
-            if answer is not None:
-                effects.append(answer)
-            else:
-                effects += self._look_up(fetch, now)
-        return effects
 
     def _redirect(self, event: FetchRequested, record: Record) -> RedirectFetch | RefuseFetch:
         """Name the coordinator, unless it is known to be down or undecided."""

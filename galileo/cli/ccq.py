@@ -11,10 +11,9 @@ from typing import Any
 
 import click
 
-from galileo.cli.bulk_submit_file import Defaults, read_submissions
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
-from galileo.cli.output import exit_status, handle_errors, time_left
+from galileo.cli.output import handle_errors, time_left
 from galileo.cli.positions import NOW, START, Position
 from galileo.cli.sampler_options import SamplerChoice, sampler_options
 from galileo.cli.session import Session, json_option
@@ -122,61 +121,6 @@ def submit(
             f"    --token {submitted.token}"
         ),
     )
-
-
-@ccq.command("submit-many")
-@click.argument("path", type=EXISTING_FILE)
-@click.option("--dataset", help="Dataset of the lines that name none.")
-@click.option(
-    "--interval", default="1s", show_default=True, help="Interval of the lines that name none."
-)
-@click.option(
-    "--expiration", default="30d", show_default=True, help="Expiration of the lines that name none."
-)
-@click.option("--key", help="Lines without an id get KEY-1, KEY-2 and so on by their number.")
-@json_option
-@click.pass_obj
-@handle_errors
-def submit_many(
-    session: Session,
-    *,
-    path: Path,
-    dataset: str | None,
-    interval: str,
-    expiration: str,
-    key: str | None,
-) -> None:
-    """Submit the continuous queries of a file, one JSON object on each line.
-
-    Keys of a line: dataset, query, interval, expiration, sampler, compression, window, id. If a
-    line is wrong, the others are submitted all the same. With ids, or --key, the same file may be
-    submitted again without creating a query twice.
-
-    \b
-    Example:
-      galileo ccq submit-many alarms.jsonl --dataset nam --key alarms
-    """
-    submissions = read_submissions(path, Defaults(dataset, interval, expiration, key))
-    with session.client() as client, session.output.progress(unit="queries") as bar:
-        task = bar.add_task("submitting", total=len(submissions))
-        done = client.submit_many(submissions, progress=lambda count: bar.advance(task, count))
-    rows = [
-        {
-            "id": outcome.id,
-            "coordinator": outcome.coordinator,
-            "token": outcome.token,
-            "error": str(outcome.error) if outcome.error is not None else None,
-        }
-        for outcome in done
-    ]
-    session.output.rows(rows, empty="the file is empty")
-    failed = [outcome.error for outcome in done if outcome.error is not None]
-    if failed:
-        session.output.note(
-            f"galileo: {len(failed)} of {len(done)} queries were refused, each with the error that "
-            f"its row has [{failed[0].kind}]"
-        )
-        click.get_current_context().exit(exit_status(failed[0]))
 
 
 @ccq.command()

@@ -14,8 +14,6 @@ from galileo.client.analytics_results import (
 from galileo.client.async_client import AsyncClient
 from galileo.client.blocking import Client, connect
 from galileo.client.blocking_base import BlockingLabelBatches
-from galileo.client.bulk_fetch import UpdateBatch
-from galileo.client.bulk_submit import Submission, Submitted
 from galileo.client.descriptions import DatasetDescription, FeatureDescription
 from galileo.client.pages import Page
 from galileo.client.profiles import Credentials
@@ -65,7 +63,6 @@ __all__ = [
     "Labels",
     "LatestResult",
     "MoveProgress",
-    "UpdateBatch",
     "NearestResult",
     "Page",
     "NodeExplanation",
@@ -84,8 +81,6 @@ __all__ = [
     "SparqlView",
     "Spool",
     "SpooledUpdate",
-    "Submission",
-    "Submitted",
     "Update",
     "Vertex",
     "WindowChange",

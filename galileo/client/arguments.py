@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from galileo.errors import InputError
@@ -37,13 +36,3 @@ def check_progress(value: Any) -> None:
     """Raises `InputError` for what is neither None nor can be called."""
     if value is not None and not callable(value):
         raise InputError(f"expected a function to call with progress, got {shown(value)}")
-
-
-def check_tokens(tokens: Any) -> None:
-    """Raises `InputError` for what is no mapping from ids of continuous queries to tokens."""
-    is_mapping = isinstance(tokens, Mapping)
-    if not is_mapping or not all(isinstance(t, str) for pair in tokens.items() for t in pair):
-        raise InputError(
-            "expected tokens by the ids of their continuous queries, such as {ccq.id: ccq.token}, "
-            f"got {shown(tokens)}"
-        )

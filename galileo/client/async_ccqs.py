@@ -10,9 +10,7 @@ from contextlib import aclosing
 
 from galileo.client import decode, fetching
 from galileo.client.arguments import dataset_name, instance_of
-from galileo.client.async_bulk import AsyncBulk
-from galileo.client.async_samplers import SamplerLike
-from galileo.client.bulk_submit import EXPIRATION, INTERVAL
+from galileo.client.async_samplers import AsyncSamplers, SamplerLike
 from galileo.client.fetching import Fetcher
 from galileo.client.results import (
     Ccq,
@@ -33,10 +31,15 @@ from galileo.wire.caller import Connection
 from galileo.wire.v1 import continuous_pb2
 from galileo.wire.v1.continuous_pb2_grpc import ContinuousStub
 
+INTERVAL = "1s"
+EXPIRATION = "30d"
+"""The default: long enough for an alarm, and an end for queries without readers, whose evaluation
+and labels take resources."""
+
 log = logging.getLogger(__name__)
 
 
-class AsyncCcqs(AsyncBulk):
+class AsyncCcqs(AsyncSamplers):
     """A continuous query is given by its id, or by the result of `submit`."""
 
     _fetcher: Fetcher

@@ -9,7 +9,6 @@ from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
 from galileo.client.async_channels import AsyncChannels
 from galileo.client.async_datasets import CachedSchema
-from galileo.client.bulk_fetch import BulkFetcher
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
 from galileo.client.node_removal import RemovalProgress
@@ -69,7 +68,6 @@ class AsyncClient(AsyncChannels):
         self._caller = caller
         self._router = Router(caller)
         self._fetcher = Fetcher(caller)
-        self._bulk_fetcher = BulkFetcher(caller)
         self._schemas: dict[str, CachedSchema] = {}
         self._tables: dict[str, Table] = {}
         self._channels: dict[str, Channel] = {}

@@ -23,11 +23,10 @@ from galileo.client.analytics_results import (
     QueryExplanation,
     Vertex,
 )
+from galileo.client.async_ccqs import EXPIRATION, INTERVAL
 from galileo.client.async_samplers import SamplerLike
 from galileo.client.async_tables import Keys
 from galileo.client.blocking_base import BlockingBase, BlockingLabelBatches, BlockingTables
-from galileo.client.bulk_fetch import UpdateBatch
-from galileo.client.bulk_submit import EXPIRATION, INTERVAL, Submission, Submitted
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.ingestion import Batches, Progress
 from galileo.client.node_removal import RemovalProgress
@@ -1274,69 +1273,6 @@ class BlockingCalls(BlockingBase):
             >>> client.cancel(ccq)
         """
         self._run(self._client.cancel(ccq))
-
-    def submit_many(
-        self, submissions: Sequence[Submission], *, progress: Progress | None = None
-    ) -> list[Submitted]:
-        """Submits many continuous queries; some hundreds share one election and one sync.
-
-        Nothing is evaluated at once: the first updates have the labels that match already. A wrong
-        submission does not stop the others. The same submissions have the same ids, so a repeated
-        call submits nothing twice.
-
-        Args:
-            submissions: what to submit.
-            progress: called with the number of submissions that were answered.
-
-        Returns:
-            The outcome of each submission, in their order.
-
-        Example:
-            >>> conditions = ["temperature > 290", "station = 'KDEN'"]
-            >>> alarms = [galileo.Submission("weather", one) for one in conditions]
-            >>> [submitted.error for submitted in client.submit_many(alarms)]
-            [None, None]
-        """
-        return self._run(self._client.submit_many(submissions, progress=progress))
-
-    def fetch_many(
-        self, tokens: Mapping[str, str], *, wait: Duration | None = None, labels_max: int = 0
-    ) -> UpdateBatch:
-        """The news of many queries; as `fetch` for one.
-
-        Args:
-            tokens: of the last updates, by the ids of the queries.
-            wait: for how long to wait until there is something new for any; at most a minute.
-            labels_max: soft bound of each node's answer; 0 for the node's own.
-
-        Example:
-            >>> updates = client.fetch_many({ccq.id: ""})
-            >>> len(updates[ccq.id].labels)
-            2
-        """
-        return self._run(self._client.fetch_many(tokens, wait=wait, labels_max=labels_max))
-
-    def watch_many(
-        self, tokens: Mapping[str, str], *, labels_max: int = 0
-    ) -> Iterator[UpdateBatch]:
-        """Updates of many queries as they come; the request for the next acknowledges the last.
-
-        After ten seconds without news, an update without labels reports the new `frontiers` of
-        queries that had news before.
-
-        A query that has ended is among the errors once. The iterator ends when all have ended.
-
-        Args:
-            tokens: of the last updates, by the ids of the queries.
-            labels_max: soft bound of each node's answer; 0 for the node's own.
-
-        Example:
-            >>> for updates in client.watch_many({ccq.id: ""}):
-            ...     print(len(updates[ccq.id].labels))
-            ...     break
-            2
-        """
-        return self._iterate(self._client.watch_many(tokens, labels_max=labels_max))
 
     def send_sampler(self, archive: SamplerArchive) -> UploadedSampler:
         """Uploads the code of a sampler to all nodes; `query` and `submit` do it by themselves.

@@ -138,7 +138,7 @@ def _unpacked(part: continuous_pb2.FetchPart, schema: Schema) -> Iterator[pa.Tab
 
 
 def windows_of(
-    tail: continuous_pb2.FetchTail | continuous_pb2.SubmitTail | continuous_pb2.ManyUpdate,
+    tail: continuous_pb2.FetchTail | continuous_pb2.SubmitTail,
 ) -> tuple[tuple[WindowChange, ...], int | None]:
     """What became of windows, and the event clock."""
     if not tail.HasField("windows"):

@@ -14,16 +14,18 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
+    Iterable,
     Sequence,
 )
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from galileo.client import completeness, decode
-from galileo.client.bulk_fetch import cancel_all, gather_or_cancel
 from galileo.client.ingestion import Progress
 from galileo.client.results import Labels, QueryEnd
 from galileo.cursor import EMPTY_CURSOR, Cursor
@@ -39,10 +41,10 @@ from galileo.wire.v1.query_pb2_grpc import QueryStub
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 PARTS_PER_READ = 100_000
-
-
 ENDPOINTS_AT_ONCE = 8
 """Owners whose parts of one answer are read at the same time."""
+
+Result = TypeVar("Result")
 
 
 async def collect(
@@ -527,3 +529,19 @@ def _end(tails: Sequence[query_pb2.QueryTail], *, labels: int) -> QueryEnd:
     frontiers = (cursor_from_pb(tail.frontier) for tail in tails)
     frontier = functools.reduce(Cursor.join, frontiers, EMPTY_CURSOR)
     return QueryEnd(labels=labels, frontier=frontier, missing=missing)
+
+
+async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in the order of the calls; if one fails, cancels the others first."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancels the tasks, and returns when all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

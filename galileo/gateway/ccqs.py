@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from galileo.client.async_ccqs import EXPIRATION, INTERVAL
 from galileo.client.async_client import AsyncClient
-from galileo.client.bulk_submit import EXPIRATION, INTERVAL
 from galileo.client.results import Ccq, CcqInfo, Labels, Update
 from galileo.errors import Forbidden, InputError, UnknownCcq
 from galileo.gateway import documents, parameters

@@ -62,7 +62,6 @@ class CallRecord:
     peer: str
     code: Any
     error: common_pb2.Error | None
-    reply: Any = None
 
 
 class CallTracker:
@@ -85,7 +84,7 @@ class CallTracker:
         return dict(+self._counts)
 
     def record(self, name: str, request: Any, context: Any) -> _Call:
-        """A block in which a call is served; set its `reply`, where it has one."""
+        """A block in which a call is served."""
         return _Call(self, name, request, context)
 
     def begin(self, name: str, context: Any) -> str:
@@ -124,14 +123,13 @@ _NO_SPAN = contextlib.nullcontext()
 class _Call:
     """One call, from its arrival to the end of its handler."""
 
-    __slots__ = ("_begun", "_calls", "_context", "_name", "_peer", "_request", "_span", "reply")
+    __slots__ = ("_begun", "_calls", "_context", "_name", "_peer", "_request", "_span")
 
     def __init__(self, calls: CallTracker, name: str, request: Any, context: Any) -> None:
         self._calls = calls
         self._name = name
         self._request = request
         self._context = context
-        self.reply: Any = None
 
     def __enter__(self) -> _Call:
         # Asked when the call is over, gRPC may look for it where nothing is any more, and crash.
@@ -145,9 +143,7 @@ class _Call:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         context, took_s = self._context, time.perf_counter() - self._begun
         refusal = None if kind is None else _refusal(context)
-        ended = CallRecord(
-            self._name, self._request, self._peer, context.code(), refusal, self.reply
-        )
+        ended = CallRecord(self._name, self._request, self._peer, context.code(), refusal)
         self._calls.end(ended, took_s=took_s, failure="" if kind is None else kind.__name__)
         self._span.__exit__(kind, *error)
 

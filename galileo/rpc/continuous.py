@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from galileo.ccq.events import AnswerFetch
 from galileo.ccq.packs import Piece
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
-from galileo.errors import GalileoError, InputError
+from galileo.errors import InputError
 from galileo.labels import LabelSet
 from galileo.model.quotas import Quotas
 from galileo.model.schema import Schema
 from galileo.model.windows import Window, WindowChanges
 from galileo.packing import FORMAT_VERSION, Compression, unpack
-from galileo.rpc.bulk_codec import ManyFetched, ManyParts, Update, given_tokens
-from galileo.rpc.error_mapping import Context, redact_for, streaming, unary
+from galileo.rpc.error_mapping import Context, streaming, unary
 from galileo.rpc.ownership import Ownership
 from galileo.rpc.quotas import UNBOUNDED, QuotaResolver
 from galileo.samplers import SamplerSpec
@@ -29,7 +29,6 @@ from galileo.wire.codec import (
     windows_to_pb,
 )
 from galileo.wire.internal.v1 import peers_pb2
-from galileo.wire.status import error_to_pb
 from galileo.wire.v1 import continuous_pb2, continuous_pb2_grpc
 
 WAIT_MAX_S = 60.0
@@ -88,12 +87,24 @@ class Submitted:
     windows: WindowChanges | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedLater:
-    """The reply to one of many submissions; its token stands before existing matches."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """An update of a CCQ for a reader.
 
-    ccq: CcqInfo
+    Attributes:
+        answer: of the CCQ's machine.
+        pieces: the labels of the answer.
+        token: the reader's position after the update.
+        query_json: of the CCQ; empty if the reader knows it.
+        windows: changes of the CCQ's windows; None if it has none.
+    """
+
+    answer: AnswerFetch
+    pieces: Sequence[Piece]
     token: str
+    schema_json: str
+    query_json: str = ""
+    windows: WindowChanges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +126,6 @@ class CcqApi(Protocol):
     """Operations of a node on CCQs; `server.continuous` implements them."""
 
     async def submit(self, submission: Submission) -> Submitted: ...
-
-    async def submit_many(
-        self, submissions: Sequence[Submission | GalileoError]
-    ) -> list[SubmittedLater | GalileoError]: ...
-
-    async def fetch_many(
-        self,
-        ccq_ids: Sequence[str],
-        given: Sequence[str | Cursor],
-        *,
-        wait_s: float,
-        labels_max: int,
-        include_query: bool,
-        accept_shared_updates: bool,
-    ) -> ManyFetched: ...
 
     async def fetch(
         self,
@@ -201,7 +197,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
     async def Fetch(  # noqa: N802
         self, request: continuous_pb2.FetchRequest, context: Context
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
-        await self._ownership.check(context, (request.ccq_id,))
+        await self._ownership.check(context, request.ccq_id)
         for part in await self._fetch(request):
             yield part
 
@@ -210,7 +206,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         self, request: AsyncIterator[continuous_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[continuous_pb2.FetchPart]:
         async for following in request:
-            await self._ownership.check(context, (following.ccq_id,))
+            await self._ownership.check(context, following.ccq_id)
             for part in await self._fetch(following):
                 yield part
 
@@ -235,46 +231,6 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
         yield peers_pb2.HandedOffCachePart(tail=tail)
 
     @unary
-    async def SubmitMany(  # noqa: N802
-        self, request: continuous_pb2.SubmitManyRequest, context: Context
-    ) -> continuous_pb2.SubmitManyReply:
-        caller = self._ownership.caller(context)
-        quotas = self._allowances.of(caller)
-        submissions = [
-            _submission_or_error(submission, caller.name, quotas)
-            for submission in request.submissions
-        ]
-        outcomes = await self._face.submit_many(submissions)
-        shown = [
-            redact_for(outcome, context) if isinstance(outcome, GalileoError) else outcome
-            for outcome in outcomes
-        ]
-        return continuous_pb2.SubmitManyReply(outcomes=[_outcome(outcome) for outcome in shown])
-
-    @streaming
-    async def FetchMany(  # noqa: N802
-        self, request: continuous_pb2.FetchManyRequest, context: Context
-    ) -> AsyncIterator[continuous_pb2.FetchManyPart]:
-        _check_wait(request.wait_s)
-        if request.packing < FORMAT_VERSION:
-            raise InputError(
-                f"expected a reader of packed labels of format {FORMAT_VERSION}, got one of "
-                f"{request.packing}; update it, or fetch one by one"
-            )
-        await self._ownership.check(context, request.ccq_ids, skips_unknown=True)
-        fetched = await self._face.fetch_many(
-            request.ccq_ids,
-            given_tokens(request),
-            wait_s=request.wait_s,
-            labels_max=request.labels_max,
-            include_query=request.include_query,
-            accept_shared_updates=request.accept_shared_updates,
-        )
-        for part in ManyParts().parts(fetched):
-            yield part
-            await asyncio.sleep(0)
-
-    @unary
     async def List(  # noqa: N802
         self, request: continuous_pb2.ListRequest, context: Context
     ) -> continuous_pb2.ListReply:
@@ -290,7 +246,7 @@ class ContinuousServicer(continuous_pb2_grpc.ContinuousServicer):
     async def Cancel(  # noqa: N802
         self, request: continuous_pb2.CancelRequest, context: Context
     ) -> continuous_pb2.CancelReply:
-        await self._ownership.check(context, (request.ccq_id,))
+        await self._ownership.check(context, request.ccq_id)
         await self._face.cancel(request.ccq_id, forwarded=request.forwarded)
         return continuous_pb2.CancelReply()
 
@@ -331,21 +287,6 @@ def _submission(request: continuous_pb2.SubmitRequest, owner: str, quotas: Quota
         owner=owner,
         quotas=quotas,
     )
-
-
-def _submission_or_error(
-    request: continuous_pb2.SubmitRequest, owner: str, quotas: Quotas
-) -> Submission | GalileoError:
-    try:
-        return _submission(request, owner, quotas)
-    except GalileoError as error:
-        return error
-
-
-def _outcome(outcome: SubmittedLater | GalileoError) -> continuous_pb2.SubmitOutcome:
-    if isinstance(outcome, GalileoError):
-        return continuous_pb2.SubmitOutcome(error=error_to_pb(outcome))
-    return continuous_pb2.SubmitOutcome(ccq=facts_to_pb(outcome.ccq), token=outcome.token)
 
 
 def facts_to_pb(facts: CcqInfo) -> continuous_pb2.Ccq:

@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -93,13 +92,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         record = self._record_of(method)
 
         async def intercepted(request: Any, context: Context) -> Any:
-            with record(request, context) as call:
+            with record(request, context):
                 try:
                     checked, shown, meter = self._admitted(request, context, method, many=many)
                 except Exception as error:
                     await refuse(context, error)
-                call.reply = await metered(meter, handler, checked, context=shown)
-                return call.reply
+                return await metered(meter, handler, checked, context=shown)
 
         return intercepted
 
@@ -123,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _record_of(self, method: str) -> Record:
         if not method.startswith(OWN_SERVICES):
-            return lambda request, context: contextlib.nullcontext(SimpleNamespace())
+            return lambda request, context: contextlib.nullcontext()
         name = short_name(method)
         return lambda request, context: self._calls.record(name, request, context)
 

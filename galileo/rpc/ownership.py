@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from galileo.ccq.model import Ccq
-from galileo.errors import UnknownCcq
 from galileo.rpc.access import Principal
 from galileo.rpc.error_mapping import Context
 from galileo.rpc.identity import Identify, anonymous
@@ -36,15 +34,8 @@ class Ownership:
     def caller(self, context: Context) -> Principal:
         return self._identify(context)
 
-    async def check(
-        self, context: Context, ccq_ids: Iterable[str], *, skips_unknown: bool = False
-    ) -> None:
-        """Raises Forbidden unless the caller may use all of the queries and their datasets.
-
-        Args:
-            context: of the call.
-            ccq_ids: the queries.
-            skips_unknown: whether to ignore unknown ids, which the handler then reports.
+    async def check(self, context: Context, ccq_id: str) -> None:
+        """Raises Forbidden unless the caller may use the query and its dataset.
 
         Raises:
             UnknownCcq: no node knows the id.
@@ -53,15 +44,9 @@ class Ownership:
         caller = self._identify(context)
         if caller.is_admin and caller.may_use_all:
             return
-        ids = list(ccq_ids)
-        found = await asyncio.gather(*map(self._find, ids), return_exceptions=True)
-        for ccq_id, ccq in zip(ids, found, strict=True):
-            if isinstance(ccq, UnknownCcq) and skips_unknown:
-                continue
-            if isinstance(ccq, BaseException):
-                raise ccq
-            caller.check_owns(ccq.owner, ccq_id)
-            caller.check_use(ccq.dataset)
+        ccq = await self._find(ccq_id)
+        caller.check_owns(ccq.owner, ccq_id)
+        caller.check_use(ccq.dataset)
 
     def visible(
         self, context: Context, values: Sequence[continuous_pb2.Ccq]

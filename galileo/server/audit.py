@@ -85,8 +85,6 @@ class Audit:
         if kind in REFUSALS:
             self._refuse(ended, _caller(), action=ended.name, kind=kind)
             return
-        if ended.name == "Continuous/SubmitMany":
-            self._refuse_some(ended)
         acts = list(self._acts(ended))
         if acts:
             outcome = kind or (DONE if ended.code is None else ended.code.name.lower())
@@ -133,12 +131,6 @@ class Audit:
         """Writes the refusals after the first as one line."""
         if refused.times:
             self._write(refused.event | self._when() | {"times": refused.times})
-
-    def _refuse_some(self, ended: CallRecord) -> None:
-        """Records the refused submissions of a call that succeeds as a whole."""
-        outcomes = ended.reply.outcomes if ended.reply is not None else ()
-        for kind in sorted({one.error.kind for one in outcomes} & REFUSALS):
-            self._refuse(ended, _caller(), action=ended.name, kind=kind)
 
     # --- acts ------------------------------------------------------------------------------------
 
@@ -237,7 +229,6 @@ _ACTS: Mapping[str, Callable[[Any], Iterator[_Act]]] = {
     "Samplers/Upload": lambda request: iter([("send-sampler", _digest(request.archive))]),
     "Samplers/Revoke": lambda request: iter([("revoke-sampler", request.digest)]),
     "Continuous/Submit": lambda request: _run(request.sampler_json),
-    "Continuous/SubmitMany": lambda request: _run_many(request.submissions),
     "Query/Run": lambda request: _run(request.sampler_json),
     "Storage/Scan": lambda request: _run_many(request.items),
     "Partitions/Move": lambda request: iter(

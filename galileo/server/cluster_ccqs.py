@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from galileo.ccq.events import AnswerFind, ContinuousEvent, FindRequested, FindsRequested
 from galileo.ccq.model import Record
 from galileo.clock import Clock
 from galileo.cursor import EMPTY_CURSOR, Cursor
-from galileo.errors import GalileoError, Unavailable, UnknownCcq
+from galileo.errors import GalileoError, Unavailable
 from galileo.node.retention_plan import ReaderProgress
 from galileo.node.storage_node import StorageNode
 from galileo.rpc.continuous import CcqInfo
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 COUNTS_TTL_S = 2.0
-FIND_TIMEOUT_S = 30.0
 ENDED_LISTED_S = 60.0
 """How long after its end a CCQ is named to other nodes, which may not know of the end yet."""
 PROGRESS_TIMEOUT_S = 60.0
@@ -54,7 +52,6 @@ class ClusterCcqs:
     def __init__(
         self, driver: Driver, node: StorageNode, *, peers: GrpcPeers, clock: Clock
     ) -> None:
-        self._driver = driver
         self._machine = driver.machine
         self._node = node
         self._peers = peers
@@ -168,39 +165,18 @@ class ClusterCcqs:
         await self._count()
         return self._counts.total() + self._submitted.total() + self._submitting.total()
 
-    async def known(self, ccq_ids: Sequence[str]) -> set[str]:
-        """Those of the ids that are of CCQs, ended ones included.
-
-        Raises:
-            TransientError: not all nodes are reachable.
-        """
-
-        def make(first: int) -> ContinuousEvent:
-            return FindsRequested(
-                tuple(FindRequested(first + n, ccq_id) for n, ccq_id in enumerate(ccq_ids))
-            )
-
-        answers = await self._driver.ask_many(make, len(ccq_ids), timeout_s=FIND_TIMEOUT_S)
-        known: set[str] = set()
-        for ccq_id, answer in zip(ccq_ids, answers, strict=True):
-            if isinstance(answer, AnswerFind):
-                known.add(ccq_id)
-            elif not isinstance(answer.failure.to_error(), UnknownCcq):
-                raise answer.failure.to_error()
-        return known
-
     @contextmanager
-    def submitting(self, owner: str, count: int = 1) -> Iterator[None]:
-        """Count CCQs while they are being submitted through this node."""
-        self._submitting[owner] += count
+    def submitting(self, owner: str) -> Iterator[None]:
+        """Count a CCQ while it is being submitted through this node."""
+        self._submitting[owner] += 1
         try:
             yield
         finally:
-            self._submitting[owner] -= count
+            self._submitting[owner] -= 1
 
-    def record_submitted(self, owner: str, count: int = 1) -> None:
-        """Count CCQs that were submitted through this node, until the next gathering."""
-        self._submitted[owner] += count
+    def record_submitted(self, owner: str) -> None:
+        """Count a CCQ that was submitted through this node, until the next gathering."""
+        self._submitted[owner] += 1
 
     async def _count(self) -> None:
         async with self._counting:

@@ -24,6 +24,7 @@ from galileo.errors import (
     GalileoError,
     InputError,
     Overloaded,
+    QuotaExceeded,
     Unavailable,
     UnknownCcq,
     UnknownDataset,
@@ -37,24 +38,9 @@ from galileo.node.storage_node import StorageNode
 from galileo.optional_imports import require
 from galileo.packing import Compression
 from galileo.query import Query
-from galileo.rpc.bulk_codec import ManyFetched, Update
-from galileo.rpc.continuous import (
-    CachedRange,
-    CcqInfo,
-    Submission,
-    Submitted,
-    SubmittedLater,
-)
+from galileo.rpc.continuous import CachedRange, CcqInfo, Submission, Submitted, Update
 from galileo.rpc.peers import GrpcPeers
 from galileo.rpc.quotas import check_times, check_vertices
-from galileo.samplers import SamplerSpec
-from galileo.server.bulk_fetch import BulkFetches
-from galileo.server.bulk_submit import (
-    SUBMISSIONS_MAX,
-    SUBMIT_TIMEOUT_S,
-    BulkSubmitter,
-    quota_exceeded,
-)
 from galileo.server.cluster_ccqs import ClusterCcqs
 from galileo.server.driver import Driver
 from galileo.server.effect_executor import EffectExecutor, gathered
@@ -64,6 +50,7 @@ from galileo.wire.v1 import continuous_pb2
 
 T = TypeVar("T")
 
+SUBMIT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 30.0
 SCAN_WAIT_S = 0.5
 """After it the election of a group begins without those whose scans a dead node may hold up."""
@@ -71,6 +58,8 @@ GROUP_WAIT_S = 1.0
 """The longest that submissions wait for those before, which a dead node may hold up."""
 GROUP_MAX = 64
 """Submissions of one group; their initial results are in memory at the same time."""
+LATE_MAX = 1_000
+"""Submissions of one election after scans that took long."""
 MOVING_RETRY_S = 0.2
 """Delay of a retry while a CCQ changes its coordinator; an election takes no longer."""
 # For the first estimate of a CCQ's cache: as much as it has found so far may come again.
@@ -132,26 +121,8 @@ class ContinuousQueries:
         self._limits = limits
         self._warm = warm
         self._has_spark = False
-        self._many = BulkFetches(
-            node,
-            driver,
-            peers=peers,
-            clock=clock,
-            limits=limits,
-            check=self._check_not_revoked,
-        )
         self._groups = GroupedCalls(self._submit_group, wait_s=GROUP_WAIT_S, items_max=GROUP_MAX)
-        self._late = GroupedCalls(self._elect_group, wait_s=GROUP_WAIT_S, items_max=SUBMISSIONS_MAX)
-        self._submissions = BulkSubmitter(
-            node,
-            ask=self._ask,
-            checked=self._checked,
-            candidates=self._candidates,
-            load=self._load,
-            reply=self._submitted,
-            ccqs=ccqs,
-            check_capacity=self._check_capacity,
-        )
+        self._late = GroupedCalls(self._elect_group, wait_s=GROUP_WAIT_S, items_max=LATE_MAX)
 
     # --- submit ------------------------------------------------------------------------------
 
@@ -248,20 +219,6 @@ class ContinuousQueries:
         if isinstance(answer, duties.RefuseSubmit):
             return [ccq.Outcome(one.ccq.id, failure=answer.failure) for one in items]
         return [ccq.Outcome(answer.ccq_id, answer.coordinator, answer.term)]
-
-    async def submit_many(
-        self, submissions: Sequence[Submission | GalileoError]
-    ) -> list[SubmittedLater | GalileoError]:
-        """See `BulkSubmitter.submit`."""
-        return await self._submissions.submit(submissions)
-
-    async def _load(self, sampler: SamplerSpec, *, dataset: str) -> None:
-        await self._work.load(sampler, dataset=dataset)
-
-    def _submitted(self, made: Ccq, coordinator: str, term: int) -> SubmittedLater:
-        self._warm()
-        facts = self._ccqs.info(Record(made, term, coordinator))
-        return SubmittedLater(facts, tokens.encode(made.id, EMPTY_CURSOR))
 
     def _first_windows(
         self, made: Ccq, initial: _Initial
@@ -381,26 +338,6 @@ class ContinuousQueries:
         spec = record.ccq.sampler if record is not None and record.ended is None else None
         if spec is not None and spec.archive:
             self._node.samplers.check_not_revoked(spec.archive)
-
-    async def fetch_many(
-        self,
-        ccq_ids: Sequence[str],
-        given: Sequence[str | Cursor],
-        *,
-        wait_s: float,
-        labels_max: int,
-        include_query: bool,
-        accept_shared_updates: bool,
-    ) -> ManyFetched:
-        """See `BulkFetches.fetch`."""
-        return await self._many.fetch(
-            ccq_ids,
-            given,
-            wait_s=wait_s,
-            labels_max=labels_max,
-            include_query=include_query,
-            accept_shared_updates=accept_shared_updates,
-        )
 
     def _until_clock_us(self, ccq_id: str, progress: WindowProgress) -> int | None:
         """The event clock at which the next window of this reader closes."""
@@ -584,4 +521,10 @@ class ContinuousQueries:
         try:
             await self.find(ccq_id)
         except UnknownCcq as error:
-            raise quota_exceeded(owned_max) from error
+            raise QuotaExceeded(
+                f"expected at most {owned_max:,} continuous queries alive of one owner (quota "
+                "ccqs_max), got one more; cancel some, let them expire, or ask an administrator "
+                "for a higher quota",
+                quota="ccqs_max",
+                bound=owned_max,
+            ) from error

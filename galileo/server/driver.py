@@ -139,7 +139,6 @@ class Driver:
         self._served: dict[int | None, Origin] = {}
         self._late_s: dict[int, float] = {}
         self._stored: dict[int, tuple[str, float]] = {}
-        self._cycle_over: asyncio.Future[None] | None = None
         self._records: Executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._tasks: set[asyncio.Task[None]] = set()
         self._cycles: dict[int, asyncio.Task[None]] = {}
@@ -202,47 +201,6 @@ class Driver:
             del self._waiting[request], self._served[request]
             if not future.done() or future.cancelled():
                 self.feed(ccq.FetchAbandoned(request))
-
-    async def ask_many(
-        self, make: Callable[[int], ccq.ContinuousEvent], count: int, *, timeout_s: float
-    ) -> list[Answer]:
-        """Like `ask`, for an event with `count` requests with consecutive numbers.
-
-        Raises:
-            TimeoutError, Overloaded: as `ask`.
-        """
-        if self._events.qsize() > self._options.events_waiting_max:
-            raise Overloaded("the event queue of this node is full; try again", after_s=1.0)
-        first = next(self._requests)
-        self._requests = itertools.count(first + count)
-        numbers = range(first, first + count)
-        answers: dict[int, Answer] = {}
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def take(effect: Answer) -> None:
-            answers[effect.request] = effect
-            if len(answers) == count:
-                _give(done, None)
-
-        self._waiting.update(dict.fromkeys(numbers, take))
-        self._served[first] = outgoing_metadata()
-        try:
-            self.feed(make(first))
-            async with asyncio.timeout(timeout_s):
-                await done
-            return [answers[number] for number in numbers]
-        finally:
-            del self._served[first]
-            for number in numbers:
-                del self._waiting[number]
-                if number not in answers:
-                    self.feed(ccq.FetchAbandoned(number))
-
-    def next_cycle(self) -> asyncio.Future[None]:
-        """A future that is done after the next cycle; do not cancel it."""
-        if self._cycle_over is None:
-            self._cycle_over = asyncio.get_running_loop().create_future()
-        return self._cycle_over
 
     async def until_dead(self, node: str) -> None:
         """Waits until a peer counts as dead."""
@@ -361,9 +319,6 @@ class Driver:
     def _after_step(self, event: ccq.ContinuousEvent) -> None:
         if spans.is_on():
             self._trace(event)
-        if isinstance(event, ccq.CycleFinished) and self._cycle_over is not None:
-            _give(self._cycle_over, None)
-            self._cycle_over = None
 
     def _carry_out(self, effect: ccq.ContinuousEffect) -> None:
         if isinstance(effect, ccq.Reply):  # First, because there are thousands.

@@ -1,23 +1,17 @@
-"""Labels, windows and shared updates of a response to a fetch."""
+"""Labels and windows of a response to a fetch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import numpy as np
 
 from galileo.ccq.events import AnswerFetch
 from galileo.ccq.model import Ccq
 from galileo.ccq.packs import PackedLabels, Piece
-from galileo.cursor import Cursor
 from galileo.errors import InvalidToken
 from galileo.model.windows import Window, WindowChanges, WindowProgress, advance_windows
 from galileo.packing import Compression
-from galileo.rpc.bulk_codec import Sheet
-
-CURSORS_KEPT = 1_024
-"""Interned cursors."""
 
 
 async def pieces_of(labels: PackedLabels | None, compression: Compression) -> list[Piece]:
@@ -52,53 +46,3 @@ def apply_windows(
     return advance_windows(
         made.window, progress, buckets=buckets, clock_us=answer.clock_us, more=answer.more
     )
-
-
-class SharedUpdates:
-    """The shared updates of one answer."""
-
-    def __init__(self) -> None:
-        self._sheets: dict[tuple[int, int, float, float, str], Sheet] = {}
-
-    def of(self, answer: AnswerFetch, schema_json: str) -> Sheet:
-        """The shared update of an answer; keeps its cursors alive, which identify it."""
-        cursor, frontier = answer.cursor, answer.frontier
-        age_s, interval_s = answer.frontier_age_s, answer.interval_s
-        key = (id(cursor), id(frontier), age_s, interval_s, schema_json)
-        sheet = self._sheets.get(key)
-        if sheet is None:
-            sheet = self._sheets[key] = Sheet(cursor, frontier, age_s, interval_s, schema_json)
-        return sheet
-
-    def all(self) -> tuple[Sheet, ...]:
-        return tuple(self._sheets.values())
-
-
-class CursorInterner:
-    """Interns cursors that were issued, so that cursors of readers compare by identity."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Cursor, Cursor] = {}
-        self._last: Cursor | None = None
-
-    def keep(self, cursor: Cursor) -> None:
-        if cursor is self._last:
-            return
-        self._last = cursor
-        if len(self._kept) >= CURSORS_KEPT:
-            self._kept.clear()
-        self._kept[cursor] = self._kept.get(cursor, cursor)
-
-    def same(self, given: Sequence[str | Cursor]) -> list[str | Cursor]:
-        """Replaces known cursors by the interned objects."""
-        known: dict[int, Cursor] = {}
-        interned: list[str | Cursor] = []
-        for one in given:
-            if isinstance(one, Cursor):
-                same = known.get(id(one))
-                if same is None:
-                    same = known[id(one)] = self._kept.get(one, one)
-                interned.append(same)
-            else:
-                interned.append(one)
-        return interned

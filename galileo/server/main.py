@@ -107,7 +107,7 @@ REMOVED_STOP_S = 6.0
 PARENT_CHECK_S = 1.0
 IDENTIFY_RETRY_S = 0.2
 GARBAGE_THRESHOLDS = (10_000, 20, 50)
-"""Of Python's collector. Cycles and fetches of very many CCQs make objects by the hundred
+"""Of Python's collector. Cycles of very many CCQs make objects by the hundred
 thousand, none of which is garbage that it would find: it would look through all that lives, some
 hundred milliseconds each time, several times in each cycle. By these it does so once in ten million
 objects."""

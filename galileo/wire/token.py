@@ -54,21 +54,6 @@ def _sealed(body: bytes) -> str:
     return base64.urlsafe_b64encode(body).rstrip(b"=").decode()
 
 
-class Encoder:
-    """`encode` for many CCQs whose cursors are the same object, which is encoded once."""
-
-    def __init__(self) -> None:
-        self._pairs: tuple[Cursor | None, bytes] = (None, b"")
-
-    def encode(self, ccq_id: str, cursor: Cursor, progress: WindowProgress) -> str:
-        if progress != NO_PROGRESS:
-            return encode(ccq_id, cursor, progress)
-        if self._pairs[0] is not cursor:
-            self._pairs = cursor, _number(len(cursor)) + _pairs(cursor)
-        name = ccq_id.encode()
-        return _sealed(bytes([VERSION]) + _number(len(name)) + name + self._pairs[1])
-
-
 def decode(text: str, *, ccq_id: str) -> Cursor:
     """The cursor of a token.
 

@@ -13,6 +13,7 @@ from galileo.client import AsyncClient, Client
 PUBLIC = [
     "AsyncClient",
     "Ccq",
+    "Channel",
     "Client",
     "Condition",
     "Feature",
@@ -26,7 +27,6 @@ PUBLIC = [
     "SamplerSpec",
     "Schema",
     "Spool",
-    "Submission",
     "Table",
     "Template",
     "TreeView",

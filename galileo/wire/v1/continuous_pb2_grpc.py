@@ -39,20 +39,10 @@ class ContinuousStub:
                 request_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitPart.FromString,
                 _registered_method=True)
-        self.SubmitMany = channel.unary_unary(
-                '/galileo.v1.Continuous/SubmitMany',
-                request_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyRequest.SerializeToString,
-                response_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyReply.FromString,
-                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/galileo.v1.Continuous/Fetch',
                 request_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchRequest.SerializeToString,
                 response_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchPart.FromString,
-                _registered_method=True)
-        self.FetchMany = channel.unary_stream(
-                '/galileo.v1.Continuous/FetchMany',
-                request_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyRequest.SerializeToString,
-                response_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyPart.FromString,
                 _registered_method=True)
         self.Watch = channel.stream_stream(
                 '/galileo.v1.Continuous/Watch',
@@ -80,22 +70,8 @@ class ContinuousServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitMany(self, request, context):
-        """Many at once, of which nothing is evaluated yet: their tokens stand at the beginning.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Fetch(self, request, context):
         """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchMany(self, request, context):
-        """What is new for many CCQs that this node coordinates.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -127,20 +103,10 @@ def add_ContinuousServicer_to_server(servicer, server):
                     request_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitPart.SerializeToString,
             ),
-            'SubmitMany': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitMany,
-                    request_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyRequest.FromString,
-                    response_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyReply.SerializeToString,
-            ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchRequest.FromString,
                     response_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchPart.SerializeToString,
-            ),
-            'FetchMany': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchMany,
-                    request_deserializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyRequest.FromString,
-                    response_serializer=galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyPart.SerializeToString,
             ),
             'Watch': grpc.stream_stream_rpc_method_handler(
                     servicer.Watch,
@@ -196,33 +162,6 @@ class Continuous:
             _registered_method=True)
 
     @staticmethod
-    def SubmitMany(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/galileo.v1.Continuous/SubmitMany',
-            galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyRequest.SerializeToString,
-            galileo_dot_wire_dot_v1_dot_continuous__pb2.SubmitManyReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Fetch(request,
             target,
             options=(),
@@ -239,33 +178,6 @@ class Continuous:
             '/galileo.v1.Continuous/Fetch',
             galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchRequest.SerializeToString,
             galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchPart.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchMany(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/galileo.v1.Continuous/FetchMany',
-            galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyRequest.SerializeToString,
-            galileo_dot_wire_dot_v1_dot_continuous__pb2.FetchManyPart.FromString,
             options,
             channel_credentials,
             insecure,

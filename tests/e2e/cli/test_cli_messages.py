@@ -28,8 +28,6 @@ FILES = {
     "timeless.csv": "latitude,longitude,temperature,station\n40,-105,290,KDEN\n",
     "others.csv": "latitude,longitude,time,humidity\n40,-105,2014-03-01T06:00:00Z,3\n",
     "ragged.csv": f"{HEAD}40,-105\n",
-    "keys.jsonl": '{"dataset": "air", "quer": "x"}\n',
-    "broken.jsonl": '{"dataset":\n',
     "sampler.py": "class Sampler:\n    pass\n",
     "broken.toml": "[node\n",
     "keys.toml": '[node]\nport = "x"\n',
@@ -223,11 +221,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "ccq submit {air} --expiration 100y": ("invalid_input", "an expiration of at most"),
     "ccq submit {air} --window hourly": ("invalid_input", "'tumbling:1h' .*got 'hourly'"),
     "ccq submit {air} --lateness 5m": ("invalid_input", "^--lateness needs --window"),
-    "ccq submit-many {files}/keys.jsonl": ("invalid_input", "^line 1 .*keys of .* got quer$"),
-    "ccq submit-many {files}/broken.jsonl": (
-        "invalid_input",
-        "^line 1 .*a JSON object, got '.\"dat",
-    ),
     # --- SPARQL ---
     "sparql {air} 'SELEC ?x'": ("query_syntax", "line 1, .*'SELEC"),
     "sparql {air} 'SELECT ?x {{?x no:such ?y}}'": (

@@ -51,18 +51,6 @@ def test_client_after_a_failure_learns_addresses_again(
         assert sorted(caller.addresses) == sorted([gone, *cluster.addresses])
 
 
-@pytest.mark.parametrize("call", ["fetch_many", "submit_many"])
-def test_bulk_calls_learn_the_other_addresses(cluster: galileo.LocalCluster, call: str) -> None:
-    """Else the reader of many is lost with the one node that it was given."""
-    asked = galileo.Submission("no-such-dataset", "x > 1")
-    with galileo.connect(cluster.addresses[1]) as one:
-        if call == "submit_many":
-            assert one.submit_many([asked])[0].error is not None
-        else:
-            assert asked.id in one.fetch_many({asked.id: ""}).errors
-        assert sorted(one._client._caller.addresses) == sorted(cluster.addresses)
-
-
 async def test_client_cancelled_while_learning_learns_later(
     cluster: galileo.LocalCluster,
 ) -> None:

@@ -254,27 +254,6 @@ WRONG: dict[str, Case] = {
         "invalid_input",
         "windows as JSON",
     ),
-    "many tokens in a list": (
-        lambda w: w.c.fetch_many(["a"]),
-        "invalid_input",
-        "tokens by the ids",
-    ),
-    "many tokens by objects": (
-        lambda w: w.c.fetch_many({w.ccq: ""}),
-        "invalid_input",
-        "by the ids",
-    ),
-    "no tokens": (lambda w: next(w.c.watch_many(None)), "invalid_input", "by the ids .* got None"),
-    "many that are none": (
-        lambda w: w.c.submit_many([w.ccq]),
-        "invalid_input",
-        "list of submissions",
-    ),
-    "one of many": (
-        lambda w: w.c.submit_many(galileo.Submission(w.name)),
-        "invalid_input",
-        "list of submissions",
-    ),
     "a spool as text": (
         lambda w: next(w.c.watch(w.ccq, spool="x")),
         "invalid_input",

@@ -16,10 +16,8 @@ from expected_errors import raises
 
 import galileo
 from galileo import errors
-from galileo.client.bulk_submit import submit_many
-from galileo.client.cluster_caller import cluster_caller
 from galileo.labels import LabelSet
-from galileo.wire.caller import BackoffClock, CallOptions
+from galileo.wire.caller import BackoffClock
 from galileo.wire.status import METADATA_KEY, code_of, error_to_pb
 
 FAILURES = 3
@@ -214,17 +212,3 @@ async def test_call_retries_end_after_the_timeout(
         await client.query("some")
     assert 28.0 < now[0] <= 30.0
     assert 25 < failing.calls.total() < 50
-
-
-async def test_submit_many_retries_until_the_timeout() -> None:
-    now = [0.0]
-
-    async def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    clock = BackoffClock(lambda: now[0], sleep, lambda: 0.5)
-    caller = cluster_caller(["127.0.0.1:1"], options=CallOptions(patience_s=20.0), clock=clock)
-    [done] = await submit_many(caller, [galileo.Submission("nam", id="one")], progress=None)
-    assert isinstance(done.error, errors.Unavailable)
-    assert 18.0 < now[0] <= 20.0
-    await caller.close()

@@ -34,8 +34,6 @@ def test_submit_with_a_full_disk_is_overloaded(tmp_path: Path) -> None:
         ballast.write_bytes(bytes(56 << 20))
         with raises(Overloaded, node="node-1", after_s=60.0):
             client.submit("d", interval="1s", expiration="1h")
-        [refused] = client.submit_many([galileo.Submission("d", interval="1s", expiration="1h")])
-        assert isinstance(refused.error, Overloaded)
         assert len(client.query("d")) == 1
         assert [one.id for one in client.list_ccqs()] == [ccq.id]
         ballast.unlink()

@@ -35,7 +35,6 @@ WITH_CLUSTER = [
     "docs/results.md",
     "docs/continuous.md",
     "docs/windows.md",
-    "docs/many-queries.md",
     "docs/input.md",
     "docs/schema-design.md",
     "docs/tables.md",

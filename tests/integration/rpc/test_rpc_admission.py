@@ -22,7 +22,7 @@ from galileo.rpc.admission import (
 from galileo.rpc.policy import HEARTBEATS, POLICIES
 from galileo.wire.channel import MESSAGE_BYTES_MAX, server_options, short_name
 from galileo.wire.status import error_of_rpc
-from galileo.wire.v1 import cluster_pb2, continuous_pb2, policy_pb2, query_pb2
+from galileo.wire.v1 import cluster_pb2, policy_pb2, query_pb2, storage_pb2
 from galileo.wire.zero_copy import has_more_fields
 
 PACKAGE = "/galileo.v1."
@@ -31,9 +31,9 @@ INGEST, STATUS, LIST = (
     f"{PACKAGE}{name}" for name in ("Storage/Ingest", "Cluster/Status", "Continuous/List")
 )
 HEARTBEAT = "/galileo.internal.v1.PeerCluster/Gossip"
-WATCH, RUN, MANY, SELECT = (
+WATCH, RUN, SCAN, SELECT = (
     f"{PACKAGE}{name}"
-    for name in ("Continuous/Watch", "Query/Run", "Continuous/SubmitMany", "Storage/Select")
+    for name in ("Continuous/Watch", "Query/Run", "Storage/Scan", "Storage/Select")
 )
 
 
@@ -51,13 +51,13 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.unary_stream_rpc_method_handler(self.stream)
         if details.method == SELECT:
             return grpc.unary_stream_rpc_method_handler(self.pour)
-        decode = continuous_pb2.SubmitManyRequest.FromString if details.method == MANY else None
+        decode = storage_pb2.ScanRequest.FromString if details.method == SCAN else None
         return grpc.unary_unary_rpc_method_handler(self.answer, request_deserializer=decode)
 
     async def answer(self, request: Any, context: object) -> bytes:
         self.begun += 1
         await self.go.wait()
-        return b"%d" % (len(request) if isinstance(request, bytes) else len(request.submissions))
+        return b"%d" % (len(request) if isinstance(request, bytes) else len(request.items))
 
     async def stream(self, request: bytes, context: object) -> AsyncIterator[bytes]:
         yield b"%d" % len(request)
@@ -230,20 +230,18 @@ async def test_admission_of_too_many_fields_is_refused_before_decoding(
     served: Served,
 ) -> None:
     served.handlers.go.set()
-    empty = continuous_pb2.SubmitManyRequest(submissions=[continuous_pb2.SubmitRequest()])
-    error = await served.refused(MANY, empty.SerializeToString() * (1 << 20))
+    empty = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem()])
+    error = await served.refused(SCAN, empty.SerializeToString() * (1 << 20))
     assert isinstance(error, MessageTooLarge)
     assert error.details["bound"] == 262_144
-    long = continuous_pb2.SubmitManyRequest(
-        submissions=[continuous_pb2.SubmitRequest(query="x" * 3_000)] * 1_000
-    )
-    assert await served.call(MANY, long.SerializeToString()) == b"1000"
+    long = storage_pb2.ScanRequest(items=[storage_pb2.ScanItem(query_json="x" * 3_000)] * 1_000)
+    assert await served.call(SCAN, long.SerializeToString()) == b"1000"
 
 
 async def test_admission_of_invalid_protobuf_is_an_input_error(served: Served) -> None:
-    error = await served.refused(MANY, b"\xff\xff\xff")
+    error = await served.refused(SCAN, b"\xff\xff\xff")
     assert isinstance(error, InputError)
-    assert isinstance(await served.refused(MANY, b"\xff" * (2 << 20)), InputError)
+    assert isinstance(await served.refused(SCAN, b"\xff" * (2 << 20)), InputError)
 
 
 @pytest.mark.parametrize("served", [READINGS], indirect=True)
@@ -355,13 +353,12 @@ async def test_admission_of_compressed_messages_is_unimplemented(served: Served)
 # Written out once more, so that an option that is lost by mistake fails here.
 BULK = """
     Storage/Ingest Storage/Read Storage/ReadTable Storage/Scan
-    Continuous/FetchMany Continuous/SubmitMany
     PeerStorage/Commit PeerStorage/RegisterQueries PeerStorage/Match Migration/HandOver
     PeerCluster/Gossip Replication/ReplicateFrames PeerStorage/ScanSmall
 """
 QUERIES = """
     Storage/Select Storage/Page Query/Run Continuous/Submit Continuous/Fetch Continuous/Watch
-    Samplers/Upload
+    Samplers/Upload Channels/Follow
     Analytics/Explain Analytics/Summarise Analytics/Aggregate Analytics/Latest
     Analytics/Estimate Analytics/Nearest
     Replication/Digest Replication/Replicate

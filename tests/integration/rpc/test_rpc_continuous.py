@@ -20,8 +20,7 @@ from galileo.errors import CorruptData, InputError
 from galileo.labels import LabelSet, from_ipc
 from galileo.model.windows import Window, WindowProgress, advance_windows, instant
 from galileo.packing import FORMAT_VERSION, Compression
-from galileo.rpc.bulk_codec import Update
-from galileo.rpc.continuous import CachedRange, ContinuousServicer
+from galileo.rpc.continuous import CachedRange, ContinuousServicer, Update
 from galileo.wire.caller import Stream
 from galileo.wire.channel import open_channel, server_options
 from galileo.wire.codec import commit_ranges_from_pb, cursor_from_pb, cursor_to_pb

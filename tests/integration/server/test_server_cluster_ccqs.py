@@ -134,7 +134,8 @@ async def test_counts_are_gathered_once_and_submissions_added() -> None:
     peers.records = {"b": [record("q"), record("r")], "c": [record("s")]}
     ccqs = gatherer(peers=peers, clock=clock)
     assert (await ccqs.owned_by("ann"), await ccqs.owned_by("bob")) == (3, 0)
-    ccqs.record_submitted("ann", 2)
+    for _ in range(2):
+        ccqs.record_submitted("ann")
     assert (await ccqs.owned_by("ann"), await ccqs.total(), peers.asked) == (5, 5, 4)
     peers.records["d"] = [record("t"), record("u")]
     clock.now += COUNTS_TTL_S
@@ -143,7 +144,7 @@ async def test_counts_are_gathered_once_and_submissions_added() -> None:
 
 async def test_counts_include_what_is_being_submitted() -> None:
     ccqs = gatherer()
-    with ccqs.submitting("ann", 2):
+    with ccqs.submitting("ann"), ccqs.submitting("ann"):
         assert (await ccqs.owned_by("ann"), await ccqs.total()) == (2, 2)
     assert await ccqs.owned_by("ann") == 0
 

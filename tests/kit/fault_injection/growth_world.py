@@ -28,7 +28,7 @@ from fault_injection.history import Read
 from fault_injection.ledger import Ledger, Producer, numbered_schema
 from fault_injection.nodes import wait_until
 from fault_injection.trial import Trial
-from galileo.client import Client, Submission
+from galileo.client import Client
 from galileo.cluster import LocalCluster
 from galileo.dht import placement, topology_changes
 from galileo.dht.topology import Topology
@@ -42,7 +42,7 @@ PRODUCERS, PRODUCER_PAUSE_S = 3, 0.4
 QUERY_PAUSE_S = 0.5
 CCQS, CCQ_INTERVAL, WATCHED_INTERVAL = 100, "2s", "500ms"
 WATCHED, READ = "temperature > 260", "temperature > 308"
-FETCH_WAIT = "2s"
+FETCH_PAUSE_S = 0.5
 PATIENCE = "180s"
 EXPIRATION = "12h"
 FIRST_S, DRAIN_S, TIDY_S = 300.0, 300.0, 60.0
@@ -150,7 +150,7 @@ class QueryReader(threading.Thread):
 
 
 class ManyReader(threading.Thread):
-    """Fetches the news of many continuous queries again and again.
+    """Fetches the news of many continuous queries, one after the other, again and again.
 
     Attributes:
         queries: by id.
@@ -161,27 +161,22 @@ class ManyReader(threading.Thread):
 
     def __init__(self, client: Client, queries: Sequence[str]) -> None:
         super().__init__(daemon=True)
-        submitted = client.submit_many(
-            [
-                Submission(DATASET, query, interval=CCQ_INTERVAL, expiration=EXPIRATION)
-                for query in queries
-            ]
-        )
-        refused = [one.error for one in submitted if one.error is not None]
-        if refused:
-            raise refused[0]
-        self.queries = {one.id: query for one, query in zip(submitted, queries, strict=True)}
+        self.queries = {
+            client.submit(DATASET, query, interval=CCQ_INTERVAL, expiration=EXPIRATION).id: query
+            for query in queries
+        }
         self.deliveries = {ccq_id: Deliveries() for ccq_id in self.queries}
         self.errors: Counter[str] = Counter()
         self.failure: BaseException | None = None
         self._client = client
-        self._tokens = {one.id: one.token for one in submitted}
+        self._tokens = dict.fromkeys(self.queries, "")
         self._stopping = threading.Event()
 
     def run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                self._fetch()
+            while not self._stopping.wait(FETCH_PAUSE_S):
+                for ccq_id in self.queries:
+                    self._fetch(ccq_id)
         except BaseException as error:
             self.failure = error
 
@@ -198,19 +193,15 @@ class ManyReader(threading.Thread):
             raise RuntimeError("the reader of many queries failed") from self.failure
         return len(self.deliveries[ccq_id])
 
-    def _fetch(self) -> None:
+    def _fetch(self, ccq_id: str) -> None:
         try:
-            news = self._client.fetch_many(self._tokens, wait=FETCH_WAIT)
+            update = self._client.fetch(ccq_id, token=self._tokens[ccq_id])
         except TransientError as error:
             self.errors[error.kind] += 1
             return
-        for refusal in news.errors.values():
-            if not isinstance(refusal, TransientError):
-                raise refusal
-            self.errors[refusal.kind] += 1
-        for ccq_id in news:
-            self.deliveries[ccq_id].take(news[ccq_id])
-        self._tokens |= news.tokens
+        if update.is_news:
+            self.deliveries[ccq_id].take(update)
+        self._tokens[ccq_id] = update.token
 
 
 class Command:

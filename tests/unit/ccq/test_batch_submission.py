@@ -11,11 +11,7 @@ from galileo.ccq.events import (
     BatchItem,
     BatchSubmitted,
     DatasetDropped,
-    FetchesRequested,
-    FetchRequested,
     Outcome,
-    RedirectFetch,
-    RefuseFetch,
     SubmitRequested,
 )
 from galileo.ccq.machine import Continuous
@@ -270,20 +266,6 @@ def test_machine_before_records_loaded_refuses_batches():
     machine = Continuous("a", ContinuousOptions(ordinal=0, groups=(("a",),)))
     (refused,) = machine.step(BatchSubmitted(1, items("q")), 0.0)
     assert (type(refused), refused.failure.kind) == (RefuseSubmit, "unavailable")
-    fetches = tuple(FetchRequested(number, "q", EMPTY_CURSOR) for number in (2, 3))
-    refused = machine.step(FetchesRequested(fetches), 0.0)
-    assert [type(one) for one in refused] == [RefuseFetch, RefuseFetch]
-
-
-def test_fetches_many_equal_single_fetches():
-    driver = Driver()
-    driver.lead()
-    driver.hear("b", RecordUpdate((Record(replace(CCQ, id="r"), NODES_MAX, "b"),)))
-    fetches = tuple(FetchRequested(n, i, EMPTY_CURSOR) for n, i in enumerate("qr"))
-    alone = [effect for one in fetches for effect in driver.feed(one)]
-    together = driver.feed(FetchesRequested(fetches))
-    assert together == alone
-    assert isinstance(together[1], RedirectFetch)
 
 
 def test_election_own_usage_counts():

@@ -11,13 +11,11 @@ from ccq_driver import BUSY, CCQ, IDLE, Driver, only
 from galileo.ccq.events import (
     AnswerBatch,
     AnswerCancel,
-    AnswerFind,
     BatchItem,
     BatchSubmitted,
     CancelRequested,
     FetchRequested,
     FindRequested,
-    FindsRequested,
     RedirectFetch,
     RefuseFind,
     SubmitRequested,
@@ -217,16 +215,6 @@ def test_fetch_elsewhere_is_redirected_and_nothing_is_stored() -> None:
     effects = made.hear(others_of(ccq, but="a")[0], RecordUpdate((record,)))
     assert effects == [RedirectFetch(1, "b")]
     assert made.machine.records == ()
-
-
-def test_finds_elsewhere_ask_once_for_all() -> None:
-    made = driver()
-    ccq = ccq_of(off="a")
-    effects = made.feed(FindsRequested((FindRequested(1, ccq.id), FindRequested(2, ccq.id))))
-    assert len(sent(effects, RecordRequest)) == 3
-    record = Record(ccq, NODES_MAX, "b")
-    found = made.hear(others_of(ccq, but="a")[0], RecordUpdate((record,)))
-    assert found == [AnswerFind(1, record), AnswerFind(2, record)]
 
 
 def test_find_is_unknown_only_when_all_nodes_deny_it() -> None:

@@ -16,7 +16,6 @@ from galileo.ccq.events import (
     CycleFailed,
     CycleFinished,
     CycleResult,
-    FetchesRequested,
     FetchRequested,
     PacksCompacted,
     StartCycle,
@@ -245,9 +244,8 @@ def test_retrieved_cursors_are_saved_in_turns_of_flushed_max() -> None:
         driver.lead(replace(CCQ, id=f"q{number}"))
     known = Cursor({0: 1})
     driver.feed(CommitsObserved("d", known))
-    driver.feed(
-        FetchesRequested(tuple(FetchRequested(n, f"q{n}", known) for n in range(5))), now=9.0
-    )
+    for number in range(5):
+        driver.feed(FetchRequested(number, f"q{number}", known), now=9.0)
     saved = [
         [one.record.ccq.id for one in only(driver.tick(now), SaveRecord)]
         for now in (10.0, 11.0, 12.0, 13.0)
