@@ -168,9 +168,9 @@ class AsyncChannels(AsyncTables):
             InvalidToken: the token is damaged, or of another channel or broker.
 
         Example:
-            >>> batch = await anext(client.follow("hot", "me"))
-            >>> await client.acknowledge("hot", "me", batch.token)
-            >>> await client.position("hot", "me") == batch.token
+            >>> batches = await client.fetch_notifications("hot", "me", wait="5s")
+            >>> await client.acknowledge("hot", "me", batches[-1].token)
+            >>> await client.position("hot", "me") == batches[-1].token
             True
         """
         known = await self._channel(channel)

@@ -431,9 +431,9 @@ class BlockingCalls(BlockingBase):
             InvalidToken: the token is damaged, or of another channel or broker.
 
         Example:
-            >>> batch = anext(client.follow("hot", "me"))
-            >>> client.acknowledge("hot", "me", batch.token)
-            >>> client.position("hot", "me") == batch.token
+            >>> batches = client.fetch_notifications("hot", "me", wait="5s")
+            >>> client.acknowledge("hot", "me", batches[-1].token)
+            >>> client.position("hot", "me") == batches[-1].token
             True
         """
         self._run(self._client.acknowledge(channel, broker, token))

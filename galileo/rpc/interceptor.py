@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -122,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _record_of(self, method: str) -> Record:
         if not method.startswith(OWN_SERVICES):
-            return lambda request, context: contextlib.nullcontext(SimpleNamespace())
+            return lambda request, context: contextlib.nullcontext()
         name = short_name(method)
         return lambda request, context: self._calls.record(name, request, context)
 
