@@ -29,6 +29,9 @@ from galileo.gateway.problems import problem
 from galileo.gateway.request_bodies import RequestBodies, format_of
 from galileo.gateway.routes import Handler
 from galileo.gateway.subscription_bodies import FORMATS, tables_of
+from galileo.model.channel import Channel
+from galileo.model.table import versions_of
+from galileo.query.subscriptions import ParameterQuery
 from galileo.rdf.endpoint import drop_body
 from galileo.rdf.protocol import Refused
 
@@ -94,6 +97,8 @@ class SubscriptionRoutes:
             self._bodies.received(request, pieces) as (body, _),
         ):
             rows = await self._rows(client, channel, body, format=format)
+            known = await channel_named(client, channel)
+            await self._encoders.run(lambda: _check(known, rows))
             receipt = await client.subscribe(
                 channel,
                 rows,
@@ -122,6 +127,12 @@ class SubscriptionRoutes:
         if not rows or whole is None:
             raise InputError("expected subscriptions, got none", expected="subscriptions")
         return whole
+
+
+def _check(channel: Channel, rows: pa.Table) -> None:
+    """Checks all subscriptions of a request before the first one is stored."""
+    assert channel.schema is not None, "a channel of a cluster has a dataset"
+    ParameterQuery(channel.template, channel.schema).check(versions_of(channel.subscriptions, rows))
 
 
 def _check_size(rows: int, size: int) -> None:

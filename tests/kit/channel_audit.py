@@ -370,7 +370,7 @@ class ChannelAudit:
         return {change.id for changes in self.changes[partition].values() for change in changes}
 
     def outcomes(self, name: str, observation: Observation, *, until: int) -> set[str | None]:
-        """To which brokers an observation may go for a subscription; None: to nobody."""
+        """To which brokers an observation may go for a subscription; None: to no broker."""
         begun, versions = self.sent[observation.number], self.ledger[name]
         returned = [v.returned is not None and v.returned < begun for v in versions]
         first = max(place for place, is_known in enumerate(returned) if is_known)

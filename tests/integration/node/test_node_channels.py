@@ -386,7 +386,7 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
     await hot.observe()
     hot.gossip()
     await hot.execute()
-    node, task = hot.cluster["a"], ExecutionsTask(CHANNEL, "nobody", Cursor())
+    node, task = hot.cluster["a"], ExecutionsTask(CHANNEL, "none", Cursor())
     hot.gossip()
     node.view.update_sequences(CHANNEL, Cursor({0: 7}))
     hot.cluster.network.calls.clear()

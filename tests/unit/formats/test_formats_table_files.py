@@ -11,6 +11,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import shapely
+from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats.table_files import open_rows
@@ -65,7 +66,7 @@ def test_json_lines_mix_geojson_and_wkt_and_keep_other_columns(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("suffix", ["csv", "wkt.ndjson", "geojson.ndjson"])
-def test_the_largest_geometry_fits_a_row_of_text(tmp_path: Path, suffix: str) -> None:
+def test_largest_geometry_fits_a_row_of_text(tmp_path: Path, suffix: str) -> None:
     shape, path = huge(), tmp_path / f"rows.{suffix}"
     wkt = shapely.to_wkt(shape, rounding_precision=30)
     geojson = shapely.to_geojson(shape)
@@ -85,7 +86,7 @@ def test_the_largest_geometry_fits_a_row_of_text(tmp_path: Path, suffix: str) ->
 def test_damaged_json_lines_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rows.ndjson"
     path.write_text(text)
-    with pytest.raises(InputError, match="cannot be read"):
+    with raises(InputError):
         list(open_rows(path, COLUMNS))
 
 
@@ -96,5 +97,5 @@ def test_damaged_arrow_files_are_refused(tmp_path: Path) -> None:
     schema = pa.schema([COLUMNS.field(2)])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch([wrong], schema=schema))
-    with pytest.raises(InputError, match="cannot be read"):
+    with raises(InputError):
         list(open_rows(path, COLUMNS))

@@ -22,6 +22,7 @@ from galileo import errors
 from galileo.client.client_pool import ClientPool
 from galileo.client.descriptions import DatasetDescription
 from galileo.client.results import ChannelPartition
+from galileo.cursor import EMPTY_CURSOR
 from galileo.errors import ConfigError, InputError
 from galileo.gateway import channel_documents, documents, edr_requests, parameters
 from galileo.gateway.formats import MEDIA_TYPES, Encoders, TableEncoder
@@ -98,7 +99,7 @@ def test_progress_of_a_channel_names_what_is_missing_and_what_fails() -> None:
     def partition(number: int, *, behind: int = 0, failure: str = "") -> ChannelPartition:
         facts = {"execution": 7, "subscriptions": 5, "index_bytes": 9, "took_s": 0.5}
         return ChannelPartition(
-            number, "n", **facts, behind=behind, executed_at=1.5, failure=failure
+            number, "n", **facts, behind=behind, cut=EMPTY_CURSOR, executed_at=1.5, failure=failure
         )
 
     several = [partition(0, behind=3), partition(2, behind=4, failure="no room")]

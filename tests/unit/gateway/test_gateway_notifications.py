@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import raises
 
 import galileo
 from galileo.client.json_lines import json_values
@@ -78,7 +79,7 @@ def pairs_of(document: dict[str, Any]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("columns", [(), ("amount", "note"), ("latitude", "longitude")])
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_document_has_each_pair_of_its_batch(
+def test_document_of_a_batch_has_each_of_its_pairs(
     seed: int, leave: bool, columns: tuple[str, ...]
 ) -> None:
     one = batch(random.Random(seed), seed, columns=columns, leave=leave)
@@ -117,7 +118,7 @@ def test_lists_are_json_arrays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_page_ends_with_the_execution_that_reaches_its_limit(seed: int) -> None:
+def test_page_with_a_limit_ends_with_the_execution_that_reaches_it(seed: int) -> None:
     chance = random.Random(seed)
     batches = [batch(chance, number) for number in range(chance.randrange(1, 6))]
     limit = chance.randrange(1, 40)
@@ -164,7 +165,7 @@ class Executions:
         self.changed.set()
 
 
-async def test_a_reader_gets_each_item_once_and_goes_on_behind_executions_without_one() -> None:
+async def test_reader_gets_each_item_once_and_goes_on_behind_executions_without_one() -> None:
     executions, waits, encoders = Executions(), Waits(), Encoders()
 
     def reader(token: str) -> BrokerReader:
@@ -199,8 +200,8 @@ async def test_a_reader_gets_each_item_once_and_goes_on_behind_executions_withou
     waiting = asyncio.create_task(anext(one.events([], heartbeat_s=60.0)))  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     waits.stop()
-    with pytest.raises(Unavailable, match="the gateway stops"):
+    with raises(Unavailable):
         await waiting
-    with pytest.raises(Unavailable, match="the gateway stops"):
+    with raises(Unavailable):
         await reader("").fetch()
     encoders.close()

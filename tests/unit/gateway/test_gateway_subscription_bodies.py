@@ -101,7 +101,9 @@ def test_mistakes_have_their_row(
             read(tmp_path / "body", "json", body.encode())
 
 
-def test_what_is_parsed_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscription_bodies_of_large_rows_are_parsed_in_bounded_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subscription_bodies, "JSON_BYTES_MAX", 100)
     line = json.dumps({"id": "a" * 60}).encode()
     assert len(read(tmp_path / "body", "ndjson", b"\n".join([line] * 9))) == 9

@@ -199,7 +199,9 @@ CROSSED = shapely.Polygon([(0, 0), (1, 1), (1, 0), (0, 1), (0, 0)])
     ],
     ids=str,
 )
-def test_what_queries_refuse_is_refused_with_its_row(value: Any, expected: str) -> None:
+def test_geometries_that_queries_refuse_are_refused_with_their_row(
+    value: Any, expected: str
+) -> None:
     null = pa.array([None] * 3, pa.array([value]).type)
     with raises(InputError, expected=expected, row=4):
         to_stored(pa.chunked_array([null, pa.array([None, value, value])]))
@@ -220,7 +222,7 @@ def test_columns_of_other_types_are_refused(values: Any) -> None:
         to_stored(column(values))
 
 
-def test_the_largest_geometries_are_accepted() -> None:
+def test_largest_geometries_are_accepted() -> None:
     parts = np.arange(regions.VERTICES_MAX // 4) / 200 - 60
     boxes = shapely.box(parts, 0, parts + 0.004, 1)[: regions.VERTICES_MAX // 5]
     ends = np.stack([parts, np.zeros(len(parts)), parts, np.ones(len(parts))], axis=1)
@@ -305,7 +307,7 @@ def test_sent_geometries_are_checked_but_for_their_validity() -> None:
             to_stored(column(values, kind), is_sent=True)
 
 
-def test_a_comb_whose_validity_takes_long_is_not_examined_by_nodes() -> None:
+def test_comb_whose_validity_takes_long_is_not_examined_by_nodes() -> None:
     teeth = np.linspace(-50, 50, 20_000)
     line = np.empty((2 * len(teeth), 2))
     line[0::2] = np.column_stack([teeth, np.full(len(teeth), -60.0)])

@@ -382,7 +382,7 @@ def test_subscriptions_with_equal_values_share_memory_and_records() -> None:
     assert sum(map(len, batch.column("subscriptions").to_pylist())) == count
 
 
-def test_an_empty_index_and_no_rows_have_no_matches() -> None:
+def test_match_of_an_empty_index_or_of_no_rows_is_empty() -> None:
     index = SubscriptionIndex(ParameterQuery("t > :x AND b", SCHEMA))
     rows = rows_of(np.zeros(2), np.zeros(2))
 
