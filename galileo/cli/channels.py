@@ -96,7 +96,8 @@ def create(
       galileo channel create hot weather "temperature > :least" --period 5s
       galileo channel create near ships "S_DWITHIN(geometry, :place, :metres)" \\
           --column ship --column time --keep 12h
-      galileo channel create fences ships "S_INTERSECTS(geometry, :area)" --new either --leave
+      galileo channel create fences ships "S_INTERSECTS(geometry, :area)" \\
+          --new either --leave
     """
     created = Channel(
         name,

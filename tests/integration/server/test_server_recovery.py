@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Collection, Iterator, Mapping
@@ -21,16 +22,19 @@ from galileo.storage.store import Store
 NODES = ("a", "b", "c", "d", "e")
 
 
-def free_address() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{one.getsockname()[1]}"
+def free_addresses(count: int) -> list[str]:
+    """Different ones, since all are taken at a time."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
 def topology(addresses: Mapping[str, str] | None = None) -> Topology:
-    nodes = [
-        {"name": name, "address": (addresses or {}).get(name) or free_address()} for name in NODES
-    ]
+    given = dict(addresses or {})
+    free = [one for one in free_addresses(2 * len(NODES)) if one not in given.values()]
+    nodes = [{"name": name, "address": given.get(name) or free.pop()} for name in NODES]
     group = {"name": "g", "nodes": nodes, "ranges": [""]}
     return Topology.from_json(json.dumps({"replicas": 5, "groups": [group]}))
 
