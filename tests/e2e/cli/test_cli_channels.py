@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from executions import await_executed
 
 import galileo
 from galileo.cli import datasets, session
@@ -33,7 +34,7 @@ from galileo.model.times import iso, micros
 Fresh = Callable[[str], str]
 Run = Callable[..., Result]
 COLUMNS = 80
-SETTLED_S = "2s"
+SETTLED_S = "200ms"
 """An execution comes within this time."""
 
 
@@ -74,11 +75,13 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Output", functools.partial(Output, columns=COLUMNS))
 
 
-def warm(client: galileo.Client, air: str, *temperatures: float) -> None:
+def warm(client: galileo.Client, air: str, channel: str, *temperatures: float) -> None:
+    """Ingests observations, and waits until the channel has executed them."""
     rows = len(temperatures)
     frame = pd.DataFrame({"latitude": [40.0] * rows, "longitude": [-105.0] * rows})
     noon = pd.Timestamp("2026-05-02T12:00Z")
-    client.ingest(air, frame.assign(time=noon, temperature=temperatures, station='K"EN'))
+    warm_day = frame.assign(time=noon, temperature=temperatures, station='K"EN')
+    await_executed(client, channel, client.ingest(air, warm_day).reached)
 
 
 def notified(done: Result) -> list[tuple[str, float]]:
@@ -118,7 +121,7 @@ def test_channel_is_created_listed_shown_and_dropped(
     run(
         "subscribe", name, "--id", "anna", "--set", "least=285", "--set", "station=K", "--broker=me"
     )
-    warm(client, air, 290.0)
+    warm(client, air, name, 290.0)
     deadline = time.monotonic() + 20
     while (shown := json.loads(run("show", name, "--json").stdout))["missing"] or (
         shown["subscriptions"] < 1
@@ -158,14 +161,14 @@ def test_follow_continues_at_a_token_and_at_a_file(
     run("subscribe", hot, "--id", "bert", "--set", "least=300", "--broker", "me")
     follow = ("follow", hot, "me", "--wait", SETTLED_S)
     assert run(*follow).output == ""
-    warm(client, air, 284.0, 291.0)
+    warm(client, air, hot, 284.0, 291.0)
     first = run(*follow)
     assert first.stdout == (
         "anna: latitude=40, longitude=-105, time=2026-05-02T12:00:00Z, temperature=291, "
         'station=K\\"EN\n'
     )
     token = token_of(first)
-    warm(client, air, 301.0)
+    warm(client, air, hot, 301.0)
     pairs = [("anna", 301.0), ("bert", 301.0)]
     assert sorted(notified(run(*follow, "--token", token, "--json"))) == pairs
     assert sorted(notified(run(*follow, "--json"))) == [("anna", 291.0), *pairs]
@@ -180,7 +183,7 @@ def test_follow_continues_at_a_token_and_at_a_file(
     tokens = [json.loads(line).get("token") for line in last.stdout.splitlines()]
     assert tokens[-1] == token_of(last) == file.read_text().strip()
     assert notified(run(*resumed)) == []
-    assert run("follow", hot, "you", "--wait", "1s").output == ""
+    assert run("follow", hot, "you", "--wait", SETTLED_S).output == ""
     file.write_text("no token\n")
     assert f"{file} holds no position of {hot}" in run(*resumed, fails=2).stderr
     refused = run("follow", hot, "you", "--token", token, fails=2)
@@ -191,7 +194,7 @@ def test_follow_ends_by_an_interrupt_with_its_token(
     cluster: galileo.LocalCluster, run: Run, client: galileo.Client, air: str, hot: str
 ) -> None:
     run("subscribe", hot, "--id", "anna", "--set", "least=285", "--broker", "me")
-    warm(client, air, 291.0)
+    warm(client, air, hot, 291.0)
     command = ["--node", cluster.addresses[0], "channel", "follow", hot, "me"]
     # Where the tests run in the background, programs are started with Ctrl-C ignored.
     code = (
@@ -320,7 +323,7 @@ def test_channel_commands_fit_80_columns(
     run("create", name, air, template, "--period", "100ms")
     settings = ("least=285", "most=300", "station=KDEN", "metres=5000")
     run("subscribe", name, "--id=a", "--broker=me", *(f"--set={one}" for one in settings))
-    warm(client, air, 290.0)
+    warm(client, air, name, 290.0)
     run("follow", name, "me", "--wait", SETTLED_S)
     for command in (["list"], ["show", name]):
         lines = run(*command).stdout.splitlines()

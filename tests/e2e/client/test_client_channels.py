@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
+from executions import await_executed
 from expected_errors import raises
 
 import galileo
@@ -22,7 +22,6 @@ from galileo.errors import (
 )
 
 NOON = pd.Timestamp("2026-05-02T12:00Z")
-SETTLED_S = 30.0
 QUIET = "100ms"
 """Followers wait for so long when all is executed."""
 Pair = tuple[str, int]
@@ -56,15 +55,7 @@ def air(client: galileo.Client, fresh_name: Callable[[str], str]) -> str:
 
 def observe(client: galileo.Client, air: str, channel: str, rows: list[dict[str, Any]]) -> None:
     """Ingests observations, and waits until all partitions have executed them."""
-    reached = client.ingest(air, observations(rows)).reached
-    [partitions] = [one.partitions for one in client.channels() if one.name == channel]
-    deadline = time.monotonic() + SETTLED_S
-    while time.monotonic() < deadline:
-        progress = client.describe_channel(channel)
-        if len(progress) == partitions and all(one.cut.covers(reached) for one in progress):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"not executed: {client.describe_channel(channel)}")
+    await_executed(client, channel, client.ingest(air, observations(rows)).reached)
 
 
 class World:

@@ -195,6 +195,7 @@ def test_wrong_geometries_are_refused_with_their_row(client: galileo.Client, nam
     assert len(client.table(name)) == 0
 
 
+@pytest.mark.slow
 def test_rows_of_many_large_geometries_are_sent_in_several_batches(
     client: galileo.Client, name: str, fresh_name: Callable[[str], str]
 ) -> None:

@@ -157,10 +157,14 @@ MODES: list[dict[str, Any]] = [
 
 
 LIMITS = [ExecutorOptions(), ExecutorOptions(rows_max=3), ExecutorOptions(bytes_max=1)]
+MIXES = [
+    pytest.param(mode, options, marks=() if mode is MODES[-1] or number == 0 else pytest.mark.slow)
+    for mode in MODES
+    for number, options in enumerate(LIMITS)
+]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
-@pytest.mark.parametrize("options", LIMITS, ids=["large", "rows", "bytes"])
+@pytest.mark.parametrize(("mode", "options"), MIXES)
 async def test_rounds_tell_what_loops_over_all_pairs_find(
     cluster: Any, mode: dict[str, Any], options: ExecutorOptions
 ) -> None:

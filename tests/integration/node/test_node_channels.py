@@ -395,6 +395,7 @@ async def test_a_reader_waits_where_the_view_is_ahead_of_the_owner(hot: Hot) -> 
     assert len(hot.cluster.network.calls) < 4 * 0.5 / LOOK_S
 
 
+@pytest.mark.slow
 async def test_files_that_were_merged_are_dropped_when_they_are_old(cluster: Any) -> None:
     """A merged file has executions of a small part of the time for which they are kept."""
     hot = Hot(cluster)
