@@ -234,9 +234,8 @@ class TableRows:
             MissingExtra: geopandas is not installed; it comes with `galileo-store[plots]`.
 
         Example:
-            >>> client.create_table(
-            ...     galileo.Table("lakes", {"id": "text", "shore": "geometry"}, key="id")
-            ... )
+            >>> columns = {"id": "text", "shore": "geometry"}
+            >>> client.create_table(galileo.Table("lakes", columns, key="id"))
             >>> receipt = client.upsert("lakes", {"id": ["a"], "shore": ["POINT (-105.1 40.2)"]})
             >>> client.table("lakes").to_geopandas().geometry.x.tolist()
             [-105.1]
