@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +11,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from galileo.cli.datasets import check_drop, note_pending
+from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, counted, handle_errors, time_left, to_json
@@ -337,13 +336,7 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
     Example:
       galileo channel drop hot
     """
-    with session.client() as client:
-        find = partial(_known, client)
-        check_drop(session, client, find, "channel", name, is_confirmed=yes)
-        find(name)
-        dropped = client.drop_dataset(name)
-    session.output.value(asdict(dropped), words=f"dropped channel {name}")
-    note_pending(session.output, dropped)
+    drop_stored(session, _known, "channel", name, is_confirmed=yes)
 
 
 def _known(client: Client, name: str) -> Channel:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -118,17 +119,43 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
       galileo dataset drop stations --yes --json | jq .rows
     """
     with session.client() as client:
-        check_drop(session, client, client.schema, "dataset", name, is_confirmed=yes)
+        _check_drop(session, client, client.schema, "dataset", name, is_confirmed=yes)
         dropped = client.drop_dataset(name)
     session.output.value(
         asdict(dropped),
         words=f"dropped dataset {name}: {dropped.rows:,} observations, "
         f"{dropped.bytes / 1e6:,.1f} MB; continuous queries ended: {dropped.ccqs:,}",
     )
-    note_pending(session.output, dropped)
+    _note_pending(session.output, dropped)
 
 
-def note_pending(output: Output, dropped: DroppedDataset) -> None:
+def drop_stored(
+    session: Session,
+    find: Callable[[Client, str], object],
+    kind: str,
+    name: str,
+    *,
+    is_confirmed: bool,
+) -> None:
+    """Drops a table or a channel, and says so.
+
+    Args:
+        session: of the command.
+        find: raises an error where there is none of a name.
+        kind: "table" or "channel".
+        name: of it.
+        is_confirmed: whether --yes is given.
+    """
+    with session.client() as client:
+        known = partial(find, client)
+        _check_drop(session, client, known, kind, name, is_confirmed=is_confirmed)
+        known(name)
+        dropped = client.drop_dataset(name)
+    session.output.value(asdict(dropped), words=f"dropped {kind} {name}")
+    _note_pending(session.output, dropped)
+
+
+def _note_pending(output: Output, dropped: DroppedDataset) -> None:
     """Names the nodes that drop later, if there are some."""
     if dropped.pending:
         pending = ", ".join(dropped.pending)
@@ -140,7 +167,7 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def check_drop(
+def _check_drop(
     session: Session,
     client: Client,
     find: Callable[[str], object],

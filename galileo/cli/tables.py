@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from galileo.cli.data import (
     output_options,
     write_tables,
 )
-from galileo.cli.datasets import check_drop, note_pending
+from galileo.cli.datasets import drop_stored
 from galileo.cli.lazy import Group
 from galileo.cli.options import EXISTING_FILE
 from galileo.cli.output import Output, counted, handle_errors
@@ -262,13 +262,7 @@ def drop(session: Session, *, name: str, yes: bool) -> None:
     Example:
       galileo table drop shelters
     """
-    with session.client() as client:
-        find = partial(_known, client)
-        check_drop(session, client, find, "table", name, is_confirmed=yes)
-        find(name)
-        dropped = client.drop_dataset(name)
-    session.output.value(asdict(dropped), words=f"dropped table {name}")
-    note_pending(session.output, dropped)
+    drop_stored(session, _known, "table", name, is_confirmed=yes)
 
 
 def _known(client: Client, name: str) -> Table:

@@ -25,9 +25,8 @@ from galileo.wire import token as tokens
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
 from galileo.wire.follow_parts import FollowParts
-from galileo.wire.v1 import channels_pb2, cluster_pb2
+from galileo.wire.v1 import channels_pb2
 from galileo.wire.v1.channels_pb2_grpc import ChannelsStub
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
 
 ANSWER_BYTES = 16 << 20
 """A call for notifications ends after so many bytes; the next one goes on there."""
@@ -59,8 +58,7 @@ class AsyncChannels(AsyncTables):
             channel,
             "a channel, such as galileo.Channel('hot', 'weather', 'temperature > :least')",
         )
-        request = cluster_pb2.CreateDatasetRequest(schema_json=channel.unbound.to_json())
-        await self._caller.unary(ClusterStub, "CreateDataset", request)
+        await self._create(channel.unbound)
 
     async def channels(self) -> list[Channel]:
         """All channels.
@@ -69,8 +67,7 @@ class AsyncChannels(AsyncTables):
             >>> "hot" in [channel.name for channel in await client.channels()]
             True
         """
-        request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        reply = await self._list()
         found = [Channel.from_json(text) for text in reply.channels_json]
         self._channels = {channel.name: channel for channel in found}
         return found

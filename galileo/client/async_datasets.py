@@ -17,6 +17,7 @@ from galileo.model.retention import Retention, VersionedRetention
 from galileo.model.schema import (
     Feature,
     Schema,
+    StoredSchema,
     features_to_json,
     has_columns,
     other_kind,
@@ -69,9 +70,7 @@ class AsyncDatasets(AsyncAnalytics):
                 "expected a schema, such as galileo.Schema('stations', "
                 f"[galileo.Feature('temperature', unit='K')]), got {schema!r}"
             )
-        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
-        reply = await self._caller.unary(ClusterStub, "CreateDataset", request)
-        self._cache_schema(Schema.from_json(reply.schema_json))
+        self._cache_schema(Schema.from_json(await self._create(schema)))
         if retention is not None:
             await self.set_retention(schema.name, retention)
 
@@ -150,8 +149,7 @@ class AsyncDatasets(AsyncAnalytics):
             >>> await client.drop_dataset("weather-fog")
             DroppedDataset(dataset='weather-fog', rows=0, bytes=0, ccqs=0, pending=())
         """
-        listing = cluster_pb2.ListDatasetsRequest()
-        listed = await self._caller.unary(ClusterStub, "ListDatasets", listing)
+        listed = await self._list()
         texts = [*listed.schemas_json, *listed.tables_json, *listed.channels_json]
         schemas = {schema.name: schema for schema in map(stored_schema_from_json, texts)}
         # If it is not listed, the node answers why: the caller may have no access to it.
@@ -241,8 +239,7 @@ class AsyncDatasets(AsyncAnalytics):
             >>> "weather" in {schema.name for schema in await client.datasets()}
             True
         """
-        request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        reply = await self._list()
         schemas = [Schema.from_json(text) for text in reply.schemas_json]
         for name in self._schemas.keys() - {schema.name for schema in schemas}:
             del self._schemas[name]
@@ -264,6 +261,21 @@ class AsyncDatasets(AsyncAnalytics):
             return await self._read_schema(dataset)
         return cached.schema
 
+    async def _create(self, schema: StoredSchema) -> str:
+        """Creates a dataset, table or channel; as JSON what was created."""
+        request = cluster_pb2.CreateDatasetRequest(schema_json=schema.to_json())
+        reply = await self._caller.unary(ClusterStub, "CreateDataset", request)
+        created: str = reply.schema_json
+        return created
+
+    async def _list(self, name: str = "") -> cluster_pb2.ListDatasetsReply:
+        """All datasets, tables and channels, or the one of a name."""
+        request = cluster_pb2.ListDatasetsRequest(name=name)
+        reply: cluster_pb2.ListDatasetsReply = await self._caller.unary(
+            ClusterStub, "ListDatasets", request
+        )
+        return reply
+
     async def _schema_with(self, dataset: str, names: Iterable[str]) -> Schema:
         """The schema of a dataset; read again if it lacks a feature of these names."""
         schema = await self.schema(dataset)
@@ -271,8 +283,7 @@ class AsyncDatasets(AsyncAnalytics):
 
     async def _read_schema(self, dataset: str) -> Schema:
         """Reads the schema of a dataset from a node."""
-        request = cluster_pb2.ListDatasetsRequest(name=dataset_name(dataset))
-        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        reply = await self._list(dataset_name(dataset))
         schemas = {schema.name: schema for schema in map(Schema.from_json, reply.schemas_json)}
         for text in (*reply.tables_json, *reply.channels_json):
             raise other_kind(stored_schema_from_json(text), "dataset")

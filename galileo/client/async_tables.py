@@ -26,8 +26,7 @@ from galileo.model.schema import unknown_table
 from galileo.model.table import DELETED, Table, deletions_of, versions_of
 from galileo.wire.caller import Connection
 from galileo.wire.codec import cursor_from_pb, cursor_to_pb
-from galileo.wire.v1 import cluster_pb2, storage_pb2
-from galileo.wire.v1.cluster_pb2_grpc import ClusterStub
+from galileo.wire.v1 import storage_pb2
 from galileo.wire.v1.storage_pb2_grpc import StorageStub
 
 Keys: TypeAlias = Any
@@ -50,8 +49,7 @@ class AsyncTables(AsyncObservations):
         instance_of(
             Table, table, "a table, such as galileo.Table('shelters', {'id': 'text'}, 'id')"
         )
-        request = cluster_pb2.CreateDatasetRequest(schema_json=table.to_json())
-        await self._caller.unary(ClusterStub, "CreateDataset", request)
+        await self._create(table)
 
     async def tables(self) -> list[Table]:
         """All tables.
@@ -60,8 +58,7 @@ class AsyncTables(AsyncObservations):
             >>> "shelters" in {table.name for table in await client.tables()}
             True
         """
-        request = cluster_pb2.ListDatasetsRequest()
-        reply = await self._caller.unary(ClusterStub, "ListDatasets", request)
+        reply = await self._list()
         found = [Table.from_json(text) for text in reply.tables_json]
         self._tables = {table.name: table for table in found}
         return found

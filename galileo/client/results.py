@@ -16,7 +16,7 @@ from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.model.channel import LEFT
+from galileo.model.channel import LEFT, pairs_of
 from galileo.model.windows import Window, WindowChange, instant
 from galileo.optional_imports import to_pandas
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
@@ -303,21 +303,11 @@ class Notifications:
             >>> batch.to_arrow().select(["subscription", "temperature"]).to_pylist()
             [{'subscription': 'anna', 'temperature': 291.0}]
         """
-        rows, subscriptions = self._lengths
-        of_row = np.repeat(subscriptions, rows)  # Of each row of each match its subscriptions.
-        first = np.repeat(np.cumsum(subscriptions) - subscriptions, rows)
-        within = np.arange(of_row.sum()) - np.repeat(np.cumsum(of_row) - of_row, of_row)
-        numbers = np.repeat(_flattened(self.matches, "rows").to_numpy(), of_row)
-        ids = _flattened(self.matches, "subscriptions").take(
-            pa.array(np.repeat(first, of_row) + within)
-        )
+        match, numbers, ids = pairs_of(self.matches)
         table = self.observations.take(pa.array(numbers)).add_column(0, "subscription", ids)
         if LEFT not in self.matches.column_names:
             return table
-        left = self.matches.column(LEFT).take(pa.array(np.repeat(np.arange(len(rows)), rows)))
-        return table.append_column(
-            LEFT, left.take(pa.array(np.repeat(np.arange(len(left)), of_row)))
-        )
+        return table.append_column(LEFT, self.matches.column(LEFT).take(pa.array(match)))
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame.
@@ -328,11 +318,6 @@ class Notifications:
             ['anna']
         """
         return to_pandas(self.to_arrow())
-
-
-def _flattened(table: pa.Table, name: str) -> pa.Array:
-    """The values of a column of lists without nulls, one list behind the other."""
-    return pc.list_flatten(table.column(name).combine_chunks())
 
 
 @dataclass(frozen=True, slots=True)

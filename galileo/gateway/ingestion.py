@@ -23,16 +23,14 @@ from starlette.responses import Response
 
 from galileo.client.async_client import AsyncClient
 from galileo.client.results import Receipt
-from galileo.errors import GalileoError, InputError, InvalidObservations
+from galileo.errors import InputError, InvalidObservations
 from galileo.formats.memory_file import MemoryFile
 from galileo.formats.strict_source import StrictSource
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
 from galileo.gateway.formats import Encoders
-from galileo.gateway.request_bodies import RequestBodies, format_of
+from galileo.gateway.request_bodies import RequestBodies, body_pieces, format_of
 from galileo.model.schema import Schema
-from galileo.rdf.endpoint import drop_body
-from galileo.rdf.protocol import Refused
 
 OBSERVATIONS_MAX = 4_000_000
 """Observations of a request."""
@@ -91,13 +89,8 @@ class IngestRoute:
             GalileoError: the request is wrong, or nodes cannot store all of it.
             Refused: the body is too large or has another type.
         """
-        pieces = request.stream()
-        try:
+        async with body_pieces(request) as pieces:
             return await self._store(request, pieces)
-        except (GalileoError, Refused):
-            # A client that cannot send its body does not read the answer.
-            await drop_body(pieces)
-            raise
 
     async def _store(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> Response:
         parameters.single_values(request.query_params, ())

@@ -53,6 +53,11 @@ def _height() -> dict[str, Any]:
     return {"in": "query", "description": text, "schema": {"type": "string"}}
 
 
+def _in_path(text: str, kind: str = "string", **bounds: Any) -> dict[str, Any]:
+    schema = {"type": kind, **bounds}
+    return {"in": "path", "required": True, "description": text, "schema": schema}
+
+
 T = TypeVar("T")
 K = TypeVar("K")
 Box: TypeAlias = tuple[float, float, float, float]
@@ -61,12 +66,7 @@ Interval: TypeAlias = tuple[int | None, int | None]
 """First and last microsecond; None for an open end."""
 
 TABLE: dict[str, dict[str, Any]] = {
-    "collectionId": {
-        "in": "path",
-        "required": True,
-        "description": "The name of a dataset.",
-        "schema": {"type": "string"},
-    },
+    "collectionId": _in_path("The name of a dataset."),
     "f": {
         "in": "query",
         "description": "The format of the answer; without it, the header Accept decides.",
@@ -84,12 +84,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "The token of the last page or update: of pages, as their link next has it.",
         "schema": {"type": "string"},
     },
-    "featureId": {
-        "in": "path",
-        "required": True,
-        "description": "The id of an observation.",
-        "schema": {"type": "string"},
-    },
+    "featureId": _in_path("The id of an observation."),
     "bbox": {
         "in": "query",
         "description": "West, south, east and north in degrees; west may be greater than east. "
@@ -171,42 +166,17 @@ TABLE: dict[str, dict[str, Any]] = {
         "style": "form",
         "explode": False,
     },
-    "locationId": {
-        "in": "path",
-        "required": True,
-        "description": "The id of a location: a value of its feature, or a geohash.",
-        "schema": {"type": "string"},
-    },
+    "locationId": _in_path("The id of a location: a value of its feature, or a geohash."),
     "query": {
         "in": "query",
         "required": True,
         "description": "SELECT, ASK, CONSTRUCT or DESCRIBE.",
         "schema": {"type": "string"},
     },
-    "ccqId": {
-        "in": "path",
-        "required": True,
-        "description": "The id of a continuous query.",
-        "schema": {"type": "string"},
-    },
-    "channelId": {
-        "in": "path",
-        "required": True,
-        "description": "The name of a channel.",
-        "schema": {"type": "string"},
-    },
-    "subscriptionId": {
-        "in": "path",
-        "required": True,
-        "description": "The id of a subscription.",
-        "schema": {"type": "string"},
-    },
-    "brokerId": {
-        "in": "path",
-        "required": True,
-        "description": "The name of a broker, as subscriptions have it.",
-        "schema": {"type": "string"},
-    },
+    "ccqId": _in_path("The id of a continuous query."),
+    "channelId": _in_path("The name of a channel."),
+    "subscriptionId": _in_path("The id of a subscription."),
+    "brokerId": _in_path("The name of a broker, as subscriptions have it."),
     "token": {
         "in": "query",
         "description": "The token of the last notifications; without it, all that are kept.",
@@ -222,30 +192,10 @@ TABLE: dict[str, dict[str, Any]] = {
         "description": "Seconds to wait for something new.",
         "schema": {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
     },
-    "tileMatrixSetId": {
-        "in": "path",
-        "required": True,
-        "description": "The name of a tile matrix set.",
-        "schema": {"type": "string", "enum": list(SETS)},
-    },
-    "tileMatrix": {
-        "in": "path",
-        "required": True,
-        "description": "The zoom.",
-        "schema": {"type": "integer", "minimum": 0, "maximum": ZOOM_MAX},
-    },
-    "tileRow": {
-        "in": "path",
-        "required": True,
-        "description": "The row of the tile, from the north.",
-        "schema": {"type": "integer", "minimum": 0},
-    },
-    "tileCol": {
-        "in": "path",
-        "required": True,
-        "description": "The column of the tile, from the west.",
-        "schema": {"type": "integer", "minimum": 0},
-    },
+    "tileMatrixSetId": _in_path("The name of a tile matrix set.", enum=list(SETS)),
+    "tileMatrix": _in_path("The zoom.", "integer", minimum=0, maximum=ZOOM_MAX),
+    "tileRow": _in_path("The row of the tile, from the north.", "integer", minimum=0),
+    "tileCol": _in_path("The column of the tile, from the west.", "integer", minimum=0),
     "precision": {
         "in": "query",
         "required": True,

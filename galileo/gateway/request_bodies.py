@@ -6,16 +6,16 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
 
-from galileo.errors import InputError, Overloaded
+from galileo.errors import GalileoError, InputError, Overloaded
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway.documents import JSON
-from galileo.rdf.endpoint import body_of
+from galileo.rdf.endpoint import body_of, drop_body
 from galileo.rdf.protocol import Refused
 
 BODY_BYTES_MAX = 64 << 20
@@ -63,6 +63,20 @@ class RequestBodies:
                 yield body, digest.hexdigest()[:32]
         finally:
             self._held_bytes -= size
+
+
+@contextlib.asynccontextmanager
+async def body_pieces(request: Request) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+    """The pieces of a body, for the block; what an error leaves of them is received and dropped.
+
+    A client that cannot send its body does not read the answer.
+    """
+    pieces = request.stream()
+    try:
+        yield pieces
+    except (GalileoError, Refused):
+        await drop_body(pieces)
+        raise
 
 
 def format_of(request: Request, formats: Mapping[str, str]) -> str:

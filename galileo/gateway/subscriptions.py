@@ -17,7 +17,7 @@ from starlette.responses import Response
 from galileo.client.async_client import AsyncClient
 from galileo.client.json_lines import json_lines
 from galileo.client.results import Receipt
-from galileo.errors import GalileoError, InputError
+from galileo.errors import InputError
 from galileo.formats.memory_file import MemoryFile
 from galileo.gateway import documents, parameters
 from galileo.gateway.callers import Callers
@@ -26,14 +26,12 @@ from galileo.gateway.formats import Encoders
 from galileo.gateway.ingestion import DECODED_BYTES_MAX, BatchKey, batch_key
 from galileo.gateway.json_answers import check_json
 from galileo.gateway.problems import problem
-from galileo.gateway.request_bodies import RequestBodies, format_of
+from galileo.gateway.request_bodies import RequestBodies, body_pieces, format_of
 from galileo.gateway.routes import Handler
 from galileo.gateway.subscription_bodies import FORMATS, tables_of
 from galileo.model.channel import Channel
 from galileo.model.table import versions_of
 from galileo.query.subscriptions import ParameterQuery
-from galileo.rdf.endpoint import drop_body
-from galileo.rdf.protocol import Refused
 
 SUBSCRIPTIONS_MAX = 4_000_000
 """Subscriptions of a request."""
@@ -65,13 +63,8 @@ class SubscriptionRoutes:
             GalileoError: the request is wrong, or nodes cannot store all of it.
             Refused: the body is too large or has another type.
         """
-        pieces = request.stream()
-        try:
+        async with body_pieces(request) as pieces:
             return await self._store(request, pieces)
-        except (GalileoError, Refused):
-            # A client that cannot send its body does not read the answer.
-            await drop_body(pieces)
-            raise
 
     async def subscription(self, request: Request) -> Response:
         """A subscription, or its removal."""

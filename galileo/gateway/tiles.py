@@ -11,6 +11,7 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
+from galileo.arrays import one_array
 from galileo.client.async_client import AsyncClient
 from galileo.errors import InputError
 from galileo.gateway import documents, parameters, vector_tiles
@@ -185,13 +186,8 @@ def _encoded(table: pa.Table, tile: Tile, layer: str) -> bytes:
     shown = tile.has_cells(cells)
     cells, table = cells[shown], table.filter(pa.array(shown)).combine_chunks()
     names = ["cell", *table.column_names[1:]]
-    columns = {name: _whole(column) for name, column in zip(names, table.columns, strict=True)}
+    columns = {name: one_array(column) for name, column in zip(names, table.columns, strict=True)}
     return vector_tiles.encode(layer, columns, tile.rectangles(cells))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 
 
 def _answer(request: Request, tile: EncodedTile) -> Response:

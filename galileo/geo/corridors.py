@@ -19,6 +19,7 @@ import numpy.typing as npt
 import shapely
 from shapely.geometry.base import BaseGeometry
 
+from galileo.arrays import within
 from galileo.errors import InputError
 from galileo.geo.circles import EARTH_RADIUS_M, Circle
 from galileo.geo.geohash import Floats
@@ -127,7 +128,7 @@ class Corridor:
         step = max(self.radius_m / EARTH_RADIUS_M, float(angles.sum()) / PIECES_MAX, 1e-9)
         counts = np.maximum(np.ceil(angles / step), 1).astype(np.int64)
         arc = np.repeat(np.arange(len(counts)), counts)
-        piece = np.arange(len(arc)) - np.repeat(np.cumsum(counts) - counts, counts)
+        piece = within(counts)
         middles = self._along(arc, (piece + 0.5) / counts[arc])
         halves = angles[arc] / counts[arc] / 2
         radii = (halves * EARTH_RADIUS_M + self.radius_m) * _SLACK + 1e-3

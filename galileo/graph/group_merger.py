@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.errors import InputError
 from galileo.graph.columns import StringDictionary
 from galileo.graph.group_keys import (
@@ -61,7 +62,7 @@ class GroupMerger:
 
     def add_table(self, table: pa.Table) -> None:
         """Adds the groups of `partial` of another node."""
-        arrays = [_whole(column) for column in table.columns]
+        arrays = [one_array(column) for column in table.columns]
         keys: list[Ints] = []
         for key in self._grouping.keys:
             keys += columns_from_array(key, arrays.pop(0), self._texts)
@@ -179,9 +180,3 @@ def _statistic(measure: Measure, statistic: str, feature: Feature) -> pa.Array:
     if feature.type == "bool":
         return pa.array(values == 1, mask=missing)
     return pa.array(values, ARROW_TYPES[feature.type], mask=missing)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.errors import InputError
 from galileo.geo import geohash
 from galileo.model.grouping import CellKey, FeatureKey, Grouping
@@ -121,8 +122,7 @@ def _keys(table: pa.Table, key: LatestKey) -> pa.Array:
 def _feature(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Values of a feature; there is one zero."""
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        column = one_array(column)
     return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column
 
 

@@ -13,15 +13,17 @@ has matches. A second table has the position of each broker that stores one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import one_array, within
 from galileo.errors import InputError, InvalidSchema, reason_of
-from galileo.model.schema import Schema, StoredSchema, dataset_name
+from galileo.model.schema import Schema, StoredSchema, dataset_name, read_json
 from galileo.model.table import ColumnType, Table
 from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
 
@@ -67,6 +69,7 @@ MATCHES_SCHEMA = pa.schema(
 """The matches of a broker: each row stands for the pairs of all its rows, numbers of observations,
 with all its subscriptions; `left`: they match no longer."""
 
+_Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 New = Literal["observations", "both", "either"]
 
 
@@ -252,28 +255,6 @@ class Channel(StoredSchema):
         """
         return latest_us(paths.column("at"))
 
-    def narrowed(self, added: int) -> Channel:
-        """The channel itself; it has no added columns.
-
-        Example:
-            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
-            >>> hot.narrowed(0) == hot
-            True
-        """
-        if added:
-            raise InvalidSchema(f"expected no added columns of channel {self.name!r}, got {added}")
-        return self
-
-    def extends(self, other: StoredSchema) -> bool:
-        """Whether it is the same channel.
-
-        Example:
-            >>> hot = galileo.Channel("hot", "weather", "temperature > :least")
-            >>> hot.extends(hot)
-            True
-        """
-        return self == other
-
     def is_wanted(self, wanted: StoredSchema) -> bool:
         """Whether this is what a call wants to create, in whatever cluster and generation.
 
@@ -361,11 +342,25 @@ class Channel(StoredSchema):
             >>> galileo.Channel.from_json(hot.to_json()) == hot
             True
         """
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidSchema(f"expected a channel in JSON: {error}", expected="json") from error
-        return Channel.from_dict(raw)
+        return Channel.from_dict(read_json(text, "channel"))
+
+
+def pairs_of(matches: pa.Table) -> tuple[_Numbers, _Numbers, pa.Array]:
+    """Each pair of a row and a subscription: of which match, the number of the row, and the id.
+
+    The pairs of a match follow each other, and those of a row in them.
+
+    Args:
+        matches: with the columns `rows` and `subscriptions` of `MATCHES_SCHEMA`.
+    """
+    rows, ids = (one_array(matches.column(name)) for name in ("rows", "subscriptions"))
+    of_rows, of_ids = (lists.value_lengths().to_numpy().astype(np.int64) for lists in (rows, ids))
+    counts = of_rows * of_ids
+    match = np.repeat(np.arange(len(counts)), counts)
+    number = within(counts)
+    row = (np.cumsum(of_rows) - of_rows)[match] + number // of_ids[match]
+    place = (np.cumsum(of_ids) - of_ids)[match] + number % of_ids[match]
+    return match, rows.flatten().to_numpy()[row], ids.flatten().take(pa.array(place))
 
 
 def reader_of(channel: Channel, broker: str) -> str:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.geo import geohash
 from galileo.model.schema import Feature, Schema
 from galileo.model.sort_keys import Key, differs, sort_order
@@ -220,7 +221,7 @@ def _paths(
     starts = stretches.new_starts[paths]
     rows = np.diff(np.append(starts, table.num_rows))
     at = pa.array(starts)
-    features = [_one_array(table.column(feature.name)).take(at) for feature in schema.indexed]
+    features = [one_array(table.column(feature.name)).take(at) for feature in schema.indexed]
     columns = [
         pa.array(stretches.first.cells[paths]),
         times_from_micros(stretches.first.buckets[paths]),
@@ -231,16 +232,11 @@ def _paths(
     return pa.RecordBatch.from_arrays(columns, schema=schema.path_schema)
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
-
-
 def _order_keys(column: pa.ChunkedArray, feature: Feature) -> list[Key]:
     """Numbers that sort and compare like the column's values; null differs from all of them."""
     if feature.type == "float":
         return [column.to_numpy()]
-    values = _one_array(column)
+    values = one_array(column)
     if feature.type == "text":
         return [_text_ranks(values)]
     numbers = values.cast(pa.int8() if feature.type == "bool" else pa.int64())

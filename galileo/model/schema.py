@@ -183,12 +183,27 @@ class StoredSchema:
         raise NotImplementedError
 
     def narrowed(self, added: int) -> Self:
-        """The schema as it was when so many features had been added."""
-        raise NotImplementedError
+        """The schema as it was when so many features had been added; only datasets have some.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.narrowed(0) == shelters
+            True
+        """
+        if added:
+            kind = type(self).__name__.lower()
+            raise InvalidSchema(f"expected no added columns of {kind} {self.name!r}, got {added}")
+        return self
 
     def extends(self, other: StoredSchema) -> bool:
-        """Whether this is the other schema, perhaps with features added."""
-        raise NotImplementedError
+        """Whether this is the other schema, perhaps with features added.
+
+        Example:
+            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
+            >>> shelters.extends(shelters)
+            True
+        """
+        return self == other
 
     def newest_us(self, paths: pa.RecordBatch) -> int:
         """The age of commits for retention: the end of their newest time, microseconds since 1970.
@@ -478,11 +493,7 @@ class Schema(StoredSchema):
             >>> galileo.Schema.from_json(client.schema("weather").to_json()).name
             'weather'
         """
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
-        return Schema.from_dict(raw)
+        return Schema.from_dict(read_json(text, "schema"))
 
 
 def has_columns(schema: Schema, names: Iterable[str]) -> bool:
@@ -651,6 +662,22 @@ def dropped_dataset(name: str, *, is_again: bool) -> UnknownDataset:
             dropped=name,
         )
     return UnknownDataset(f"dataset {name!r} was dropped", dropped=name, remedy="create_dataset")
+
+
+def read_json(text: str, kind: str) -> Any:
+    """The values of a schema in JSON.
+
+    Args:
+        text: of it.
+        kind: what it is, for the message.
+
+    Raises:
+        InvalidSchema: the text is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"expected a {kind} in JSON: {error}", expected="json") from error
 
 
 def existing_dataset(schema: StoredSchema, *, same: bool) -> DatasetExists:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
-from galileo.errors import InvalidSchema
 from galileo.model.channel import Channel
-from galileo.model.schema import Schema, StoredSchema
+from galileo.model.schema import Schema, StoredSchema, read_json
 from galileo.model.table import Table
 
 
@@ -16,10 +13,7 @@ def stored_schema_from_json(text: str) -> StoredSchema:
     Raises:
         InvalidSchema: it is none of them.
     """
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"expected a schema in JSON: {error}", expected="json") from error
+    raw = read_json(text, "schema")
     if isinstance(raw, dict) and "template" in raw:
         return Channel.from_dict(raw)
     is_table = isinstance(raw, dict) and "key" in raw

@@ -11,7 +11,6 @@ committed once more, with the sequence that it has *since*.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, reason_of
 from galileo.geo import geoarrow, geometry_columns
 from galileo.hashing import hash128
@@ -32,6 +32,7 @@ from galileo.model.schema import (
     StoredSchema,
     dataset_name,
     nearest_name,
+    read_json,
 )
 from galileo.model.times import TIME_TYPE, time_column
 
@@ -138,28 +139,6 @@ class Table(StoredSchema):
         """
         return _PATH_SCHEMA
 
-    def narrowed(self, added: int) -> Table:
-        """The table itself; it has no added columns.
-
-        Example:
-            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
-            >>> shelters.narrowed(0) == shelters
-            True
-        """
-        if added:
-            raise InvalidSchema(f"expected no added columns of table {self.name!r}, got {added}")
-        return self
-
-    def extends(self, other: StoredSchema) -> bool:
-        """Whether it is the same table.
-
-        Example:
-            >>> shelters = galileo.Table("shelters", {"id": "text", "beds": "int"}, key="id")
-            >>> shelters.extends(shelters)
-            True
-        """
-        return self == other
-
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, which `from_dict` reads.
 
@@ -206,11 +185,7 @@ class Table(StoredSchema):
             >>> galileo.Table.from_json(shelters.to_json()) == shelters
             True
         """
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidSchema(f"expected a table in JSON: {error}", expected="json") from error
-        return Table.from_dict(raw)
+        return Table.from_dict(read_json(text, "table"))
 
 
 def _columns(columns: Mapping[str, ColumnType]) -> tuple[tuple[str, ColumnType], ...]:
@@ -311,7 +286,7 @@ def hashes_of(table: Table, rows: pa.Table) -> npt.NDArray[np.uint64]:
     """Of each row both halves of its key's hash."""
     if rows.num_rows == 0:
         return np.empty((0, 2), dtype=np.uint64)
-    return hash128([_one_array(rows.column(name)) for name in table.key_columns])
+    return hash128([one_array(rows.column(name)) for name in table.key_columns])
 
 
 def partitions_of(table: Table, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
@@ -438,8 +413,3 @@ def _check_key(values: pa.ChunkedArray, name: str) -> None:
 
 def _nulls(rows: pa.Table, kind: ColumnType) -> pa.Array:
     return pa.nulls(rows.num_rows, _ARROW_TYPES[kind])
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

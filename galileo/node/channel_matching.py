@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array
 from galileo.cursor import Cursor
 from galileo.labels import to_ipc
-from galileo.model.channel import BROKER, ID, MATCHES_SCHEMA, NO_BROKER, Channel
+from galileo.model.channel import BROKER, ID, MATCHES_SCHEMA, NO_BROKER, Channel, pairs_of
 from galileo.model.sort_keys import differs
 from galileo.query.subscriptions import SubscriptionIndex
 
@@ -123,41 +123,14 @@ def _records(matches: pa.RecordBatch, *, shift: int = 0) -> pa.Table:
     return pa.table(columns, schema=_RECORD_SCHEMA)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pairs:
-    """Pairs of a subscription and a row, one by one."""
-
-    brokers: pa.Array
-    ids: pa.Array
-    rows: npt.NDArray[np.int32]
-
-    @staticmethod
-    def of(matches: pa.RecordBatch) -> _Pairs:
-        rows, ids = matches.column("rows"), matches.column("subscriptions")
-        of_rows = rows.value_lengths().to_numpy().astype(np.int64)
-        of_ids = ids.value_lengths().to_numpy().astype(np.int64)
-        counts = of_rows * of_ids
-        record = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
-        row = (np.cumsum(of_rows) - of_rows)[record] + within // of_ids[record]
-        place = (np.cumsum(of_ids) - of_ids)[record] + within % of_ids[record]
-        return _Pairs(
-            matches.column(BROKER).take(pa.array(record)),
-            ids.flatten().take(pa.array(place)),
-            rows.flatten().to_numpy()[row],
-        )
-
-
 def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool) -> pa.Table:
     """The pairs of some matches that are not among others, a record for each subscription."""
-    pairs, others = _Pairs.of(matches), _Pairs.of(without)
-    codes = pa.chunked_array([pairs.ids, others.ids]).dictionary_encode().combine_chunks()
-    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
+    match, rows, ids = pairs_of(pa.Table.from_batches([matches]))
+    _, other_rows, other_ids = pairs_of(pa.Table.from_batches([without]))
+    codes = one_array(pa.chunked_array([ids, other_ids]).dictionary_encode())
     code = codes.indices.to_numpy().astype(np.int64)
-    width = 1 + int(max(pairs.rows.max(initial=0), others.rows.max(initial=0)))
-    keys, known = np.split(
-        code * width + np.concatenate([pairs.rows, others.rows]), [len(pairs.ids)]
-    )
+    width = 1 + int(max(rows.max(initial=0), other_rows.max(initial=0)))
+    keys, known = np.split(code * width + np.concatenate([rows, other_rows]), [len(ids)])
     chosen = np.flatnonzero(~np.isin(keys, known))
     chosen = chosen[np.argsort(keys[chosen], kind="stable")]
     starts = np.flatnonzero(differs(code[chosen]))
@@ -165,9 +138,9 @@ def _difference(matches: pa.RecordBatch, without: pa.RecordBatch, *, left: bool)
     offsets = pa.array(np.append(starts, len(chosen)).astype(np.int32))
     single = pa.array(np.arange(len(starts) + 1, dtype=np.int32))
     columns = [
-        pairs.brokers.take(first),
-        pa.ListArray.from_arrays(offsets, pa.array(pairs.rows[chosen])),
-        pa.ListArray.from_arrays(single, pairs.ids.take(first)),
+        matches.column(BROKER).take(pa.array(match[chosen[starts]])),
+        pa.ListArray.from_arrays(offsets, pa.array(rows[chosen])),
+        pa.ListArray.from_arrays(single, ids.take(first)),
         pa.array(np.full(len(starts), left)),
     ]
     return pa.table(columns, schema=_RECORD_SCHEMA)

@@ -79,6 +79,7 @@ class Ingest:
         principal: str = "",
         range_epoch: int = 0,
         first_epoch: int = 1,
+        check: Callable[[pa.Table], None] | None = None,
     ) -> CommitAnswer:
         """Stores one batch, or the parts of some partitions; durable when it returns.
 
@@ -90,6 +91,7 @@ class Ingest:
             principal: of the caller; "" without authentication.
             range_epoch: of the ranges by which the caller split the batch; 0 if this is all of it.
             first_epoch: the earliest one in which the batch may have been sent.
+            check: of the rows of a table, whatever a client has checked of them; raises an error.
 
         Raises:
             InvalidObservations, UnknownDataset, BatchConflict: the input is wrong.
@@ -110,6 +112,8 @@ class Ingest:
                 bound=self._rows_max,
             )
         name = f"{principal}/{producer}" if principal else producer
+        if isinstance(schema, Table):
+            table = await asyncio.to_thread(_versions, schema, table, check)
         deadline = time.monotonic() + RANGES_TIMEOUT_S
         while True:
             topology = self._topology_of(range_epoch)
@@ -252,14 +256,20 @@ def _identity(
     return BatchIdentity(producer, batch, range_epoch, first_epoch)
 
 
+def _versions(table: Table, rows: pa.Table, check: Callable[[pa.Table], None] | None) -> pa.Table:
+    """The versions of a table, which pass the check."""
+    versions = versions_of(table, rows, is_sent=check is None)
+    if check is not None:
+        check(versions)
+    return versions
+
+
 def _split(
     schema: StoredSchema, rows: pa.Table, topology: Topology, *, is_normalised: bool
 ) -> Parts:
-    """The rows of each partition, indexed."""
+    """The rows of each partition, indexed; those of a table are versions already."""
     if isinstance(schema, Table):
-        return index_versions(
-            schema, rows if is_normalised else versions_of(schema, rows, is_sent=True)
-        )
+        return index_versions(schema, rows)
     assert isinstance(schema, Schema), "neither a dataset nor a table"
     place = partial(placement.partitions_from_cells, topology, schema)
     return paths.index_parts(

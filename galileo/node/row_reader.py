@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import within
 from galileo.cursor import Cursor
 from galileo.dht import placement
 from galileo.dht.topology_state import TopologyState
@@ -313,7 +314,7 @@ def _split(parts: pa.Table, rows_max: int) -> pa.Table:
     times: npt.NDArray[np.int64] = np.maximum(-(-rows // rows_max), 1)
     if (times == 1).all():
         return parts
-    number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    number = within(times)
     parts = parts.take(pa.array(np.repeat(np.arange(len(times)), times)))
     skipped = number * rows_max
     # As 64 bits, so that rows which cannot be there are refused and do not wrap around.

@@ -51,7 +51,7 @@ from galileo.model.schema import (
     has_columns,
     split_key,
 )
-from galileo.model.table import Table, versions_of
+from galileo.model.table import Table
 from galileo.node.agreed_definitions import AgreedDefinitions, first_answers
 from galileo.node.catalog import Catalog, CatalogOptions, OnDropped, dataset_home
 from galileo.node.channel_executor import ChannelExecutor, ExecutorOptions
@@ -399,20 +399,18 @@ class StorageNode:
                     raise
         return bound
 
-    async def check_subscriptions(self, table: StoredSchema, rows: pa.Table) -> None:
-        """Checks rows for the table of a channel's subscriptions; others may be what they are.
+    async def subscription_check(self, table: StoredSchema) -> Callable[[pa.Table], None] | None:
+        """What checks the rows of a channel's subscriptions; None for other tables.
 
-        Raises:
-            InvalidObservations: a subscription lacks a parameter, or has none that fits.
+        It raises InvalidObservations if a subscription lacks a parameter, or has none that fits.
         """
         name = table.name.removesuffix(SUBSCRIPTIONS)
-        if not isinstance(table, Table) or name == table.name:
-            return
-        with contextlib.suppress(UnknownDataset):
-            channel = await self.stored_named(name)
-            if isinstance(channel, Channel):
-                query = self.channels.query(channel)
-                await asyncio.to_thread(lambda: query.check(versions_of(table, rows)))
+        if isinstance(table, Table) and name != table.name:
+            with contextlib.suppress(UnknownDataset):
+                channel = await self.stored_named(name)
+                if isinstance(channel, Channel):
+                    return self.channels.query(channel).check
+        return None
 
     async def _frontier(self, schema: Schema) -> Cursor:
         """The last commits of a dataset; as far as known those of nodes that do not answer."""

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import within
 from galileo.cursor import EMPTY_CURSOR, Cursor
 from galileo.graph.columns import Commits
 from galileo.model.sort_keys import differs, sort_order
@@ -204,8 +205,7 @@ class TableIndex:
             starts = np.searchsorted(run.high, hashes[:, 0], side="left")
             counts = np.searchsorted(run.high, hashes[:, 0], side="right") - starts
             key = np.repeat(np.arange(len(hashes)), counts)
-            within = np.arange(len(key)) - np.repeat(np.cumsum(counts) - counts, counts)
-            versions = run.take(starts[key] + within)
+            versions = run.take(starts[key] + within(counts))
             is_wanted = (
                 (versions.low == hashes[key, 1])
                 & (versions.since > after)

@@ -17,6 +17,7 @@ import lz4.block
 import numpy as np
 import pyarrow as pa
 
+from galileo.arrays import one_array
 from galileo.errors import InputError
 from galileo.packing.arrow_streams import read_stream
 from galileo.packing.bits import Numbers
@@ -192,9 +193,9 @@ def _decompress(data: memoryview, size: int) -> bytes:
 def _body(table: pa.Table) -> bytes:
     writer = ByteWriter()
     for name in table.column_names:
-        column = _contiguous(table.column(name))
+        column = one_array(table.column(name))
         if _follows_rows(table.schema, name):
-            counts = to_numbers(_contiguous(table.column("rows")))
+            counts = to_numbers(one_array(table.column("rows")))
             encode_numbers(writer, _without_counts(to_numbers(column), counts))
         else:
             encode_column(writer, column)
@@ -242,8 +243,3 @@ def _with_counts(gaps: Numbers, counts: Numbers) -> Numbers:
     steps = gaps.copy()
     steps[1:] += counts[:-1]
     return np.cumsum(steps, dtype=np.uint64)
-
-
-def _contiguous(column: pa.ChunkedArray) -> pa.Array:
-    joined = column.combine_chunks()
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

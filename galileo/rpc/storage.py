@@ -79,7 +79,6 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         table = _observations(request.observations)
         if isinstance(schema, Schema):
             await self._node.schema_with(schema, table.column_names)
-        await self._node.check_subscriptions(schema, table)
         caller = CALLER.get()
         answer = await self._node.ingest.ingest(
             head.dataset,
@@ -89,6 +88,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
             principal=caller.name if caller else "",
             range_epoch=head.range_epoch,
             first_epoch=head.first_epoch,
+            check=await self._node.subscription_check(schema),
         )
         return storage_pb2.IngestReply(
             rows=answer.rows,

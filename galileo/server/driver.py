@@ -267,10 +267,9 @@ class Driver:
             self.feed(event)
         if not self._has_news or now < self._announce_at or self.mail is None:
             return
+        has_readers = self.has_readers()
         waiting = [
-            peer
-            for peer in self.members.alive
-            if self.has_readers() or self.machine.is_coordinator(peer)
+            peer for peer in self.members.alive if has_readers or self.machine.is_coordinator(peer)
         ]
         intervals = max(1.0, len(waiting) / self._options.announced_max)
         self._has_news = False

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from galileo.arrays import within
 from galileo.query.columns import Mask
-from galileo.query.index.prefixes import CandidateRanges, Places, Slots, within
+from galileo.query.index.prefixes import CandidateRanges, Places, Slots
 
 PAIRS_AT_ONCE = 1 << 18
 """About so many candidates are tested together; their columns fit the cache of the processor."""

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galileo.arrays import within
 from galileo.geo.geohash import Cells
 from galileo.geo.ranges import Ranges
 
@@ -76,14 +77,6 @@ def _between(lo: Cells, hi: Cells) -> Cells:
     """All cells of half-open ranges."""
     counts = (hi - lo).astype(np.intp)
     return np.repeat(lo, counts) + within(counts).astype(np.uint64)
-
-
-def within(counts: Places) -> Places:
-    """The concatenation of `arange(count)`."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    numbers: Places = np.arange(total) - np.repeat(ends - counts, counts)
-    return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

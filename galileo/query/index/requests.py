@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from galileo.arrays import within
 from galileo.query.columns import Mask
 from galileo.query.index.candidates import CandidatePairs
-from galileo.query.index.prefixes import Places, Slots, within
+from galileo.query.index.prefixes import Places, Slots
 
 NOT_REQUESTED = int(np.iinfo(np.int64).max)
 """In place of a sequence: nothing of this partition is requested."""

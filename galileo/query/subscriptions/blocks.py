@@ -19,11 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from galileo.arrays import one_array, within
 from galileo.geo.geohash import Cells
 from galileo.geo.regions import Mask
 from galileo.hashing import hash128
 from galileo.model.sort_keys import differs, merge_order, sort_order
-from galileo.query.index.prefixes import Places, within
+from galileo.query.index.prefixes import Places
 from galileo.query.subscriptions.hash_index import HashIndex
 
 Numbers: TypeAlias = npt.NDArray[np.int32]
@@ -234,8 +235,7 @@ class SubscriptionBlocks:
         chunks = [block.ids for block in self._blocks]
         if len(chunks) == 1:
             return chunks[0].take(pa.array(rows))
-        taken = pa.chunked_array(chunks, type=pa.string()).take(pa.array(rows)).combine_chunks()
-        return pa.concat_arrays(taken.chunks) if isinstance(taken, pa.ChunkedArray) else taken
+        return one_array(pa.chunked_array(chunks, type=pa.string()).take(pa.array(rows)))
 
     def _merge(self) -> None:
         """Write blocks anew of which there are many of one size, or which are half dead."""

@@ -1,4 +1,4 @@
-"""Columns of subscriptions as arrays, and their distinct rows."""
+"""Distinct rows of the columns of subscriptions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 _CODES_MAX = 1 << 62
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
 def distinct_rows(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from galileo.arrays import within
 from galileo.geo.geohash import Cells
 from galileo.model.sort_keys import sort_order
-from galileo.query.index.prefixes import Places, within
+from galileo.query.index.prefixes import Places
 
 
 class HashIndex:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import shapely
 
+from galileo.arrays import one_array
 from galileo.errors import InputError, InvalidObservations, UnknownProperty
 from galileo.model.channel import BROKER, ID
 from galileo.model.schema import Schema
@@ -16,7 +17,7 @@ from galileo.model.table import DELETED, ColumnType
 from galileo.query.binding import bind
 from galileo.query.query import Query, pointing
 from galileo.query.subscriptions.conjuncts import SimplePart, constant_part, simple_parts
-from galileo.query.subscriptions.distinct import distinct_rows, one_array
+from galileo.query.subscriptions.distinct import distinct_rows
 from galileo.query.subscriptions.parameters import (
     CENTRE,
     CONDITION,

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from galileo.arrays import within
 from galileo.geo.regions import Floats, Mask
 from galileo.query.index.candidates import PAIRS_AT_ONCE
-from galileo.query.index.prefixes import CandidateRanges, Places, within
+from galileo.query.index.prefixes import CandidateRanges, Places
 from galileo.query.subscriptions.blocks import Numbers
 
 BINS = 1 << 16

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from galileo.arrays import one_array, within
 from galileo.errors import MessageTooLarge
 from galileo.hashing import hash128
 from galileo.model.channel import BROKER, ID
@@ -23,12 +24,11 @@ from galileo.model.sort_keys import differs
 from galileo.model.table import DELETED
 from galileo.query.index.bound_columns import grow
 from galileo.query.index.candidates import CandidatePairs
-from galileo.query.index.prefixes import within
 from galileo.query.predicates import ObservationColumns
 from galileo.query.query import observation_columns
 from galileo.query.subscriptions.blocks import Numbers, Runs, SubscriptionBlocks, Subscriptions
 from galileo.query.subscriptions.column_groups import ColumnGroups
-from galileo.query.subscriptions.distinct import distinct_rows, one_array
+from galileo.query.subscriptions.distinct import distinct_rows
 from galileo.query.subscriptions.groups import Groups
 from galileo.query.subscriptions.parameter_query import ParameterQuery
 from galileo.query.subscriptions.query_groups import QueryGroups

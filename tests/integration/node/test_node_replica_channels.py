@@ -124,7 +124,7 @@ class ChannelWorld(World):
             await asyncio.sleep(self.random.uniform(0.01, 0.1))
 
     async def gossip(self) -> None:
-        """Tells nodes of what others have published, sometimes late; until it is cancelled."""
+        """Sends to nodes what others have published, sometimes late, until it is cancelled."""
         while True:
             for host in list(self.hosts.values()):
                 for key, shard in host.node.catalog.shards.items():
