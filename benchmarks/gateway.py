@@ -20,7 +20,7 @@ from benchmarks.processes import Growth, processor_seconds
 from benchmarks.sizes import Bench
 from galileo import Feature, LocalCluster, Schema
 from galileo.client import Client
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 from galileo.model.times import micros
 
 DATASET = "nam"

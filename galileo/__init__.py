@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from galileo.cluster import LocalCluster as LocalCluster
     from galileo.errors import GalileoError as GalileoError
     from galileo.errors import GalileoWarning as GalileoWarning
+    from galileo.model.broker import Broker as Broker
+    from galileo.model.broker import Into as Into
+    from galileo.model.broker import Kafka as Kafka
+    from galileo.model.broker import Mqtt as Mqtt
+    from galileo.model.broker import Webhook as Webhook
     from galileo.model.channel import Channel as Channel
     from galileo.model.grouping import cell as cell
     from galileo.model.grouping import window as window
@@ -72,6 +77,7 @@ _HOMES = {
     "TreeView": "galileo.client.tree_view",
     "LocalCluster": "galileo.cluster",
     **dict.fromkeys(("GalileoError", "GalileoWarning"), "galileo.errors"),
+    **dict.fromkeys(("Broker", "Into", "Kafka", "Mqtt", "Webhook"), "galileo.model.broker"),
     "Channel": "galileo.model.channel",
     **dict.fromkeys(("cell", "window"), "galileo.model.grouping"),
     "Retention": "galileo.model.retention",

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from galileo.dht.topology import (
     even_ranges,
 )
 from galileo.errors import ConfigError, InputError, Unavailable
-from galileo.local_gateway import LocalGateway
 from galileo.local_node import START_TIMEOUT_S, STOP_TIMEOUT_S, LocalNode
+from galileo.local_services import LocalGateway, LocalWorker
 from galileo.model.times import Duration
 from galileo.optional_imports import require
 from galileo.spark.runtime_dir import RuntimeDir
@@ -298,6 +298,26 @@ class LocalCluster:
         """
         tls = str(self._proof.tls)
         return LocalGateway(self.addresses, log=self.directory / "gateway.log", port=port, tls=tls)
+
+    def worker(
+        self, *, secrets: str | Path | None = None, allow: Sequence[str] = ("127.0.0.0/8", "::1")
+    ) -> LocalWorker:
+        """A worker, which pushes for brokers of this cluster; use it in a `with` block.
+
+        Args:
+            secrets: directory of the files that sinks name as their secrets.
+            allow: hosts and networks without public addresses that sinks may reach; by default this
+                machine.
+
+        Example:
+            >>> with cluster.worker():  # doctest: +SKIP
+            ...     print(cluster.client().deliveries("hot"))
+            []
+        """
+        words = [] if secrets is None else ["--secrets", str(secrets)]
+        words += [word for one in allow for word in ("--allow", one)]
+        log = self.directory / "worker.log"
+        return LocalWorker(self.addresses, log=log, proof=self._proof, arguments=words)
 
     def node(self, name: str) -> LocalNode:
         """The node of that name.

@@ -155,6 +155,10 @@ class UnknownSampler(InputError):
     kind = "unknown_sampler"
 
 
+class UnknownBroker(InputError):
+    kind = "unknown_broker"
+
+
 class InvalidArchive(InputError):
     """A sampler archive that is damaged, too large, or has members that are not allowed."""
 

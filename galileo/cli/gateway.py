@@ -116,15 +116,13 @@ def gateway(
 
 
 async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    watching = asyncio.create_task(await_stop(parent))
+    await asyncio.sleep(0)  # Signals count from here on.
     server = GatewayServer(options)
     words = f"serving the cluster at {server.url}, its map at {server.url}/map"
     output.value({"url": server.url}, words=words)
     sys.stdout.flush()
     serving = asyncio.create_task(server.serve())
-    watching = asyncio.create_task(_await_stop(stop, parent))
     await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
     for task in (serving, watching):
         task.cancel()
@@ -132,8 +130,11 @@ async def _serve(options: GatewayOptions, output: Output, *, parent: int) -> Non
         await serving
 
 
-async def _await_stop(stop: asyncio.Event, parent: int) -> None:
-    """Waits for a signal, or for the end of the parent process."""
+async def await_stop(parent: int) -> None:
+    """Waits for SIGINT or SIGTERM, or for the end of the parent process; 0: only for a signal."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
     while not parent or os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PARENT_POLL_S if parent else None):

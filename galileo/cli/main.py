@@ -21,6 +21,10 @@ COMMANDS = {
     "ca": LazyCommand(
         "galileo.cli.certs:ca", "A private certificate authority for the cluster's TLS."
     ),
+    "broker": LazyCommand(
+        "galileo.cli.brokers:broker",
+        "Brokers of channels, and the sinks that workers push their notifications to.",
+    ),
     "ccq": LazyCommand(
         "galileo.cli.ccq:ccq", "Continuous queries: submit, fetch, watch and cancel."
     ),
@@ -146,6 +150,10 @@ COMMANDS = {
     "verify": LazyCommand(
         "galileo.cli.backup:verify",
         "Check every byte that a node keeps in DIRECTORY; the node may be running.",
+    ),
+    "worker": LazyCommand(
+        "galileo.cli.worker:worker",
+        "Push the notifications of channels for brokers with a sink, until SIGTERM or SIGINT.",
     ),
     "whoami": LazyCommand(
         "galileo.cli.cluster:whoami",

@@ -12,6 +12,7 @@ import pyarrow as pa
 from galileo.client.arguments import dataset_name, instance_of
 from galileo.client.async_tables import AsyncTables, Keys
 from galileo.client.ingestion import Progress
+from galileo.client.numbered_rows import change_row
 from galileo.client.results import ChannelPartition, Notifications, Receipt
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
@@ -38,7 +39,7 @@ class AsyncChannels(AsyncTables):
     """Continuous queries with parameters, and their subscriptions."""
 
     async def create_channel(self, channel: Channel) -> None:
-        """Creates a channel, with the tables of its subscriptions and of positions of brokers.
+        """Creates a channel, with the tables of its subscriptions and of its brokers.
 
         `drop_dataset` drops all of them.
 
@@ -151,15 +152,18 @@ class AsyncChannels(AsyncTables):
         """
         known = await self._channel(channel)
         stored = await self.table(known.position_table, keys=[broker])
-        return str(stored.rows.column(TOKEN)[0]) if len(stored) else ""
+        return stored.rows.column(TOKEN)[0].as_py() or "" if len(stored) else ""
 
     async def acknowledge(self, channel: str, broker: str, token: str) -> None:
         """Stores how far a broker has come, in the cluster; durable when it returns.
 
+        A worker that pushes for the broker goes on behind this position, too: with an earlier token
+        it delivers once more what came after it.
+
         Args:
             channel: its name.
             broker: whose position.
-            token: of the last notifications that were handled.
+            token: of the last notifications that were handled; "" for none.
 
         Raises:
             InvalidToken: the token is damaged, or of another channel or broker.
@@ -171,8 +175,11 @@ class AsyncChannels(AsyncTables):
             True
         """
         known = await self._channel(channel)
-        tokens.decode(token, ccq_id=_reader(known, broker))
-        await self.upsert(known.position_table, {BROKER: [broker], TOKEN: [token]})
+        reader = _reader(known, broker)
+        if token:
+            tokens.decode(token, ccq_id=reader)
+        table = await self._table(known.position_table)
+        await change_row(self, table, broker, lambda row: {TOKEN: token})
 
     async def follow(
         self, channel: str, broker: str, *, token: str = "", wait: Duration | None = None

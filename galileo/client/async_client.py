@@ -7,7 +7,7 @@ from typing import Any
 
 from galileo.client import decode, node_removal, range_changes, scrubs
 from galileo.client.arguments import instance_of
-from galileo.client.async_channels import AsyncChannels
+from galileo.client.async_brokers import AsyncBrokers
 from galileo.client.async_datasets import CachedSchema
 from galileo.client.cluster_caller import cluster_caller
 from galileo.client.fetching import Fetcher
@@ -31,7 +31,7 @@ from galileo.wire.v1.partitions_pb2_grpc import PartitionsStub
 NOT_PICKLABLE = "a client has connections and cannot be pickled; connect in each process"
 
 
-class AsyncClient(AsyncChannels):
+class AsyncClient(AsyncBrokers):
     """A client of a cluster.
 
     Args:

@@ -40,6 +40,7 @@ from galileo.client.results import (
     CcqLike,
     ChannelPartition,
     ClusterStatus,
+    Delivery,
     DroppedDataset,
     Labels,
     MoveProgress,
@@ -60,6 +61,7 @@ from galileo.formats import Source
 from galileo.formats.mapping import Sentinels, Sources
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet
+from galileo.model.broker import Broker
 from galileo.model.channel import Channel
 from galileo.model.grouping import Key
 from galileo.model.retention import Retention
@@ -317,8 +319,83 @@ class BlockingCalls(BlockingBase):
         """
         return self._run(self._client.topology_json())
 
+    def create_broker(self, broker: Broker) -> None:
+        """Creates a broker, or replaces the one of that name.
+
+        Subscriptions may name a broker that does not exist: its notifications are kept, and pulled
+        with `follow`, or pushed once it has a sink. A running worker adopts a change within
+        seconds. What `pause_broker` has stopped goes on.
+
+        Args:
+            broker: with a sink, if workers shall push.
+
+        Example:
+            >>> client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
+            >>> [broker.name for broker in client.brokers()]
+            ['ops']
+        """
+        self._run(self._client.create_broker(broker))
+
+    def brokers(self) -> list[Broker]:
+        """All brokers that were created, by name.
+
+        Example:
+            >>> [broker.name for broker in client.brokers()]
+            ['ops']
+        """
+        return self._run(self._client.brokers())
+
+    def drop_broker(self, name: str) -> None:
+        """Removes a broker; its subscriptions, notifications and positions stay.
+
+        Raises:
+            UnknownBroker: there is none.
+
+        Example:
+            >>> client.create_broker(galileo.Broker("old"))
+            >>> client.drop_broker("old")
+        """
+        self._run(self._client.drop_broker(name))
+
+    def pause_broker(self, name: str, reason: str = "paused by hand") -> None:
+        """Stops pushing for a broker, until `resume_broker`; notifications are kept meanwhile.
+
+        Args:
+            name: of the broker.
+            reason: which lists of brokers show.
+
+        Raises:
+            UnknownBroker: there is none.
+
+        Example:
+            >>> client.pause_broker("ops", "the endpoint is moved")
+            >>> [broker.paused for broker in client.brokers()]
+            ['the endpoint is moved']
+        """
+        self._run(self._client.pause_broker(name, reason))
+
+    def resume_broker(self, name: str) -> None:
+        """Goes on with pushing for a broker. Errors as `pause_broker`.
+
+        Example:
+            >>> client.resume_broker("ops")
+        """
+        self._run(self._client.resume_broker(name))
+
+    def deliveries(self, channel: str) -> list[Delivery]:
+        """How far brokers are that have a position: those that are pushed to, or acknowledge.
+
+        Args:
+            channel: its name.
+
+        Example:
+            >>> [(one.broker, one.failure) for one in client.deliveries("hot")]
+            [('me', '')]
+        """
+        return self._run(self._client.deliveries(channel))
+
     def create_channel(self, channel: Channel) -> None:
-        """Creates a channel, with the tables of its subscriptions and of positions of brokers.
+        """Creates a channel, with the tables of its subscriptions and of its brokers.
 
         `drop_dataset` drops all of them.
 
@@ -422,10 +499,13 @@ class BlockingCalls(BlockingBase):
     def acknowledge(self, channel: str, broker: str, token: str) -> None:
         """Stores how far a broker has come, in the cluster; durable when it returns.
 
+        A worker that pushes for the broker goes on behind this position, too: with an earlier token
+        it delivers once more what came after it.
+
         Args:
             channel: its name.
             broker: whose position.
-            token: of the last notifications that were handled.
+            token: of the last notifications that were handled; "" for none.
 
         Raises:
             InvalidToken: the token is damaged, or of another channel or broker.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo import rdf
+from galileo.arrays import one_array
 from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
 from galileo.labels import LabelSet
-from galileo.model.channel import LEFT, pairs_of
+from galileo.model.channel import LEFT, matches_between, pairs_of
 from galileo.model.windows import Window, WindowChange, instant
 from galileo.optional_imports import to_pandas
 from galileo.rdf import Cancellation, LabelGraph, SparqlResult
@@ -293,6 +295,39 @@ class Notifications:
         """
         return self.matches
 
+    def subscriptions(self) -> pa.Array:
+        """The id of the subscription of each notification, in the order of `to_arrow`.
+
+        Example:
+            >>> batch = next(client.follow("hot", "me"))
+            >>> batch.subscriptions().to_pylist()
+            ['anna']
+        """
+        return pairs_of(self.matches)[2]
+
+    def slice(self, start: int, stop: int) -> Notifications:
+        """The notifications with the numbers from `start` to `stop`, in the order of `to_arrow`.
+
+        They have the observations alone that they need, and the same token.
+
+        Example:
+            >>> batch = next(client.follow("hot", "me"))
+            >>> len(batch.slice(0, 1))
+            1
+        """
+        matches = matches_between(self.matches, start, stop)
+        rows = one_array(matches.column("rows"))
+        numbers, inverse = np.unique(rows.flatten().to_numpy(), return_inverse=True)
+        offsets = np.append(0, np.cumsum(rows.value_lengths().to_numpy()))
+        renumbered = pa.ListArray.from_arrays(
+            pa.array(offsets.astype(np.int32)), pa.array(inverse.astype(np.int32))
+        )
+        return dataclasses.replace(
+            self,
+            observations=self.observations.take(pa.array(numbers)),
+            matches=matches.set_column(0, matches.schema.field("rows"), renumbered),
+        )
+
     def to_arrow(self) -> pa.Table:
         """One row for each notification: the id of the subscription, and the observation.
 
@@ -347,6 +382,25 @@ class ChannelPartition:
     cut: Cursor
     executed_at: float
     took_s: float
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How far a broker of a channel is.
+
+    Attributes:
+        channel: its name.
+        broker: likewise.
+        token: names what the broker has handled, or its endpoint has accepted.
+        worker: which worker pushes for it; "" for none.
+        failure: why the endpoint takes nothing at present; "" if it does.
+    """
+
+    channel: str
+    broker: str
+    token: str
+    worker: str
     failure: str
 
 

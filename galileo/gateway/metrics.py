@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 from galileo.histogram import DurationHistogram
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 

@@ -7,19 +7,14 @@ one answer of theirs away before it asks for the next: a slow reader holds that 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
-import json
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from galileo.client.async_client import AsyncClient
-from galileo.client.geo_files import Shapes
-from galileo.client.json_lines import joined_texts, json_lines
+from galileo.client.notification_json import document
 from galileo.client.results import Notifications
 from galileo.gateway.formats import Encoders
 from galileo.gateway.hub import stopping
@@ -143,7 +138,7 @@ class BrokerReader:
         before, after = self._token, batch.token
         if is_empty(batch):
             return Event(before, after, f"id: {after}\n\n".encode())
-        data = await self._encoders.run(functools.partial(encoded, batch, after=before))
+        data = await self._encoders.run(functools.partial(_document, batch, after=before))
         return Event(before, after, frame_of(EVENT, data, token=after))
 
 
@@ -158,30 +153,6 @@ def within_limit(batches: Sequence[Notifications], limit: int) -> list[Notificat
     return list(batches[: int(np.searchsorted(counts, limit)) + 1])
 
 
-def encoded(batch: Notifications, *, after: str) -> bytes:
-    """An item as JSON on one line: a FeatureCollection of its observations, and the matches.
-
-    Args:
-        batch: the item.
-        after: the token before it.
-    """
-    matches = joined_texts(',"matches":[', json_lines(batch.matches), "]")
-    members = {
-        "numberReturned": batch.observations.num_rows,
-        "partition": batch.partition,
-        "execution": batch.execution,
-        "notifications": len(batch),
-        "gone": [dataclasses.asdict(dropped) for dropped in batch.gone],
-        "after": after,
-        "token": batch.token,
-    }
-    features = joined_texts(
-        '{"type":"FeatureCollection","features":[', _features(batch.observations), "]"
-    )
-    # Line feeds are between features and matches only; within texts they are escaped.
-    return b"".join([features, matches, b",", json.dumps(members)[1:].encode()]).replace(b"\n", b"")
-
-
 def _array(batches: Sequence[Notifications], token: str) -> bytes:
     """Items as a JSON array.
 
@@ -191,19 +162,12 @@ def _array(batches: Sequence[Notifications], token: str) -> bytes:
     """
     befores = [token, *(batch.token for batch in batches)]
     return b"[%s]" % b",\n".join(
-        encoded(batch, after=before)
+        _document(batch, after=before)
         for batch, before in zip(batches, befores, strict=False)
         if not is_empty(batch)
     )
 
 
-def _features(observations: pa.Table) -> pa.Array:
-    """Observations as GeoJSON features; those of a channel without positions have no geometry."""
-    names = observations.column_names
-    place = ("latitude", "longitude")
-    has_place = all(name in names for name in place)
-    geometries = Shapes.of(observations).geojson() if has_place else "null"
-    rest = [name for name in names if not has_place or name not in place]
-    properties = json_lines(observations.select(rest)) if rest else "{}"
-    parts = ('{"type":"Feature","geometry":', geometries, ',"properties":', properties, "}", "")
-    return pc.binary_join_element_wise(*parts)
+def _document(batch: Notifications, *, after: str) -> bytes:
+    """An item as JSON, with the tokens before and after it."""
+    return document(batch, after=after, token=batch.token)

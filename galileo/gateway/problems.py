@@ -22,6 +22,7 @@ STATUSES: dict[str, HTTPStatus] = {
     errors.UnknownDataset.kind: HTTPStatus.NOT_FOUND,
     errors.UnknownCcq.kind: HTTPStatus.NOT_FOUND,
     errors.UnknownSampler.kind: HTTPStatus.NOT_FOUND,
+    errors.UnknownBroker.kind: HTTPStatus.NOT_FOUND,
     errors.DatasetExists.kind: HTTPStatus.CONFLICT,
     errors.BatchConflict.kind: HTTPStatus.CONFLICT,
     errors.SpoolConflict.kind: HTTPStatus.CONFLICT,

@@ -8,18 +8,20 @@ Carey and Tsotras, "Subscribing to Big Data at Scale", 2020, section 4.1.4.)
 What nodes store of a channel is the log of its executions. It has the partitions of the table, and
 partition p has the executions for the subscriptions of partition p. A commit is one execution: a
 row with the *cut*, the commits of the dataset that it looked at, then a row for each broker that
-has matches. A second table has the position of each broker that stores one.
+has matches. A second table has the position of each broker that stores one, and which worker pushes
+for it; a third one what an endpoint has refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from galileo.arrays import one_array, within
 from galileo.errors import InputError, InvalidSchema, reason_of
@@ -27,7 +29,7 @@ from galileo.model.schema import Schema, StoredSchema, dataset_name, read_json
 from galileo.model.table import ColumnType, Table
 from galileo.model.times import MICROS, TIME_TYPE, Duration, latest_us, seconds
 
-SUBSCRIPTIONS, POSITIONS = ".subscriptions", ".positions"
+SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS = ".subscriptions", ".positions", ".dead-letters"
 """What the names of a channel's tables have behind the channel's name."""
 NAME_MAX = 64 - len(SUBSCRIPTIONS)
 ID, BROKER = "id", "broker"
@@ -36,6 +38,8 @@ LEFT = "left"
 """The column of matches that says that they match no longer."""
 TOKEN = "token"
 """The column of a broker's position."""
+WORKER, FAILURE = "worker", "failure"
+"""The columns of which worker pushes for a broker, and why its endpoint takes nothing now."""
 NO_BROKER = ""
 """In place of a broker: the row with the cut."""
 PERIOD_MIN_S, PERIOD_MAX_S = 0.1, 366 * 86_400.0
@@ -53,6 +57,21 @@ _EXECUTION_SCHEMA = pa.schema(
         pa.field("matches", pa.binary()),
     ]
 )
+_POSITION_COLUMNS: dict[str, ColumnType] = {
+    BROKER: "text",
+    TOKEN: "text",
+    "revision": "int",
+    WORKER: "text",
+    FAILURE: "text",
+}
+_DEAD_LETTER_COLUMNS: dict[str, ColumnType] = {
+    ID: "text",
+    BROKER: "text",
+    "subscription": "text",
+    "reason": "text",
+    "at": "time",
+    "notification": "text",
+}
 _EXECUTED_AT_SCHEMA = pa.schema(
     [
         pa.field("at", TIME_TYPE, nullable=False),
@@ -216,10 +235,27 @@ class Channel(StoredSchema):
         return self.name + POSITIONS
 
     @property
-    def tables(self) -> tuple[Table, Table]:
-        """The tables of its subscriptions and of the brokers' positions, as they are created."""
-        positions = Table(self.position_table, {BROKER: "text", TOKEN: "text"}, key=BROKER)
-        return self.subscriptions, positions.spread(self.partitions)
+    def dead_letter_table(self) -> str:
+        """The name of the table of notifications that an endpoint has refused.
+
+        Example:
+            >>> galileo.Channel("hot", "weather", "temperature > :t").dead_letter_table
+            'hot.dead-letters'
+        """
+        return self.name + DEAD_LETTERS
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of its subscriptions, of the brokers' positions and of dead letters, as they
+        are created.
+        """
+        positions = Table(self.position_table, _POSITION_COLUMNS, key=BROKER)
+        dead_letters = Table(self.dead_letter_table, _DEAD_LETTER_COLUMNS, key=ID)
+        return (
+            self.subscriptions,
+            positions.spread(self.partitions),
+            dead_letters.spread(self.partitions),
+        )
 
     @property
     def delivered_schema(self) -> pa.Schema:
@@ -363,16 +399,69 @@ def pairs_of(matches: pa.Table) -> tuple[_Numbers, _Numbers, pa.Array]:
     return match, rows.flatten().to_numpy()[row], ids.flatten().take(pa.array(place))
 
 
+def matches_between(matches: pa.Table, start: int, stop: int) -> pa.Table:
+    """The matches whose pairs are those with the numbers from `start` to `stop`.
+
+    Pairs are counted in the order of `pairs_of`. Of the first and the last match, a part of the
+    pairs may remain: some rows with all subscriptions, and at each end one row with a part of them.
+
+    Args:
+        matches: with the columns `rows` and `subscriptions` of `MATCHES_SCHEMA`.
+        start: the first number.
+        stop: the number behind the last one; more than `start`.
+    """
+    lengths = [pc.list_value_length(matches.column(name)) for name in ("rows", "subscriptions")]
+    of_ids = lengths[1].to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths[0].to_numpy() * of_ids)
+    stop = min(stop, int(ends[-1]))
+    first, last = (int(np.searchsorted(ends, place, "right")) for place in (start, stop - 1))
+    parts = []
+    for match in sorted({first, last}):
+        before, width = int(ends[match - 1]) if match else 0, int(of_ids[match])
+        pieces = list(_blocks(max(start - before, 0), min(stop, int(ends[match])) - before, width))
+        parts.append(_part_of_match(matches.slice(match, 1), pieces))
+    parts.insert(1, matches.slice(first + 1, max(last - first - 1, 0)))
+    return pa.concat_tables(parts)
+
+
+def _blocks(start: int, stop: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """The rows and columns of the blocks that the pairs (start, stop) of a match make."""
+    row, place = divmod(start, width)
+    last_row, last_place = divmod(stop, width)
+    if row == last_row:
+        yield slice(row, row + 1), slice(place, last_place)
+        return
+    if place:
+        yield slice(row, row + 1), slice(place, width)
+        row += 1
+    if row < last_row:
+        yield slice(row, last_row), slice(0, width)
+    if last_place:
+        yield slice(last_row, last_row + 1), slice(0, last_place)
+
+
+def _part_of_match(match: pa.Table, blocks: Sequence[tuple[slice, slice]]) -> pa.Table:
+    """One match as several, each of some of its rows and subscriptions."""
+    rows, ids = (one_array(match.column(name)).flatten() for name in ("rows", "subscriptions"))
+    columns = dict(zip(match.column_names, match.take([0] * len(blocks)).columns, strict=True))
+    columns["rows"] = pa.array([rows[some] for some, _ in blocks], match.schema.field("rows").type)
+    columns["subscriptions"] = pa.array(
+        [ids[some] for _, some in blocks], match.schema.field("subscriptions").type
+    )
+    return pa.table(columns, schema=match.schema)
+
+
 def reader_of(channel: Channel, broker: str) -> str:
     """The reader to whom the tokens of a broker belong."""
     return f"{channel.key}/{broker}"
 
 
 def _channel_name(name: str) -> str:
-    if len(dataset_name(name)) > NAME_MAX or name.endswith((SUBSCRIPTIONS, POSITIONS)):
+    taken = (SUBSCRIPTIONS, POSITIONS, DEAD_LETTERS)
+    if len(dataset_name(name)) > NAME_MAX or name.endswith(taken):
         raise InvalidSchema(
             f"expected a name of at most {NAME_MAX} characters that does not end with "
-            f"{SUBSCRIPTIONS!r} or {POSITIONS!r}, which its tables add, got {name!r}",
+            f"{', '.join(taken)}, which its tables add, got {name!r}",
             expected="channel_name",
             bound=NAME_MAX,
         )

@@ -27,7 +27,7 @@ import galileo
 from galileo.cli.main import main
 from galileo.errors import GalileoError, IncompleteAnswer, Unavailable
 from galileo.labels import missing_of
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 from galileo.rdf import Endpoint, EndpointOptions
 
 ROWS = 200

@@ -17,7 +17,7 @@ from fault_injection.trial import Trial
 
 from galileo.client import Client
 from galileo.cluster import LocalCluster
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 READERS = 200
 ROWS, PAUSE_S = 40, 0.2

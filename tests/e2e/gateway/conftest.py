@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import galileo
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ import pytest
 
 import galileo
 from galileo.errors import TransientError
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 TIMEOUT_S = 120.0
 EXACT_TIMEOUT_S = 300.0

@@ -25,7 +25,7 @@ import pytest
 
 import galileo
 from galileo.cluster import free_ports
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 ROWS = 3_000
 TIMEOUT_S = 120.0

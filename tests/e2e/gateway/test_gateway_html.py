@@ -16,7 +16,7 @@ from map_pages import NARROW, chromium, opened
 from proving import Tokens, token_file
 
 import galileo
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(1)</script>"
 

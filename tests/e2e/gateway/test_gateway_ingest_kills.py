@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 
 import galileo
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 
 TIMEOUT_S = 120.0
 ROWS = 400_000

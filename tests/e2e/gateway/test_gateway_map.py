@@ -17,7 +17,7 @@ from map_pages import NARROW, WIDE, chromium, opened
 from proving import Tokens, token_file
 
 import galileo
-from galileo.local_gateway import LocalGateway
+from galileo.local_services import LocalGateway
 from galileo.rpc.access import Role
 
 START = pd.Timestamp("2014-03-01T00:00Z")

@@ -1,0 +1,221 @@
+"""`galileo broker`: brokers of channels, and the sinks that workers push their notifications to."""
+
+from __future__ import annotations
+
+import click
+
+from galileo.cli.lazy import Group
+from galileo.cli.output import counted, handle_errors
+from galileo.cli.session import Session, json_option
+from galileo.errors import InputError
+from galileo.model.broker import Broker, Into, Kafka, Mqtt, Sink, Webhook
+
+
+@click.group(cls=Group)
+def broker() -> None:
+    """Brokers of channels, and the sinks that workers push their notifications to.
+
+    \b
+    Example:
+      galileo broker create ops --webhook https://example.org/alerts --secret ops
+      galileo broker list
+      galileo worker --secrets /etc/galileo/secrets
+    """
+
+
+@broker.command()
+@click.argument("name")
+@click.option("--webhook", metavar="URL", help="Push to this URL by POST.")
+@click.option("--mqtt", metavar="URL", help="Push to this server, such as mqtts://host:8883.")
+@click.option("--kafka", metavar="SERVERS", help="Push to these servers, host:port,host:port.")
+@click.option("--into", metavar="NAME", help="Store in this dataset or table of the cluster.")
+@click.option(
+    "--topic",
+    help="Of --mqtt and --kafka; {channel}, {broker} and with --mqtt {subscription} stand for "
+    "these.",
+)
+@click.option("--secret", default="", metavar="NAME", help="A file in the secrets of the workers.")
+@click.option("--channel", "channels", multiple=True, help="Push for this channel.  [default: all]")
+@json_option
+@click.pass_obj
+@handle_errors
+def create(
+    session: Session,
+    *,
+    name: str,
+    webhook: str | None,
+    mqtt: str | None,
+    kafka: str | None,
+    into: str | None,
+    topic: str | None,
+    secret: str,
+    channels: tuple[str, ...],
+) -> None:
+    """Create the broker NAME, or replace it; running workers adopt it within seconds.
+
+    Without a sink, it is a name for programs that follow channels.
+
+    \b
+    Example:
+      galileo broker create ops --webhook https://example.org/alerts --secret ops
+      galileo broker create live --mqtt mqtts://mqtt.example.org \\
+          --topic "smog/{subscription}" --channel smog
+      galileo broker create history --into alerts
+    """
+    topics = {} if topic is None else {"topic": topic}
+    given: list[Sink] = []
+    if webhook is not None:
+        given.append(Webhook(webhook, secret=secret))
+    if mqtt is not None:
+        given.append(Mqtt(mqtt, secret=secret, **topics))
+    if kafka is not None:
+        given.append(Kafka(kafka, secret=secret, **topics))
+    if into is not None:
+        given.append(Into(into))
+    if len(given) > 1:
+        raise InputError(
+            "expected one of --webhook, --mqtt, --kafka and --into, got several", parameter="sink"
+        )
+    if topic is not None and mqtt is None and kafka is None:
+        raise InputError("--topic needs --mqtt or --kafka; add one", parameter="topic")
+    if secret and webhook is None and mqtt is None and kafka is None:
+        raise InputError("--secret needs --webhook, --mqtt or --kafka; add one", parameter="secret")
+    created = Broker(name, given[0] if given else None, channels=channels)
+    with session.client() as client:
+        client.create_broker(created)
+    session.output.value(created.to_dict(), words=f"created broker {name}")
+
+
+@broker.command("list")
+@json_option
+@click.pass_obj
+@handle_errors
+def list_brokers(session: Session) -> None:
+    """List the brokers that were created.
+
+    \b
+    Example:
+      galileo broker list
+    """
+    with session.client() as client:
+        brokers = client.brokers()
+    if session.output.as_json:
+        session.output.value([one.to_dict() | {"paused": one.paused} for one in brokers])
+        return
+    rows = [
+        {
+            "broker": one.name,
+            "sink": _words(one.sink),
+            "channels": ", ".join(one.channels) or "all",
+            "paused": one.paused,
+        }
+        for one in brokers
+    ]
+    session.output.rows(rows, empty="No broker was created.")
+
+
+@broker.command()
+@click.argument("channel")
+@json_option
+@click.pass_obj
+@handle_errors
+def status(session: Session, *, channel: str) -> None:
+    """Show how far the brokers of CHANNEL are, and why an endpoint takes nothing.
+
+    \b
+    Example:
+      galileo broker status smog
+    """
+    with session.client() as client:
+        found = client.deliveries(channel)
+        letters = len(client.table(f"{channel}.dead-letters"))
+    if session.output.as_json:
+        session.output.value({"deliveries": found, "dead_letters": letters})
+        return
+    rows = [{"broker": one.broker, "worker": one.worker, "failure": one.failure} for one in found]
+    session.output.rows(rows, empty="No broker of this channel has a position.")
+    if letters:
+        session.output.note(
+            f"galileo: {counted(letters, 'dead letter')}; galileo table show {channel}.dead-letters"
+        )
+
+
+@broker.command()
+@click.argument("name")
+@click.option("--reason", default="paused by hand", show_default=True, help="For lists of brokers.")
+@json_option
+@click.pass_obj
+@handle_errors
+def pause(session: Session, *, name: str, reason: str) -> None:
+    """Stop pushing for the broker NAME; its notifications are kept.
+
+    \b
+    Example:
+      galileo broker pause ops --reason "the endpoint moves"
+    """
+    with session.client() as client:
+        client.pause_broker(name, reason)
+    session.output.value({"paused": reason}, words=f"paused broker {name}")
+
+
+@broker.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+@handle_errors
+def resume(session: Session, *, name: str) -> None:
+    """Go on with pushing for the broker NAME.
+
+    \b
+    Example:
+      galileo broker resume ops
+    """
+    with session.client() as client:
+        client.resume_broker(name)
+    session.output.value({"paused": ""}, words=f"resumed broker {name}")
+
+
+@broker.command()
+@click.argument("channel")
+@click.argument("name")
+@click.option("--token", default="", help="Deliver what came after it; else all that is kept.")
+@json_option
+@click.pass_obj
+@handle_errors
+def replay(session: Session, *, channel: str, name: str, token: str) -> None:
+    """Deliver notifications of CHANNEL to the broker NAME once more.
+
+    They have the same keys as before.
+
+    \b
+    Example:
+      galileo broker replay smog ops
+    """
+    with session.client() as client:
+        client.acknowledge(channel, name, token)
+    session.output.value({"token": token}, words=f"broker {name} of {channel} is replayed")
+
+
+@broker.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+@handle_errors
+def drop(session: Session, *, name: str) -> None:
+    """Remove the broker NAME; its subscriptions, notifications and positions stay.
+
+    \b
+    Example:
+      galileo broker drop ops
+    """
+    with session.client() as client:
+        client.drop_broker(name)
+    session.output.value({"dropped": name}, words=f"dropped broker {name}")
+
+
+def _words(sink: Sink | None) -> str:
+    if sink is None:
+        return "none: it pulls"
+    if isinstance(sink, Into):
+        return f"into {sink.target}"
+    return sink.servers if isinstance(sink, Kafka) else sink.url

@@ -1,0 +1,131 @@
+"""The calls of `AsyncClient` about brokers to which workers push."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from galileo.client.arguments import instance_of
+from galileo.client.async_channels import AsyncChannels
+from galileo.client.numbered_rows import change_row
+from galileo.client.results import Delivery
+from galileo.errors import DatasetExists, UnknownDataset
+from galileo.model.broker import BROKERS, Broker, unknown_broker
+from galileo.model.channel import BROKER, FAILURE, TOKEN, WORKER
+
+
+class AsyncBrokers(AsyncChannels):
+    """Brokers: what subscriptions of channels name, and where their notifications go."""
+
+    async def create_broker(self, broker: Broker) -> None:
+        """Creates a broker, or replaces the one of that name.
+
+        Subscriptions may name a broker that does not exist: its notifications are kept, and pulled
+        with `follow`, or pushed once it has a sink. A running worker adopts a change within
+        seconds. What `pause_broker` has stopped goes on.
+
+        Args:
+            broker: with a sink, if workers shall push.
+
+        Example:
+            >>> await client.create_broker(galileo.Broker("ops", galileo.Into("alerts")))
+            >>> [broker.name for broker in await client.brokers()]
+            ['ops']
+        """
+        instance_of(Broker, broker, "a broker, such as galileo.Broker('mail')")
+        with suppress(DatasetExists):  # Of another definition, the upsert refuses the columns.
+            await self.create_table(BROKERS)
+        changed = {"definition": json.dumps(broker.to_dict()), "paused": ""}
+        await change_row(self, BROKERS, broker.name, lambda row: changed)
+
+    async def brokers(self) -> list[Broker]:
+        """All brokers that were created, by name.
+
+        Example:
+            >>> [broker.name for broker in await client.brokers()]
+            ['ops']
+        """
+        try:
+            stored = await self.table(BROKERS.name)
+        except UnknownDataset:
+            return []
+        found = [_broker(row) for row in stored.rows.to_pylist()]
+        return sorted(found, key=lambda broker: broker.name)
+
+    async def drop_broker(self, name: str) -> None:
+        """Removes a broker; its subscriptions, notifications and positions stay.
+
+        Raises:
+            UnknownBroker: there is none.
+
+        Example:
+            >>> await client.create_broker(galileo.Broker("old"))
+            >>> await client.drop_broker("old")
+        """
+        await self._broker(name)
+        await self.delete(BROKERS.name, [name])
+
+    async def pause_broker(self, name: str, reason: str = "paused by hand") -> None:
+        """Stops pushing for a broker, until `resume_broker`; notifications are kept meanwhile.
+
+        Args:
+            name: of the broker.
+            reason: which lists of brokers show.
+
+        Raises:
+            UnknownBroker: there is none.
+
+        Example:
+            >>> await client.pause_broker("ops", "the endpoint is moved")
+            >>> [broker.paused for broker in await client.brokers()]
+            ['the endpoint is moved']
+        """
+        await self._change_broker(name, paused=reason or "paused by hand")
+
+    async def resume_broker(self, name: str) -> None:
+        """Goes on with pushing for a broker. Errors as `pause_broker`.
+
+        Example:
+            >>> await client.resume_broker("ops")
+        """
+        await self._change_broker(name, paused="")
+
+    async def deliveries(self, channel: str) -> list[Delivery]:
+        """How far brokers are that have a position: those that are pushed to, or acknowledge.
+
+        Args:
+            channel: its name.
+
+        Example:
+            >>> [(one.broker, one.failure) for one in await client.deliveries("hot")]
+            [('me', '')]
+        """
+        known = await self._channel(channel)
+        stored = await self.table(known.position_table)
+        found = [
+            Delivery(
+                channel=channel,
+                broker=row[BROKER],
+                token=row[TOKEN] or "",
+                worker=row[WORKER] or "",
+                failure=row[FAILURE] or "",
+            )
+            for row in stored.rows.to_pylist()
+        ]
+        return sorted(found, key=lambda one: one.broker)
+
+    async def _broker(self, name: str) -> Broker:
+        known = {broker.name: broker for broker in await self.brokers()}
+        if name not in known:
+            raise unknown_broker(name, sorted(known))
+        return known[name]
+
+    async def _change_broker(self, name: str, **changes: Any) -> None:
+        await self._broker(name)
+        await change_row(self, BROKERS, name, lambda row: changes)
+
+
+def _broker(row: dict[str, Any]) -> Broker:
+    broker = Broker.from_json(row["definition"])
+    return Broker(broker.name, broker.sink, channels=broker.channels, paused=row["paused"] or "")

@@ -1,0 +1,69 @@
+"""Rows of a table that several programs change, each change by compare-and-set.
+
+A row has a column `revision`, a number that each change increases by one. A change is batch
+`revision` of a producer that belongs to the row alone, and a partition takes each batch once. So of
+two changes that began with the same row, the first one counts, and the other one raises
+BatchConflict.
+
+A partition forgets the numbers of batches that cleaning has dropped, at the earliest five minutes
+after they were replaced. So a program that has not read a row for that long reads it anew before it
+changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from galileo.errors import BatchConflict
+from galileo.hashing import digest
+from galileo.model.table import Table
+
+if TYPE_CHECKING:
+    from galileo.client.async_tables import AsyncTables
+
+REVISION = "revision"
+ATTEMPTS_MAX = 100
+
+
+async def read_row(client: AsyncTables, table: Table, key: str) -> dict[str, Any]:
+    """The row with a key; one with revision 0 and no values if there is none."""
+    stored = await client.table(table.name, keys=[key])
+    row = stored.rows.to_pylist()[0] if len(stored) else {table.key_columns[0]: key}
+    return row | {REVISION: row.get(REVISION) or 0}
+
+
+async def replace_row(
+    client: AsyncTables, table: Table, row: dict[str, Any], **changes: Any
+) -> dict[str, Any]:
+    """Stores a changed row in place of the one that was read; the changed row.
+
+    Raises:
+        BatchConflict: the row was changed since.
+    """
+    changed = row | changes | {REVISION: row[REVISION] + 1}
+    key = row[table.key_columns[0]]
+    known = await client._table(table.name)
+    await client.upsert(
+        table.name,
+        pa.Table.from_pylist([changed], schema=known.arrow_schema),
+        producer=f"row-{digest(str(key)).hex()}",
+        first_batch=changed[REVISION],
+    )
+    return changed
+
+
+async def change_row(
+    client: AsyncTables, table: Table, key: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Reads a row and stores what a function makes of it, until nobody was in between."""
+    for attempt in range(ATTEMPTS_MAX):
+        row = await read_row(client, table, key)
+        try:
+            return await replace_row(client, table, row, **change(row))
+        except BatchConflict:
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+    raise AssertionError("the loop ends by a return or an error")

@@ -1,0 +1,124 @@
+"""What a worker pushes to: the protocol of endpoints, their errors, and how one is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from galileo.client.async_client import AsyncClient
+from galileo.client.results import Notifications
+from galileo.model.broker import Into, Kafka, Mqtt, Sink, Webhook
+from galileo.worker.addresses import AddressPolicy
+from galileo.worker.options import WorkerOptions
+
+EVENT_TYPE = "galileo.notifications"
+
+
+class DeliveryError(Exception):
+    """The endpoint has not accepted a chunk, and may later.
+
+    Args:
+        reason: why.
+        after_s: how long to wait at least.
+    """
+
+    def __init__(self, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after_s = after_s
+
+
+class RefusedError(DeliveryError):
+    """It refuses what is in the chunk, and will again."""
+
+
+class DisabledError(DeliveryError):
+    """It accepts nothing until someone changes the broker or the endpoint."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Notifications that are delivered together.
+
+    Attributes:
+        channel: its name.
+        broker: likewise.
+        stream: names channel, generation, broker and partition.
+        offset: the number of the first notification in its execution.
+        notifications: of one execution.
+    """
+
+    channel: str
+    broker: str
+    stream: str
+    offset: int
+    notifications: Notifications
+
+    @property
+    def key(self) -> str:
+        """Names the chunk; the same at each attempt, also of another worker."""
+        return self.key_of(0)
+
+    def key_of(self, number: int) -> str:
+        """Names the notification with this number in the chunk; likewise."""
+        return f"{self.stream}/{self.notifications.execution}/{self.offset + number}"
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """The attributes of a CloudEvent (version 1.0) with all of them, but for its id."""
+        return {
+            "specversion": "1.0",
+            "type": EVENT_TYPE,
+            "source": f"/channels/{self.channel}",
+            "subject": self.broker,
+        }
+
+
+class Endpoint(Protocol):
+    """Where a broker's notifications go.
+
+    Attributes:
+        pairs_max: the most notifications that it takes at once; 0: those of a whole execution.
+    """
+
+    pairs_max: int
+
+    async def deliver(self, chunk: Chunk) -> None:
+        """Returns when all of a chunk is accepted.
+
+        Raises:
+            DeliveryError: it is not, or this is not known.
+        """
+
+    async def close(self) -> None:
+        """Closes connections."""
+
+
+async def open_endpoint(
+    sink: Sink, client: AsyncClient, options: WorkerOptions, policy: AddressPolicy
+) -> Endpoint:
+    """The endpoint of a sink.
+
+    Raises:
+        DeliveryError: it cannot be reached.
+        ConfigError: its secret is missing, or its address is not allowed.
+        MissingExtra: its library is not installed.
+    """
+    secret = options.secret(sink.secret) if not isinstance(sink, Into) and sink.secret else ""
+    # Each protocol has a library of its own, which is imported where it is used.
+    if isinstance(sink, Webhook):
+        from galileo.worker.webhook import WebhookEndpoint
+
+        return WebhookEndpoint(sink, secret, policy)
+    if isinstance(sink, Mqtt):
+        from galileo.worker.mqtt import MqttEndpoint
+
+        return await MqttEndpoint.connect(sink, secret, policy)
+    if isinstance(sink, Kafka):
+        from galileo.worker.kafka import KafkaEndpoint
+
+        return await KafkaEndpoint.connect(sink, secret, policy)
+    from galileo.worker.into import IntoEndpoint
+
+    return IntoEndpoint(sink, client)
